@@ -1,0 +1,72 @@
+# `make demo` and `make test` are each complete in themselves, also in a fresh clone: they make their own virtual
+# environment (.venv), install the package into it, and start. `make help` lists the other verbs.
+#
+#   PYTHON=python3.13    another interpreter; .venv is made anew
+#   CC=/bin/false        as if there were no C compiler: the wheel runs in its pure form
+#   ARGS="-x -k fork"    what pytest is given
+
+PYTHON ?= python3
+ARGS   ?= -n 2
+
+BIN := .venv/bin
+# Stamps carry what they were made with, so that another PYTHON or CC is another stamp.
+checksum  = $(firstword $(shell printf '%s' '$(1)' | cksum))
+VENV      := .venv/made-$(call checksum,$(shell $(PYTHON) -c 'import sys; print(sys.base_prefix, sys.version)'))
+INSTALLED := .venv/installed-$(call checksum,$(CC) $(CFLAGS) $(LDFLAGS))
+# What is compiled, and what decides how. (All else is live: the install is editable.)
+BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
+
+.PHONY: help demo test test-pure lint format types walls bench clean
+.DELETE_ON_ERROR:
+
+help:                      ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(INSTALLED)         ## kill a real gRPC server under calls, and see every one of them arrive
+	$(BIN)/python -m rpcwheel demo
+
+test: .venv/test           ## the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+test-pure: .venv/test      ## the timer's tests again, over the pure form
+	RPCWHEEL_PURE=1 RPCWHEEL_EXPECT=pure $(BIN)/python -m pytest $(ARGS) \
+		tests/timer tests/test_house.py::test_the_wheel_runs_in_the_form_that_was_asked_for
+
+lint: .venv/dev            ## ruff: rules and layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/dev          ## ruff: mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: .venv/dev           ## mypy --strict
+	$(BIN)/mypy
+
+walls: .venv/test          ## which room may import which
+	$(BIN)/lint-imports --no-cache --no-logo
+
+bench: .venv/bench         ## the timer's figures, into docs/benchmarks
+	$(BIN)/python -m benchmarks.timer
+
+clean:                     ## all that was made, .venv too
+	rm -rf .venv .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f rpcwheel/timer/*.so rpcwheel/timer/*.c
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV):
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+# Old binaries go first: where the compiler fails the install goes on, and they would stay in effect.
+$(INSTALLED): $(VENV) $(BUILT_FROM)
+	rm -rf build rpcwheel/timer/*.so .venv/installed-*
+	$(BIN)/python -m pip install --quiet --editable '.[cli]'
+	@$(BIN)/python -c 'from rpcwheel.timer.queue import FORM; print("installed; the wheel is", FORM)'
+	@touch $@
+
+# pip finds rpcwheel installed and adds only what the extra lists.
+.venv/test .venv/dev .venv/bench: .venv/%: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet 'rpcwheel[$*]'
+	@touch $@
