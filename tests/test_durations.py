@@ -1,0 +1,61 @@
+"""Seconds in, nanoseconds out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcwheel.durations import MAX_NS, NEVER, positive_ns, to_ns, to_seconds
+from rpcwheel.errors import ConfigurationError
+
+
+@given(st.floats(0, 4e9))
+def test_seconds_become_the_nearest_nanosecond(seconds: float) -> None:
+    assert abs(to_ns(seconds) - Fraction(seconds) * 10**9) <= max(1, seconds * 2**-52 * 1e9)
+
+
+@given(st.integers(-(10**9), 10**9))
+def test_whole_seconds_and_whole_microseconds_are_exact(number: int) -> None:
+    assert to_ns(number) == number * 10**9
+    assert to_ns(timedelta(microseconds=number)) == number * 1000
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.1, 2.675, 1e-9, 1.5])
+def test_a_negative_time_mirrors_the_positive_one(seconds: float) -> None:
+    assert to_ns(-seconds) == -to_ns(seconds)
+
+
+def test_infinity_is_never_and_huge_times_saturate() -> None:
+    assert to_ns(float("inf")) == NEVER
+    assert to_ns(1e300) == MAX_NS
+    assert to_ns(10**30) == MAX_NS
+    assert to_ns(timedelta.max) == MAX_NS
+    assert to_ns(float("-inf")) == to_ns(-1e300) == to_ns(timedelta.min) == -MAX_NS
+    assert MAX_NS < NEVER
+
+
+@pytest.mark.parametrize("wrong", [None, "1", True, b"1", [1.0], 1j])
+def test_what_is_no_time_is_refused_by_type_and_named(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"interval must be seconds .* not "):
+        to_ns(wrong, what="interval")  # type: ignore[arg-type]
+
+
+def test_nan_is_refused_with_what_to_give_instead() -> None:
+    with pytest.raises(ConfigurationError, match=r"NaN; give seconds, or float\('inf'\)"):
+        to_ns(float("nan"))
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("inf"), 1e-10, timedelta(0), float("nan")])
+def test_a_tick_must_be_finite_and_above_zero(bad: float | timedelta) -> None:
+    with pytest.raises(ConfigurationError, match="tick"):
+        positive_ns(bad, what="tick")
+    assert positive_ns(1e-9, what="tick") == 1
+
+
+def test_seconds_come_back() -> None:
+    assert to_seconds(1_500_000_000) == 1.5
+    assert to_seconds(NEVER) == float("inf")
