@@ -1,0 +1,156 @@
+"""How long to wait before the next try, and when to stop trying.
+
+A rhythm is a number of seconds, or any of tenacity's `wait_*` and `stop_*` objects, so that
+`wait_exponential_jitter(max=60) + wait_random(0, 1)` means here what it means there. Nothing in
+here sleeps or reads a clock: the time since the first try comes in, the delay goes out.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import tenacity
+from tenacity.stop import stop_base
+from tenacity.wait import wait_base
+
+from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tenacity.stop import StopBaseT
+    from tenacity.wait import WaitBaseT
+
+    from rpcwheel.durations import Duration
+
+__all__ = ["Backoff", "failed_state"]
+
+_RETRYING: Final = tenacity.Retrying()
+"""What tenacity's objects find as `retry_state.retry_object`."""
+
+
+class Backoff:
+    """A rhythm of tries: the wait after each failure, and the end.
+
+    Immutable and without state: one serves any number of calls and threads, if the tenacity
+    objects in it do (tenacity's own do).
+    """
+
+    __slots__ = ("_attempts", "_stop", "_wait", "_wait_ns")
+
+    def __init__(
+        self,
+        wait: Duration | WaitBaseT = 5.0,
+        stop: StopBaseT | None = None,
+        attempts: int | None = None,
+    ) -> None:
+        """Check and keep the rhythm.
+
+        Args:
+            wait: Seconds, a `timedelta`, or a tenacity wait object. The default is the period of
+                Dubbo's `FailbackClusterInvoker`.
+            stop: A tenacity stop object, or None. `stop_before_delay` sees the coming wait.
+            attempts: How many retries in all, on top of the first try; None sets no limit. The
+                first of `stop` and `attempts` to say stop is obeyed.
+
+        Raises:
+            TypeError: `wait`, `stop` or `attempts` is of no kind that is named here.
+            ConfigurationError: NaN or negative seconds; fewer than zero attempts.
+        """
+        self._wait, self._wait_ns = _check_wait(wait)
+        self._stop = _check_stop(stop)
+        self._attempts = _check_attempts(attempts)
+
+    def next_delay_ns(
+        self, attempt: int, *, elapsed_ns: int, error: BaseException | None, idle_ns: int = 0
+    ) -> int | None:
+        """Say how long to wait after the `attempt`-th try has failed, or None to stop.
+
+        Args:
+            attempt: How many tries there were, the first one included: 1 after the first failure.
+                With `attempts=3` the tries 1, 2 and 3 are followed by another, the fourth is not.
+            elapsed_ns: Since the start of the first try.
+            error: How the last try ended, for strategies that look at it.
+            idle_ns: How much of `elapsed_ns` was waiting.
+
+        Returns:
+            Nanoseconds, never negative; `durations.NEVER` if the wait is infinite.
+
+        Raises:
+            TypeError, ConfigurationError: The wait object answered something that is no time.
+            Exception: Whatever a strategy of the user's raises.
+        """
+        if self._attempts is not None and attempt > self._attempts:
+            return None
+        if self._wait is None and self._stop is None:
+            return self._wait_ns
+        state = failed_state(attempt, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
+        delay_ns = self._wait_ns
+        if self._wait is not None:
+            delay_ns = max(0, to_ns(self._wait(state), what="what the wait object answered"))
+        state.upcoming_sleep = to_seconds(delay_ns)
+        if self._stop is not None and self._stop(state):
+            return None
+        return delay_ns
+
+    def __repr__(self) -> str:
+        wait = to_seconds(self._wait_ns) if self._wait is None else self._wait
+        return f"Backoff(wait={wait!r}, stop={self._stop!r}, attempts={self._attempts!r})"
+
+
+def failed_state(
+    attempt: int, *, elapsed_ns: int, error: BaseException | None, idle_ns: int = 0
+) -> tenacity.RetryCallState:
+    """Build what tenacity's objects are asked with: the `attempt`-th try has just failed.
+
+    Its clock starts at zero, so `outcome_timestamp` and `seconds_since_start` are the elapsed
+    seconds. Without an error (a task that asks for another run) the outcome is a result of None.
+    """
+    state = tenacity.RetryCallState(_RETRYING, fn=None, args=(), kwargs={})
+    state.start_time = 0.0
+    state.attempt_number = attempt
+    state.outcome = tenacity.Future(attempt)
+    if error is None:
+        state.outcome.set_result(None)
+    else:
+        state.outcome.set_exception(error)
+    state.outcome_timestamp = to_seconds(elapsed_ns)
+    state.idle_for = to_seconds(idle_ns)
+    return state
+
+
+def _check_wait(wait: Duration | WaitBaseT) -> tuple[WaitBaseT | None, int]:
+    """The strategy or None, and the fixed wait."""
+    if callable(wait) and not isinstance(wait, (type, stop_base)):
+        return wait, 0
+    if isinstance(wait, bool) or not isinstance(wait, (int, float, timedelta)):
+        raise TypeError(
+            "wait must be seconds (int or float), a timedelta, or a tenacity wait object such as "
+            f"wait_exponential(max=60), not {wait!r}"
+        )
+    wait_ns = to_ns(wait, what="wait")
+    if wait_ns < 0:
+        raise ConfigurationError(f"wait must not be negative, not {wait!r}; 0 is at once")
+    return None, wait_ns
+
+
+def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
+    given: object = stop
+    if stop is None or (callable(given) and not isinstance(given, (type, wait_base))):
+        return stop
+    raise TypeError(
+        "stop must be None or a tenacity stop object such as stop_after_delay(600), "
+        f"not {stop!r}; a number of retries has an argument of its own"
+    )
+
+
+def _check_attempts(attempts: int | None) -> int | None:
+    if attempts is None:
+        return None
+    if isinstance(attempts, bool) or not isinstance(attempts, int):
+        raise TypeError(f"attempts must be a whole number of retries or None, not {attempts!r}")
+    if attempts < 0:
+        raise ConfigurationError(
+            f"attempts must be 0 or more, or None for no limit, not {attempts}"
+        )
+    return attempts

@@ -1,0 +1,52 @@
+"""What happened, and who is told.
+
+Whatever loses, delays or saves work says so with an event: a frozen record such as `CallParked` or
+`TaskSlow`. One sink is there from the start, `log_event`, which writes to the loggers
+`rpcwheel.timer` and `rpcwheel.failback`. Add your own::
+
+    from rpcwheel.observe import CallAbandoned, add_sink
+
+    def count_losses(event: object) -> None:
+        if isinstance(event, CallAbandoned):
+            LOSSES.labels(event.name).inc()
+
+    add_sink(count_losses)
+
+A sink runs where the event happened and must be quick; if it raises, that is logged once, and
+neither the call nor the timer feels it.
+"""
+
+from .events import (
+    CallAbandoned,
+    CallDelivered,
+    CallDropped,
+    CallParked,
+    CallRetried,
+    CallsUndelivered,
+    DeadLetterFailed,
+    HandOffRefused,
+    TaskFailed,
+    TaskSlow,
+    TimersTooMany,
+)
+from .hub import Sink, add_sink, emit, remove_sink
+from .logs import log_event
+
+__all__ = [
+    "CallAbandoned",
+    "CallDelivered",
+    "CallDropped",
+    "CallParked",
+    "CallRetried",
+    "CallsUndelivered",
+    "DeadLetterFailed",
+    "HandOffRefused",
+    "Sink",
+    "TaskFailed",
+    "TaskSlow",
+    "TimersTooMany",
+    "add_sink",
+    "emit",
+    "log_event",
+    "remove_sink",
+]

@@ -1,0 +1,119 @@
+"""What happened: one frozen record for each thing worth telling, the unit in each field's name.
+
+`timer` and `name` are the names their owners were given; `task` and `function` are labels for
+people, such as `shop.orders.push`. An `error` is the exception itself, frames and all: a sink that
+keeps it keeps them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSlow:
+    """A task ran on the timer's own thread for so long that other timeouts were late."""
+
+    timer: str
+    task: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """A task raised; the timer goes on."""
+
+    timer: str
+    task: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class HandOffRefused:
+    """The executor or loop that should run a task would not take it."""
+
+    timer: str
+    task: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class TimersTooMany:
+    """More timers live than any program needs: one shared timer serves them all."""
+
+    live: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallParked:
+    """The first try of a call failed; it waits for its retry, and the caller has the default."""
+
+    name: str
+    function: str
+    error: BaseException
+    delay_s: float
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallRetried:
+    """A retry failed and another will follow. `attempts` counts all tries, the first one too."""
+
+    name: str
+    function: str
+    attempts: int
+    waited_s: float
+    error: BaseException
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelivered:
+    """A parked call succeeded in the end, at its `attempts`-th try, `waited_s` after its first."""
+
+    name: str
+    function: str
+    attempts: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallAbandoned:
+    """A parked call is given up: no retries left, or an error that retrying does not cure."""
+
+    name: str
+    function: str
+    attempts: int
+    waited_s: float
+    error: BaseException
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDropped:
+    """A call failed and was not parked because the queue is full (`overflow="drop"`)."""
+
+    name: str
+    function: str
+    error: BaseException
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallsUndelivered:
+    """Parked calls ended without delivery for want of time or place: closed, exit, loop gone."""
+
+    name: str
+    functions: tuple[str, ...]
+    """Their distinct labels, in order of age."""
+    count: int
+    oldest_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFailed:
+    """The user's dead-letter hook raised; the call it was given is in no other place."""
+
+    name: str
+    function: str
+    error: BaseException

@@ -1,0 +1,127 @@
+"""How events read in the log: the sink that is there from the start.
+
+Timers write to the logger `rpcwheel.timer`, failback to `rpcwheel.failback`. What loses work is an
+error, what will be tried again a warning, what went right is told at level info. The event itself
+is on the record as `record.event`, and `record.msg` is the same for all events of a kind, so that
+log collectors can group them.
+"""
+
+import logging
+from dataclasses import fields
+from typing import Final, NamedTuple
+
+from . import events
+
+TIMER: Final = logging.getLogger("rpcwheel.timer")
+FAILBACK: Final = logging.getLogger("rpcwheel.failback")
+OTHER: Final = logging.getLogger("rpcwheel")
+_LONGEST: Final = 240
+"""Characters of an error's text: a gRPC error is ten lines long and says the same in two."""
+
+
+class _Line(NamedTuple):
+    logger: logging.Logger
+    level: int
+    text: str
+    """A template over the event's fields, with two more: `said` is its error in one line, `call`
+    the failback's name and the function, or one of them where both are the same."""
+    traceback: bool = False
+
+
+_LINES: Final[dict[type, _Line]] = {
+    events.TaskSlow: _Line(
+        TIMER,
+        logging.WARNING,
+        "%(timer)s: task %(task)s held the timer's thread for %(duration_s).3f s; "
+        "what may block belongs on an executor",
+    ),
+    events.TaskFailed: _Line(
+        TIMER, logging.ERROR, "%(timer)s: task %(task)s raised %(said)s", traceback=True
+    ),
+    events.HandOffRefused: _Line(
+        TIMER, logging.WARNING, "%(timer)s: task %(task)s was not taken: %(said)s"
+    ),
+    events.TimersTooMany: _Line(
+        TIMER,
+        logging.WARNING,
+        "%(live)d timers are live, more than %(limit)d; use one for all "
+        "(rpcwheel.timer.shared_timer), and stop those that are done with",
+    ),
+    events.CallParked: _Line(
+        FAILBACK,
+        logging.WARNING,
+        "%(call)s failed, next try in %(delay_s).3g s, %(pending)d pending: %(said)s",
+    ),
+    events.CallRetried: _Line(
+        FAILBACK,
+        logging.INFO,
+        "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
+        "next try in %(delay_s).3g s: %(said)s",
+    ),
+    events.CallDelivered: _Line(
+        FAILBACK,
+        logging.INFO,
+        "%(call)s delivered at try %(attempts)d, after %(waited_s).3g s",
+    ),
+    events.CallAbandoned: _Line(
+        FAILBACK,
+        logging.ERROR,
+        "%(call)s abandoned after %(attempts)d tries in %(waited_s).3g s, %(reason)s: %(said)s",
+        traceback=True,
+    ),
+    events.CallDropped: _Line(
+        FAILBACK,
+        logging.ERROR,
+        "%(call)s dropped, the queue is full, %(pending)d pending: %(said)s",
+    ),
+    events.CallsUndelivered: _Line(
+        FAILBACK,
+        logging.ERROR,
+        "%(name)s: %(count)d call(s) not delivered, %(reason)s; "
+        "the oldest waited %(oldest_s).3g s: %(functions)s",
+    ),
+    events.DeadLetterFailed: _Line(
+        FAILBACK,
+        logging.ERROR,
+        "%(call)s: the dead_letter hook raised: %(said)s",
+        traceback=True,
+    ),
+}
+
+
+def log_event(event: object) -> None:
+    """Write `event` to its logger; one of a kind not known here goes to `rpcwheel`, level debug."""
+    line = _LINES.get(type(event))
+    if line is None:
+        OTHER.debug("%r", event, extra={"event": event})
+        return
+    if line.logger.isEnabledFor(line.level):
+        error: BaseException | None = getattr(event, "error", None)
+        line.logger.log(
+            line.level,
+            line.text,
+            _told(event) | {"said": _one_line(error)},
+            exc_info=error if line.traceback else None,
+            extra={"event": event},
+        )
+
+
+def _told(event: object) -> dict[str, object]:
+    """The event's fields and `call`; sequences of names joined."""
+    told: dict[str, object] = {}
+    for field in fields(event):  # type: ignore[arg-type]  # each kind in _LINES is a dataclass
+        value = getattr(event, field.name)
+        told[field.name] = ", ".join(value) if isinstance(value, tuple) else value
+    name, function = told.get("name"), told.get("function")
+    told["call"] = function if name == function else f"{name}: {function}"
+    return told
+
+
+def _one_line(error: BaseException | None) -> str:
+    """The error in one short line, whatever its `__str__` does."""
+    kind = type(error).__name__
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - an error that cannot be printed must still be reported
+        text = "(its text cannot be had)"
+    return f"{kind}: {text}"[:_LONGEST] if text else kind

@@ -1,0 +1,161 @@
+"""How each event reads in the log."""
+
+import logging
+
+import pytest
+
+from rpcwheel.observe import events, log_event
+
+BOOM = ValueError("no\nsuch   shop")
+
+READS = [
+    (
+        events.TaskSlow("wheel", "push", 0.25),
+        "rpcwheel.timer",
+        logging.WARNING,
+        (
+            "wheel: task push held the timer's thread for 0.250 s; "
+            "what may block belongs on an executor"
+        ),
+    ),
+    (
+        events.TaskFailed("wheel", "push", BOOM),
+        "rpcwheel.timer",
+        logging.ERROR,
+        "wheel: task push raised ValueError: no such shop",
+    ),
+    (
+        events.HandOffRefused("wheel", "push", BOOM),
+        "rpcwheel.timer",
+        logging.WARNING,
+        "wheel: task push was not taken: ValueError: no such shop",
+    ),
+    (
+        events.TimersTooMany(65, 64),
+        "rpcwheel.timer",
+        logging.WARNING,
+        (
+            "65 timers are live, more than 64; use one for all (rpcwheel.timer.shared_timer), "
+            "and stop those that are done with"
+        ),
+    ),
+    (
+        events.CallParked("audit", "shop.push", BOOM, delay_s=5.0, pending=1),
+        "rpcwheel.failback",
+        logging.WARNING,
+        "audit: shop.push failed, next try in 5 s, 1 pending: ValueError: no such shop",
+    ),
+    (
+        events.CallRetried("audit", "shop.push", 2, 5.25, BOOM, delay_s=0.5),
+        "rpcwheel.failback",
+        logging.INFO,
+        "audit: shop.push failed 2 times in 5.25 s, next try in 0.5 s: ValueError: no such shop",
+    ),
+    (
+        events.CallDelivered("audit", "shop.push", 3, 10.5),
+        "rpcwheel.failback",
+        logging.INFO,
+        "audit: shop.push delivered at try 3, after 10.5 s",
+    ),
+    (
+        events.CallAbandoned("audit", "shop.push", 4, 15.0, BOOM, "no retries left"),
+        "rpcwheel.failback",
+        logging.ERROR,
+        (
+            "audit: shop.push abandoned after 4 tries in 15 s, no retries left: "
+            "ValueError: no such shop"
+        ),
+    ),
+    (
+        events.CallDropped("audit", "shop.push", BOOM, pending=100),
+        "rpcwheel.failback",
+        logging.ERROR,
+        "audit: shop.push dropped, the queue is full, 100 pending: ValueError: no such shop",
+    ),
+    (
+        events.CallsUndelivered("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
+        "rpcwheel.failback",
+        logging.ERROR,
+        "audit: 3 call(s) not delivered, closed; the oldest waited 9 s: shop.push, shop.pull",
+    ),
+    (
+        events.DeadLetterFailed("audit", "shop.push", BOOM),
+        "rpcwheel.failback",
+        logging.ERROR,
+        "audit: shop.push: the dead_letter hook raised: ValueError: no such shop",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("event", "logger", "level", "text"), READS, ids=lambda value: type(value).__name__
+)
+def test_an_event_reads_as_one_line_of_its_logger_and_level(event, logger, level, text, caplog):
+    caplog.set_level(logging.DEBUG)
+    log_event(event)
+    (record,) = caplog.records
+    assert (record.name, record.levelno, record.getMessage()) == (logger, level, text)
+    assert record.event is event
+
+
+def test_every_kind_of_event_has_its_line():
+    kinds = {kind for kind in vars(events).values() if isinstance(kind, type)}
+    assert {type(event) for event, *_ in READS} == kinds
+
+
+def test_two_events_of_a_kind_have_the_same_template(caplog):
+    caplog.set_level(logging.DEBUG)
+    log_event(events.CallDelivered("audit", "push", 2, 1.0))
+    log_event(events.CallDelivered("bills", "pull", 3, 2.0))
+    one, other = caplog.records
+    assert one.msg == other.msg
+
+
+def test_a_lost_call_is_logged_with_its_traceback_and_a_parked_one_without(caplog):
+    log_event(events.CallParked("audit", "push", BOOM, 5.0, 1))
+    log_event(events.CallAbandoned("audit", "push", 4, 1.0, BOOM, "no retries left"))
+    parked, abandoned = caplog.records
+    assert not parked.exc_info
+    assert abandoned.exc_info[1] is BOOM
+
+
+def test_a_failback_named_after_its_function_is_named_once(caplog):
+    log_event(events.CallDropped("shop.push", "shop.push", BOOM, pending=100))
+    assert caplog.messages[0].startswith("shop.push dropped, ")
+
+
+def test_a_long_error_is_cut(caplog):
+    log_event(events.HandOffRefused("wheel", "push", ValueError("x" * 10_000)))
+    assert len(caplog.records[0].getMessage()) < 300
+
+
+def test_an_error_that_cannot_be_printed_is_still_reported(caplog):
+    class Mute(Exception):
+        def __str__(self):
+            raise ZeroDivisionError
+
+    log_event(events.HandOffRefused("wheel", "push", Mute()))
+    assert caplog.messages == ["wheel: task push was not taken: Mute: (its text cannot be had)"]
+
+
+def test_an_error_without_a_text_is_named_by_its_class(caplog):
+    log_event(events.HandOffRefused("wheel", "push", TimeoutError()))
+    assert caplog.messages == ["wheel: task push was not taken: TimeoutError"]
+
+
+def test_a_level_that_is_switched_off_costs_no_formatting(caplog):
+    class Loud(Exception):
+        def __str__(self):
+            raise AssertionError("formatted in vain")
+
+    caplog.set_level(logging.ERROR, logger="rpcwheel.failback")
+    log_event(events.CallParked("audit", "push", Loud(), 5.0, 1))
+    assert not caplog.records
+
+
+def test_an_event_of_an_unknown_kind_is_told_at_level_debug(caplog):
+    caplog.set_level(logging.DEBUG)
+    log_event("something new")
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("rpcwheel", logging.DEBUG)
+    assert record.getMessage() == "'something new'"

@@ -1,0 +1,186 @@
+"""How long to wait before the next try, and when to stop."""
+
+from datetime import timedelta
+
+import pytest
+import tenacity
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcwheel.backoff import Backoff, failed_state
+from rpcwheel.durations import NEVER
+from rpcwheel.errors import ConfigurationError
+
+S = 1_000_000_000
+BOOM = ValueError("boom")
+
+
+def delay(backoff, attempt=1, elapsed_ns=0, error=BOOM, idle_ns=0):
+    return backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
+
+
+def test_the_default_is_five_seconds_without_end():
+    assert delay(Backoff()) == 5 * S
+    assert delay(Backoff(), attempt=1_000_000, elapsed_ns=10**18) == 5 * S
+
+
+@pytest.mark.parametrize(
+    ("wait", "ns"),
+    [
+        (0, 0),
+        (0.25, S // 4),
+        (3, 3 * S),
+        (timedelta(minutes=1), 60 * S),
+        (float("inf"), NEVER),
+    ],
+)
+def test_a_wait_may_be_seconds_or_a_timedelta(wait, ns):
+    assert delay(Backoff(wait)) == ns
+
+
+@pytest.mark.parametrize("attempts", [0, 1, 3])
+def test_attempts_counts_the_retries_on_top_of_the_first_try(attempts):
+    backoff = Backoff(1.0, attempts=attempts)
+    answers = [delay(backoff, attempt) for attempt in range(1, attempts + 3)]
+    assert answers == [S] * attempts + [None, None]
+
+
+def test_a_tenacity_wait_sees_which_try_failed():
+    backoff = Backoff(tenacity.wait_exponential(multiplier=1, max=5))
+    assert [delay(backoff, n) for n in (1, 2, 3, 4)] == [S, 2 * S, 4 * S, 5 * S]
+
+
+def test_a_tenacity_wait_sees_the_error():
+    backoff = Backoff(tenacity.wait_exception(lambda error: 7.0 if error is BOOM else 0.0))
+    assert delay(backoff) == 7 * S
+
+
+def test_sums_and_chains_of_tenacity_waits_are_obeyed():
+    backoff = Backoff(
+        tenacity.wait_chain(tenacity.wait_fixed(1), tenacity.wait_fixed(2)) + tenacity.wait_fixed(3)
+    )
+    assert [delay(backoff, n) for n in (1, 2, 3)] == [4 * S, 5 * S, 5 * S]
+
+
+def test_a_plain_function_may_be_the_wait():
+    assert delay(Backoff(lambda state: state.attempt_number * 10)) == 10 * S
+
+
+def test_a_stop_counts_the_first_try_as_tenacity_does():
+    backoff = Backoff(1.0, stop=tenacity.stop_after_attempt(3))
+    assert [delay(backoff, n) for n in (1, 2, 3)] == [S, S, None]
+
+
+def test_a_stop_measures_from_the_start_of_the_first_try():
+    backoff = Backoff(1.0, stop=tenacity.stop_after_delay(10))
+    assert delay(backoff, 5, elapsed_ns=10 * S - 1_000) == S
+    assert delay(backoff, 5, elapsed_ns=10 * S) is None
+
+
+def test_a_stop_sees_the_wait_that_would_follow():
+    backoff = Backoff(tenacity.wait_fixed(4), stop=tenacity.stop_before_delay(10))
+    assert delay(backoff, elapsed_ns=5 * S) == 4 * S
+    assert delay(backoff, elapsed_ns=7 * S) is None
+    assert delay(Backoff(4.0, stop=tenacity.stop_before_delay(10)), elapsed_ns=7 * S) is None
+
+
+@pytest.mark.parametrize(
+    ("attempts", "stop_after", "tries"), [(2, 9, 2), (9, 3, 2), (None, 3, 2), (2, None, 2)]
+)
+def test_the_first_limit_to_say_stop_is_obeyed(attempts, stop_after, tries):
+    stop = stop_after and tenacity.stop_after_attempt(stop_after)
+    backoff = Backoff(1.0, stop=stop, attempts=attempts)
+    assert [delay(backoff, n) is not None for n in range(1, 5)] == [n <= tries for n in range(1, 5)]
+
+
+def test_strategies_are_asked_with_a_state_as_tenacity_fills_it():
+    seen = []
+    Backoff(lambda state: seen.append(state) or 2.0).next_delay_ns(
+        4, elapsed_ns=9 * S, error=BOOM, idle_ns=6 * S
+    )
+    (state,) = seen
+    assert state.attempt_number == 4
+    assert state.outcome.failed
+    assert state.outcome.exception() is BOOM
+    assert state.outcome.attempt_number == 4
+    assert state.seconds_since_start == pytest.approx(9.0)
+    assert state.idle_for == pytest.approx(6.0)
+    assert state.retry_object.statistics == {}
+    assert "boom" in repr(state)
+
+
+def test_without_an_error_the_outcome_is_a_result_of_none():
+    state = failed_state(1, elapsed_ns=0, error=None)
+    assert not state.outcome.failed
+    assert state.outcome.result() is None
+
+
+@pytest.mark.parametrize("answer", [-1, -0.5, timedelta(seconds=-3)])
+def test_a_negative_answer_of_a_wait_object_is_at_once(answer):
+    assert delay(Backoff(lambda _: answer)) == 0
+
+
+@pytest.mark.parametrize("answer", [None, "1", True])
+def test_an_answer_of_a_wait_object_that_is_no_time_raises(answer):
+    with pytest.raises(TypeError, match="what the wait object answered must be seconds"):
+        delay(Backoff(lambda _: answer))
+
+
+def test_an_answer_of_nan_raises():
+    with pytest.raises(ConfigurationError, match="what the wait object answered is NaN"):
+        delay(Backoff(lambda _: float("nan")))
+
+
+@pytest.mark.parametrize(
+    "wait", [None, "5", True, b"5", [5], tenacity.wait_fixed, tenacity.stop_after_attempt(3)]
+)
+def test_a_wait_of_another_kind_is_refused_with_what_to_give(wait):
+    with pytest.raises(
+        TypeError, match=r"wait must be seconds .*, a timedelta, or a tenacity wait"
+    ):
+        Backoff(wait)
+
+
+@pytest.mark.parametrize("wait", [-1, -0.001, timedelta(seconds=-1)])
+def test_a_negative_wait_is_refused(wait):
+    with pytest.raises(ConfigurationError, match="wait must not be negative"):
+        Backoff(wait)
+
+
+def test_a_wait_of_nan_is_refused():
+    with pytest.raises(ConfigurationError, match="wait is NaN"):
+        Backoff(float("nan"))
+
+
+@pytest.mark.parametrize(
+    "stop", [3, "never", False, tenacity.stop_after_attempt, tenacity.wait_fixed(1)]
+)
+def test_a_stop_of_another_kind_is_refused_with_what_to_give(stop):
+    with pytest.raises(TypeError, match="stop must be None or a tenacity stop object"):
+        Backoff(stop=stop)
+
+
+@pytest.mark.parametrize("attempts", [True, 3.0, "3"])
+def test_attempts_of_another_kind_are_refused(attempts):
+    with pytest.raises(TypeError, match="attempts must be a whole number"):
+        Backoff(attempts=attempts)
+
+
+def test_negative_attempts_are_refused():
+    with pytest.raises(ConfigurationError, match="0 or more, or None for no limit, not -1"):
+        Backoff(attempts=-1)
+
+
+def test_a_backoff_shows_its_rhythm():
+    assert repr(Backoff(2, attempts=4)) == "Backoff(wait=2.0, stop=None, attempts=4)"
+
+
+@given(
+    seconds=st.floats(allow_nan=False),
+    attempt=st.integers(1, 10**6),
+    elapsed_ns=st.integers(0, 1 << 62),
+)
+def test_no_answer_of_a_wait_object_makes_a_negative_delay(seconds, attempt, elapsed_ns):
+    got = Backoff(lambda _: seconds).next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=BOOM)
+    assert got is not None
+    assert 0 <= got <= NEVER
