@@ -1,0 +1,131 @@
+"""A binary heap of deadlines: the answer of asyncio and of the JDK's ScheduledThreadPoolExecutor.
+
+Kept as the oracle and the yardstick, and for deadlines exact to the nanosecond. O(log n) to start;
+a cancelled timeout lets go of its task at once, but its entry stays until it is due or until half
+of the entries are dead: that clean-up is the stall that the wheels don't have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from rpcwheel.durations import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rpcwheel.timer._base import Slot, Timeout, TimerQueue
+
+    Base = TimerQueue
+else:
+    Base = object
+
+__all__ = ["HeapRules"]
+
+STALE = 64  # so many dead entries too many are never worth a clean-up
+
+
+class HeapRules(Base):
+    """The rules of the heap, to be put before either form of `TimerQueue`."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._entries: list[tuple[int, int, Timeout]] = []
+        self._count = itertools.count()
+        self._pushes = 0
+
+    def schedule(self, timeout: Timeout) -> bool:
+        if self._filed - self._gone >= self._capacity:  # straight to the count
+            return False
+        self._filed += 1
+        timeout._prev = None  # type: ignore[assignment]  # it will be in no slot
+        self._push(timeout)
+        if self._capacity >= 0 or not timeout.cancel():
+            return True
+        self._filed -= 1  # closed meanwhile, and `drain` did not have it: nothing was counted
+        self._gone -= 1
+        return False
+
+    def pop(self, now_ns: int) -> Timeout | None:
+        while self._entries:
+            filed = self._filed + self._refiled
+            entry = heappop(self._entries)
+            tick, _, timeout = entry
+            if tick > now_ns:
+                heappush(self._entries, entry)
+                if self._move_cursor(now_ns, filed):
+                    return None
+            elif self._expire(timeout, tick):
+                self._move_cursor(tick, self._filed + self._refiled)
+                return timeout
+            elif not timeout.cancelled() and not timeout.expired():
+                self._push(timeout)
+        self._move_cursor(now_ns, self._filed + self._refiled)
+        return None
+
+    def next_wake(self) -> int:
+        while self._entries:
+            entry = self._entries[0]
+            if not entry[2].cancelled() and not entry[2].expired():
+                return entry[0]
+            removed = heappop(self._entries)
+            if removed is not entry:  # another thread was faster by an earlier one
+                heappush(self._entries, removed)
+        return NEVER
+
+    def _push(self, timeout: Timeout) -> None:
+        timeout._tick = max(timeout._deadline_ns, self._cursor)
+        entry = (timeout._tick, next(self._count), timeout)
+        self._pushes += 1
+        entries = self._entries
+        heappush(entries, entry)
+        if entries is not self._entries:  # cleaned up meanwhile, perhaps without this one:
+            heappush(self._entries, entry)  # twice does no harm
+        if len(entries) > 2 * len(self) + STALE:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Leave the dead entries behind; in vain if another thread puts one in meanwhile."""
+        entries, pushes = self._entries, self._pushes
+        live = [e for e in entries.copy() if not e[2].cancelled() and not e[2].expired()]
+        heapify(live)
+        if entries is self._entries and pushes == self._pushes:  # straight to the end
+            self._entries = live
+
+    def _file(self, timeout: Timeout, fresh: bool, first: bool) -> bool:
+        if timeout.cancelled() or timeout.expired():
+            return False
+        self._refiled += 1
+        self._push(timeout)
+        return True
+
+    def drain(self) -> list[Timeout]:
+        drained = []
+        for _, _, timeout in sorted(self._entries):
+            task = timeout._task
+            if timeout.cancel():
+                timeout._task = task
+                drained.append(timeout)
+        self._entries = []
+        return sorted(drained, key=attrgetter("_deadline_ns"))
+
+    def _slots(self) -> list[Slot]:
+        return []
+
+    def __iter__(self) -> Iterator[Timeout]:
+        live = (entry[2] for entry in sorted(self._entries))
+        return iter(dict.fromkeys(t for t in live if not t.cancelled() and not t.expired()))
+
+    def check(self) -> None:
+        entries = self._entries
+        for index in range(1, len(entries)):
+            assert entries[(index - 1) >> 1] <= entries[index], "not a heap"
+        live = list(self)
+        assert len(live) == len(self), f"{len(live)} timeouts are filed, {len(self)} counted"
+        for timeout in live:
+            assert any(entry[2] is timeout and entry[0] == timeout._tick for entry in entries), (
+                "no entry at its tick"
+            )

@@ -1,0 +1,266 @@
+"""What all timers do alike: limits, running what is due, errors, counts, the end.
+
+No thread, no loop, no sleep: a driver subclasses `TimerCore`, and says how it is woken (`_wake`)
+and what it does with a task's result.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
+from rpcwheel.observe.events import HandOffRefused, TaskFailed, TaskSlow, TimersTooMany
+from rpcwheel.observe.hub import emit
+from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness, TimerStats
+from rpcwheel.timer.queue import Front, Hub, TimerQueue, default_queue
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from rpcwheel.timer._base import Timeout
+
+__all__ = ["BATCH", "LIVE_LIMIT", "SLOW_NS", "OnError", "TimerCore", "task_name"]
+
+OnError = Callable[["Timeout", BaseException], object]
+
+BATCH = 256  # tasks run before the driver looks up: for a stop, for its loop's other work
+# a task that holds the timer's thread for longer is reported (Netty's default tick)
+SLOW_NS = 100_000_000
+LIVE_LIMIT = 64  # Netty's HashedWheelTimer warns from there on: one shared timer serves them all
+_BOUNDS_NS = [int(bound * 1e9) for bound in LATENESS_BOUNDS_S]
+
+_live: weakref.WeakSet[TimerCore] = weakref.WeakSet()
+_warned: list[int] = []
+
+
+class TimerCore(Front):
+    """The part of a timer that does not depend on what drives it."""
+
+    def __init__(
+        self,
+        queue: TimerQueue | None,
+        *,
+        max_pending: int | None = None,
+        executor: Executor | None = None,
+        name: str = "rpcwheel-timer",
+        on_error: OnError | None = None,
+        manual: bool = False,
+    ) -> None:
+        queue = _checked_queue(queue)
+        _check(max_pending, executor, on_error)
+        queue.attach()
+        self.name = name
+        self._hub = Hub(queue, weakref.ref(self), manual)
+        self._executor = executor
+        self._on_error = on_error
+        self._max_pending = max_pending
+        self._stopped = False
+        self._running = False
+        self._rejected = self._failed = self._refused = self._wakeups = 0
+        self._fired = self._late_ns = self._max_late_ns = self._slowest_ns = 0
+        self._buckets = [0] * (len(_BOUNDS_NS) + 1)
+        self._slowest_task: str | None = None
+        if max_pending is not None:
+            queue.limit(max_pending)
+        queue.advance(self._hub.now())
+
+    @property
+    def pending(self) -> int:
+        """How many timeouts wait; one that runs has left."""
+        return len(self._hub.queue)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop()` was called."""
+        return self._stopped
+
+    def stats(self) -> TimerStats:
+        """The counts so far, and how late the tasks were."""
+        queue = self._hub.queue
+        gone, started = queue._gone, queue._filed
+        lateness = Lateness(
+            self._fired, self._late_ns / 1e9, self._max_late_ns / 1e9, tuple(self._buckets)
+        )
+        return TimerStats(
+            pending=started - gone,
+            started=started,
+            fired=self._fired,
+            cancelled=gone - self._fired,
+            rejected=self._rejected,
+            failed=self._failed,
+            refused=self._refused,
+            wakeups=self._wakeups,
+            lateness=lateness,
+            slowest_task=self._slowest_task,
+            slowest_task_s=self._slowest_ns / 1e9,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else f"{self.pending} pending"
+        return f"<{type(self).__name__} {self.name!r} {type(self._hub.queue).__name__} {state}>"
+
+    def _wake(self, deadline_ns: int) -> None:
+        """A deadline came in that is earlier than the driver's next look."""
+        raise NotImplementedError
+
+    def _refuse(self) -> None:
+        """The queue didn't take a timeout: say why."""
+        self._rejected += 1
+        if self._stopped or self._hub.queue._capacity < 0:
+            raise TimerStopped(f"{self.name} was stopped; make a new timer, or use shared_timer()")
+        raise TooManyTimeouts(
+            f"{self.name} holds {self._max_pending} timeouts already (max_pending); "
+            "cancel some, or raise the limit"
+        )
+
+    def _run_due(self, limit: int) -> bool:
+        """Run what is due now, at most `limit` tasks; False if nothing was due."""
+        hub = self._hub
+        pop = hub.queue.pop
+        now_ns = hub.now()
+        for count in range(limit):
+            timeout = None if self._stopped else pop(now_ns)
+            if timeout is None:
+                return count > 0
+            now_ns = self._fire(timeout, now_ns)
+        return True
+
+    def _fire(self, timeout: Timeout, now_ns: int) -> int:
+        """Run one task, or hand it off; returns the time afterwards."""
+        self._count_lateness(now_ns - timeout._deadline_ns)
+        if self._executor is not None:
+            self._hand_off(timeout, self._executor)
+            return self._hub.now()
+        self._running = True
+        try:
+            self._run(timeout)
+        finally:
+            self._running = False
+        after_ns = self._hub.now()
+        took_ns = after_ns - now_ns
+        if took_ns > self._slowest_ns or took_ns >= SLOW_NS:
+            self._note_duration(timeout, took_ns)
+        timeout._task = None
+        return after_ns
+
+    def _run(self, timeout: Timeout) -> None:
+        task = timeout._task
+        try:
+            result = task(timeout) if callable(task) else task.run(timeout)  # type: ignore[attr-defined]
+            if result is not None:
+                self._finish(timeout, result)
+        except BaseException as error:  # noqa: BLE001 - a task harms only itself
+            self._report(timeout, error)
+
+    def _finish(self, timeout: Timeout, result: object) -> None:
+        """Take what a task returned. A coroutine needs a loop, and a thread has none."""
+        close = getattr(result, "close", None)
+        if hasattr(result, "__await__") and close is not None:
+            close()
+            raise TypeError(
+                f"{task_name(timeout._task)} is a coroutine function: it needs an AsyncWheelTimer"
+            )
+
+    def _hand_off(self, timeout: Timeout, executor: Executor) -> None:
+        try:
+            executor.submit(self._run_elsewhere, timeout)
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it didn't take the task
+            self._refused += 1
+            emit(HandOffRefused(self.name, task_name(timeout._task), error))
+            refused = getattr(timeout._task, "refused", None)
+            if refused is not None:
+                try:
+                    refused(timeout, error)
+                except Exception as second:  # noqa: BLE001 - such as TooManyTimeouts
+                    self._report(timeout, second)
+            timeout._task = None
+
+    def _run_elsewhere(self, timeout: Timeout) -> None:
+        self._run(timeout)
+        timeout._task = None
+
+    def _report(self, timeout: Timeout, error: BaseException) -> None:
+        self._failed += 1
+        if self._on_error is None:
+            emit(TaskFailed(self.name, task_name(timeout._task), error))
+            return
+        try:
+            self._on_error(timeout, error)
+        except BaseException as second:  # noqa: BLE001 - the user's hook, reported as a task is
+            emit(TaskFailed(self.name, task_name(self._on_error), second))
+
+    def _count_lateness(self, late_ns: int) -> None:
+        self._fired += 1
+        self._late_ns += late_ns
+        self._max_late_ns = max(self._max_late_ns, late_ns)
+        self._buckets[bisect_left(_BOUNDS_NS, late_ns)] += 1
+
+    def _note_duration(self, timeout: Timeout, took_ns: int) -> None:
+        name = task_name(timeout._task)
+        if took_ns > self._slowest_ns:
+            self._slowest_ns = took_ns
+            self._slowest_task = name
+        if took_ns >= SLOW_NS:
+            emit(TaskSlow(self.name, name, took_ns / 1e9))
+
+    def _end(self) -> list[Timeout]:
+        """Refuse what comes, take out what waits. Nothing of the timer runs meanwhile."""
+        queue = self._hub.queue
+        queue.limit(-1)
+        _live.discard(self)
+        return queue.drain()
+
+    def _forbid_inside_task(self) -> None:
+        if self._running:
+            raise RuntimeError(
+                f"{self.name}: a task can't stop the timer that runs it; do it from another thread"
+            )
+
+    def _enlist(self) -> None:
+        """Count among the living, and warn of too many, once."""
+        _live.add(self)
+        live = len(_live)
+        if live > LIVE_LIMIT and not _warned:
+            _warned.append(live)
+            emit(TimersTooMany(live, LIVE_LIMIT))
+
+
+def task_name(task: object) -> str:
+    """A readable name of a task: where its function, or its class, is defined."""
+    named = task if hasattr(task, "__qualname__") else getattr(task, "func", None) or type(task)
+    return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', repr(named))}"
+
+
+def _checked_queue(queue: TimerQueue | None) -> TimerQueue:
+    if queue is None:
+        return default_queue()
+    if not isinstance(queue, TimerQueue):
+        raise TypeError(
+            "queue must be a HashedWheel, HierarchicalWheel, SparseWheel or DeadlineHeap, "
+            f"not {queue!r}"
+        )
+    return queue
+
+
+def _check(max_pending: int | None, executor: Executor | None, on_error: OnError | None) -> None:
+    if max_pending is not None:
+        if isinstance(max_pending, bool) or not isinstance(max_pending, int):
+            raise TypeError(
+                f"max_pending must be a whole number, or None for no limit; not {max_pending!r}"
+            )
+        if max_pending < 1:
+            raise ConfigurationError(
+                f"max_pending must be 1 or more, or None for no limit; not {max_pending!r}"
+            )
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(
+            f"executor must have submit(), as concurrent.futures executors have; not {executor!r}"
+        )
+    if on_error is not None and not callable(on_error):
+        raise TypeError(f"on_error must be callable as on_error(timeout, error); not {on_error!r}")

@@ -1,0 +1,213 @@
+"""The timer on a thread of its own, and the one that a whole process shares."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+from rpcwheel.durations import NEVER
+from rpcwheel.observe.events import TaskSlow
+from rpcwheel.observe.hub import emit
+from rpcwheel.timer.core import BATCH, OnError, TimerCore, _live
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from rpcwheel.timer._base import Hub, Timeout, TimerQueue
+
+__all__ = ["WheelTimer", "shared_timer"]
+
+STOP_PATIENCE_S = 5.0  # how long `stop()` waits for the task that runs at that moment
+
+
+class WheelTimer(TimerCore):
+    """A timer on one daemon thread, started by the first timeout that needs it.
+
+    The thread sleeps until the next deadline, for ever when there is none. A task runs on it, so
+    it must be short; with an `executor`, tasks run there. One timer serves a whole process: see
+    `shared_timer`.
+
+    Args:
+        queue: Which structure holds the timeouts; by default the fastest that this installation
+            has, with 1 ms ticks. `HashedWheel(tick=0.1, slots=512)` is Netty's and Dubbo's timer.
+        max_pending: At most so many timeouts wait; more raise `TooManyTimeouts`. None: no limit.
+        executor: Anything with `submit`, such as a `ThreadPoolExecutor`. What it refuses is an
+            event and counted.
+        name: Of the thread, in events and logs.
+        on_error: Called as `on_error(timeout, error)` on the thread of the task that raised; by
+            default a log.
+
+    A context manager: leaving it stops the timer. After `os.fork` the child starts with nothing
+    pending. A timer that is dropped unstopped while timeouts wait ends with a `ResourceWarning`.
+
+    Raises:
+        TypeError, ConfigurationError: An argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        queue: TimerQueue | None = None,
+        *,
+        max_pending: int | None = None,
+        executor: Executor | None = None,
+        name: str = "rpcwheel-timer",
+        on_error: OnError | None = None,
+    ) -> None:
+        super().__init__(
+            queue, max_pending=max_pending, executor=executor, name=name, on_error=on_error
+        )
+        self._set_up()
+        self._enlist()
+
+    def stop(self) -> list[Timeout]:
+        """Stop for good. Idempotent, thread-safe; waits for the task that runs, but 5 s at most.
+
+        Returns:
+            The timeouts not delivered, by deadline, all cancelled; they keep their tasks. Empty
+            the second time.
+
+        Raises:
+            RuntimeError: Called by a task on the timer's own thread.
+        """
+        if self._thread is threading.current_thread():
+            raise RuntimeError(
+                f"{self.name}: a task can't stop the timer that runs it; do it from another thread"
+            )
+        self._stopped = True
+        self._hub.queue.limit(-1)
+        self._ring()
+        thread = self._thread
+        if thread is not None:
+            thread.join(STOP_PATIENCE_S)
+            if thread.is_alive():
+                emit(
+                    TaskSlow(self.name, "the task that runs while the timer stops", STOP_PATIENCE_S)
+                )
+        with self._ending:
+            return self._end()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_stopped", True):
+            self._stopped = True
+            pending = self.pending
+            self._end()
+            self._ring()
+            if pending and self is not _shared.timer:  # at last: a warning may be an error
+                warnings.warn(
+                    f"{self!r} was dropped with {pending} timeouts pending; "
+                    "call stop(), or use it in a with statement",
+                    ResourceWarning,
+                    source=self,
+                    stacklevel=1,
+                )
+
+    def _set_up(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()  # held for ever by whoever starts the thread
+        self._ending = threading.Lock()
+        self._bell = threading.Lock()  # locked: nothing new; the thread sleeps in acquire()
+        self._bell.acquire()
+
+    def _ring(self) -> None:
+        try:
+            self._bell.release()
+        except RuntimeError:
+            """It rings already."""
+
+    def _wake(self, deadline_ns: int) -> None:  # noqa: ARG002 - the thread looks for itself
+        if self._thread is None and self._starting.acquire(blocking=False):
+            thread = threading.Thread(
+                target=_turn,
+                args=(weakref.ref(self), self._hub, self._bell),
+                name=self.name,
+                daemon=True,
+            )
+            try:
+                thread.start()
+            except BaseException:
+                self._hub.armed_ns = NEVER
+                self._starting.release()
+                raise
+            self._thread = thread
+        else:
+            self._ring()
+
+    def _serve(self) -> bool:
+        """Run all that is due; False to end the thread."""
+        self._wakeups += 1
+        hub = self._hub
+        hub.armed_ns = 0
+        while not self._stopped:
+            if not self._run_due(BATCH) and hub.arm() > hub.now():
+                return True
+            hub.armed_ns = 0
+        return False
+
+    def _after_fork(self) -> None:
+        """In a child: the thread is gone, and what waits belongs to the parent."""
+        self._set_up()
+        self._running = False
+        self._hub.armed_ns = NEVER
+        queue = self._hub.queue
+        queue.drain()
+        queue._filed = queue._gone  # a heap may have counted one that its thread never filed here
+
+
+def _turn(timer_ref: weakref.ref[WheelTimer], hub: Hub, bell: threading.Lock) -> None:
+    """Be the thread. It holds the timer only while it works: one dropped meanwhile is freed."""
+    timer = timer_ref()
+    if timer is not None:
+        timer._thread = threading.current_thread()  # `stop()` sees it, or it sees `_stopped`
+    while True:
+        timer = timer_ref()
+        if timer is None or not timer._serve():
+            return
+        del timer
+        wake_ns = hub.armed_ns
+        if wake_ns == NEVER:
+            bell.acquire()
+        elif wake_ns:
+            bell.acquire(
+                timeout=min(max(wake_ns - time.monotonic_ns(), 0) / 1e9, threading.TIMEOUT_MAX)
+            )
+
+
+class _Shared:
+    timer: WheelTimer | None = None
+    lock = threading.RLock()  # a finalizer may ask for the timer while it is being made
+
+
+_shared = _Shared()
+
+
+def shared_timer() -> WheelTimer:
+    """Return the timer of this process, which each component uses that is given no other.
+
+    It is made when first asked for. Stopping it is allowed, and ends what waits in it; the next
+    call makes a new one.
+    """
+    timer = _shared.timer
+    if timer is None or timer.stopped:
+        with _shared.lock:
+            timer = _shared.timer
+            if timer is None or timer.stopped:
+                timer = _shared.timer = WheelTimer()
+    return timer
+
+
+def _after_fork_in_child() -> None:
+    _shared.lock = threading.RLock()
+    for timer in list(_live):
+        if isinstance(timer, WheelTimer) and not timer.stopped:
+            timer._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

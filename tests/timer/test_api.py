@@ -1,0 +1,53 @@
+"""What a timer tells of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rpcwheel import ManualTimer, TimerTask
+from rpcwheel.timer.api import LATENESS_BOUNDS_S
+
+
+class Noted:
+    """A task with a method."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    def run(self, timeout: object) -> None:
+        self.ran += 1
+
+
+def test_an_object_with_run_is_a_task_and_a_callable_needs_nothing() -> None:
+    timer, task = ManualTimer(), Noted()
+    assert isinstance(task, TimerTask)
+    timer.new_timeout(task, 1.0)
+    timer.advance(1.0)
+    assert task.ran == 1
+
+
+def test_the_counts_add_up_and_cannot_be_changed() -> None:
+    timer = ManualTimer()
+    kept = [timer.new_timeout(print, 60.0) for _ in range(5)]
+    kept[0].cancel()
+    timer.new_timeout(lambda _: None, 1.0)
+    timer.advance(2.0)
+    stats = timer.stats()
+    assert (stats.started, stats.pending, stats.fired, stats.cancelled) == (6, 4, 1, 1)
+    assert stats.started == stats.pending + stats.fired + stats.cancelled
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.pending = 0  # type: ignore[misc]
+
+
+def test_each_lateness_is_in_one_bucket() -> None:
+    timer = ManualTimer()
+    for delay in (0.1, 0.1004, 0.2):
+        timer.new_timeout(lambda _: None, delay)
+    timer.advance(1.0)
+    lateness = timer.stats().lateness
+    assert sum(lateness.buckets) == lateness.count == 3
+    assert len(lateness.buckets) == len(LATENESS_BOUNDS_S) + 1
+    assert 0.0005 < lateness.max_s < 0.001  # 100.4 ms waits for the tick at 101
+    assert lateness.buckets[:2] == (2, 1)

@@ -1,0 +1,141 @@
+"""The timer moved by hand: order, exact times, and what it refuses."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.timer import HashedWheel, ManualTimer, TimerStopped
+
+
+@pytest.fixture
+def timer(make_queue):
+    with ManualTimer(make_queue()) as timer:
+        yield timer
+
+
+def test_it_starts_at_zero_and_stands_still(timer):
+    assert timer.now == 0
+    timeout = timer.new_timeout(print, 1.5)
+    assert timeout.deadline == 1.5
+    assert timer.now == 0
+
+
+def test_what_is_due_runs_in_order_on_the_calling_thread_each_at_its_time(timer):
+    ran = []
+    for n in (3, 1, 2, 1):
+        timer.new_timeout(lambda t, n=n: ran.append((n, timer.now, threading.get_ident())), n)
+    assert timer.advance(2.5) == 3
+    assert timer.now == 2.5
+    assert timer.advance(timedelta(seconds=0.5)) == 1
+    me = threading.get_ident()
+    assert ran == [(1, 1.0, me), (1, 1.0, me), (2, 2.0, me), (3, 3.0, me)]
+
+
+def test_time_stands_at_the_tick_and_what_tasks_start_is_due_from_there(timer):
+    ran = []
+
+    def again(timeout):
+        ran.append(timer.now)
+        timer.new_timeout(again, 0.25)
+
+    timer.new_timeout(again, 0.25)
+    assert timer.advance(1.0) == 4
+    assert ran == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_task_is_not_run_before_the_end_of_its_tick():
+    with ManualTimer(HashedWheel(tick=1.0, slots=4)) as timer:
+        ran = []
+        timer.new_timeout(lambda timeout: ran.append(timer.now), 0.25)
+        assert timer.advance(0.75) == 0
+        assert timer.advance(5.25) == 1
+        assert ran == [1.0]
+
+
+def test_zero_runs_what_is_due_and_moves_nothing(timer):
+    ran = []
+    timer.new_timeout(ran.append, 0)
+    timer.new_timeout(ran.append, 0.001)
+    assert not ran
+    assert timer.advance(0) == 1
+    assert timer.now == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "says"),
+    [
+        (-1, ConfigurationError, "seconds must be finite and not negative, not -1"),
+        (float("inf"), ConfigurationError, "must be finite"),
+        (float("nan"), ConfigurationError, "seconds is NaN"),
+        (None, TypeError, "seconds must be seconds"),
+        (True, TypeError, "not True"),
+    ],
+)
+def test_a_step_that_is_no_time_is_refused_and_nothing_moves(timer, seconds, error, says):
+    timer.new_timeout(print, 0)
+    with pytest.raises(error, match=says):
+        timer.advance(seconds)
+    assert (timer.now, timer.pending) == (0, 1)
+
+
+def test_a_task_may_not_advance_the_time_nor_stop_the_timer(timer):
+    errors = []
+
+    def task(timeout):
+        for act in (lambda: timer.advance(1), timer.stop):
+            try:
+                act()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    timer.new_timeout(task, 0.5)
+    assert timer.advance(1) == 1
+    assert "can't be called by a task" in errors[0]
+    assert "can't stop the timer" in errors[1]
+    assert not timer.stopped
+    assert timer.now == 1
+
+
+def test_a_stopped_one_returns_what_waits_and_moves_on_without(timer):
+    late, soon = timer.new_timeout(print, 9), timer.new_timeout(print, 1)
+    assert timer.stop() == [soon, late]
+    assert timer.stop() == []
+    assert timer.advance(10) == 0
+    with pytest.raises(TimerStopped):
+        timer.new_timeout(print, 0)
+
+
+def test_a_million_seconds_pass_at_once_with_three_tasks(timer):
+    ran = []
+    for seconds in (1, 86_400, 999_999):
+        timer.new_timeout(lambda timeout: ran.append(timer.now), seconds)
+    assert timer.advance(1_000_000) == 3
+    assert ran == [1, 86_400, 999_999]
+
+
+def test_every_queue_tells_the_same_story_each_time(make_queue):
+    def story():
+        timer, told = ManualTimer(make_queue()), []
+        kept = []
+
+        def task(timeout, n):
+            told.append((n, round(timer.now, 6)))
+            if n < 40:
+                kept.append(timer.new_timeout(lambda t: task(t, n + 3), (n % 7) / 100 + 0.001))
+            if n % 5 == 0 and kept:
+                kept.pop(0).cancel()
+            if n % 4 == 1 and kept:
+                kept[-1].reschedule(0.123)
+
+        for n in range(3):
+            timer.new_timeout(lambda t, n=n: task(t, n), 0.1 * n)
+        timer.advance(100)
+        timer.stop()
+        return told
+
+    first = story()
+    assert story() == first
+    assert len(first) > 10
+    assert [at for _, at in first] == sorted(at for _, at in first)
