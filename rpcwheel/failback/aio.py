@@ -1,0 +1,236 @@
+"""Failback for coroutines: the twin of `sync.py`, with the same names.
+
+The first try is awaited in the caller's task. A retry is a task of its own, on the loop on which
+the call was first made. The book is the ledger's, which any number of loops may share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from .core import First
+from .entry import Call
+from .invoker import InvokerBase
+from .workers import POOL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rpcwheel.durations import Duration
+
+    from .entry import Entry, FailedCall
+    from .ledger import Ledger
+
+__all__ = ["FailbackInvoker"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LONGEST_WAIT_S = 1e8
+"""Three years: loops take no delay of any size."""
+
+_TASKS: set[asyncio.Task[None]] = set()
+"""Retries under way: a loop itself keeps only weak references to its tasks."""
+
+
+class FailbackInvoker(InvokerBase):
+    """Makes calls, and makes those again that fail. An async context manager that closes.
+
+    Example::
+
+        async with FailbackInvoker(FailbackPolicy(on="UNAVAILABLE")) as failback:
+            await failback.invoke(stub.Push, event)
+    """
+
+    async def invoke(
+        self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R | Any:  # noqa: ANN401
+        """Call `function` and await what it returns; queue the call if `on` names how it fails.
+
+        Args:
+            function: Called in this task now, and in a task of this loop for each retry, in a copy
+                of the caller's context. May be a coroutine function, or return a grpc.aio call.
+            args: Protobuf messages are kept as bytes and made anew for each retry; do not change
+                others while the call is queued.
+            kwargs: The same.
+
+        Returns:
+            The result, or the policy's `default` if the call was queued (or dropped).
+
+        Raises:
+            FailbackFull: `max_pending` calls are queued; chained to the call's error.
+            FailbackClosed: After `close()`; chained to the call's error.
+            Exception: An error that `on` does not name, unchanged.
+            asyncio.CancelledError: The caller was cancelled; the call is not retried.
+        """
+        return await _settle(
+            self._ledger,
+            partial(function, *args, **kwargs),
+            partial(Call.at_rest, function, args, kwargs),
+            self._ledger.now_ns(),
+        )
+
+    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
+        """Try every queued call now, and wait until nothing is pending; as in the sync twin."""
+        return await flush(self._ledger, timeout)
+
+    async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+        """Queue no more calls, try to deliver the queued ones, and report the others.
+
+        As in the sync twin. Calls of a loop that was closed cannot be tried; they are reported.
+        If the wait is cancelled, the rest is reported at once, as an event and in the log.
+        """
+        return await close(self._ledger, drain)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+# --- Over a ledger, for whoever has one: the invoker above, and what a decorated function has ---
+
+
+async def flush(ledger: Ledger, timeout: Duration | None) -> bool:  # noqa: ASYNC109
+    """See `FailbackInvoker.flush`."""
+    return await _wait_empty(ledger, ledger.begin_flush(timeout))
+
+
+async def close(ledger: Ledger, drain: Duration) -> list[FailedCall]:
+    """See `FailbackInvoker.close`."""
+    seconds = ledger.begin_close(drain)
+    if seconds is None:
+        return []
+    try:
+        if seconds > 0:
+            await _wait_empty(ledger, seconds)
+    finally:
+        failed = ledger.end_close()
+    return failed
+
+
+def begin(
+    ledger: Ledger, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Awaitable[Any]:
+    """Call `function` now, and give something to await for how it ends."""
+    started_ns = ledger.now_ns()
+    try:
+        started = function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+        return follow(
+            ledger, partial(_raise, error), Call.at_rest(function, args, kwargs), started_ns
+        )
+    return follow(ledger, lambda: started, Call.at_rest(function, args, kwargs), started_ns)
+
+
+def follow(
+    ledger: Ledger, begun: Callable[[], object], call: Call, started_ns: int
+) -> Awaitable[Any]:
+    """Give something to await for how a call ends that has begun: a task, if a loop is running."""
+    settling = _settle(ledger, begun, lambda: call, started_ns)
+    try:
+        return asyncio.get_running_loop().create_task(settling)
+    except RuntimeError:
+        return settling
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+async def _settle(
+    ledger: Ledger, begun: Callable[[], Any], rest: Callable[[], Call], started_ns: int
+) -> Any:  # noqa: ANN401 - what the user's function gives
+    """Await the first try, and answer its caller."""
+    try:
+        result = begun()
+        if inspect.isawaitable(result):
+            result = await result
+    except asyncio.CancelledError:
+        ledger.book.count(First.RAISED)
+        raise
+    except Exception as error:
+        launch = partial(_launch, ledger, asyncio.get_running_loop())
+        if ledger.park(rest, error, started_ns, launch):
+            return ledger.policy.default
+        raise
+    ledger.book.count(First.DELIVERED)
+    return result
+
+
+async def _wait_empty(ledger: Ledger, seconds: float) -> bool:
+    loop = asyncio.get_running_loop()
+    empty = asyncio.Event()
+
+    def tell() -> None:  # on any thread
+        with contextlib.suppress(RuntimeError):  # this loop is closed: nobody waits
+            loop.call_soon_threadsafe(empty.set)
+
+    ledger.book.when_empty(tell)
+    try:
+        async with asyncio.timeout(min(seconds, LONGEST_WAIT_S)):
+            await empty.wait()
+    except TimeoutError:
+        return not ledger.book.pending
+    finally:
+        ledger.book.forget(tell)
+    return True
+
+
+# --- Retries ---
+
+
+def _launch(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> None:
+    try:
+        loop.call_soon_threadsafe(_start_task, ledger, loop, entry)
+    except RuntimeError:  # closed; a worker reports it, this may be the timer's thread
+        POOL.submit(ledger, partial(ledger.lost, entry, "its event loop is closed"))
+
+
+def _start_task(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> None:
+    context = entry.call.fresh_context()
+    task = loop.create_task(_try(ledger, entry), name=f"retry of {entry.label}", context=context)
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
+
+
+async def _try(ledger: Ledger, entry: Entry) -> None:
+    ledger.mark()
+    try:
+        result = entry.call()
+        if inspect.isawaitable(result):
+            await result
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # by whoever ends the loop's tasks
+            ledger.lost(entry, "its retry was cancelled")
+            raise
+        await _failed(ledger, entry, error)  # from within, as by a channel that was closed
+    except Exception as error:  # noqa: BLE001 - the ledger decides and reports
+        await _failed(ledger, entry, error)
+    except BaseException:
+        ledger.lost(entry, "the program is being ended")
+        raise
+    else:
+        ledger.delivered(entry)
+
+
+async def _failed(ledger: Ledger, entry: Entry, error: BaseException) -> None:
+    failed = ledger.failed(entry, error)
+    if failed is None:
+        return
+    try:
+        answer = ledger.dead_letter(failed)
+        if inspect.isawaitable(answer):
+            await answer
+    except BaseException as broken:
+        ledger.bury(entry, broken)
+        if not isinstance(broken, Exception):
+            raise
+    else:
+        ledger.bury(entry)

@@ -1,0 +1,155 @@
+"""Which errors a policy's `on` means.
+
+Codes are matched by the name that `error.code()` gives, so this file needs no grpc, and the errors
+of `grpc`, of `grpc.aio` and of whatever else has codes are alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import inspect
+from typing import TYPE_CHECKING, Final
+
+import tenacity
+from tenacity import retry_base
+
+from rpcwheel.backoff import failed_state
+from rpcwheel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Matcher"]
+
+CODES: Final = frozenset(
+    {
+        "ABORTED",
+        "ALREADY_EXISTS",
+        "CANCELLED",
+        "DATA_LOSS",
+        "DEADLINE_EXCEEDED",
+        "FAILED_PRECONDITION",
+        "INTERNAL",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "OUT_OF_RANGE",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "UNAUTHENTICATED",
+        "UNAVAILABLE",
+        "UNIMPLEMENTED",
+        "UNKNOWN",
+    }
+)
+"""gRPC's status codes that are errors."""
+
+WANTED: Final = (
+    "say which errors to try again after: exception types (on=ConnectionError), gRPC status codes "
+    '(on=grpc.StatusCode.UNAVAILABLE or on="UNAVAILABLE"), a predicate (on=lambda error: ...), '
+    'a tenacity retry_if_* object, or a set of these (on={"UNAVAILABLE", ConnectionError})'
+)
+
+
+class Matcher:
+    """Tells whether an error is one that `on` names. Immutable; runs the user's predicates."""
+
+    __slots__ = ("_codes", "_predicates", "_strategies", "_types")
+
+    def __init__(self, on: object) -> None:
+        """Take `on` apart.
+
+        Args:
+            on: As `WANTED` says; sets, tuples and lists may be mixed and nested.
+
+        Raises:
+            TypeError: Something in it is of no kind that is named there.
+            ConfigurationError: It is empty, names an unknown code, or could never match.
+        """
+        self._codes: set[str] = set()
+        self._predicates: list[Callable[[Exception], object]] = []
+        self._strategies: list[retry_base] = []
+        types: list[type[Exception]] = []
+        for one in _flat(on):
+            match one:
+                case type():
+                    types.append(_exception_type(one))
+                case str():
+                    self._codes.add(_code(one))
+                case enum.Enum() if type(one).__name__ == "StatusCode":
+                    self._codes.add(_code(one.name))
+                case retry_base():
+                    self._strategies.append(_strategy(one))
+                case _:
+                    self._predicates.append(_predicate(one))
+        self._types = tuple(types)
+        if not (types or self._codes or self._strategies or self._predicates):
+            raise ConfigurationError(f"`on` is empty; {WANTED}")
+
+    def __call__(self, error: BaseException, *, attempt: int, elapsed_ns: int) -> bool:
+        """Say whether to try again after `error`, which ended the `attempt`-th try.
+
+        Never after what is no `Exception`: KeyboardInterrupt, SystemExit, asyncio's cancellation.
+        """
+        if not isinstance(error, Exception):
+            return False
+        if isinstance(error, self._types) or (self._codes and _code_of(error) in self._codes):
+            return True
+        if any(predicate(error) for predicate in self._predicates):
+            return True
+        if not self._strategies:
+            return False
+        state = failed_state(attempt, elapsed_ns=elapsed_ns, error=error)
+        return any(strategy(state) for strategy in self._strategies)
+
+
+def _flat(on: object) -> Iterator[object]:
+    if isinstance(on, (set, frozenset, tuple, list)):
+        for one in on:
+            yield from _flat(one)
+    else:
+        yield on
+
+
+def _code_of(error: Exception) -> str | None:
+    """The name of the status code that a gRPC error carries, None for other errors."""
+    code = getattr(error, "code", None)
+    return getattr(code(), "name", None) if callable(code) else None
+
+
+def _code(name: str) -> str:
+    if name in CODES:
+        return name
+    if name == "OK":
+        raise ConfigurationError("`on` names the status code OK, which is no failure")
+    near = difflib.get_close_matches(name.upper(), CODES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CODES))}"
+    raise ConfigurationError(f"`on` names {name!r}, which is no gRPC status code; {hint}")
+
+
+def _exception_type(kind: type) -> type[Exception]:
+    if issubclass(kind, Exception):
+        return kind
+    if issubclass(kind, BaseException):
+        raise ConfigurationError(
+            f"`on` names {kind.__name__}, which ends a program or a task and is never tried again "
+            "after; on=Exception means every error"
+        )
+    raise TypeError(f"`on` names the class {kind.__name__}, which is no exception; {WANTED}")
+
+
+def _strategy(retry: retry_base) -> retry_base:
+    if isinstance(retry, (tenacity.retry_if_result, tenacity.retry_if_not_result)):
+        raise ConfigurationError(
+            f"`on` looks at results ({type(retry).__name__}), but a call that returns has "
+            "succeeded; raise an error for an answer that is none"
+        )
+    return retry
+
+
+def _predicate(one: object) -> Callable[[Exception], object]:
+    if not callable(one):
+        raise TypeError(f"`on` holds {one!r}; {WANTED}")
+    if inspect.iscoroutinefunction(one):
+        raise TypeError(f"the predicate {one!r} in `on` is a coroutine function; give a plain one")
+    return one

@@ -1,0 +1,134 @@
+"""The threads that failback tries calls on: few, shared by the process, and none can starve.
+
+Each job belongs to a key (an invoker). A key may always have one job running, however many threads
+that makes; beyond its first, only while fewer than `SIZE` threads are busy. So an invoker whose
+calls hang holds up its own retries but never another's, and there are never more threads than
+`SIZE`, or one for each invoker that has work.
+
+Threads are daemons: a call that hangs does not keep the program from ending. One that has nothing
+to do ends soon, as starting another costs a tenth of a millisecond.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from rpcwheel.observe import HandOffRefused, TaskFailed, emit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    Job: TypeAlias = Callable[[], object]
+
+__all__ = ["POOL", "WorkerPool"]
+
+SIZE: Final = 4
+"""Threads that all keys share, beyond the one that each may always have."""
+
+IDLE_S: Final = 0.05
+"""Seconds after which a thread without work ends."""
+
+
+class WorkerPool:
+    """Runs jobs on daemon threads; see above for who gets one. Thread-safe."""
+
+    def __init__(self, name: str = "rpcwheel-failback", size: int = SIZE) -> None:
+        self._name = name
+        self._size = size
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, without threads and jobs: a forked child has none of its parent's."""
+        self._changed = threading.Condition(threading.RLock())
+        self._numbers = itertools.count(1)
+        self._running: dict[Hashable, int] = {}  # jobs per key; those handed over count already
+        self._waiting: dict[Hashable, deque[Job]] = {}  # in the order in which keys are served
+        self._handed: deque[tuple[Hashable, Job]] = deque()  # for threads to take
+        self._idle = 0  # threads that wait for one
+
+    def submit(self, key: Hashable, job: Job) -> None:
+        """Run `job` on a thread of the pool, soon.
+
+        Jobs of one key start in order. One that raises ends only itself. If the system gives no
+        more threads, that is an event, and the job waits for one that becomes free.
+        """
+        with self._changed:
+            if key in self._running and self._busy() >= self._size:
+                self._waiting.setdefault(key, deque()).append(job)
+                return
+            self._running[key] = self._running.get(key, 0) + 1
+            self._handed.append((key, job))
+            if len(self._handed) <= self._idle:
+                self._changed.notify()
+                return
+        self._start_thread(key, job)
+
+    def _busy(self) -> int:
+        return sum(self._running.values())
+
+    def _start_thread(self, key: Hashable, job: Job) -> None:
+        name = f"{self._name}-{next(self._numbers)}"
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as error:  # "can't start new thread"
+            with self._changed:
+                if (key, job) not in self._handed:
+                    return  # a thread that was about to end has taken it
+                self._handed.remove((key, job))
+                self._ended(key)
+                self._waiting.setdefault(key, deque()).appendleft(job)
+            emit(HandOffRefused(timer=self._name, task=repr(job), error=error))
+
+    def _work(self) -> None:
+        """What a thread does: jobs, until there have been none for a while."""
+        with self._changed:
+            task = self._take()
+        while task is not None:
+            key, job = task
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 - the thread must go on; told as an event
+                emit(TaskFailed(timer=self._name, task=repr(job), error=error))
+            del job, task  # a thread that waits must not keep a call's arguments alive
+            with self._changed:
+                self._ended(key)
+                task = self._next(key) or self._take()
+
+    def _ended(self, key: Hashable) -> None:
+        left = self._running.pop(key, 0) - 1
+        if left > 0:
+            self._running[key] = left
+
+    def _next(self, key: Hashable) -> tuple[Hashable, Job] | None:
+        """The job to go on with: of the same key if it has none running, else in turn."""
+        if not self._waiting:
+            return None
+        if key in self._running or key not in self._waiting:
+            if self._busy() >= self._size:
+                return None
+            key = next(iter(self._waiting))
+        jobs = self._waiting.pop(key)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[key] = jobs  # at the end of the turn
+        self._running[key] = self._running.get(key, 0) + 1
+        return key, job
+
+    def _take(self) -> tuple[Hashable, Job] | None:
+        """A job that was handed over; waits a while for one."""
+        if not self._handed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._handed, timeout=IDLE_S)
+            self._idle -= 1
+        return self._handed.popleft() if self._handed else None
+
+
+POOL: Final = WorkerPool()
+"""The one of this process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=POOL.reset)

@@ -1,0 +1,83 @@
+"""What the tests of failback share."""
+
+import functools
+
+import pytest
+from scenarios.failback import DEFAULT
+
+from fixtures.failback_queues import Queue
+from fixtures.grpc_servers import (  # noqa: F401 - fixtures
+    aio_channel,
+    aio_grpc_server,
+    channel,
+    grpc_server,
+)
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, with_failback, workers
+from rpcwheel.observe import add_sink, remove_sink
+from rpcwheel.timer import ManualTimer
+
+
+@pytest.fixture
+def timer():
+    """Time moves by hand."""
+    with ManualTimer() as timer:
+        yield timer
+
+
+@pytest.fixture
+def events():
+    """All that was emitted since the test began."""
+    got = []
+    add_sink(got.append)
+    yield got
+    remove_sink(got.append)
+
+
+@pytest.fixture
+def invoker(timer):
+    """Makes invokers, and closes them in the end."""
+    made = []
+
+    def make(**settings):
+        settings = {"on": ConnectionError, "default": DEFAULT} | settings
+        made.append(FailbackInvoker(FailbackPolicy(**settings), timer=timer))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(drain=0)
+
+
+@pytest.fixture
+async def aio_invoker(timer):
+    """Makes invokers, and closes them in the end."""
+    made = []
+
+    def make(**settings):
+        settings = {"on": ConnectionError, "default": DEFAULT} | settings
+        made.append(aio.FailbackInvoker(FailbackPolicy(**settings), timer=timer))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close(drain=0)
+
+
+@pytest.fixture
+def guard(timer):
+    """`with_failback` on a manual timer, with a set of errors to try again after."""
+    return functools.partial(with_failback, on={ConnectionError, "UNAVAILABLE"}, timer=timer)
+
+
+@pytest.fixture
+def queue(timer):
+    """A ledger whose tries are written down, not made."""
+    return Queue(timer)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def workers_that_end_soon():
+    """Workers end when idle; with the usual patience each test would wait for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "IDLE_S", 0.005)
+        yield

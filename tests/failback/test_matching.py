@@ -1,0 +1,167 @@
+"""Which errors `on` means."""
+
+import http
+import re
+
+import grpc
+import pytest
+import tenacity
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback.matching import CODES, Matcher
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+class RpcFailed(grpc.RpcError):
+    """An error with a status code, as those of grpc and grpc.aio."""
+
+    def __init__(self, code):
+        self._code = code
+
+    def code(self):
+        return self._code
+
+
+def matches(on, error, attempt=1, elapsed_ns=0):
+    return Matcher(on)(error, attempt=attempt, elapsed_ns=elapsed_ns)
+
+
+def test_a_type_matches_its_errors_and_those_of_its_subclasses():
+    assert matches(OSError, ConnectionError())
+    assert not matches(ConnectionError, OSError())
+    assert matches(grpc.RpcError, RpcFailed(UNAVAILABLE))
+
+
+@pytest.mark.parametrize("on", [UNAVAILABLE, "UNAVAILABLE"])
+def test_a_code_may_be_given_as_itself_or_by_its_name(on):
+    assert matches(on, RpcFailed(UNAVAILABLE))
+    assert not matches(on, RpcFailed(grpc.StatusCode.NOT_FOUND))
+
+
+def test_every_code_of_grpc_but_ok_can_be_named():
+    assert {code.name for code in grpc.StatusCode} == CODES | {"OK"}
+
+
+def test_an_error_with_another_kind_of_code_does_not_match_a_status_code():
+    class Coded(Exception):
+        code = "UNAVAILABLE"
+
+    class CodedByNumber(Exception):
+        def code(self):
+            return 14
+
+    assert not matches("UNAVAILABLE", Coded())
+    assert not matches("UNAVAILABLE", CodedByNumber())
+    assert not matches("UNAVAILABLE", ValueError())
+
+
+def test_a_predicate_sees_the_error():
+    error = ValueError("busy")
+    assert matches(lambda seen: seen is error, error)
+    assert not matches(lambda seen: "free" in str(seen), error)
+
+
+def test_a_tenacity_object_sees_the_state_of_the_try():
+    seen = []
+
+    class Watch(tenacity.retry_base):
+        def __call__(self, retry_state):
+            seen.append(retry_state)
+            return True
+
+    error = ValueError()
+    assert matches(Watch(), error, attempt=3, elapsed_ns=2_000_000_000)
+    (state,) = seen
+    assert state.outcome.exception() is error
+    assert state.attempt_number == 3
+    assert state.seconds_since_start == pytest.approx(2.0)
+
+
+def test_tenacity_objects_and_their_sums_are_obeyed():
+    on = tenacity.retry_if_exception_type(OSError) | tenacity.retry_if_exception_message("busy")
+    assert matches(on, ConnectionError())
+    assert matches(on, ValueError("busy"))
+    assert not matches(on, ValueError("free"))
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError(), RpcFailed(UNAVAILABLE), RpcFailed(grpc.StatusCode.ABORTED)]
+)
+@pytest.mark.parametrize("of", [set, tuple, list, frozenset])
+def test_sets_tuples_and_lists_mix_kinds(of, error):
+    assert matches(of([ConnectionError, UNAVAILABLE, "ABORTED"]), error)
+    assert not matches(of([ConnectionError, UNAVAILABLE, "ABORTED"]), ValueError())
+
+
+def test_collections_may_be_nested():
+    assert matches([{"ABORTED"}, (ConnectionError, [TimeoutError])], TimeoutError())
+
+
+def test_any_one_that_matches_is_enough():
+    on = [ValueError, lambda error: False, tenacity.retry_if_exception_type(KeyError)]
+    assert matches(on, ValueError())
+    assert matches(on, KeyError())
+    assert not matches(on, OSError())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), GeneratorExit()])
+def test_what_ends_a_program_or_a_task_never_matches(error):
+    assert not matches([Exception, lambda error: True, tenacity.retry_always], error)
+
+
+@pytest.mark.parametrize("on", [KeyboardInterrupt, BaseException, [ValueError, SystemExit]])
+def test_naming_what_ends_a_program_is_refused(on):
+    with pytest.raises(ConfigurationError, match=r"on=Exception means every error"):
+        Matcher(on)
+
+
+@pytest.mark.parametrize("on", [(), [], set(), [[], ()]])
+def test_an_empty_collection_is_refused(on):
+    with pytest.raises(ConfigurationError, match="`on` is empty; say which errors"):
+        Matcher(on)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("UNAVAILBLE", "did you mean 'UNAVAILABLE'?"),
+        ("unavailable", "did you mean 'UNAVAILABLE'?"),
+        ("x", "there are ABORTED, ALREADY_EXISTS"),
+    ],
+)
+def test_an_unknown_code_is_refused_with_the_nearest_one(name, hint):
+    with pytest.raises(ConfigurationError, match=re.escape(hint)):
+        Matcher(name)
+
+
+@pytest.mark.parametrize("on", [grpc.StatusCode.OK, "OK"])
+def test_ok_is_no_failure(on):
+    with pytest.raises(ConfigurationError, match="OK, which is no failure"):
+        Matcher(on)
+
+
+@pytest.mark.parametrize("on", [14, None, 3.5, b"UNAVAILABLE", http.HTTPStatus.NOT_FOUND])
+def test_what_is_of_no_known_kind_is_refused_with_what_to_give(on):
+    with pytest.raises(TypeError, match=r"say which errors to try again after: exception types"):
+        Matcher(on)
+
+
+@pytest.mark.parametrize("on", [int, grpc.StatusCode, tenacity.retry_if_exception_type])
+def test_a_class_that_is_no_exception_is_refused(on):
+    with pytest.raises(TypeError, match="which is no exception"):
+        Matcher(on)
+
+
+@pytest.mark.parametrize("kind", [tenacity.retry_if_result, tenacity.retry_if_not_result])
+def test_looking_at_results_is_refused(kind):
+    with pytest.raises(ConfigurationError, match="raise an error for an answer that is none"):
+        Matcher(kind(bool))
+
+
+def test_a_coroutine_function_is_no_predicate():
+    async def matches(error):
+        return True
+
+    with pytest.raises(TypeError, match="coroutine function; give a plain one"):
+        Matcher(matches)

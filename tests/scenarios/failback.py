@@ -1,0 +1,94 @@
+"""What the far side does with a call, and what must come of it: one table, for every runner."""
+
+from dataclasses import dataclass, field
+
+from rpcwheel.failback import FailbackStats
+
+ORDER = b"order"
+DEFAULT = "for the time being"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One call, and its retries until nothing is pending. Waits are 5 s each."""
+
+    name: str
+    far_side: tuple[str, ...]
+    """The status of each try in turn; once they are used up, the server answers well."""
+    caller: str
+    """What the caller gets: "answer", "default", or the name of the code that is raised."""
+    tries: int
+    """How many requests the server sees in all."""
+    end: str | None = None
+    """Which of the later figures counts the call in the end; None if it was never queued."""
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+    def check(self, answer: object, received: list[bytes], stats: FailbackStats) -> None:
+        """See that all came as it must: to the caller, to the server, in the figures."""
+        assert answer == {"answer": ORDER, "default": DEFAULT}.get(self.caller, self.caller)
+        assert received == [ORDER] * self.tries
+        assert stats.calls == 1
+        assert stats.parked == (self.end is not None)
+        if self.end is not None:
+            assert getattr(stats, self.end) == 1
+            assert stats.retried == self.tries - 1
+
+
+SCENARIOS = [
+    Scenario("a good call is answered", (), "answer", 1),
+    Scenario(
+        "a failed call arrives at its first retry",
+        ("UNAVAILABLE",),
+        "default",
+        2,
+        "delivered_later",
+    ),
+    Scenario(
+        "a call arrives at its last retry", ("UNAVAILABLE",) * 3, "default", 4, "delivered_later"
+    ),
+    Scenario(
+        "a call is given up after its last retry", ("UNAVAILABLE",) * 9, "default", 4, "abandoned"
+    ),
+    Scenario("another error is the callers", ("INVALID_ARGUMENT",), "INVALID_ARGUMENT", 1),
+    Scenario(
+        "another error ends the retries",
+        ("UNAVAILABLE", "INVALID_ARGUMENT"),
+        "default",
+        2,
+        "abandoned",
+    ),
+    Scenario(
+        "without retries the error is the callers",
+        ("UNAVAILABLE",),
+        "UNAVAILABLE",
+        1,
+        settings={"retries": 0},
+    ),
+    Scenario(
+        "with one retry there is one",
+        ("UNAVAILABLE",) * 9,
+        "default",
+        2,
+        "abandoned",
+        settings={"retries": 1},
+    ),
+    Scenario(
+        "without a limit it goes on",
+        ("UNAVAILABLE",) * 12,
+        "default",
+        13,
+        "delivered_later",
+        settings={"retries": None},
+    ),
+    Scenario(
+        "any of several codes is tried again",
+        ("UNAVAILABLE", "RESOURCE_EXHAUSTED"),
+        "default",
+        3,
+        "delivered_later",
+        settings={"on": {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}},
+    ),
+]
