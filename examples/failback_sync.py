@@ -1,0 +1,36 @@
+"""Failback round your own stub; run it: python examples/failback_sync.py."""
+
+import time
+
+import grpc
+from audit_pb2 import Line, Receipt
+from audit_pb2_grpc import AuditStub
+from audit_server import AuditServer
+
+from rpcwheel import with_failback
+
+
+def main() -> None:
+    """Call a server that is up, killed, and up again."""
+    with AuditServer() as server, grpc.insecure_channel(server.target) as channel:
+        stub = AuditStub(channel)
+
+        @with_failback(on=grpc.StatusCode.UNAVAILABLE, retries=100, wait=0.25)
+        def push(line: Line) -> Receipt:
+            return stub.Push(line, timeout=2.0)
+
+        print("up: the server answers", str(push(Line(text="order 1"))).strip())
+        server.kill()
+        for number in (2, 3, 4):
+            began = time.perf_counter()
+            answer = push(Line(text=f"order {number}"))
+            took = f"{(time.perf_counter() - began) * 1e3:.1f} ms"
+            print(f"killed: {answer} after {took}; in the queue: {push.failback.pending}")
+        server.start()
+        print("up again: the queue is delivered, in any order")
+        print("all delivered:", push.failback.flush(timeout=20.0))
+        push.failback.close()
+
+
+if __name__ == "__main__":
+    main()

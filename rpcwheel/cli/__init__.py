@@ -1,0 +1,142 @@
+"""The command line: `rpcwheel`, or `python -m rpcwheel`.
+
+One command so far: `demo` shows failback at work on a real gRPC server that is killed and comes
+back (`cli/demo.py` tells the story, `cli/checks.py` judges it). It needs protobuf:
+`pip install 'rpcwheel[cli]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["main"]
+
+FEWEST_EVENTS = 10
+"""Below that some step of the story would have no call to show."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The arguments without the program's name; those of the process by default.
+
+    Returns:
+        The exit status: 0 if the command did what it promises, 1 if not, 2 if a package is missing,
+        130 after Ctrl-C.
+
+    Raises:
+        SystemExit: With 2 for a wrong argument, 143 after SIGTERM.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        with _sigterm_as_exit():
+            return _demo(args)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (
+        BrokenPipeError
+    ):  # the reader of a pipe went away (`| head`); what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _demo(args: argparse.Namespace) -> int:
+    try:
+        from rpcwheel.cli import demo  # noqa: PLC0415 - `--version` and `--help` must work without protobuf
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "google":
+            raise
+        sys.stderr.write("rpcwheel demo needs protobuf: pip install 'rpcwheel[cli]'\n")
+        return 2
+    from rpcwheel.cli import view  # noqa: PLC0415 - as above
+
+    return demo.run(
+        demo.Settings(events=args.events, outage=args.outage), view.choose(plain=args.plain)
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rpcwheel", description="The wheel timer toolkit for gRPC."
+    )
+    parser.add_argument("--version", action="version", version=f"rpcwheel {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="kill a real gRPC server under calls and see every one of them arrive",
+        description="Start a real gRPC server, call it through @with_failback, kill it (SIGKILL) "
+        "between and during calls, restart it, and check that every call arrived exactly as sent. "
+        "Exit status 0 only if so.",
+    )
+    demo.add_argument(
+        "--events",
+        type=_events,
+        default=60,
+        metavar="N",
+        help=f"calls to make (default 60, at least {FEWEST_EVENTS})",
+    )
+    demo.add_argument(
+        "--outage",
+        type=_seconds,
+        default=1.5,
+        metavar="SECONDS",
+        help="length of each of the two outages (default 1.5)",
+    )
+    demo.add_argument(
+        "--plain", action="store_true", help="plain lines, as when piped: no colours, no live bar"
+    )
+    return parser
+
+
+def _events(text: str) -> int:
+    try:
+        events = int(text)
+    except ValueError:
+        events = 0
+    if events < FEWEST_EVENTS:
+        raise argparse.ArgumentTypeError(
+            f"give a whole number of {FEWEST_EVENTS} or more, not {text!r}"
+        )
+    return events
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"give seconds above zero, not {text!r}")
+    return seconds
+
+
+def _version() -> str:
+    try:
+        return version("rpcwheel")
+    except PackageNotFoundError:  # run from a tree that was never installed
+        return "(not installed)"
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that child processes and temporary files go."""
+
+    def leave(signum: int, _frame: object) -> NoReturn:
+        sys.exit(128 + signum)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
