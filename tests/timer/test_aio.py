@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from fixtures.timers import PATIENCE, eventually, run_threads
+from fixtures.timers import PATIENCE, eventually, run_threads, until
 from rpcwheel.timer import AsyncWheelTimer, TimerStopped, TooManyTimeouts, aio
 
 try:

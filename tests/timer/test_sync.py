@@ -319,7 +319,7 @@ def test_a_timer_dropped_with_timeouts_pending_warns_ends_its_thread_and_frees_a
     assert timeout.timer is timer
     del task
     time.sleep(0.02)
-    with pytest.warns(ResourceWarning, match="dropped with 1 timeouts pending; call stop"):
+    with pytest.warns(ResourceWarning, match="dropped with 1 timeouts pending; call stop"):  # noqa: PT031
         del timer
         assert eventually(timeout.cancelled)
     assert eventually(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])
