@@ -64,7 +64,7 @@ class Timeout:
 
     def cancel(self) -> bool:
         """Cancel and let go of the task; True if and only if it will never start."""
-        if self._state:  # not pending; straight from here to the last line but one
+        if self._state:  # not pending; straight from here to the call at the end
             return False
         self._state = CANCELLED
         self._hub.queue._gone += 1
@@ -75,8 +75,14 @@ class Timeout:
             after._prev = before
             self._prev = None  # type: ignore[assignment]
             self._next = None  # type: ignore[assignment]
-        self._task = None  # may run a finalizer: the structure is whole by now
+        self._let_go()
         return True
+
+    def _let_go(self) -> object:
+        """Hand out the task, to be dropped: a finalizer must find it gone (C stores drop first)."""
+        task = self._task
+        self._task = None
+        return task
 
     def reschedule(self, delay: Duration) -> bool:
         """Let it expire `delay` from now instead; False if it has expired or was cancelled.
@@ -370,7 +376,8 @@ class Hub:
         now_ns = self.now()
         if delay_ns >= MAX_NS - now_ns:
             return MAX_NS
-        if self.manual_ns < 0 and delay_ns < LONG_NS:
+        plain = type(delay) is float or type(delay) is int  # what has no finalizer, may be kept
+        if plain and self.manual_ns < 0 and delay_ns < LONG_NS:
             self.last_delay = delay  # straight to the next line
             self.last_ns = delay_ns
         return now_ns + delay_ns

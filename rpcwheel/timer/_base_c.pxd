@@ -24,6 +24,7 @@ cdef class Timeout:
 
     @cython.locals(before=Timeout, after=Timeout)
     cpdef bint cancel(self) except -1
+    cpdef object _let_go(self)
 
 
 @cython.final
@@ -92,7 +93,7 @@ cdef class Hub:
     cdef public int64_t last_ns
 
     cpdef int64_t now(self) except -1
-    @cython.locals(seconds=double, delay_ns=int64_t, now_ns=int64_t)
+    @cython.locals(seconds=double, delay_ns=int64_t, now_ns=int64_t, plain=bint)
     cpdef int64_t deadline(self, delay) except -1
     cpdef object wake(self, int64_t deadline_ns)
     @cython.locals(queue=TimerQueue, filed=int64_t, wake_ns=int64_t)

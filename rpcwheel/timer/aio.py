@@ -177,7 +177,7 @@ class AsyncWheelTimer(TimerCore):
         except Exception as error:  # noqa: BLE001 - reported like any task's error
             expired._task = work
             self._report(expired, error)
-            expired._task = None
+            expired._let_go()
 
 
 def _turn(timer_ref: weakref.ref[AsyncWheelTimer]) -> None:

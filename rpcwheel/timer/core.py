@@ -146,7 +146,7 @@ class TimerCore(Front):
         took_ns = after_ns - now_ns
         if took_ns > self._slowest_ns or took_ns >= SLOW_NS:
             self._note_duration(timeout, took_ns)
-        timeout._task = None
+        timeout._let_go()
         return after_ns
 
     def _run(self, timeout: Timeout) -> None:
@@ -179,11 +179,11 @@ class TimerCore(Front):
                     refused(timeout, error)
                 except Exception as second:  # noqa: BLE001 - such as TooManyTimeouts
                     self._report(timeout, second)
-            timeout._task = None
+            timeout._let_go()
 
     def _run_elsewhere(self, timeout: Timeout) -> None:
         self._run(timeout)
-        timeout._task = None
+        timeout._let_go()
 
     def _report(self, timeout: Timeout, error: BaseException) -> None:
         self._failed += 1

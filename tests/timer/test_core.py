@@ -39,6 +39,10 @@ def make_timer(request):
         timer.stop()
 
 
+def of_type(events, kind):
+    return [event for event in events if isinstance(event, kind)]  # a busy machine adds TaskSlow
+
+
 def boom(timeout):
     raise ValueError("boom")
 
@@ -65,9 +69,8 @@ def test_a_task_that_raises_harms_only_itself(make_queue, make_timer, error):
 def test_without_on_error_what_a_task_raises_is_an_event(events, make_timer):
     timer, pass_time = make_timer()
     timer.new_timeout(boom, 0)
-    assert pass_time(lambda: events)
-    (event,) = events
-    assert isinstance(event, TaskFailed)
+    assert pass_time(lambda: of_type(events, TaskFailed))
+    (event,) = of_type(events, TaskFailed)
     assert (event.timer, str(event.error)) == (timer.name, "boom")
     assert event.task.endswith("test_core.boom")
 
@@ -82,7 +85,7 @@ def test_an_on_error_that_raises_is_survived_and_reported(events, make_timer, se
     timer.new_timeout(boom, 0)
     timer.new_timeout(ran.append, 0.02)
     assert pass_time(lambda: ran)
-    assert [event.error for event in events] == [second]
+    assert [event.error for event in of_type(events, TaskFailed)] == [second]
 
 
 def test_a_task_that_holds_the_thread_too_long_is_reported_and_the_slowest_kept(

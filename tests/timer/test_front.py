@@ -1,11 +1,15 @@
 """The front door: what it checks, what it remembers of delays, what it leaves when it fails."""
 
+import functools
 import random
 import time
 from datetime import timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fixtures.timers import QUEUES
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.timer import ManualTimer, WheelTimer, sync
 from rpcwheel.timer.queue import Hub
@@ -108,3 +112,70 @@ def test_putting_off_is_one_write_and_pulling_forward_a_move(make_queue):
         assert queue._refiled == 1
         assert timeout.deadline == 0.5
         queue.check()
+
+
+def test_what_is_due_at_zero_is_not_taken_for_what_never_is(make_queue):
+    with ManualTimer(make_queue()) as timer:
+        ran = []
+        timer.new_timeout(print, float("inf"))
+        timer.new_timeout(ran.append, 0)
+        assert timer.advance(1) == 1
+        assert len(ran) == 1
+
+
+def test_the_slot_of_the_last_timeout_is_not_used_again_when_the_cursor_has_moved(make_queue):
+    with ManualTimer(make_queue()) as timer:
+        ran = []
+        timer.new_timeout(print, 0.1).cancel()
+        timer.advance(0.07)
+        timer.new_timeout(lambda timeout: ran.append(1), 0.03)
+        timer.new_timeout(lambda timeout: ran.append(2), 0.04)
+        timer._hub.queue.check()
+        assert timer.advance(0.03) == 1
+        assert ran == [1]
+
+
+def test_the_slot_of_the_last_timeout_is_not_used_again_when_it_was_forgotten(make_queue):
+    with ManualTimer(make_queue()) as timer:
+        timer.new_timeout(print, 0.1).cancel()
+        timer.advance(0)
+        timer.new_timeout(str, 0.1)
+        timer._hub.queue.check()
+        assert timer.advance(0.1) == 1
+
+
+DELAYS = [0, 1, 1, 2, 7, 8, 9, 63, 64, 65, 500, 4096, float("inf"), -3]  # in ms
+steps = st.one_of(
+    st.tuples(st.just("start"), st.sampled_from(DELAYS)),
+    st.tuples(st.just("start"), st.sampled_from(DELAYS[:4])),  # streams of equal delays
+    st.tuples(st.just("cancel"), st.integers(0, 60)),
+    st.tuples(st.just("put"), st.tuples(st.integers(0, 60), st.sampled_from(DELAYS))),
+    st.tuples(st.just("advance"), st.sampled_from([0, 1, 1, 3, 64, 1000])),
+)
+
+
+@given(script=st.lists(steps, max_size=60))
+@settings(max_examples=150)
+def test_through_the_front_door_every_queue_fires_the_same_at_the_same_times(script):
+    stories = []
+    for make in QUEUES.values():
+        queue, fired, started = make(), set(), []
+        with ManualTimer(queue) as timer:
+
+            def note(timeout, n, fired=fired, timer=timer):
+                fired.add((n, round(timer.now * 1000)))
+
+            for step, value in script:
+                if step == "start":
+                    task = functools.partial(note, n=len(started))
+                    started.append(timer.new_timeout(task, value / 1000))
+                elif step == "advance":
+                    timer.advance(value / 1000)
+                elif started and step == "cancel":
+                    started[value % len(started)].cancel()
+                elif started:
+                    started[value[0] % len(started)].reschedule(value[1] / 1000)
+                queue.check()
+            timer.advance(10)
+            stories.append((fired, timer.pending, timer.stats().cancelled))
+    assert all(story == stories[-1] for story in stories)

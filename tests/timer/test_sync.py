@@ -37,14 +37,14 @@ def test_a_task_runs_once_and_never_early(make_queue):
 
 
 def test_tasks_run_in_the_order_of_their_ticks_and_first_in_first_out(make_queue):
-    ran = []
-    with WheelTimer(make_queue()) as timer:
-        for n in (3, 1, 2):
-            timer.new_timeout(lambda timeout, n=n: ran.append(n), n * 0.03)
-        for n in (4, 5, 6):
-            timer.new_timeout(lambda timeout, n=n: ran.append(n), 0.12)
-        assert eventually(lambda: len(ran) == 6)
-    assert ran == [1, 2, 3, 4, 5, 6]
+    ran, queue = [], make_queue()
+    with WheelTimer(queue) as timer:
+        delays = (0.09, 0.03, 0.06, *[0.12] * 200, 0.05)
+        started = [timer.new_timeout(ran.append, delay) for delay in delays]
+        assert eventually(lambda: len(ran) == len(started))
+    tick_ns = queue._tick_ns
+    order = sorted(range(len(started)), key=lambda n: (-(-started[n]._deadline_ns // tick_ns), n))
+    assert ran == [started[n] for n in order]
 
 
 def test_a_coarse_wheel_is_late_by_less_than_a_tick_and_never_early():
@@ -221,6 +221,26 @@ def test_stop_waits_for_the_task_that_runs():
     assert after.cancelled() == (after in undelivered) != after.expired()
 
 
+def test_stop_does_not_wait_for_what_is_due_but_has_not_begun(make_queue):
+    timer, began, go = WheelTimer(make_queue()), threading.Event(), threading.Event()
+
+    def hold(timeout):
+        began.set()
+        go.wait(PATIENCE)
+
+    timer.new_timeout(hold, 0)
+    assert began.wait(PATIENCE)
+    due = [timer.new_timeout(nothing, 0) for _ in range(100)]
+    stopper = threading.Thread(target=lambda: returned.extend(timer.stop()))
+    returned = []
+    stopper.start()
+    assert eventually(lambda: timer.stopped)
+    time.sleep(0.02)
+    go.set()
+    stopper.join()
+    assert returned == due
+
+
 def test_a_task_may_not_stop_its_timer_but_a_thread_it_starts_may(timer):
     done, seen = threading.Event(), []
 
@@ -286,11 +306,9 @@ def test_a_later_timeout_does_not_wake_the_sleeper_and_a_nearer_one_does():
 def test_reschedule_gives_another_deadline_and_nothing_else(make_queue):
     with WheelTimer(make_queue()) as timer:
         fired = []
-        timeout = timer.new_timeout(lambda timeout: fired.append(time.monotonic()), 0.02)
-        assert timeout.reschedule(0.2)
+        timeout = timer.new_timeout(lambda timeout: fired.append(time.monotonic()), 0.2)
+        assert timeout.reschedule(0.35)
         due = timeout.deadline
-        time.sleep(0.08)
-        assert not fired
         assert eventually(lambda: fired)
         assert fired[0] >= due
         assert not timeout.reschedule(0.001)
@@ -303,10 +321,10 @@ def test_reschedule_gives_another_deadline_and_nothing_else(make_queue):
 def test_reschedule_to_never_and_back(make_queue):
     with WheelTimer(make_queue()) as timer:
         fired = threading.Event()
-        timeout = timer.new_timeout(lambda timeout: fired.set(), 0.01)
+        timeout = timer.new_timeout(lambda timeout: fired.set(), 0.2)
         assert timeout.reschedule(INF)
         assert timeout.deadline == INF
-        assert not fired.wait(0.1)
+        assert not fired.wait(0.3)
         assert timeout.reschedule(0.01)
         assert fired.wait(PATIENCE)
 
