@@ -3,13 +3,13 @@
 Each class says whose fault it is and what to do next::
 
     RpcWheelError
-    ├── ConfigurationError      yours: an argument or a policy makes no sense      (also a
-    ValueError) ├── TimerError
-    │   ├── TimerStopped        yours: the timer was stopped; make a new one       (also a
-    RuntimeError) │   └── TooManyTimeouts     load: `max_pending` timeouts wait already
+    ├── ConfigurationError    yours: an argument or policy makes no sense  (a ValueError too)
+    ├── TimerError
+    │   ├── TimerStopped      yours: the timer was stopped; make another   (a RuntimeError too)
+    │   └── TooManyTimeouts   load: `max_pending` timeouts wait already
     └── FailbackError
-        ├── FailbackFull        load: `max_pending` failed calls wait already
-        └── FailbackClosed      yours: the call came after `close()`
+        ├── FailbackFull      load: `max_pending` failed calls wait already
+        └── FailbackClosed    yours: the call failed after `close()`
 
 An argument of the wrong type raises the built-in `TypeError`: that is a bug in the calling code,
 not a state to handle.

@@ -128,7 +128,7 @@ class Ledger:
     def _parked(self, entry: Entry, error: BaseException, delay_ns: int, pending: int) -> None:
         try:
             self._arm(entry, delay_ns)
-        except TimerError as refusal:
+        except (TimerError, RuntimeError) as refusal:  # RuntimeError: no thread can be started
             self.book.refuse(entry)
             kind = FailbackFull if isinstance(refusal, TooManyTimeouts) else FailbackClosed
             raise kind(
@@ -206,7 +206,7 @@ class Ledger:
             return None
         try:
             self._arm(entry, decision.delay_ns)
-        except TimerError as refusal:
+        except (TimerError, RuntimeError) as refusal:  # RuntimeError: no thread can be started
             return GiveUp(f"the timer took it no more: {refusal}")
         waited_s, delay_s = (now_ns - entry.started_ns) / 1e9, to_seconds(decision.delay_ns)
         emit(CallRetried(self.name, entry.label, entry.attempts, waited_s, error, delay_s))

@@ -1,5 +1,5 @@
 # cython: language_level=3, annotation_typing=False
-# cython: boundscheck=False, wraparound=False, cdivision=True
+# cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
 """Timeouts, the slots they wait in, and what every queue does alike.
 
 One source, two forms. As it stands this is the pure form; built under a second name, with its types
@@ -62,6 +62,13 @@ class Timeout:
     _task: object
     _tick: int
 
+    def __cinit__(self) -> None:  # compiled only: one that no timer made is at its end
+        self._state = CANCELLED
+
+    def __reduce__(self) -> str:
+        """Refuse: a copy would be a second handle on one place in a slot."""
+        raise TypeError("a Timeout can't be copied or pickled")
+
     def cancel(self) -> bool:
         """Cancel and let go of the task; True if and only if it will never start."""
         if self._state:  # not pending; straight from here to the call at the end
@@ -90,6 +97,8 @@ class Timeout:
         Later is one write (its old slot files it again when due: tokio's lazy reset), earlier a
         move. Takes and raises what `new_timeout` does for delays; then nothing has changed.
         """
+        if self._state:
+            return False
         hub = self._hub
         deadline_ns = hub.deadline(delay)
         if not hub.queue.reschedule(self, deadline_ns):
@@ -109,7 +118,8 @@ class Timeout:
     @property
     def timer(self) -> object:
         """The timer that made it; None once that timer was dropped."""
-        return self._hub.owner()
+        hub: Hub | None = self._hub
+        return None if hub is None else hub.owner()
 
     @property
     def task(self) -> object:
@@ -138,11 +148,6 @@ class Slot(Timeout):
         self.level = level
         self.bit = bit  # in `level.occupied`; 0: the level keeps no bitmap
         self.bound = NEVER
-
-    def dissolve(self) -> None:
-        """Let go of itself, for the last time."""
-        self._prev = None  # type: ignore[assignment]  # straight
-        self._next = None  # type: ignore[assignment]
 
 
 class Level:
@@ -181,7 +186,7 @@ class TimerQueue:
 
     def attach(self) -> None:
         """Give it to one timer, for good; ConfigurationError if it has one already."""
-        if self._attached:
+        if self._attached or self._tick_ns < 1:
             name = type(self).__name__
             raise ConfigurationError(f"this {name} belongs to a timer already; make one for each")
         self._attached = True
@@ -232,12 +237,6 @@ class TimerQueue:
         """Take everything out, cancelled but with its task, by deadline."""
         return drain(self)
 
-    def __del__(self) -> None:
-        """Open the slots' circles, which the cycle collector can't see in the compiled form."""
-        if getattr(self, "_never", None) is not None:
-            for slot in [self._never, *self._slots()]:
-                slot.dissolve()
-
     def __len__(self) -> int:
         """How many are pending."""
         return self._filed - self._gone
@@ -287,7 +286,7 @@ class TimerQueue:
                         return False
                 self._filed += 1
             else:
-                if timeout._state != PENDING:
+                if timeout._state != PENDING or self._capacity < 0:
                     return False
                 self._refiled += 1
                 before = timeout._prev
@@ -313,7 +312,7 @@ class TimerQueue:
             self._recent = slot
             self._recent_tick = tick
             self._until = until
-            self._after = until - self._tick_ns
+            self._after = until - self._tick_ns if tick != NEVER else NEVER
             return True
 
     def _expire(self, timeout: Timeout, tick: int) -> bool:

@@ -9,10 +9,6 @@ cdef int64_t NEVER, MAX_NS, LONG_NS
 cdef double LONG_S
 
 
-# Outside the cycle collector: a million of them would cost it 50 ms and more a run, and starting one four times as
-# much. Safe because expiry, cancel, drain and the end of the queue cut every reference.
-@cython.no_gc
-@cython.freelist(256)
 cdef class Timeout:
     cdef public Timeout _prev
     cdef public Timeout _next
@@ -28,13 +24,10 @@ cdef class Timeout:
 
 
 @cython.final
-@cython.no_gc
 cdef class Slot(Timeout):
     cdef public uint64_t bit
     cdef public int64_t bound
     cdef public Level level
-
-    cpdef object dissolve(self)
 
 
 @cython.final

@@ -52,7 +52,10 @@ class HeapRules(Base):
     def pop(self, now_ns: int) -> Timeout | None:
         while self._entries:
             filed = self._filed + self._refiled
-            entry = heappop(self._entries)
+            try:
+                entry = heappop(self._entries)
+            except IndexError:  # cleaned up meanwhile
+                break
             tick, _, timeout = entry
             if tick > now_ns:
                 heappush(self._entries, entry)

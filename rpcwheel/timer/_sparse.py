@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 import rpcwheel.timer._base as base
 from rpcwheel.durations import Duration, positive_ns
 
-STALE = 64  # so many ticks too many in the heap are not worth a clean-up
+STALE = 4096  # so many ticks too many in the heap are not worth a clean-up
 
 
 class SparseWheel(base.TimerQueue):
@@ -27,6 +27,8 @@ class SparseWheel(base.TimerQueue):
         super().__init__(positive_ns(tick, what="tick"))
         self._by_tick: dict[int, base.Slot] = {}
         self._ticks: list[int] = []  # a heap; may hold ticks whose slot is gone
+        self._pushes = 0
+        self._emptied = base.Slot(self._never.level, 0)  # says that there is more to forget
         self._made: deque[int] = deque()  # the slots' ticks, as `_sweep` will look at them
 
     def pop(self, now_ns: int) -> base.Timeout | None:
@@ -36,6 +38,8 @@ class SparseWheel(base.TimerQueue):
         while moves < base.MOVES:
             filed = self._filed + self._refiled
             slot = self._first()
+            if slot is self._emptied:
+                return None
             if slot is None or slot.bound > target:
                 if self._move_cursor(target, filed):
                     return None
@@ -54,14 +58,23 @@ class SparseWheel(base.TimerQueue):
     def next_wake(self) -> int:
         """As `TimerQueue.next_wake`: exact, unless what is due first was put off."""
         slot = self._first()
-        return base.NEVER if slot is None else slot.bound * self._tick_ns
+        if slot is None:
+            return base.NEVER
+        if slot._next is slot:  # more of the same to forget: at once, but in another call
+            return self._cursor * self._tick_ns
+        return slot.bound * self._tick_ns
 
     def _first(self) -> base.Slot | None:
-        """The earliest slot that holds something; forgets the empty ones before it."""
-        known = len(self._by_tick)
-        if not known <= len(self._ticks) <= 2 * known + STALE:
-            self._ticks = sorted(self._by_tick)  # a heap too; one step, as ints compare in C
-        while self._ticks:
+        """The earliest slot that holds something; forgets a bounded number of empty ones before."""
+        if not len(self._by_tick) <= len(self._ticks) <= 8 * len(self._by_tick) + STALE:
+            pushes = self._pushes
+            ticks = sorted(self._by_tick)  # a heap too
+            if pushes == self._pushes:  # straight to the end
+                self._ticks = ticks
+        slot = None
+        for _ in range(base.MOVES):
+            if not self._ticks:
+                return None
             tick = self._ticks[0]
             slot = self._by_tick.get(tick)
             if slot is None:
@@ -72,7 +85,7 @@ class SparseWheel(base.TimerQueue):
                 return slot
             else:
                 self._forget(slot)
-        return None
+        return self._emptied
 
     def _slot(self, tick: int, cursor: int) -> base.Slot:
         slot = self._by_tick.get(tick)
@@ -82,14 +95,21 @@ class SparseWheel(base.TimerQueue):
             fresh.bound = tick
             slot = self._by_tick.setdefault(tick, fresh)
             if slot is fresh:
-                heappush(self._ticks, tick)
+                self._pushes += 1
+                ticks = self._ticks
+                heappush(ticks, tick)
+                if ticks is not self._ticks:  # sorted anew meanwhile, perhaps without this one:
+                    heappush(self._ticks, tick)  # twice does no harm
                 self._made.append(tick)
         return slot
 
     def _sweep(self) -> None:
         """Forget those of two slots that are empty, two for each slot made: that bounds memory."""
-        for _ in range(min(2, len(self._made))):
-            tick = self._made.popleft()
+        for _ in range(2):
+            try:
+                tick = self._made.popleft()
+            except IndexError:
+                return
             slot = self._by_tick.get(tick)
             if slot is not None:
                 self._forget(slot)

@@ -10,13 +10,15 @@ cdef class SparseWheel(base.TimerQueue):
     cdef public dict _by_tick
     cdef public list _ticks
     cdef public object _made
+    cdef public int64_t _pushes
+    cdef public base.Slot _emptied
 
     @cython.locals(target=int64_t, filed=int64_t, tick=int64_t, moves=cython.int, slot=base.Slot,
                    timeout=base.Timeout)
     cpdef base.Timeout pop(self, int64_t now_ns)
     @cython.locals(slot=base.Slot)
     cpdef int64_t next_wake(self) except -1
-    @cython.locals(known=cython.Py_ssize_t, slot=base.Slot)
+    @cython.locals(slot=base.Slot)
     cdef base.Slot _first(self)
     @cython.locals(slot=base.Slot, fresh=base.Slot)
     cpdef base.Slot _slot(self, int64_t tick, int64_t cursor)

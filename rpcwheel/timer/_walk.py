@@ -21,7 +21,7 @@ def walk(queue: TimerQueue) -> list[Timeout]:
     found = []
     for slot in queue._slots():
         timeout: Timeout | None = slot._next
-        while timeout is not None and timeout is not slot:
+        while timeout is not None and type(timeout) is not type(slot):  # moved: another's anchor
             if not timeout.cancelled() and not timeout.expired():
                 found.append(timeout)
             timeout = timeout._next
@@ -32,7 +32,7 @@ def drain(queue: TimerQueue) -> list[Timeout]:
     """Take everything out, cancelled but with its task, by deadline."""
     drained = []
     for slot in queue._slots():
-        while (timeout := slot._next) is not slot:
+        while (timeout := slot._next) is not slot and timeout is not None:  # None: forgotten
             task = timeout._task
             if timeout.cancel():
                 timeout._task = task

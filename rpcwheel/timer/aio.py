@@ -139,6 +139,9 @@ class AsyncWheelTimer(TimerCore):
         if self._whole_ms:
             delay = max(math.ceil(delay * 1e3), 1) / 1e3
         self._handle = self._loop.call_later(delay, _turn, weakref.ref(self))
+        armed_ns = self._hub.armed_ns
+        if 0 < armed_ns < wake_ns:  # by a finalizer, or a signal handler, meanwhile
+            self._aim(armed_ns)
 
     def _serve(self) -> None:
         """Run what is due, a batch at most, and leave the rest to the loop's next round."""

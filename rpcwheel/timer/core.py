@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
 from rpcwheel.observe.events import HandOffRefused, TaskFailed, TaskSlow, TimersTooMany
 from rpcwheel.observe.hub import emit
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from rpcwheel.timer._base import Timeout
+    from rpcwheel.timer.api import TaskLike
 
 __all__ = ["BATCH", "LIVE_LIMIT", "SLOW_NS", "OnError", "TimerCore", "task_name"]
 
@@ -38,6 +40,8 @@ _warned: list[int] = []
 
 class TimerCore(Front):
     """The part of a timer that does not depend on what drives it."""
+
+    _on_users_thread = True  # False: on a thread where nobody waits for a KeyboardInterrupt
 
     def __init__(
         self,
@@ -140,6 +144,9 @@ class TimerCore(Front):
         self._running = True
         try:
             self._run(timeout)
+        except BaseException:
+            timeout._let_go()
+            raise
         finally:
             self._running = False
         after_ns = self._hub.now()
@@ -155,8 +162,10 @@ class TimerCore(Front):
             result = task(timeout) if callable(task) else task.run(timeout)  # type: ignore[attr-defined]
             if result is not None:
                 self._finish(timeout, result)
-        except BaseException as error:  # noqa: BLE001 - a task harms only itself
+        except BaseException as error:
             self._report(timeout, error)
+            if self._on_users_thread and not isinstance(error, Exception):
+                raise  # Ctrl-C, sys.exit(): for the user's thread, not for a timer's or a pool's
 
     def _finish(self, timeout: Timeout, result: object) -> None:
         """Take what a task returned. A coroutine needs a loop, and a thread has none."""
@@ -173,12 +182,12 @@ class TimerCore(Front):
         except Exception as error:  # noqa: BLE001 - whatever it raises, it didn't take the task
             self._refused += 1
             emit(HandOffRefused(self.name, task_name(timeout._task), error))
-            refused = getattr(timeout._task, "refused", None)
-            if refused is not None:
-                try:
+            try:
+                refused = getattr(timeout._task, "refused", None)
+                if refused is not None:
                     refused(timeout, error)
-                except Exception as second:  # noqa: BLE001 - such as TooManyTimeouts
-                    self._report(timeout, second)
+            except Exception as second:  # noqa: BLE001 - the user's; reported as a task's is
+                self._report(timeout, second)
             timeout._let_go()
 
     def _run_elsewhere(self, timeout: Timeout) -> None:
@@ -209,6 +218,23 @@ class TimerCore(Front):
         if took_ns >= SLOW_NS:
             emit(TaskSlow(self.name, name, took_ns / 1e9))
 
+    def readmit(self, task: TaskLike, delay: float) -> Timeout:
+        """As `new_timeout`, for a task that comes again: the place it just left is still its own.
+
+        So a periodic task does not end because the timer is full (`max_pending`) for a moment.
+        """
+        queue = self._hub.queue
+        if self._max_pending is None:
+            return self.new_timeout(task, delay)
+        if queue._capacity >= 0:  # straight to the end of the block
+            queue._capacity = queue._limit = NEVER
+        try:
+            return self.new_timeout(task, delay)
+        finally:
+            if queue._capacity >= 0:  # straight; else it was closed meanwhile
+                queue._capacity = self._max_pending
+                queue._limit = -1
+
     def _end(self) -> list[Timeout]:
         """Refuse what comes, take out what waits. Nothing of the timer runs meanwhile."""
         queue = self._hub.queue
@@ -233,8 +259,13 @@ class TimerCore(Front):
 
 def task_name(task: object) -> str:
     """A readable name of a task: where its function, or its class, is defined."""
-    named = task if hasattr(task, "__qualname__") else getattr(task, "func", None) or type(task)
-    return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', repr(named))}"
+    try:
+        named = task if hasattr(task, "__qualname__") else getattr(task, "func", None)
+        named = named if hasattr(named, "__qualname__") else type(task)
+        name = f"{named.__module__}.{named.__qualname__}"
+    except Exception:  # noqa: BLE001 - the user's `__getattr__`; a name must not end the timer
+        name = type(task).__name__
+    return name
 
 
 def _checked_queue(queue: TimerQueue | None) -> TimerQueue:

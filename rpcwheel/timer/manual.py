@@ -78,6 +78,12 @@ class ManualTimer(TimerCore):
         self._stopped = True
         return self._end()
 
+    def __del__(self) -> None:
+        """Let go of what waits: the collector would not find it in the compiled form."""
+        if not getattr(self, "_stopped", True):
+            self._stopped = True
+            self._end()
+
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 

@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel.backoff import Backoff
-from rpcwheel.durations import positive_ns, to_ns
+from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerStopped
 
 if TYPE_CHECKING:
@@ -115,12 +115,15 @@ class _Resubmitting:
             self._state = "done"
             if delay_ns is not None:
                 try:
-                    self._arm(delay_ns)
+                    self._arm(delay_ns, again=True)
                 except TimerStopped:
                     self._state = "cancelled"
 
-    def _arm(self, delay_ns: int) -> None:
-        self._timeout = self._timer.new_timeout(self, max(delay_ns, 0) / 1e9)
+    def _arm(self, delay_ns: int, *, again: bool = False) -> None:
+        submit = self._timer.new_timeout
+        if again:  # a timer that is not ours may have no such thing
+            submit = getattr(self._timer, "readmit", submit)
+        self._timeout = submit(self, to_seconds(max(delay_ns, 0)))
         self._state = "armed"
 
     def _first_delay_ns(self) -> int:
@@ -243,6 +246,7 @@ class RetryTask(_Resubmitting):
             )
         retries = attempts - 1 if type(attempts) is int else attempts
         self._backoff = Backoff(wait=wait, stop=stop, attempts=retries)
+        self._wait_alone = Backoff(wait=wait)
         self._initial_ns = to_ns(initial_delay, what="initial_delay")
         self._attempts = 0
         self._started_ns = 0
@@ -288,5 +292,5 @@ class RetryTask(_Resubmitting):
                 return
             self._state = "running"
         self._resubmit(
-            self._backoff.next_delay_ns(max(self._attempts, 1), elapsed_ns=0, error=error)
+            self._wait_alone.next_delay_ns(max(self._attempts, 1), elapsed_ns=0, error=error)
         )

@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from rpcwheel.durations import NEVER
-from rpcwheel.observe.events import TaskSlow
+from rpcwheel.observe.events import TaskFailed, TaskSlow
 from rpcwheel.observe.hub import emit
 from rpcwheel.timer.core import BATCH, OnError, TimerCore, _live
 
@@ -47,6 +47,8 @@ class WheelTimer(TimerCore):
     Raises:
         TypeError, ConfigurationError: An argument makes no sense.
     """
+
+    _on_users_thread = False
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class WheelTimer(TimerCore):
     def _set_up(self) -> None:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()  # held for ever by whoever starts the thread
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()  # a signal handler may stop what is being stopped
         self._bell = threading.Lock()  # locked: nothing new; the thread sleeps in acquire()
         self._bell.acquire()
 
@@ -145,8 +147,12 @@ class WheelTimer(TimerCore):
         hub = self._hub
         hub.armed_ns = 0
         while not self._stopped:
-            if not self._run_due(BATCH) and hub.arm() > hub.now():
-                return True
+            try:
+                if not self._run_due(BATCH) and hub.arm() > hub.now():
+                    return True
+            except Exception as error:  # noqa: BLE001 - a bug of ours: told, and survived
+                emit(TaskFailed(self.name, "the timer itself", error))
+                time.sleep(0.05)
             hub.armed_ns = 0
         return False
 
@@ -167,8 +173,8 @@ def _turn(timer_ref: weakref.ref[WheelTimer], hub: Hub, bell: threading.Lock) ->
         timer._thread = threading.current_thread()  # `stop()` sees it, or it sees `_stopped`
     while True:
         timer = timer_ref()
-        if timer is None or not timer._serve():
-            return
+        if timer is None or timer._bell is not bell or not timer._serve():
+            return  # another bell: this is a forked child, whose thread is another
         del timer
         wake_ns = hub.armed_ns
         if wake_ns == NEVER:

@@ -1,5 +1,6 @@
 """What every timer does alike: errors, slow tasks, hand-offs, counts, limits, re-entrancy, fork."""
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -29,14 +30,23 @@ def make_timer(request):
             timer = ManualTimer(queue, **options)
             timer._on_error = on_error
             made.append(timer)
-            return timer, lambda done: (timer.advance(10.0), done())[1]
+            return timer, lambda done: advance_past_exits(timer) and done()
         timer = WheelTimer(queue, **options)
         made.append(timer)
         return timer, eventually
 
+    make.kind = request.param
     yield make
     for timer in made:
         timer.stop()
+
+
+def advance_past_exits(timer):
+    """What ends a program goes on to who advances; the next call takes up from there."""
+    for _ in range(4):
+        with contextlib.suppress(SystemExit, KeyboardInterrupt, GeneratorExit):
+            timer.advance(5.0)
+    return True
 
 
 def of_type(events, kind):
@@ -47,10 +57,30 @@ def boom(timeout):
     raise ValueError("boom")
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("boom"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()]
-)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_ends_a_program_gets_through_on_the_users_own_thread(error):
+    seen, ran = [], []
+    timer = ManualTimer()
+    timer._on_error = lambda *args: seen.append(args)
+
+    def fail(timeout):
+        raise error
+
+    failing = timer.new_timeout(fail, 1.0)
+    timer.new_timeout(ran.append, 1.0)
+    with pytest.raises(type(error)):
+        timer.advance(1.0)
+    assert seen == [(failing, error)]
+    assert failing.task is None
+    timer.advance(0)
+    assert len(ran) == 1
+    timer.stop()
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), KeyboardInterrupt()])
 def test_a_task_that_raises_harms_only_itself(make_queue, make_timer, error):
+    if make_timer.kind is ManualTimer and not isinstance(error, Exception):
+        pytest.skip("on the user's own thread: the test above")
     seen, ran = [], []
     timer, pass_time = make_timer(make_queue(), on_error=lambda *args: seen.append(args))
 
@@ -64,6 +94,17 @@ def test_a_task_that_raises_harms_only_itself(make_queue, make_timer, error):
     assert seen == [(failing, error)]
     assert timer.stats().failed == 1
     assert failing.task is None
+
+
+def test_what_ends_a_program_is_reported_and_goes_on_to_who_advances_the_time():
+    with ManualTimer() as timer:
+        timer.new_timeout(lambda timeout: sys.exit(3), 1)
+        after = timer.new_timeout(lambda timeout: None, 1)
+        with pytest.raises(SystemExit):
+            timer.advance(2)
+        assert (timer.now, timer.stats().failed) == (1, 1)
+        assert timer.advance(1) == 1
+        assert after.expired()
 
 
 def test_without_on_error_what_a_task_raises_is_an_event(events, make_timer):
@@ -176,23 +217,19 @@ def test_a_periodic_task_goes_on_after_a_refused_hand_off(events):
         assert task.cancel()
 
 
-def test_a_periodic_task_that_finds_no_place_after_a_refused_hand_off_is_no_end_of_the_timer(
-    events,
-):
-    with WheelTimer(executor=Full(RuntimeError("full")), max_pending=1) as timer:
-        task = PeriodicTask(timer, 0.002, print)
-        original = task._after
+def test_a_task_that_raises_when_it_is_told_of_its_refusal_harms_only_itself(events):
+    class Task:
+        def run(self, timeout):
+            """Never runs."""
 
-        def take_the_place(timeout, result):
-            timer.new_timeout(boom, 60.0)
-            return original(timeout, result)
+        def refused(self, timeout, error):
+            raise ValueError("boom")
 
-        task._after = take_the_place
-        task.start()
-        assert eventually(lambda: timer.stats().rejected)
-        (waiting,) = timer._hub.queue
-        assert waiting.reschedule(0)  # the thread lives: it fires this too
-        assert eventually(lambda: timer.stats().refused == 2)
+    with WheelTimer(executor=Full(RuntimeError("full"))) as timer:
+        timer.new_timeout(Task(), 0)
+        timer.new_timeout(Task(), 0.01)
+        assert eventually(lambda: len(of_type(events, TaskFailed)) == 2)
+        assert timer.stats().refused == timer.stats().failed == 2
 
 
 def test_counts_agree_and_lateness_is_kept_in_buckets(make_queue, make_timer):
