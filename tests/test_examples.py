@@ -22,7 +22,11 @@ def test_a_failback_example_delivers_what_it_queued(name: str) -> None:
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PACKAGE),
+            "PYTHONUNBUFFERED": "1",
+        },  # one story, in order
     )
     assert run.returncode == 0, run.stderr
     story, _, after = run.stdout.partition("up again")

@@ -33,7 +33,7 @@ INNER = {"__main__", "backoff", "cli", "durations", "observe"}
 UNLIKE_TWINS = {"timer"}
 """Rooms whose twins are two things by name: a thread's timer is not a loop's."""
 
-QUEUES = ("_base", "_front", "_heap", "_sparse", "_walk", "_wheel", "queue")
+QUEUES = ("_base", "_collector", "_front", "_heap", "_sparse", "_walk", "_wheel", "queue")
 TESTED_BY = {  # one behaviour, four structures, two forms: the queues share their tests
     **{f"timer/{part}.py": "timer/test_queues.py" for part in QUEUES},
 }

@@ -1,11 +1,6 @@
 """What every timer does alike: errors, slow tasks, hand-offs, counts, limits, re-entrancy, fork."""
 
-import contextlib
 import gc
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +25,7 @@ def make_timer(request):
             timer = ManualTimer(queue, **options)
             timer._on_error = on_error
             made.append(timer)
-            return timer, lambda done: advance_past_exits(timer) and done()
+            return timer, lambda done: (timer.advance(10.0), done())[1]
         timer = WheelTimer(queue, **options)
         made.append(timer)
         return timer, eventually
@@ -39,14 +34,6 @@ def make_timer(request):
     yield make
     for timer in made:
         timer.stop()
-
-
-def advance_past_exits(timer):
-    """What ends a program goes on to who advances; the next call takes up from there."""
-    for _ in range(4):
-        with contextlib.suppress(SystemExit, KeyboardInterrupt, GeneratorExit):
-            timer.advance(5.0)
-    return True
 
 
 def of_type(events, kind):
@@ -94,17 +81,6 @@ def test_a_task_that_raises_harms_only_itself(make_queue, make_timer, error):
     assert seen == [(failing, error)]
     assert timer.stats().failed == 1
     assert failing.task is None
-
-
-def test_what_ends_a_program_is_reported_and_goes_on_to_who_advances_the_time():
-    with ManualTimer() as timer:
-        timer.new_timeout(lambda timeout: sys.exit(3), 1)
-        after = timer.new_timeout(lambda timeout: None, 1)
-        with pytest.raises(SystemExit):
-            timer.advance(2)
-        assert (timer.now, timer.stats().failed) == (1, 1)
-        assert timer.advance(1) == 1
-        assert after.expired()
 
 
 def test_without_on_error_what_a_task_raises_is_an_event(events, make_timer):
@@ -362,68 +338,3 @@ def test_tasks_that_submit_themselves_at_once_do_not_keep_stop_away(make_queue):
     stopper.join(PATIENCE)
     assert not stopper.is_alive()
     assert timer.pending == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_starts_clean_and_its_parent_feels_nothing():
-    script = """
-        import os, random, sys, threading, time
-        from rpcwheel.timer import WheelTimer, shared_timer
-        from fixtures.timers import QUEUES
-
-        sys.setswitchinterval(1e-5)
-        for make in QUEUES.values():
-            timer, over = WheelTimer(make()), False
-
-            def bustle():
-                while not over:
-                    timer.new_timeout(lambda t: None, random.choice([0, 0.001, 0.01])).cancel()
-                    timer.new_timeout(lambda t: None, random.choice([0, 0.001, 0.01]))
-
-            def fires(timer):
-                fired = threading.Event()
-                timer.new_timeout(lambda t: fired.set(), 0.001)
-                return fired.wait(10)
-
-            kept = timer.new_timeout(lambda t: os._exit(9), 3600.0)
-            threads = [threading.Thread(target=bustle, daemon=True) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            shared_timer().new_timeout(print, 3600.0)
-            for _ in range(10):
-                child = os.fork()
-                if not child:
-                    timer._hub.queue.check()
-                    fine = (timer.pending == 0 and kept.cancelled() and fires(timer)
-                            and shared_timer().pending == 0 and fires(shared_timer())
-                            and timer.stop() == [])
-                    os._exit(0 if fine else 1)
-                _, status = os.waitpid(child, 0)
-                assert status == 0, status
-                time.sleep(0.002)
-            over = True
-            for thread in threads:
-                thread.join()
-            assert fires(timer)
-            undelivered = timer.stop()
-            assert kept in undelivered
-            shared_timer().stop()
-        print("fine")
-    """
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error",
-            "-W",
-            "ignore::DeprecationWarning",
-            "-c",
-            textwrap.dedent(script),
-        ],
-        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.stdout == "fine\n", ran.stderr

@@ -234,3 +234,18 @@ def test_what_is_pushed_on_a_heap_that_was_just_replaced_is_kept(monkeypatch):
     timeout = put(queue, 20)
     queue.check()
     assert queue.advance(50 * MS) == [timeout]
+
+
+def test_one_pop_moves_a_bounded_number_and_then_lets_others_in():
+    wheel, put_off = PURE.HierarchicalWheel(0.001), PURE.SparseWheel(0.001)
+    for _ in range(2000):
+        put(wheel, 400_000)
+        put_off.reschedule(put(put_off, 1000), 5000 * MS)
+    for queue, now in ((wheel, 400_000 * MS), (put_off, 1000 * MS)):
+        moved = []
+        while len(queue) and queue.next_wake() <= now:
+            before = queue._refiled
+            queue.pop(now)
+            moved.append(queue._refiled - before)
+        assert sum(moved) >= 2000
+        assert max(moved) <= 256

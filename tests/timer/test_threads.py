@@ -303,3 +303,71 @@ def test_a_signal_handler_may_start_and_cancel_while_the_main_thread_does():
         check=False,
     )
     assert ran.stdout == "fine\n", ran.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_starts_clean_and_its_parent_feels_nothing():
+    script = """
+        import logging, os, random, sys, threading, time
+        from rpcwheel.timer import WheelTimer, shared_timer
+        from fixtures.timers import QUEUES
+
+        logging.disable()  # a fork in the middle of a line on stderr may leave its lock taken
+        sys.setswitchinterval(1e-5)
+        for make in QUEUES.values():
+            timer, over = WheelTimer(make()), False
+
+            def bustle():
+                while not over:
+                    while timer.pending > 500:
+                        time.sleep(0.0001)
+                    timer.new_timeout(lambda t: None, random.choice([0, 0.001, 0.01])).cancel()
+                    timer.new_timeout(lambda t: None, random.choice([0, 0.001, 0.01]))
+
+            def fires(timer):
+                fired = threading.Event()
+                timer.new_timeout(lambda t: fired.set(), 0.001)
+                return fired.wait(10)
+
+            kept = timer.new_timeout(lambda t: os._exit(9), 3600.0)
+            threads = [threading.Thread(target=bustle, daemon=True) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            shared_timer().new_timeout(print, 3600.0)
+            for _ in range(10):
+                child = os.fork()
+                if not child:
+                    timer._hub.queue.check()
+                    fine = (timer.pending == 0 and kept.cancelled() and fires(timer)
+                            and shared_timer().pending == 0 and fires(shared_timer())
+                            and timer.stop() == [])
+                    os._exit(0 if fine else 1)
+                _, status = os.waitpid(child, 0)
+                assert status == 0, status
+                time.sleep(0.002)
+            over = True
+            for thread in threads:
+                thread.join()
+            assert fires(timer)
+            undelivered = timer.stop()
+            assert kept in undelivered
+            shared_timer().stop()
+        print("fine")
+    """
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            textwrap.dedent(script),
+        ],
+        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout == "fine\n", ran.stderr
