@@ -20,8 +20,6 @@ deadlock with a finalizer that cancels. (All this leans on the GIL.) `_walk.py` 
 
 **Never early**, said once, here: `due_tick = ceil(deadline / tick)`, counted from the clock's zero,
 and due when `due_tick <= floor(now / tick)`. So `deadline <= due_tick * tick <= now`.
-
-Sources: Varghese & Lauck 1987, schemes 6 and 7; tokio `time::wheel`, for lazy resets.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+import rpcwheel.timer._collector as collector
 from rpcwheel.durations import Duration, to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.timer._walk import audit, drain, walk
@@ -62,8 +61,9 @@ class Timeout:
     _task: object
     _tick: int
 
-    def __cinit__(self) -> None:  # compiled only: one that no timer made is at its end
-        self._state = CANCELLED
+    def __cinit__(self) -> None:  # compiled only
+        collector.untrack(self)  # a million would cost each collection 100 ms and more
+        self._state = CANCELLED  # until a timer makes it pending
 
     def __reduce__(self) -> str:
         """Refuse: a copy would be a second handle on one place in a slot."""
@@ -82,7 +82,8 @@ class Timeout:
             after._prev = before
             self._prev = None  # type: ignore[assignment]
             self._next = None  # type: ignore[assignment]
-        self._let_go()
+        task = self._task  # so that a finalizer runs at the end, and finds the task gone
+        self._task = None
         return True
 
     def _let_go(self) -> object:
@@ -132,7 +133,6 @@ class Timeout:
         return float("inf") if self._deadline_ns == NEVER else self._deadline_ns / 1e9
 
     def __repr__(self) -> str:
-        """Its state, deadline and task."""
         state = ("pending", "expired", "cancelled")[self._state]
         return f"<Timeout {state} deadline={self.deadline:.6f} task={self._task!r}>"
 
@@ -143,6 +143,8 @@ class Slot(Timeout):
     __slots__ = ("bit", "bound", "level")
 
     def __init__(self, level: Level, bit: int) -> None:
+        if collector.COMPILED:
+            collector.track(self)
         self._prev = self
         self._next = self
         self.level = level
@@ -238,11 +240,9 @@ class TimerQueue:
         return drain(self)
 
     def __len__(self) -> int:
-        """How many are pending."""
         return self._filed - self._gone
 
     def __iter__(self) -> Iterator[Timeout]:
-        """Walk a snapshot of what is pending, in no order."""
         return iter(walk(self))
 
     def check(self) -> None:

@@ -1,6 +1,7 @@
 # The C types of `_base.py` in its compiled form, `_base_c`.
 cimport cython
 cimport cpython.time as time  # `time.monotonic_ns()` without a Python call
+cimport rpcwheel.timer._c_collector as collector
 cimport rpcwheel.timer._c_math as math
 from libc.stdint cimport int64_t, uint64_t
 

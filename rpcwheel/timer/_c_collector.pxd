@@ -1,9 +1,15 @@
-# `_collector.py` for the compiled form of `_front.py`.
+# `_collector.py` for the compiled form of `_base.py`.
 cdef extern from "Python.h":
+    void PyObject_GC_Track(object)
     void PyObject_GC_UnTrack(object)
 
 cdef enum:
     COMPILED = 1
+
+
+cdef inline object track(object slot):
+    PyObject_GC_UnTrack(slot)
+    PyObject_GC_Track(slot)
 
 
 cdef inline object untrack(object timeout):

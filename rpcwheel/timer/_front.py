@@ -1,5 +1,5 @@
 # cython: language_level=3, annotation_typing=False
-# cython: boundscheck=False, wraparound=False, cdivision=True
+# cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
 """The front door of every timer; also built as `_front_c`, see `_base.py` for how."""
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 import rpcwheel.timer._base as base
-import rpcwheel.timer._collector as collector
 
 if TYPE_CHECKING:
     from rpcwheel.durations import Duration
@@ -42,8 +41,6 @@ class Front:
         tick and the wake-up of the thread or loop.
         """
         hub = self._hub
-        if hub is None:
-            raise RuntimeError("this timer has no queue yet: call super().__init__() first")
         if delay is hub.last_delay:  # straight from here to the read of `last_ns`
             deadline_ns = hub.last_ns + time.monotonic_ns()
         else:
@@ -53,10 +50,6 @@ class Front:
                 f"task must be callable as task(timeout), or have run(timeout); not {task!r}"
             )
         timeout = base.Timeout()
-        if collector.COMPILED:  # a million of them would cost each collection 100 ms and more, and
-            collector.untrack(
-                timeout
-            )  # every end of a timeout, or of its timer, cuts what it holds
         timeout._task = task
         timeout._deadline_ns = deadline_ns
         timeout._hub = hub

@@ -2,7 +2,6 @@
 cimport cython
 cimport cpython.time as time
 cimport rpcwheel.timer._base_c as base
-cimport rpcwheel.timer._c_collector as collector
 from libc.stdint cimport int64_t
 
 
