@@ -82,7 +82,7 @@ class Timeout:
             after._prev = before
             self._prev = None  # type: ignore[assignment]
             self._next = None  # type: ignore[assignment]
-        task = self._task  # so that a finalizer runs at the end, and finds the task gone
+        task = self._task  # noqa: F841 - a finalizer runs at the end, and finds the task gone
         self._task = None
         return True
 
