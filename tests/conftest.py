@@ -4,7 +4,7 @@ import grpc
 
 from rpcwheel.timer.queue import FORM
 
-pytest_plugins = ["fixtures.leaks", "fixtures.properties"]
+pytest_plugins = ["fixtures.happenings", "fixtures.leaks", "fixtures.properties"]
 
 
 def pytest_report_header() -> str:

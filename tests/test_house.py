@@ -27,7 +27,7 @@ PARTS = [f"rpcwheel.timer.{path.stem}" for path in PACKAGE.glob("timer/*_c.pxd")
 COMPILED = [spec for part in PARTS if (spec := importlib.util.find_spec(part))]
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 
-INNER = {"__main__", "backoff", "cli", "durations", "observe"}
+INNER = {"__main__", "backoff", "call", "cli", "durations", "observe", "policy", "workers"}
 """What the root does not show: programs, and words for those who write a plug-in."""
 
 UNLIKE_TWINS = {"timer"}

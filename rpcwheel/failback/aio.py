@@ -12,10 +12,11 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
+from rpcwheel.workers import POOL
+
 from .core import First
 from .entry import Call
 from .invoker import InvokerBase
-from .workers import POOL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -73,6 +74,18 @@ class FailbackInvoker(InvokerBase):
             partial(Call.at_rest, function, args, kwargs),
             self._ledger.now_ns(),
         )
+
+    def park(
+        self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> bool:
+        """Queue a call whose first try was made elsewhere and has failed; as in the sync twin.
+
+        Call it on the loop on which the retries are to run.
+        """
+        ledger = self._ledger
+        rest = partial(Call.at_rest, function, args, kwargs)
+        launch = partial(_launch, ledger, asyncio.get_running_loop())
+        return ledger.park(rest, error, ledger.now_ns(), launch)
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
         """Try every queued call now, and wait until nothing is pending; as in the sync twin."""

@@ -145,10 +145,15 @@ class Entry:
 def label_of(function: Callable[..., Any]) -> str:
     """Name a callable for people: `module.qualname`, or the gRPC method that a stub's member calls.
 
+    One that has a `label` names itself.
+
     The member's `_method` is private to grpcio (1.85); `test_entry.py` will tell when it goes.
     """
     while isinstance(function, partial):
         function = function.func
+    label = getattr(function, "label", None)
+    if isinstance(label, str):
+        return label
     member = getattr(function, "__self__", function)  # of `stub.Push.future`: `stub.Push`
     method = getattr(member, "_method", None)
     if type(member).__module__.startswith("grpc.") and method is not None:

@@ -12,6 +12,7 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel.call import DEADLINE
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import FailbackClosed, FailbackFull, TimerError, TooManyTimeouts
 from rpcwheel.observe import (
@@ -158,8 +159,12 @@ class Ledger:
         context.run(step)
 
     def mark(self) -> None:
-        """Mark the current context as a try of this queue, where waiting for it would not end."""
+        """Mark the current context as a try of this queue, where waiting for it would not end.
+
+        The deadline of the caller is none of its own: it has been answered long ago.
+        """
         _TRYING.set(self)
+        DEADLINE.set(None)
 
     def delivered(self, entry: Entry) -> None:
         """Note that a retry has succeeded; also one that `close` has reported as undelivered."""

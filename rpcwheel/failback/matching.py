@@ -6,7 +6,6 @@ of `grpc`, of `grpc.aio` and of whatever else has codes are alike.
 
 from __future__ import annotations
 
-import difflib
 import enum
 import inspect
 from typing import TYPE_CHECKING, Final
@@ -15,34 +14,13 @@ import tenacity
 from tenacity import retry_base
 
 from rpcwheel.backoff import failed_state
+from rpcwheel.call import checked_code
 from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["Matcher"]
-
-CODES: Final = frozenset(
-    {
-        "ABORTED",
-        "ALREADY_EXISTS",
-        "CANCELLED",
-        "DATA_LOSS",
-        "DEADLINE_EXCEEDED",
-        "FAILED_PRECONDITION",
-        "INTERNAL",
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "OUT_OF_RANGE",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "UNAUTHENTICATED",
-        "UNAVAILABLE",
-        "UNIMPLEMENTED",
-        "UNKNOWN",
-    }
-)
-"""gRPC's status codes that are errors."""
 
 WANTED: Final = (
     "say which errors to try again after: exception types (on=ConnectionError), gRPC status codes "
@@ -75,9 +53,9 @@ class Matcher:
                 case type():
                     types.append(_exception_type(one))
                 case str():
-                    self._codes.add(_code(one))
+                    self._codes.add(checked_code(one, what="`on`"))
                 case enum.Enum() if type(one).__name__ == "StatusCode":
-                    self._codes.add(_code(one.name))
+                    self._codes.add(checked_code(one, what="`on`"))
                 case retry_base():
                     self._strategies.append(_strategy(one))
                 case _:
@@ -115,16 +93,6 @@ def _code_of(error: Exception) -> str | None:
     """The name of the status code that a gRPC error carries, None for other errors."""
     code = getattr(error, "code", None)
     return getattr(code(), "name", None) if callable(code) else None
-
-
-def _code(name: str) -> str:
-    if name in CODES:
-        return name
-    if name == "OK":
-        raise ConfigurationError("`on` names the status code OK, which is no failure")
-    near = difflib.get_close_matches(name.upper(), CODES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CODES))}"
-    raise ConfigurationError(f"`on` names {name!r}, which is no gRPC status code; {hint}")
 
 
 def _exception_type(kind: type) -> type[Exception]:

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    field_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, StrictInt, StrictStr, field_validator
 
 from rpcwheel.backoff import Backoff
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.policy import Policy, checked
 
 from .entry import FailedCall
 from .matching import WANTED, Matcher
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
 __all__ = ["FailbackPolicy"]
 
 
-class FailbackPolicy(BaseModel):
+class FailbackPolicy(Policy):
     """Which failures are tried again, in what rhythm, and what callers get meanwhile.
 
     The default rhythm is Dubbo's (`FailbackClusterInvoker`): three retries, five seconds apart, at
     most a hundred calls waiting.
-
-    Raises:
-        ConfigurationError: A value is out of range, a key unknown, or `on` missing.
-        TypeError: A value is of a wrong type.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    on: Any
+    on: Any = Field(description=WANTED)
     """Exception types, gRPC status codes (or their names), predicates, tenacity `retry_if_*`
     objects, or a set, tuple or list of these. Other errors are raised to the caller unchanged."""
 
@@ -66,6 +48,11 @@ class FailbackPolicy(BaseModel):
     """What becomes of a failed call beyond that: `FailbackFull`, chained to its error, is raised,
     or the call is dropped with an event and an error log, and its caller gets `default`."""
 
+    metadata: tuple[str, ...] = ("*",)
+    """Which metadata of a call that an interceptor queued is sent again: names, with the wildcards
+    of `fnmatch`. By default all; `authorization` only if it is named in full, because a token is
+    stale by then. What inner interceptors and call credentials add is made anew in any case."""
+
     name: Annotated[StrictStr, Field(min_length=1)] | None = None
     """For events and logs; None takes the function's name."""
 
@@ -80,59 +67,26 @@ class FailbackPolicy(BaseModel):
             return None
         return self.retries
 
-    if not TYPE_CHECKING:  # type checkers take the fields for the signature
-
-        def __init__(self, **settings: object) -> None:
-            try:
-                super().__init__(**settings)
-            except ValidationError as error:
-                raise _refusal(error) from None
+    def keeps(self, key: str) -> bool:
+        """Whether the metadata entry `key` of a queued call is sent again."""
+        if key == "authorization":
+            return key in self.metadata
+        return any(fnmatchcase(key, pattern) for pattern in self.metadata)
 
     @field_validator("on")
     @classmethod
     def _check_on(cls, on: object) -> object:
-        return _checked(Matcher, on)
+        checked(Matcher, on)
+        return on
 
     @field_validator("wait")
     @classmethod
     def _check_wait(cls, wait: object) -> object:
-        return _checked(Backoff, wait)
+        checked(Backoff, wait)
+        return wait
 
     @field_validator("stop")
     @classmethod
     def _check_stop(cls, stop: object) -> object:
-        return _checked(lambda given: Backoff(stop=given), stop)
-
-
-def _checked(check: Callable[[Any], object], value: object) -> object:
-    """Let `check` refuse the value; a TypeError too becomes an error that pydantic collects."""
-    try:
-        check(value)
-    except TypeError as error:
-        raise PydanticCustomError("own_type", "{said}", {"said": str(error)}) from error
-    return value
-
-
-def _refusal(error: ValidationError) -> Exception:
-    """One exception in our words for all that pydantic found."""
-    found = error.errors(include_url=False)
-    said = "; ".join(_said(one) for one in found)
-    kind = TypeError if all(one["type"].endswith("_type") for one in found) else ConfigurationError
-    return kind(said)
-
-
-def _said(one: ErrorDetails) -> str:
-    name = ".".join(str(part) for part in one["loc"][:1])
-    match one["type"]:
-        case "missing" if name == "on":
-            return f"`on` is missing; {WANTED}"
-        case "extra_forbidden":
-            near = difflib.get_close_matches(name, FailbackPolicy.model_fields, n=1)
-            known = f"did you mean {near[0]!r}?" if near else ", ".join(FailbackPolicy.model_fields)
-            return f"there is no setting {name!r}; {known}"
-        case "own_type":
-            return one["msg"]
-        case "value_error":
-            return str(one["ctx"]["error"])
-        case _:
-            return f"{name}: {one['msg']}, not {one['input']!r}"
+        checked(lambda given: Backoff(stop=given), stop)
+        return stop

@@ -1,7 +1,7 @@
 """Failback for code that blocks: the caller gets its answer at once, worker threads do the rest.
 
 What is decided stands in `core.py`; here are the threads and the futures. The first try runs on the
-caller's thread. A retry runs on a worker (`workers.py`), never on the timer's thread; a future that
+caller's thread. A retry runs on a worker (`rpcwheel.workers`), never on the timer's thread; a future that
 the function returns is finished on a worker too, never on the thread of gRPC that completes it.
 """
 
@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.workers import POOL
 
 from .core import First
 from .entry import Call, label_of
 from .invoker import InvokerBase
-from .workers import POOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +97,28 @@ class FailbackInvoker(InvokerBase):
             return _follow(ledger, result, Call.at_rest(function, args, kwargs), started_ns)
         ledger.book.count(First.DELIVERED)
         return result
+
+    def park(
+        self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> bool:
+        """Queue a call whose first try was made elsewhere and has failed.
+
+        Args:
+            error: How it failed.
+            function: What to call for each retry; it and the arguments as for `invoke`.
+            args: See there.
+            kwargs: See there.
+
+        Returns:
+            Whether the caller is to get the policy's `default`; if not, `error` is not one that
+            `on` names.
+
+        Raises:
+            FailbackFull, FailbackClosed: As `invoke`; chained to `error`.
+        """
+        ledger = self._ledger
+        rest = partial(Call.at_rest, function, args, kwargs)
+        return ledger.park(rest, error, ledger.now_ns(), partial(_launch, ledger))
 
     def _await(self, result: Any, call: Call, started_ns: int) -> Any:  # noqa: ANN401, ARG002
         raise _no_loop(call, result)

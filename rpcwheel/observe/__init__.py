@@ -2,7 +2,7 @@
 
 Whatever loses, delays or saves work says so with an event: a frozen record such as `CallParked` or
 `TaskSlow`. One sink is there from the start, `log_event`, which writes to the loggers
-`rpcwheel.timer` and `rpcwheel.failback`. Add your own::
+`rpcwheel.timer`, `rpcwheel.failback` and `rpcwheel.call`. Add your own::
 
     from rpcwheel.observe import CallAbandoned, add_sink
 
@@ -20,11 +20,18 @@ from .events import (
     CallAbandoned,
     CallDelivered,
     CallDropped,
+    CallExcused,
+    CallLate,
+    CallNotRetried,
     CallParked,
     CallRetried,
+    CallRetrying,
+    CallSlow,
     CallsUndelivered,
     DeadLetterFailed,
     HandOffRefused,
+    HookFailed,
+    StreamSilent,
     TaskFailed,
     TaskSlow,
     TimersTooMany,
@@ -36,12 +43,19 @@ __all__ = [
     "CallAbandoned",
     "CallDelivered",
     "CallDropped",
+    "CallExcused",
+    "CallLate",
+    "CallNotRetried",
     "CallParked",
     "CallRetried",
+    "CallRetrying",
+    "CallSlow",
     "CallsUndelivered",
     "DeadLetterFailed",
     "HandOffRefused",
+    "HookFailed",
     "Sink",
+    "StreamSilent",
     "TaskFailed",
     "TaskSlow",
     "TimersTooMany",

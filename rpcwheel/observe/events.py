@@ -117,3 +117,65 @@ class DeadLetterFailed:
     name: str
     function: str
     error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class CallSlow:
+    """A call has run for `elapsed_s` and still runs. `side` is "client" or "server"."""
+
+    method: str
+    side: str
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallRetrying:
+    """A try of a call failed; the next one begins within the call, after `delay_s`."""
+
+    method: str
+    attempts: int
+    code: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallNotRetried:
+    """A try failed with a status that is tried again, but this call is not; `reason` says why."""
+
+    method: str
+    attempts: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallExcused:
+    """A call failed for good, and its caller was answered with the failsafe's default."""
+
+    method: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSilent:
+    """A response stream gave no message for `silent_s`, and was cancelled."""
+
+    method: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallLate:
+    """A call was refused by the server because its deadline had passed before its turn came."""
+
+    method: str
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HookFailed:
+    """A callback of the user's raised; the call it belongs to is not changed by it."""
+
+    method: str
+    hook: str
+    error: BaseException

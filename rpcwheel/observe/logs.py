@@ -1,6 +1,7 @@
 """How events read in the log: the sink that is there from the start.
 
-Timers write to the logger `rpcwheel.timer`, failback to `rpcwheel.failback`. What loses work is an
+Timers write to the logger `rpcwheel.timer`, failback to `rpcwheel.failback`, calls to
+`rpcwheel.call`. What loses work is an
 error, what will be tried again a warning, what went right is told at level info. The event itself
 is on the record as `record.event`, and `record.msg` is the same for all events of a kind, so that
 log collectors can group them.
@@ -14,6 +15,7 @@ from . import events
 
 TIMER: Final = logging.getLogger("rpcwheel.timer")
 FAILBACK: Final = logging.getLogger("rpcwheel.failback")
+CALL: Final = logging.getLogger("rpcwheel.call")
 OTHER: Final = logging.getLogger("rpcwheel")
 _LONGEST: Final = 240
 """Characters of an error's text: a gRPC error is ten lines long and says the same in two."""
@@ -85,6 +87,33 @@ _LINES: Final[dict[type, _Line]] = {
         logging.ERROR,
         "%(call)s: the dead_letter hook raised: %(said)s",
         traceback=True,
+    ),
+    events.CallSlow: _Line(
+        CALL, logging.WARNING, "%(method)s (%(side)s) still runs after %(elapsed_s).3g s"
+    ),
+    events.CallRetrying: _Line(
+        CALL,
+        logging.INFO,
+        "%(method)s failed with %(code)s at try %(attempts)d, next try in %(delay_s).3g s",
+    ),
+    events.CallNotRetried: _Line(
+        CALL,
+        logging.INFO,
+        "%(method)s failed with %(code)s at try %(attempts)d, no other follows: %(reason)s",
+    ),
+    events.CallExcused: _Line(
+        CALL, logging.WARNING, "%(method)s failed, answered with its default: %(said)s"
+    ),
+    events.StreamSilent: _Line(
+        CALL, logging.WARNING, "%(method)s cancelled, no message for %(silent_s).3g s"
+    ),
+    events.CallLate: _Line(
+        CALL,
+        logging.WARNING,
+        "%(method)s refused, its deadline passed %(late_s).3g s before its turn came",
+    ),
+    events.HookFailed: _Line(
+        CALL, logging.ERROR, "%(method)s: a %(hook)s raised %(said)s", traceback=True
     ),
 }
 

@@ -12,25 +12,8 @@ from fixtures.grpc_servers import (  # noqa: F401 - fixtures
     channel,
     grpc_server,
 )
-from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, with_failback, workers
-from rpcwheel.observe import add_sink, remove_sink
-from rpcwheel.timer import ManualTimer
-
-
-@pytest.fixture
-def timer():
-    """Time moves by hand."""
-    with ManualTimer() as timer:
-        yield timer
-
-
-@pytest.fixture
-def events():
-    """All that was emitted since the test began."""
-    got = []
-    add_sink(got.append)
-    yield got
-    remove_sink(got.append)
+from rpcwheel import workers
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, with_failback
 
 
 @pytest.fixture

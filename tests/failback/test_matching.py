@@ -8,7 +8,8 @@ import pytest
 import tenacity
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.failback.matching import CODES, Matcher
+from rpcwheel.call import CODES
+from rpcwheel.failback.matching import Matcher
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

@@ -137,7 +137,7 @@ def test_a_retry_runs_on_a_worker_thread(invoker):
     failback.invoke(far, "order")
     play(failback)
     assert far.calls == [("order",)] * 2
-    assert far.threads[1].name.startswith("rpcwheel-failback-")
+    assert far.threads[1].name.startswith("rpcwheel-worker-")
 
 
 def test_a_retry_sees_the_callers_context_and_leaves_no_trace_in_it(invoker):
@@ -218,7 +218,7 @@ def test_an_abandoned_call_goes_to_the_dead_letter_hook_on_a_worker(invoker):
     ((letter, thread),) = letters
     assert (letter.args, letter.kwargs, letter.attempts) == (("order",), {}, 2)
     assert letter.error is error
-    assert thread.name.startswith("rpcwheel-failback-")
+    assert thread.name.startswith("rpcwheel-worker-")
 
 
 @pytest.mark.parametrize("broken", [ZeroDivisionError(), SystemExit(3)])

@@ -119,7 +119,7 @@ def test_nothing_of_the_users_runs_on_the_thread_that_completes_a_call(
     assert outer.result(PATIENCE) == DEFAULT
     play(failback)
     wait_until(lambda: len(threads) == 3)
-    assert all(name.startswith("rpcwheel-failback-") for name in threads)
+    assert all(name.startswith("rpcwheel-worker-") for name in threads)
 
 
 def test_whoever_completes_a_future_runs_nothing_of_the_users(invoker, timer):
@@ -140,7 +140,7 @@ def test_whoever_completes_a_future_runs_nothing_of_the_users(invoker, timer):
     answers[1].set_exception(ConnectionError())
     assert failback.flush(PATIENCE)
     wait_until(lambda: len(threads) == 4)
-    assert all(name.startswith("rpcwheel-failback-") for name in threads)
+    assert all(name.startswith("rpcwheel-worker-") for name in threads)
 
 
 def test_a_hanging_retry_does_not_hold_up_the_futures_of_its_queue(invoker, timer):

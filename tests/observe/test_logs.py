@@ -84,6 +84,48 @@ READS = [
         logging.ERROR,
         "audit: shop.push: the dead_letter hook raised: ValueError: no such shop",
     ),
+    (
+        events.CallSlow("/shop.Orders/Get", "client", 1.5),
+        "rpcwheel.call",
+        logging.WARNING,
+        "/shop.Orders/Get (client) still runs after 1.5 s",
+    ),
+    (
+        events.CallRetrying("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25),
+        "rpcwheel.call",
+        logging.INFO,
+        "/shop.Orders/Get failed with UNAVAILABLE at try 1, next try in 0.25 s",
+    ),
+    (
+        events.CallNotRetried("/shop.Orders/Get", 2, "UNAVAILABLE", "no attempts left"),
+        "rpcwheel.call",
+        logging.INFO,
+        ("/shop.Orders/Get failed with UNAVAILABLE at try 2, no other follows: no attempts left"),
+    ),
+    (
+        events.CallExcused("/shop.Orders/Get", BOOM),
+        "rpcwheel.call",
+        logging.WARNING,
+        "/shop.Orders/Get failed, answered with its default: ValueError: no such shop",
+    ),
+    (
+        events.StreamSilent("/shop.Orders/Watch", 30.0),
+        "rpcwheel.call",
+        logging.WARNING,
+        "/shop.Orders/Watch cancelled, no message for 30 s",
+    ),
+    (
+        events.CallLate("/shop.Orders/Get", 0.5),
+        "rpcwheel.call",
+        logging.WARNING,
+        "/shop.Orders/Get refused, its deadline passed 0.5 s before its turn came",
+    ),
+    (
+        events.HookFailed("/shop.Orders/Get", "done callback", BOOM),
+        "rpcwheel.call",
+        logging.ERROR,
+        "/shop.Orders/Get: a done callback raised ValueError: no such shop",
+    ),
 ]
 
 

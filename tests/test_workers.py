@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from rpcwheel.failback import workers
-from rpcwheel.failback.workers import POOL, WorkerPool
+from rpcwheel import workers
+from rpcwheel.workers import POOL, WorkerPool
 from rpcwheel.observe import HandOffRefused, TaskFailed
 
 PATIENCE = 10

@@ -1,9 +1,9 @@
-"""The threads that failback tries calls on: few, shared by the process, and none can starve.
+"""The threads that run what may block, users' code above all: few, shared, and none can starve.
 
-Each job belongs to a key (an invoker). A key may always have one job running, however many threads
-that makes; beyond its first, only while fewer than `SIZE` threads are busy. So an invoker whose
-calls hang holds up its own retries but never another's, and there are never more threads than
-`SIZE`, or one for each invoker that has work.
+Each job belongs to a key (a failback queue, a method whose callbacks run). A key may always have one
+job running, however many threads that makes; beyond its first, only while fewer than `SIZE` threads
+are busy. So a key whose jobs hang holds up its own but never another's, and there are never more
+threads than `SIZE`, or one for each key that has work.
 
 Threads are daemons: a call that hangs does not keep the program from ending. One that has nothing
 to do ends soon, as starting another costs a tenth of a millisecond.
@@ -36,7 +36,7 @@ IDLE_S: Final = 0.05
 class WorkerPool:
     """Runs jobs on daemon threads; see above for who gets one. Thread-safe."""
 
-    def __init__(self, name: str = "rpcwheel-failback", size: int = SIZE) -> None:
+    def __init__(self, name: str = "rpcwheel-worker", size: int = SIZE) -> None:
         self._name = name
         self._size = size
         self.reset()

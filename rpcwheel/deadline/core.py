@@ -1,0 +1,151 @@
+"""What is decided about the time and the tries of one call.
+
+One deadline over all attempts: a retry gets what the first try left over, and is not begun when
+the deadline would pass before it starts. Pure: time comes in as nanoseconds, the next step goes
+out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel.backoff import Backoff
+from rpcwheel.call import Attempt, Finish
+from rpcwheel.durations import NEVER, to_ns
+
+if TYPE_CHECKING:
+    from rpcwheel.call import Outcome
+
+    from .budget import RetryBudget
+    from .policy import RetryPolicy
+
+__all__ = ["DeadlinePlan", "RetryRules", "earliest"]
+
+NO_TIME: Final = Finish("its deadline has passed")
+GOOD: Final = Finish("it succeeded")
+NOT_NAMED: Final = Finish("its status is not one that `on` names")
+COMMITTED: Final = Finish("it can't be made again: messages were handed on")
+UNSURE: Final = Finish("a server may have carried it out, and its method is not idempotent")
+FORBIDDEN: Final = Finish("the server asked not to try again")
+NO_ATTEMPTS_LEFT: Final = Finish("no attempts left")
+NO_TIME_LEFT: Final = Finish("its deadline would pass before the next attempt")
+NO_BUDGET: Final = Finish("too many of this target's calls are retries already")
+
+SURE: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
+"""The only codes with which a request may fail that no server has seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """A retry policy as it applies to one method."""
+
+    on: frozenset[str]
+    attempts: int
+    backoff: Backoff
+    attempt_timeout_ns: int
+    """`NEVER` for no limit of its own."""
+    idempotent: bool
+    replay_bytes: int
+    budget: tuple[float, int] | None
+    """Share and reserve: what a target's `RetryBudget` is made with."""
+
+    @classmethod
+    def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryRules:
+        """Make them of what the user has set.
+
+        A try that could not be made again anyway is not cut short: of a method that is not
+        idempotent it gets all the time of the call.
+        """
+        on: frozenset[str] = policy.on
+        limit = policy.attempt_timeout if idempotent else None
+        return cls(
+            on=on if limit is None else on | {"DEADLINE_EXCEEDED"},
+            attempts=policy.attempts,
+            backoff=Backoff(policy.wait),
+            attempt_timeout_ns=NEVER if limit is None else to_ns(limit),
+            idempotent=idempotent,
+            replay_bytes=policy.replay_bytes,
+            budget=None if policy.budget is None else (policy.budget, policy.reserve),
+        )
+
+
+class DeadlinePlan:
+    """One deadline, and retries under it. A `CallPlan` for one call."""
+
+    __slots__ = ("_budget", "_deadline_ns", "_number", "_rules", "_started_ns")
+
+    def __init__(
+        self, deadline_ns: int, rules: RetryRules | None, budget: RetryBudget | None
+    ) -> None:
+        """Begin a call.
+
+        Args:
+            deadline_ns: When all must have ended; `NEVER` for no limit.
+            rules: Which failures are followed by another try; None is no retry.
+            budget: That of the call's target; None is no limit.
+        """
+        self._deadline_ns = deadline_ns
+        self._rules = rules
+        self._budget = budget
+        self._number = 0
+        self._started_ns = 0
+
+    def begin(self, now_ns: int) -> Attempt | Finish:
+        """Say whether and until when the first try may run."""
+        if self._budget is not None:
+            self._budget.call(now_ns)
+        if now_ns >= self._deadline_ns:
+            return NO_TIME
+        self._started_ns = now_ns
+        return self._attempt(now_ns)
+
+    def ended(self, now_ns: int, outcome: Outcome) -> Attempt | Finish:
+        """Say what follows after a try that has ended.
+
+        Raises:
+            Exception: What a wait strategy of the user's raised.
+        """
+        rules = self._rules
+        if outcome.code == "OK" or rules is None:
+            return GOOD if outcome.code == "OK" else NOT_NAMED
+        refusal = self._refusal(rules, outcome)
+        if refusal is not None:
+            return refusal
+        delay_ns = outcome.pushback_ns
+        if delay_ns is None:
+            delay_ns = rules.backoff.next_delay_ns(
+                self._number, elapsed_ns=now_ns - self._started_ns, error=outcome.error
+            )
+        if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
+            return NO_TIME_LEFT
+        if self._budget is not None and not self._budget.take(now_ns):
+            return NO_BUDGET
+        return self._attempt(now_ns + delay_ns)
+
+    def _refusal(self, rules: RetryRules, outcome: Outcome) -> Finish | None:
+        """Why this failure is not followed by another try, time and budget apart."""
+        if outcome.code not in rules.on:
+            return NOT_NAMED
+        if outcome.committed:
+            return COMMITTED
+        if not (rules.idempotent or outcome.unprocessed):
+            return UNSURE
+        if self._number >= rules.attempts:
+            return NO_ATTEMPTS_LEFT
+        if outcome.pushback_ns is not None and outcome.pushback_ns < 0:
+            return FORBIDDEN
+        return None
+
+    def _attempt(self, at_ns: int) -> Attempt:
+        self._number += 1
+        deadline_ns = self._deadline_ns
+        if self._rules is not None:
+            deadline_ns = min(deadline_ns, at_ns + self._rules.attempt_timeout_ns)
+        return Attempt(self._number, at_ns, deadline_ns)
+
+
+def earliest(now_ns: int, *timeouts_ns: int | None) -> int:
+    """The deadline of a call that begins now; `NEVER` if none of the limits is one."""
+    limits = [limit for limit in timeouts_ns if limit is not None]
+    return min(now_ns + min(limits), NEVER) if limits else NEVER

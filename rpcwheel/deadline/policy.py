@@ -1,0 +1,105 @@
+"""What a user may set for the time of a call, and for its retries."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
+from tenacity import wait_random_exponential
+
+from rpcwheel.backoff import Backoff
+from rpcwheel.call import checked_code
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.policy import Policy, Seconds, checked
+
+__all__ = ["DeadlinePolicy", "RetryPolicy"]
+
+WANTED: Final = (
+    'name the status codes to try again after, such as on={"UNAVAILABLE"}; UNAVAILABLE alone is '
+    "safe for every method, because only what no server has seen is sent again, unless the "
+    "method is marked idempotent"
+)
+
+
+class DeadlinePolicy(Policy):
+    """How long a call may take.
+
+    A call's deadline is the earliest of three: what its caller gave as `timeout=`, `timeout` here,
+    and, with `propagate`, the deadline of the call that is being served. All its attempts share it.
+    """
+
+    timeout: Seconds | None = None
+    """The whole call at most, with all its attempts, in seconds. None: no limit of its own."""
+
+    message_timeout: Seconds | None = None
+    """A response stream without a message for so long, while someone waits for one, is cancelled
+    and ends with DEADLINE_EXCEEDED. gRPC has nothing for it. None: it may be silent for ever."""
+
+    slow_after: Seconds | None = None
+    """A call that still runs after so long is told as the event `CallSlow`. None: never."""
+
+    propagate: StrictBool = True
+    """Whether calls made while serving one share that one's deadline."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        for name in ("message_timeout", "slow_after"):
+            part, whole = getattr(self, name), self.timeout
+            if part is not None and whole is not None and to_ns(part) >= to_ns(whole):
+                raise ConfigurationError(
+                    f"{name} ({part}) would never be reached, the whole call ends after timeout "
+                    f"({whole}); give less, or leave it out"
+                )
+        return self
+
+
+class RetryPolicy(Policy):
+    """Which failed calls are made again within the call (Dubbo's failover), and in what rhythm.
+
+    Only while the caller's deadline lasts, only before a response message was handed out, and only
+    if it can't do harm: the method is marked `idempotent`, or no server has seen the request.
+    """
+
+    on: Any = Field(description=WANTED)
+    """Status codes or their names: one, or a set, tuple or list."""
+
+    attempts: Annotated[StrictInt, Field(ge=1)] = 3
+    """How many tries there are at most, the first one included. 1: no retry."""
+
+    wait: Any = wait_random_exponential(multiplier=0.1, max=2.0)
+    """Before each retry: seconds, a `timedelta`, or a tenacity `wait_*` object. By default at
+    random up to 0.1 s, then up to 0.2, 0.4 and so on, to at most 2 s ("full jitter": calls that
+    failed together do not come back together). What a server asks for goes before it (gRFC A6)."""
+
+    attempt_timeout: Seconds | None = None
+    """One try at most. A try that it ends counts as failed with a code of `on`. None: each may use
+    up what is left of the call's deadline."""
+
+    budget: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.2
+    """How many of a target's calls of the last 10 s may be retries, as a share, so that retries
+    don't bury a server that is down already (Finagle's figure). `reserve` of them are always
+    allowed. None: no limit."""
+
+    reserve: Annotated[StrictInt, Field(ge=0)] = 10
+    """How many retries in 10 s a target gets, however few its calls are."""
+
+    replay_bytes: Annotated[StrictInt, Field(ge=0)] = 1 << 20
+    """How much of a request stream is kept to send it again. A stream that grows beyond is sent on
+    and no longer tried again."""
+
+    @field_validator("on", mode="after")
+    @classmethod
+    def _named(cls, on: object) -> frozenset[str]:
+        given = on if isinstance(on, (set, frozenset, tuple, list)) else (on,)
+        codes = frozenset(checked(partial(checked_code, what="`on`"), one) for one in given)
+        if not codes:
+            raise ConfigurationError(f"`on` is empty; {WANTED}")
+        return codes
+
+    @field_validator("wait")
+    @classmethod
+    def _waits(cls, wait: object) -> object:
+        checked(Backoff, wait)
+        return wait

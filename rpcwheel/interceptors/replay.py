@@ -1,0 +1,47 @@
+"""What is kept of a request stream, so that it can be sent again whole or not at all.
+
+Pure, and without a lock: one sender at a time adds. A recording that grew beyond its limit lets go
+of all it held and is good for nothing but to say so.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """The messages of one request stream, from the first on, up to a number of bytes."""
+
+    __slots__ = ("_bytes", "_limit", "complete", "messages", "whole")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._bytes = 0
+        self.messages: list[Any] = []
+        """All that was sent so far; empty once it was too much."""
+        self.whole = True
+        """Whether `messages` is all of it: nothing had to be let go."""
+        self.complete = False
+        """Whether the stream has ended: nothing comes after `messages`."""
+
+    def add(self, message: Any) -> None:  # noqa: ANN401 - the user's
+        """Keep a message that is being sent."""
+        if not self.whole:
+            return
+        self._bytes += size_of(message)
+        if self._bytes > self._limit:
+            self.whole = False
+            self.messages = []
+        else:
+            self.messages.append(message)
+
+
+def size_of(message: Any) -> int:  # noqa: ANN401
+    """Bytes on the wire of a protobuf message, of bytes; in memory of anything else."""
+    if isinstance(message, (bytes, bytearray, memoryview)):
+        return len(message)
+    size = getattr(message, "ByteSize", None)
+    return size() if callable(size) else sys.getsizeof(message)

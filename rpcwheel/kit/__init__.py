@@ -1,0 +1,3 @@
+"""All of it in one object (to come)."""
+
+__all__: list[str] = []
