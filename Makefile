@@ -46,8 +46,9 @@ types: .venv/dev           ## mypy --strict
 walls: .venv/test          ## which room may import which
 	$(BIN)/lint-imports --no-cache --no-logo
 
-bench: .venv/bench         ## the timer's figures, into docs/benchmarks
+bench: .venv/bench         ## what timers and calls cost, into docs/benchmarks
 	$(BIN)/python -m benchmarks.timer
+	$(BIN)/python -m benchmarks.calls
 
 clean:                     ## all that was made, .venv too
 	rm -rf .venv .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

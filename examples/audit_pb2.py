@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0b\x61udit.proto\x12\x04shop\"\x14\n\x04Line\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x19\n\x07Receipt\x12\x0e\n\x06number\x18\x01 \x01(\r2*\n\x05\x41udit\x12!\n\x04Push\x12\n.shop.Line\x1a\r.shop.Receiptb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0b\x61udit.proto\x12\x04shop\"\x14\n\x04Line\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x19\n\x07Receipt\x12\x0e\n\x06number\x18\x01 \x01(\r2N\n\x05\x41udit\x12!\n\x04Push\x12\n.shop.Line\x1a\r.shop.Receipt\x12\"\n\x06\x46ollow\x12\n.shop.Line\x1a\n.shop.Line0\x01\x62\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'audit_pb2', globals())
@@ -25,5 +25,5 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _RECEIPT._serialized_start=43
   _RECEIPT._serialized_end=68
   _AUDIT._serialized_start=70
-  _AUDIT._serialized_end=112
+  _AUDIT._serialized_end=148
 # @@protoc_insertion_point(module_scope)

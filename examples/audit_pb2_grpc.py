@@ -19,12 +19,23 @@ class AuditStub(object):
                 request_serializer=audit__pb2.Line.SerializeToString,
                 response_deserializer=audit__pb2.Receipt.FromString,
                 )
+        self.Follow = channel.unary_stream(
+                '/shop.Audit/Follow',
+                request_serializer=audit__pb2.Line.SerializeToString,
+                response_deserializer=audit__pb2.Line.FromString,
+                )
 
 
 class AuditServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Push(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -37,6 +48,11 @@ def add_AuditServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=audit__pb2.Line.FromString,
                     response_serializer=audit__pb2.Receipt.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=audit__pb2.Line.FromString,
+                    response_serializer=audit__pb2.Line.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -62,5 +78,22 @@ class Audit(object):
         return grpc.experimental.unary_unary(request, target, '/shop.Audit/Push',
             audit__pb2.Line.SerializeToString,
             audit__pb2.Receipt.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/shop.Audit/Follow',
+            audit__pb2.Line.SerializeToString,
+            audit__pb2.Line.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

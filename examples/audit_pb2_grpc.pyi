@@ -1,5 +1,6 @@
 # Written by hand (mypy-protobuf makes such files): just what the examples use.
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator, Iterator
+from typing import Any
 
 import grpc
 from audit_pb2 import Line, Receipt
@@ -7,11 +8,19 @@ from audit_pb2 import Line, Receipt
 class _Answer(Receipt):  # the receipt itself on a channel of grpc; to be awaited on one of grpc.aio
     def __await__(self) -> Generator[None, None, Receipt]: ...
 
+class _Lines(grpc.Call, Iterator[Line]):
+    def code(self) -> grpc.StatusCode: ...
+    def details(self) -> str: ...
+
 class AuditStub:
     def __init__(self, channel: grpc.Channel | grpc.aio.Channel) -> None: ...
     def Push(self, request: Line, timeout: float | None = None) -> _Answer: ...  # noqa: N802
+    def Follow(self, request: Line, timeout: float | None = None) -> _Lines: ...  # noqa: N802
 
-class AuditServicer:
-    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt: ...  # noqa: N802
+class AuditServicer:  # `context` is grpc's, or grpc.aio's
+    def Push(self, request: Line, context: Any) -> Receipt | Awaitable[Receipt]: ...  # noqa: ANN401, N802
+    def Follow(self, request: Line, context: Any) -> Iterator[Line]: ...  # noqa: ANN401, N802
 
-def add_AuditServicer_to_server(servicer: AuditServicer, server: grpc.Server) -> None: ...  # noqa: N802
+def add_AuditServicer_to_server(  # noqa: N802
+    servicer: AuditServicer, server: grpc.Server | grpc.aio.Server
+) -> None: ...

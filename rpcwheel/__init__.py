@@ -2,21 +2,38 @@
 
 The map, from what you import down to what it stands on:
 
-=============  =====================================================================================
-`failback`     Answer now, deliver later: `with_failback` queues a failed call and makes it again.
-`timer`        A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
-`observe`      What happened, and who is told: events, `add_sink`, the standard log.
-`errors`       Every exception, drawn as a tree.
-=============  =====================================================================================
+==============  ====================================================================================
+`kit`           All of it in one object: `Kit(timeout=2.0, retry=...)`, from code or a file.
+`interceptors`  Where gRPC's calls come in, client and server: `client_interceptors`, `CallPolicy`.
+`deadline`      Every call ends in time: `RetryPolicy`, `current_deadline`, `PendingCalls`.
+`failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
+`timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
+`observe`       What happened, and who is told: events, `add_sink`, the standard log.
+`errors`        Every exception, drawn as a tree.
+==============  ====================================================================================
 
-All public names but those of `observe` stand here too: `from rpcwheel import with_failback`. Each
-room's own docstring is its manual. `python -m rpcwheel demo` shows it at work on a real server
-that is killed; it needs `pip install 'rpcwheel[cli]'`.
+All public names but those of `observe` stand here too: `from rpcwheel import Kit`. `rpcwheel.aio`
+has the same names for `grpc.aio`. Each room's own docstring is its manual. `python -m rpcwheel
+demo` shows it at work on a real server that is killed; it needs `pip install 'rpcwheel[cli]'`.
 
-To read the code, begin with `failback/core.py` (a decision) and `failback/sync.py` (its hands).
+To read the code, begin with `call.py` (the words), `failback/core.py` (a decision) and
+`failback/sync.py` (its hands).
 """
 
+from rpcwheel.deadline import (
+    CallFuture,
+    Deadline,
+    DeadlinePolicy,
+    PendingCalls,
+    PendingStats,
+    RetryPolicy,
+    current_deadline,
+    deadline_scope,
+)
 from rpcwheel.errors import (
+    CallError,
+    CallsClosed,
+    CallTimeout,
     ConfigurationError,
     FailbackClosed,
     FailbackError,
@@ -24,6 +41,7 @@ from rpcwheel.errors import (
     RpcWheelError,
     TimerError,
     TimerStopped,
+    TooManyCalls,
     TooManyTimeouts,
 )
 from rpcwheel.failback import (
@@ -33,6 +51,16 @@ from rpcwheel.failback import (
     FailedCall,
     with_failback,
 )
+from rpcwheel.interceptors import (
+    CallPolicy,
+    FailsafePolicy,
+    MethodPolicy,
+    Queues,
+    client_interceptors,
+    intercept_channel,
+    server_interceptors,
+)
+from rpcwheel.kit import Kit
 from rpcwheel.timer import (
     AsyncWheelTimer,
     DeadlineHeap,
@@ -50,12 +78,21 @@ from rpcwheel.timer import (
     shared_timer,
 )
 
+from . import aio
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncWheelTimer",
+    "CallError",
+    "CallFuture",
+    "CallPolicy",
+    "CallTimeout",
+    "CallsClosed",
     "ConfigurationError",
+    "Deadline",
     "DeadlineHeap",
+    "DeadlinePolicy",
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
@@ -63,11 +100,18 @@ __all__ = [
     "FailbackPolicy",
     "FailbackStats",
     "FailedCall",
+    "FailsafePolicy",
     "HashedWheel",
     "HierarchicalWheel",
+    "Kit",
     "Lateness",
     "ManualTimer",
+    "MethodPolicy",
+    "PendingCalls",
+    "PendingStats",
     "PeriodicTask",
+    "Queues",
+    "RetryPolicy",
     "RetryTask",
     "RpcWheelError",
     "SparseWheel",
@@ -76,9 +120,16 @@ __all__ = [
     "TimerStats",
     "TimerStopped",
     "TimerTask",
+    "TooManyCalls",
     "TooManyTimeouts",
     "WheelTimer",
     "__version__",
+    "aio",
+    "client_interceptors",
+    "current_deadline",
+    "deadline_scope",
+    "intercept_channel",
+    "server_interceptors",
     "shared_timer",
     "with_failback",
 ]

@@ -7,15 +7,26 @@ Each class says whose fault it is and what to do next::
     ├── TimerError
     │   ├── TimerStopped      yours: the timer was stopped; make another   (a RuntimeError too)
     │   └── TooManyTimeouts   load: `max_pending` timeouts wait already
-    └── FailbackError
-        ├── FailbackFull      load: `max_pending` failed calls wait already
-        └── FailbackClosed    yours: the call failed after `close()`
+    ├── FailbackError
+    │   ├── FailbackFull      load: `max_pending` failed calls wait already
+    │   └── FailbackClosed    yours: the call failed after `close()`
+    └── CallError
+        ├── CallTimeout       no answer in time; `side` says who was slow  (a TimeoutError too)
+        ├── TooManyCalls      load: `max_pending` calls wait for an answer already
+        └── CallsClosed       yours: the table of pending calls was closed
 
 An argument of the wrong type raises the built-in `TypeError`: that is a bug in the calling code,
 not a state to handle.
 """
 
+from collections.abc import Hashable
+from functools import partial
+from typing import Final, Literal
+
 __all__ = [
+    "CallError",
+    "CallTimeout",
+    "CallsClosed",
     "ConfigurationError",
     "FailbackClosed",
     "FailbackError",
@@ -23,6 +34,7 @@ __all__ = [
     "RpcWheelError",
     "TimerError",
     "TimerStopped",
+    "TooManyCalls",
     "TooManyTimeouts",
 ]
 
@@ -57,3 +69,78 @@ class FailbackFull(FailbackError):
 
 class FailbackClosed(FailbackError):
     """The call failed after `close()`; it was not queued."""
+
+
+class CallError(RpcWheelError):
+    """A call of a `PendingCalls` table was not begun, or ended without an answer."""
+
+
+class TooManyCalls(CallError):
+    """The table holds `max_pending` calls already; wait for some, or raise the limit."""
+
+
+class CallsClosed(CallError):
+    """The table was closed, before the call or while it waited for its answer."""
+
+
+class CallTimeout(CallError, TimeoutError):
+    """No answer came in time. The peer may still carry the call out.
+
+    Times are seconds on the clock of the timer in use: `time.monotonic()`, or a `ManualTimer`'s
+    own. Can be pickled if the key can.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        *,
+        side: Literal["client", "server"],
+        timeout: float,
+        elapsed: float,
+        start: float,
+        sent: float | None,
+        name: str = "calls",
+    ) -> None:
+        """Say which call it was, and where the time went.
+
+        Args:
+            key: The call's key.
+            side: Who was slow: `"client"` if the request was not sent within the timeout,
+                `"server"` if it was, and not answered.
+            timeout: How long the call might take, all in all.
+            elapsed: How long it took until this error was made; above `timeout` by as much as the
+                timer was late.
+            start: When it was opened.
+            sent: When its request was sent; None if it never was.
+            name: Of the table.
+        """
+        super().__init__()  # not the text: it shows the key, and a `__repr__` is the user's code
+        self.key = key
+        self.side = side
+        self.timeout = timeout
+        self.elapsed = elapsed
+        self.start = start
+        self.sent = sent
+        self.name = name
+
+    def __str__(self) -> str:
+        what = f"{self.name}: call {self.key!r} timed out after {self.elapsed:.3f} s"
+        sent_after = self.elapsed if self.sent is None else self.sent - self.start
+        if self.side == "server":
+            silent = self.elapsed - sent_after
+            why = f"server slow: sent after {sent_after:.3f} s, unanswered for {silent:.3f} s"
+        elif self.sent is None:
+            why = "client slow: the request was never sent"
+        else:
+            why = f"client slow: the request was sent only after {sent_after:.3f} s"
+        return f"{what} (timeout {self.timeout:.4g} s); {why}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        given = {part: getattr(self, part) for part in _PARTS}
+        return partial(type(self), self.key, **given), (), vars(self)
+
+
+_PARTS: Final = ("side", "timeout", "elapsed", "start", "sent", "name")

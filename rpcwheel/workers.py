@@ -1,9 +1,9 @@
 """The threads that run what may block, users' code above all: few, shared, and none can starve.
 
-Each job belongs to a key (a failback queue, a method whose callbacks run). A key may always have one
-job running, however many threads that makes; beyond its first, only while fewer than `SIZE` threads
-are busy. So a key whose jobs hang holds up its own but never another's, and there are never more
-threads than `SIZE`, or one for each key that has work.
+Each job belongs to a key (a failback queue, a method whose callbacks run). A key may always have
+one job running, however many threads that makes; beyond its first, only while fewer than `SIZE`
+threads are busy. So a key whose jobs hang holds up its own but never another's, and there are never
+more threads than `SIZE`, or one for each key that has work.
 
 Threads are daemons: a call that hangs does not keep the program from ending. One that has nothing
 to do ends soon, as starting another costs a tenth of a millisecond.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from rpcwheel import errors
@@ -27,3 +29,40 @@ def test_code_that_knows_only_the_standard_errors_catches_ours(
 ) -> None:
     with pytest.raises(standard):
         raise error("said why")
+
+
+def timed_out(**changed: object) -> errors.CallTimeout:
+    given = {
+        "side": "server", "timeout": 2.0, "elapsed": 2.001, "start": 10.0, "sent": 10.25,
+        "name": "orders",
+    }  # fmt: skip
+    return errors.CallTimeout(7, **(given | changed))
+
+
+def test_a_call_timeout_is_the_standard_one_too_without_an_errno() -> None:
+    error = timed_out()
+    assert isinstance(error, TimeoutError)
+    assert (error.errno, error.args) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, "server slow: sent after 0.250 s, unanswered for 1.751 s"),
+        ({"side": "client", "sent": None}, "client slow: the request was never sent"),
+        ({"side": "client", "sent": 12.0}, "client slow: the request was sent only after 2.000 s"),
+    ],
+)
+def test_a_call_timeout_says_which_side_was_slow(changed: dict[str, object], why: str) -> None:
+    error = timed_out(**changed)
+    text = f"orders: call 7 timed out after 2.001 s (timeout 2 s); {why}"
+    assert str(error) == text
+    assert repr(error) == f"CallTimeout({text!r})"
+
+
+def test_a_call_timeout_survives_the_way_between_processes() -> None:
+    error = timed_out()
+    error.add_note("at the till")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is errors.CallTimeout
+    assert vars(copy) == vars(error)

@@ -12,10 +12,11 @@ import rpcwheel
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SHARED = {"audit_server"}
 
 
-@pytest.mark.parametrize("name", ["failback_sync.py", "failback_aio.py"])
-def test_a_failback_example_delivers_what_it_queued(name: str) -> None:
+def story(name: str) -> str:
+    """What an example prints; it ends with 0 if what it shows was true."""
     run = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name)],
         capture_output=True,
@@ -28,14 +29,63 @@ def test_a_failback_example_delivers_what_it_queued(name: str) -> None:
             "PYTHONUNBUFFERED": "1",
         },  # one story, in order
     )
-    assert run.returncode == 0, run.stderr
-    story, _, after = run.stdout.partition("up again")
-    assert "up: the server answers number: 1" in story
-    assert re.findall(r"killed: None after .* ms; in the queue: (\d)", story) == ["1", "2", "3"]
-    assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
-    assert run.stdout.endswith("all delivered: True\n")
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
 
 
 @pytest.mark.parametrize("name", ["failback_sync.py", "failback_aio.py"])
-def test_an_example_is_short(name: str) -> None:
-    assert len((EXAMPLES / name).read_text().splitlines()) < 40
+def test_a_failback_example_delivers_what_it_queued(name: str) -> None:
+    told = story(name)
+    before, _, after = told.partition("up again")
+    assert "up: the server answers number: 1" in before
+    assert re.findall(r"killed: None after .* ms; in the queue: (\d)", before) == ["1", "2", "3"]
+    assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
+    assert told.endswith("all delivered: True\n")
+
+
+def test_the_failback_interceptor_answers_at_once_and_delivers_later() -> None:
+    told = story("failback_interceptor.py")
+    before, _, after = told.partition("up again")
+    assert "up: the server answers number: 1" in before
+    assert re.findall(r"killed: queued=True after .* ms; waiting: (\d)", before) == ["1", "2", "3"]
+    assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
+    assert told.endswith("all delivered: True\n")
+
+
+@pytest.mark.parametrize("name", ["deadlines.py", "deadlines_aio.py"])
+def test_a_deadline_shrinks_from_hop_to_hop(name: str) -> None:
+    found = re.fullmatch(r"A gives (.*) s\nB has (.*) s\nC has (.*) s\n", story(name))
+    assert found is not None
+    entry, middle, leaf = (float(each) for each in found.groups())
+    assert entry >= middle > leaf > 0
+
+
+def test_retries_tell_the_server_how_many_went_before_and_end_before_the_deadline() -> None:
+    told = story("retry.py")
+    assert re.findall(r"order 1; attempts before: (.*);", told) == ["none", "1", "2"]
+    assert "answered: number: 1\n" in told
+    attempts = re.findall(r"order 2; attempts before: (.*); (.*) s left", told)
+    assert [before for before, _ in attempts] == ["none", "1", "2", "3"]
+    left = [float(seconds) for _, seconds in attempts]
+    assert left == sorted(left, reverse=True)
+    assert re.search(r"failed: not now\nafter 1\..* s, of 1.75\n$", told)
+
+
+def test_a_silent_stream_is_cut_on_both_sides() -> None:
+    lines = story("silent_stream.py").splitlines()
+    assert lines[:3] == [f"received: order {number}" for number in (1, 2, 3)]
+    assert lines[3:] == [
+        "cut: DEADLINE_EXCEEDED, no message for 0.5 s (message_timeout)",
+        "the server was told: True",
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES.glob("*.py") if path.stem not in SHARED and "_pb2" not in path.stem],
+    ids=lambda path: path.name,
+)
+def test_an_example_is_short_and_tells_how_to_run_it(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 65
+    assert f"run it: python examples/{path.name}." in text

@@ -27,8 +27,13 @@ PARTS = [f"rpcwheel.timer.{path.stem}" for path in PACKAGE.glob("timer/*_c.pxd")
 COMPILED = [spec for part in PARTS if (spec := importlib.util.find_spec(part))]
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 
+FACE = {"aio", "__version__"}
+"""What only the root has: the other face, and what both are."""
+
 INNER = {"__main__", "backoff", "call", "cli", "durations", "observe", "policy", "workers"}
 """What the root does not show: programs, and words for those who write a plug-in."""
+
+AIO_ROOMS = {path.parent.name for path in PACKAGE.glob("*/aio.py")}
 
 UNLIKE_TWINS = {"timer"}
 """Rooms whose twins are two things by name: a thread's timer is not a loop's."""
@@ -36,6 +41,12 @@ UNLIKE_TWINS = {"timer"}
 QUEUES = ("_base", "_collector", "_front", "_heap", "_sparse", "_walk", "_wheel", "queue")
 TESTED_BY = {  # one behaviour, four structures, two forms: the queues share their tests
     **{f"timer/{part}.py": "timer/test_queues.py" for part in QUEUES},
+    "aio.py": "test_house.py",  # names only
+    "_grpc/aio_kinds.py": "interceptors/test_aio_contract.py",  # in use, beside a bare channel
+    "_grpc/aio_relay.py": "interceptors/test_aio_contract.py",
+    "interceptors/_aio_resend.py": "interceptors/test_aio_failback.py",
+    "interceptors/_aio_tries.py": "interceptors/test_aio_client.py",
+    "interceptors/queues.py": "interceptors/test_aio.py",
 }
 """Source files whose tests do not stand in `test_<file>.py` of the same room."""
 
@@ -111,7 +122,25 @@ def test_a_module_imports_alone_in_silence_and_starts_no_thread(module: str) -> 
 
 def test_the_root_shows_what_the_rooms_show_and_nothing_else() -> None:
     of_rooms = {name for room in rooms() for name in public(f"rpcwheel.{room}")}
-    assert set(rpcwheel.__all__) == of_rooms | {"__version__"}
+    assert set(rpcwheel.__all__) == of_rooms | FACE
+
+
+def test_the_faces_of_both_worlds_have_the_same_names() -> None:
+    assert set(rpcwheel.aio.__all__) == set(rpcwheel.__all__) - FACE
+    assert len(set(rpcwheel.aio.__all__)) == len(rpcwheel.aio.__all__)
+
+
+def test_a_name_means_in_the_aio_face_what_its_room_says_there() -> None:
+    of_twins = {
+        name: thing
+        for room in AIO_ROOMS - UNLIKE_TWINS
+        for name, thing in public(f"rpcwheel.{room}.aio").items()
+    }
+    assert public("rpcwheel.aio") == {
+        name: of_twins.get(name, getattr(rpcwheel, name)) for name in rpcwheel.aio.__all__
+    }
+    same = [name for name, thing in of_twins.items() if getattr(rpcwheel, name) is thing]
+    assert not same, "the sync twin in both faces"
 
 
 @pytest.mark.parametrize("module", ["rpcwheel", *(f"rpcwheel.{room}" for room in rooms())])
@@ -122,7 +151,7 @@ def test_a_name_is_listed_once_and_means_the_same_everywhere(module: str) -> Non
     assert not other, f"{other} of {module} are something else in the root"
 
 
-@pytest.mark.parametrize("room", [path.parent.name for path in PACKAGE.glob("*/aio.py")])
+@pytest.mark.parametrize("room", sorted(AIO_ROOMS))
 def test_the_twins_of_a_room_have_the_same_names(room: str) -> None:
     same = set(public(f"rpcwheel.{room}.sync")) == set(public(f"rpcwheel.{room}.aio"))
     assert same is (room not in UNLIKE_TWINS)

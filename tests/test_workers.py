@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from rpcwheel import workers
-from rpcwheel.workers import POOL, WorkerPool
 from rpcwheel.observe import HandOffRefused, TaskFailed
+from rpcwheel.workers import POOL, WorkerPool
 
 PATIENCE = 10
 

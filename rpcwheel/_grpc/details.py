@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
-__all__ = ["AioDetails", "Details", "aio_details", "details_of", "metadata_of"]
+__all__ = ["AioDetails", "Details", "aio_details", "details_of", "details_with", "metadata_of"]
 
 ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 """How a server learns that a call is a retry (gRFC A6)."""
@@ -38,6 +38,21 @@ def details_of(given: Any) -> Details:  # noqa: ANN401 - whatever an outer inter
     """Make ours of any call details; attributes that are missing are None, as grpc takes them."""
     fields: Any = (getattr(given, name, None) for name in Details._fields)
     return Details(*fields)
+
+
+def details_with(given: Any, timeout: float | None) -> Details:  # noqa: ANN401
+    """The same with another timeout. In one go where nothing is missing: it runs for every call."""
+    try:
+        return Details(
+            given.method,
+            timeout,
+            given.metadata,
+            given.credentials,
+            given.wait_for_ready,
+            given.compression,
+        )
+    except AttributeError:
+        return details_of(given)._replace(timeout=timeout)
 
 
 class AioDetails(grpc.aio.ClientCallDetails):

@@ -15,6 +15,8 @@ __all__ = ["FORBID_NS", "is_unprocessed", "outcome_of_error", "pushback_ns"]
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 FORBID_NS: Final = -1
+LONGEST_DIGITS: Final = 12
+"""Thirty years. Python refuses to read a number of thousands of digits, which a server may send."""
 
 _NEVER_SENT: Final = (
     "failed to connect to all addresses",
@@ -35,12 +37,13 @@ _REFUSED: Final = "Concurrent RPC limit exceeded!"
 def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | None:
     """How long the server wants a retry to wait; `FORBID_NS` for never, None if it says nothing.
 
-    What is no number means never (gRFC A6).
+    What is no number means never (gRFC A6), and so does one that is longer than any wait.
     """
     for key, value in trailing or ():
         if key == PUSHBACK_KEY:
             text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-            return int(text) * 1_000_000 if text.isdecimal() and text.isascii() else FORBID_NS
+            number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_DIGITS
+            return int(text) * 1_000_000 if number else FORBID_NS
     return None
 
 
@@ -60,17 +63,22 @@ def is_unprocessed(code: str, details: str | None, trailing: object, initial: ob
 def outcome_of_error(error: Any, *, committed: bool = False) -> Outcome:  # noqa: ANN401
     """How a try ended that gave `error`: a `grpc.RpcError` with a code, or anything else.
 
-    Takes the finished calls of `grpc` and the errors of both worlds, which answer at once.
+    Takes the finished calls of `grpc` and the errors of both worlds, which answer at once, and
+    errors of inner interceptors, which may know no more than their code.
     """
-    known = isinstance(error, grpc.RpcError)
-    if not known or not callable(getattr(error, "code", None)):
+    code = _said(error, "code") if isinstance(error, grpc.RpcError) else None
+    if not isinstance(code, grpc.StatusCode):
         return Outcome(code="UNKNOWN", error=error, committed=True)
-    code = error.code().name
-    trailing = error.trailing_metadata()
+    trailing, initial = _said(error, "trailing_metadata"), _said(error, "initial_metadata")
     return Outcome(
-        code=code,
+        code=code.name,
         error=error,
         pushback_ns=pushback_ns(trailing),
-        unprocessed=is_unprocessed(code, error.details(), trailing, error.initial_metadata()),
+        unprocessed=is_unprocessed(code.name, _said(error, "details"), trailing, initial),
         committed=committed,
     )
+
+
+def _said(error: grpc.RpcError, name: str) -> Any:  # noqa: ANN401
+    answer = getattr(error, name, None)
+    return answer() if callable(answer) else None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+POLL_INTERVAL = "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS"
+
 FEWEST_EVENTS = 10
 """Below that some step of the story would have no call to show."""
 
@@ -39,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With 2 for a wrong argument, 143 after SIGTERM.
     """
     args = _parser().parse_args(argv)
+    if argv is None:
+        _hurry_old_grpcio()
     try:
         with _sigterm_as_exit():
             return _demo(args)
@@ -50,10 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    # grpcio before 1.80 looks only every 5 s whether a connection came back (grpc #38290), or as
-    # often as this says when grpc is imported. Measured with 1.75 to 1.78: the queue drains 8 s
-    # after the restart, with this in half a second.
-    os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "100")
     try:
         from rpcwheel.cli import demo  # noqa: PLC0415 - `--version` must work without protobuf
     except ModuleNotFoundError as error:
@@ -66,6 +66,19 @@ def _demo(args: argparse.Namespace) -> int:
     return demo.run(
         demo.Settings(events=args.events, outage=args.outage), view.choose(plain=args.plain)
     )
+
+
+def _hurry_old_grpcio() -> None:
+    """Have a grpcio before 1.80 look more often whether a connection came back.
+
+    It does so every 5 s only (grpc #38290), or as often as this variable says when grpc is
+    imported, which `import rpcwheel` has done by now: so the program begins again. Measured with
+    1.75 to 1.78: the queue drains 8 s after the restart of the server, with this in a second.
+    """
+    old = tuple(map(int, version("grpcio").split(".")[:2])) < (1, 80)
+    if old and POLL_INTERVAL not in os.environ:
+        os.environ[POLL_INTERVAL] = "100"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
 
 
 def _parser() -> argparse.ArgumentParser:

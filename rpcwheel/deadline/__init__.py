@@ -8,14 +8,36 @@
 
 A server with rpcwheel's interceptors does the same for each call that it serves: the client's
 deadline becomes `current_deadline()`, and calls made meanwhile get what is left of it.
+
+For a transport of your own, whose answers carry the id of their request, `PendingCalls` keeps the
+calls that wait (Dubbo's `DefaultFuture`). A `CallFuture` always ends: with the answer, with an
+error, or with a `CallTimeout` that says who was slow::
+
+    from rpcwheel.deadline import PendingCalls     # or rpcwheel.deadline.aio
+
+    calls = PendingCalls()
+    future = calls.open(7, timeout=2.0, connection=sock)
+    sock.sendall(request)
+    calls.sent(7)                             # from now on it is the server that is slow
+    ...
+    calls.received(7, answer)                 # on the thread that reads
+    calls.lost(sock, ConnectionError("gone")) # ends all calls of that socket, at once
+
+A table belongs to the process that made it: a forked child starts with a timer in which nothing
+waits, and makes its own table for its own connections.
 """
 
 from .context import Deadline, current_deadline, deadline_scope
+from .pending import PendingStats
 from .policy import DeadlinePolicy, RetryPolicy
+from .sync import CallFuture, PendingCalls
 
 __all__ = [
+    "CallFuture",
     "Deadline",
     "DeadlinePolicy",
+    "PendingCalls",
+    "PendingStats",
     "RetryPolicy",
     "current_deadline",
     "deadline_scope",

@@ -1,8 +1,13 @@
 """How many retries a target gets, so that those who retry don't bury a server that is down.
 
 Finagle's and Envoy's rule: at most a share of the recent calls, and a small number always. Pure:
-time comes in. Each method is a straight line for CPython (no call while a figure is between two
-states), so any thread may use it without a lock.
+time comes in.
+
+Any thread may use it, and there is no lock: nothing is kept but one slot for each recent second,
+which knows its second, so there are no sums that could go astray. A count that is lost because two
+threads wrote at once (only where there is no GIL) is forgotten with its slot. A retry is counted
+first and judged then: threads that ask at the same moment get one too few at worst, never one too
+many.
 """
 
 from __future__ import annotations
@@ -12,15 +17,17 @@ from typing import Final
 __all__ = ["RetryBudget"]
 
 WINDOW: Final = 10
-"""Seconds that count as recent."""
+"""Seconds that count as recent, the one that runs included."""
 
 SLOT_NS: Final = 1_000_000_000
+
+SECOND, CALLS, RETRIES = range(3)
 
 
 class RetryBudget:
     """The calls and retries of one target in the last ten seconds."""
 
-    __slots__ = ("_calls", "_newest", "_reserve", "_retries", "_share", "_slots")
+    __slots__ = ("_reserve", "_share", "_slots")
 
     def __init__(self, share: float, reserve: int) -> None:
         """Begin with nothing counted.
@@ -31,37 +38,30 @@ class RetryBudget:
         """
         self._share = share
         self._reserve = reserve
-        self._slots: list[list[int]] = [[0, 0] for _ in range(WINDOW)]  # calls, retries
-        self._newest = 0
-        self._calls = self._retries = 0
+        self._slots: list[list[int]] = [[0, 0, 0] for _ in range(WINDOW)]
 
     def call(self, now_ns: int) -> None:
         """Count a call (not its retries)."""
-        second = now_ns // SLOT_NS
-        if second != self._newest:
-            self._move(second)
-        self._slots[second % WINDOW][0] += 1
-        self._calls += 1
+        self._slot(now_ns // SLOT_NS)[CALLS] += 1
 
     def take(self, now_ns: int) -> bool:
         """Count a retry, if there is one left; False if not."""
         second = now_ns // SLOT_NS
-        if second != self._newest:
-            self._move(second)
-        if self._retries >= max(self._reserve, self._share * self._calls):
-            return False
-        self._slots[second % WINDOW][1] += 1
-        self._retries += 1
-        return True
+        slot = self._slot(second)
+        slot[RETRIES] += 1
+        recent = [one for one in self._slots if one[SECOND] > second - WINDOW]
+        retries = sum(one[RETRIES] for one in recent)
+        if retries <= max(self._reserve, self._share * sum(one[CALLS] for one in recent)):
+            return True
+        slot[RETRIES] -= 1
+        return False
 
-    def _move(self, second: int) -> None:
-        """Forget what is older than the window."""
-        passed = second - self._newest
-        if passed <= 0:
-            return
-        for step in range(1, min(passed, WINDOW) + 1):
-            slot = self._slots[(self._newest + step) % WINDOW]
-            self._calls -= slot[0]
-            self._retries -= slot[1]
-            slot[0] = slot[1] = 0
-        self._newest = second
+    def _slot(self, second: int) -> list[int]:
+        """Where to count what happens now; what its place held ten seconds ago is forgotten.
+
+        A thread that read the clock long ago counts in the newer slot that it finds.
+        """
+        slot = self._slots[second % WINDOW]
+        if slot[SECOND] < second:
+            slot = self._slots[second % WINDOW] = [second, 0, 0]
+        return slot

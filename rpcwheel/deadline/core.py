@@ -91,12 +91,17 @@ class DeadlinePlan:
         self._number = 0
         self._started_ns = 0
 
+    @property
+    def deadline_ns(self) -> int:
+        """When all must have ended; `NEVER` for no limit."""
+        return self._deadline_ns
+
     def begin(self, now_ns: int) -> Attempt | Finish:
         """Say whether and until when the first try may run."""
-        if self._budget is not None:
-            self._budget.call(now_ns)
         if now_ns >= self._deadline_ns:
             return NO_TIME
+        if self._budget is not None:
+            self._budget.call(now_ns)
         self._started_ns = now_ns
         return self._attempt(now_ns)
 
@@ -147,5 +152,8 @@ class DeadlinePlan:
 
 def earliest(now_ns: int, *timeouts_ns: int | None) -> int:
     """The deadline of a call that begins now; `NEVER` if none of the limits is one."""
-    limits = [limit for limit in timeouts_ns if limit is not None]
-    return min(now_ns + min(limits), NEVER) if limits else NEVER
+    least = NEVER
+    for limit in timeouts_ns:  # a plain loop: this runs for every call
+        if limit is not None and limit < least:
+            least = limit
+    return min(now_ns + least, NEVER)

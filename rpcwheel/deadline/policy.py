@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 from tenacity import wait_random_exponential
@@ -12,15 +12,23 @@ from rpcwheel.backoff import Backoff
 from rpcwheel.call import checked_code
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.policy import Policy, Seconds, checked
+from rpcwheel.policy import Number, Policy, Seconds, Wait, checked
 
-__all__ = ["DeadlinePolicy", "RetryPolicy"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+
+__all__ = ["DeadlinePolicy", "RetryPolicy", "beyond"]
 
 WANTED: Final = (
     'name the status codes to try again after, such as on={"UNAVAILABLE"}; UNAVAILABLE alone is '
     "safe for every method, because only what no server has seen is sent again, unless the "
     "method is marked idempotent"
 )
+
+
+PARTS: Final = ("message_timeout", "slow_after")
+"""What makes sense only if it is less than the whole call may take."""
 
 
 class DeadlinePolicy(Policy):
@@ -45,14 +53,37 @@ class DeadlinePolicy(Policy):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        for name in ("message_timeout", "slow_after"):
-            part, whole = getattr(self, name), self.timeout
-            if part is not None and whole is not None and to_ns(part) >= to_ns(whole):
-                raise ConfigurationError(
-                    f"{name} ({part}) would never be reached, the whole call ends after timeout "
-                    f"({whole}); give less, or leave it out"
-                )
+        for said in self.never_reached(self.timeout):
+            raise ConfigurationError(said)
         return self
+
+    def never_reached(self, whole: float | timedelta | None) -> Iterator[str]:
+        """Say what of this can't happen because a call ends after `whole` seconds."""
+        for name in PARTS:
+            if beyond(getattr(self, name), whole):
+                yield (
+                    f"{name} ({getattr(self, name)}) would never be reached, the whole call ends "
+                    f"after timeout ({whole}); give less, or leave it out"
+                )
+
+    def over(self, general: DeadlinePolicy | None) -> DeadlinePolicy:
+        """This policy, with what it does not set taken from `general`.
+
+        Never raises: limits that met by coming together and could not be reached are left out.
+        """
+        settings = {name: getattr(self, name) for name in self.model_fields_set}
+        if general is not None:
+            base = {name: getattr(general, name) for name in general.model_fields_set}
+            settings = base | settings
+        for name in PARTS:
+            if beyond(settings.get(name), settings.get("timeout")):
+                settings[name] = None
+        return DeadlinePolicy(**settings)
+
+
+def beyond(part: float | timedelta | None, whole: float | timedelta | None) -> bool:
+    """Whether a part of a call, if both are limited, may take as long as the whole."""
+    return part is not None and whole is not None and to_ns(part) >= to_ns(whole)
 
 
 class RetryPolicy(Policy):
@@ -68,16 +99,18 @@ class RetryPolicy(Policy):
     attempts: Annotated[StrictInt, Field(ge=1)] = 3
     """How many tries there are at most, the first one included. 1: no retry."""
 
-    wait: Any = wait_random_exponential(multiplier=0.1, max=2.0)
-    """Before each retry: seconds, a `timedelta`, or a tenacity `wait_*` object. By default at
-    random up to 0.1 s, then up to 0.2, 0.4 and so on, to at most 2 s ("full jitter": calls that
-    failed together do not come back together). What a server asks for goes before it (gRFC A6)."""
+    wait: Wait = wait_random_exponential(multiplier=0.1, max=2.0)
+    """Before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table such as
+    `{initial = 0.1, max = 2.0}`, which is the default: at random up to 0.1 s, then up to 0.2, 0.4
+    and so on, to at most 2 s ("full jitter": calls that failed together do not come back
+    together). What a server asks for goes before it (gRFC A6)."""
 
     attempt_timeout: Seconds | None = None
     """One try at most. A try that it ends counts as failed with a code of `on`. None: each may use
-    up what is left of the call's deadline."""
+    up what is left of the call's deadline; so does a try that couldn't be made again anyway,
+    because its method is not idempotent."""
 
-    budget: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.2
+    budget: Annotated[Number, Field(ge=0.0, le=1.0)] | None = 0.2
     """How many of a target's calls of the last 10 s may be retries, as a share, so that retries
     don't bury a server that is down already (Finagle's figure). `reserve` of them are always
     allowed. None: no limit."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, StrictStr, field_validator
 
 from rpcwheel.backoff import Backoff
-from rpcwheel.policy import Policy, checked
+from rpcwheel.policy import Policy, Wait, checked
 
 from .entry import FailedCall
 from .matching import WANTED, Matcher
@@ -32,8 +32,9 @@ class FailbackPolicy(Policy):
     """How often a failed call is tried again. 0: never, its error is raised. None: no limit. If
     `stop` is given and this is not, `stop` alone decides; of both, the first to say stop."""
 
-    wait: Any = 5.0
-    """Before each retry: seconds, a `timedelta`, or a tenacity `wait_*` object."""
+    wait: Wait = 5.0
+    """Before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table such as
+    `{initial = 1.0, max = 60.0}`."""
 
     stop: Any = None
     """A tenacity `stop_*` object, which counts the first try as the first attempt, or None."""

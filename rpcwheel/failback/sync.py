@@ -1,8 +1,9 @@
 """Failback for code that blocks: the caller gets its answer at once, worker threads do the rest.
 
-What is decided stands in `core.py`; here are the threads and the futures. The first try runs on the
-caller's thread. A retry runs on a worker (`rpcwheel.workers`), never on the timer's thread; a future that
-the function returns is finished on a worker too, never on the thread of gRPC that completes it.
+What is decided stands in `core.py`; here are the threads and the futures. The first try runs on
+the caller's thread. A retry runs on a worker (`rpcwheel.workers`), never on the timer's thread; a
+future that the function returns is finished on a worker too, never on the thread of gRPC that
+completes it.
 """
 
 from __future__ import annotations

@@ -73,6 +73,16 @@ class CallRules:
             excused=None if failsafe is None else Matcher(failsafe.on),
         )
 
+    @property
+    def recovers(self) -> bool:
+        """Whether a failed call may end in another way than with its failure."""
+        return self.retry is not None or self.failback is not None or self.failsafe is not None
+
+    @property
+    def has_message_timeout(self) -> bool:
+        """Whether a response stream may be silent for so long only."""
+        return self.message_timeout_ns != NEVER
+
     def plan(
         self, now_ns: int, own_ns: int | None, left_ns: int | None, budget: RetryBudget | None
     ) -> DeadlinePlan:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
-from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    field_validator,
+    model_validator,
+)
 
 from rpcwheel.deadline.core import SURE
-from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy
-from rpcwheel.durations import to_ns
+from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy, beyond
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import WANTED, Matcher
 from rpcwheel.failback.policy import FailbackPolicy
 from rpcwheel.policy import Policy, checked
 
-from .selector import MethodPattern, matches, specificity
+from .selector import MethodPattern, matches, overlap, specificity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["CallPolicy", "FailsafePolicy", "MethodPolicy"]
 
@@ -29,17 +39,18 @@ class FailsafePolicy(Policy):
     """What the caller gets: this very object. For a response stream, its messages in a sequence;
     None is an empty stream."""
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        checked(Matcher, self.on)
-        return self
+    @field_validator("on")
+    @classmethod
+    def _check_on(cls, on: object) -> object:
+        checked(Matcher, on)
+        return on
 
 
 def _deadline(value: object) -> object:
     """A plain number, or a `timedelta`, is the timeout."""
     if value is None or isinstance(value, (DeadlinePolicy, dict)):
         return value
-    return DeadlinePolicy(timeout=value)  # type: ignore[arg-type]  # pydantic will tell
+    return checked(lambda timeout: DeadlinePolicy(timeout=timeout), value)
 
 
 class MethodPolicy(Policy):
@@ -49,53 +60,72 @@ class MethodPolicy(Policy):
     """
 
     timeout: Annotated[DeadlinePolicy | None, BeforeValidator(_deadline)] = None
-    """A number of seconds, a `timedelta`, or a `DeadlinePolicy`."""
+    """A number of seconds, a `timedelta`, or a `DeadlinePolicy`. What a `DeadlinePolicy` does not
+    set comes from the more general one, as far as the call lasts long enough for it."""
 
     retry: RetryPolicy | None = None
+    """Make a call that failed again, within its deadline. Replaces the more general one as a
+    whole, as `failsafe` and `failback` do."""
 
     failsafe: FailsafePolicy | None = None
     """Answer a call that has failed for good with a default, and log it."""
 
     failback: FailbackPolicy | None = None
-    """Answer a call that has failed for good with a default, and deliver it in the background."""
+    """Answer a call that has failed for good with a default, and deliver it in the background.
+    Replaces a more general `failsafe` too, and `failsafe` a more general `failback`."""
 
     idempotent: StrictBool = False
     """Whether carrying a call out twice does no harm. Of a method that is not, only what no server
     has seen is sent again (failback apart, which is at-least-once)."""
 
-    def over(self, general: MethodPolicy) -> MethodPolicy:
-        """This policy, with all that it does not set taken from `general`."""
-        given = {name: getattr(self, name) for name in self.settings & self.model_fields_set}
-        base = {name: getattr(general, name) for name in self.settings & general.model_fields_set}
-        return MethodPolicy(**base | given)
+    if TYPE_CHECKING:  # what may be given is more than what is kept
 
-    @property
-    def settings(self) -> set[str]:
-        """The names of what may be set for a method."""
-        return set(MethodPolicy.model_fields)
+        def __init__(
+            self,
+            *,
+            timeout: float | timedelta | DeadlinePolicy | None = None,
+            retry: RetryPolicy | None = None,
+            failsafe: FailsafePolicy | None = None,
+            failback: FailbackPolicy | None = None,
+            idempotent: bool = False,
+        ) -> None: ...
 
-    def contradiction(self) -> str | None:
-        """What in here cannot be meant so; None if all agrees."""
-        retry, deadline = self.retry, self.timeout
-        if retry is not None and not self.idempotent and not retry.on & SURE:
-            return (
-                f"retry: calls that failed with {', '.join(sorted(retry.on))} may have been "
-                "carried out, so only idempotent methods are tried again after them; set "
-                'idempotent=True for those that are (methods={"/shop.Orders/Get*": ...})'
-            )
-        whole = None if deadline is None else deadline.timeout
-        part = None if retry is None else retry.attempt_timeout
-        if whole is not None and part is not None and to_ns(part) > to_ns(whole):
-            return (
-                f"retry.attempt_timeout ({part}) is longer than timeout ({whole}), which holds for "
-                "all attempts together; give less, or leave it out"
-            )
+    @model_validator(mode="after")
+    def _one_answer(self) -> Self:
         if self.failsafe is not None and self.failback is not None:
-            return (
+            raise ConfigurationError(
                 "failsafe and failback both answer a call that failed: failsafe forgets it, "
                 "failback delivers it later; choose one"
             )
-        return None
+        return self
+
+    def over(self, general: MethodPolicy) -> MethodPolicy:
+        """This policy, with all that it does not set taken from `general`. Never raises."""
+        given, base = self._given(), general._given()
+        if given.get("timeout") is not None:
+            given["timeout"] = given["timeout"].over(base.get("timeout"))
+        for one, other in (("failsafe", "failback"), ("failback", "failsafe")):
+            if given.get(one) is not None:
+                base.pop(other, None)
+        return MethodPolicy(**base | given)
+
+    def _given(self) -> dict[str, Any]:
+        """What was set, of that which may be set for a method."""
+        names = self.model_fields_set & set(MethodPolicy.model_fields)
+        return {name: getattr(self, name) for name in names}
+
+
+class FixedDict(dict[str, MethodPolicy]):
+    """A dict that stays as it was made."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a policy does not change; make another one")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
 
 
 class CallPolicy(MethodPolicy):
@@ -113,24 +143,96 @@ class CallPolicy(MethodPolicy):
         )
     """
 
-    methods: dict[MethodPattern, MethodPolicy] = {}
+    methods: Annotated[dict[MethodPattern, MethodPolicy], AfterValidator(FixedDict)] = Field(
+        default_factory=FixedDict
+    )
     """By pattern: `"/shop.Orders/Get"`, `"/shop.Orders/*"`, `"*"`. Where several match, each
-    setting is taken from the most specific that has it: the one with most characters that are no
-    wildcard."""
+    setting is taken from the most specific that has it: a name in full before all patterns, then
+    the one with most characters beside `*`, then the later one."""
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(
+            self,
+            *,
+            timeout: float | timedelta | DeadlinePolicy | None = None,
+            retry: RetryPolicy | None = None,
+            failsafe: FailsafePolicy | None = None,
+            failback: FailbackPolicy | None = None,
+            idempotent: bool = False,
+            methods: Mapping[str, MethodPolicy] = ...,
+        ) -> None: ...
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        for pattern in ("*", *self.methods):
-            wrong = self.of(pattern).contradiction()
-            if wrong is not None:
-                where = f"methods[{pattern!r}]: " if pattern in self.methods else ""
-                raise ConfigurationError(where + wrong)
+        wrong = list(dict.fromkeys(self._contradictions()))
+        if wrong:
+            raise ConfigurationError("; ".join(wrong))
         return self
 
     def of(self, method: str) -> MethodPolicy:
         """What holds for one method, or for all that a pattern names: `"/shop.Orders/Get"`."""
         found = MethodPolicy().over(self)
-        for pattern in sorted(self.methods, key=specificity):
+        for pattern in self._by_rank():
             if matches(pattern, method):
                 found = self.methods[pattern].over(found)
         return found
+
+    def _by_rank(self) -> list[str]:
+        """The patterns, those that give way first."""
+        return sorted(self.methods, key=specificity)  # stable: of equals, the later one wins
+
+    def _contradictions(self) -> Iterator[str]:
+        """What can't be meant so. Only what was written in one place is held against it."""
+        for said in _disagreements(self, self):
+            yield said
+        if self._in_vain("*", self, self):
+            yield f"retry: {_unsafe(self)}"
+        for pattern, own in self.methods.items():
+            effective = self.of(pattern)
+            where = f'methods["{pattern}"]'
+            for said in _disagreements(own, effective):
+                yield f"{where}.{said}"
+            if self._in_vain(pattern, own, effective):
+                yield f"{where}.retry: {_unsafe(own)}"
+
+    def _in_vain(self, pattern: str, own: MethodPolicy, effective: MethodPolicy) -> bool:
+        """Whether a retry set here needs idempotent methods, and none that it is for is one."""
+        retry = own.retry
+        if retry is None or effective.idempotent or retry.on & SURE:
+            return False
+        ranks = {name: rank for rank, name in enumerate(self._by_rank())}
+        here = -1 if own is self else ranks[pattern]
+        for other, policy in self.methods.items():
+            above = ranks[other] > here
+            wins = above or "idempotent" not in own.model_fields_set
+            keeps = not above or "retry" not in policy.model_fields_set
+            if policy.idempotent and wins and keeps and overlap(pattern, other):
+                return False
+        return True
+
+
+def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
+    """What in `own` can't be, as the calls end after the effective timeout."""
+    whole = None if effective.timeout is None else effective.timeout.timeout
+    if own.timeout is not None:
+        for said in own.timeout.never_reached(whole):
+            yield f"timeout: {said}"
+    if own.retry is None or own.retry.attempts == 1:
+        return
+    for name in ("attempt_timeout", "wait"):
+        part = getattr(own.retry, name)
+        if isinstance(part, (int, float, timedelta)) and beyond(part, whole):
+            yield (
+                f"retry: {name} ({part}) leaves no time for another attempt, as timeout ({whole}) "
+                "holds for all attempts together; give less, or leave it out"
+            )
+
+
+def _unsafe(policy: MethodPolicy) -> str:
+    codes = ", ".join(sorted(policy.retry.on)) if policy.retry else ""
+    return (
+        f"calls that failed with {codes} may have been carried out, so only idempotent methods are "
+        "tried again after them, and none that this is for is marked so; say which are: "
+        'methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}'
+    )

@@ -1,11 +1,13 @@
 """What is kept of a request stream, so that it can be sent again whole or not at all.
 
-Pure, and without a lock: one sender at a time adds. A recording that grew beyond its limit lets go
-of all it held and is good for nothing but to say so.
+Pure, and without a lock: one sender at a time adds. Messages are kept as copies, because gRPC lets
+a generator yield one message again and again, filled anew. A recording that grew beyond its limit,
+or got what can't be copied, lets go of all it held and is good for nothing but to say so.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -28,15 +30,18 @@ class Recording:
         """Whether the stream has ended: nothing comes after `messages`."""
 
     def add(self, message: Any) -> None:  # noqa: ANN401 - the user's
-        """Keep a message that is being sent."""
+        """Keep a copy of a message that is about to be sent. Never raises."""
         if not self.whole:
             return
-        self._bytes += size_of(message)
-        if self._bytes > self._limit:
-            self.whole = False
-            self.messages = []
-        else:
-            self.messages.append(message)
+        try:
+            self._bytes += size_of(message)
+            if self._bytes <= self._limit:
+                self.messages.append(copy.deepcopy(message))
+                return
+        except Exception:  # noqa: BLE001, S110 - the stream goes on; it just can't be sent again
+            pass
+        self.whole = False
+        self.messages = []
 
 
 def size_of(message: Any) -> int:  # noqa: ANN401

@@ -10,22 +10,28 @@ from pydantic import AfterValidator
 
 from rpcwheel.errors import ConfigurationError
 
-__all__ = ["MethodPattern", "matches", "specificity"]
+__all__ = ["MethodPattern", "matches", "overlap", "specificity"]
 
-_FORM: Final = re.compile(r"\*|/[\w.*?\[\]!-]+/[\w*?\[\]!-]+")
+_FORM: Final = re.compile(r"\*|/[^/\s?\[\]]+/[^/\s?\[\]]+")
+_KNOWN: Final = (
+    "'/shop.Orders/Get', '/shop.Orders/Get*', '/shop.Orders/*', '/shop.*/*', or '*' for all"
+)
 
 
 def _checked_pattern(pattern: str) -> str:
-    if not _FORM.fullmatch(pattern):
-        raise ConfigurationError(
-            f"{pattern!r} names no methods; give a full name such as '/shop.Orders/Get', a pattern "
-            "such as '/shop.Orders/*' or '/shop.*/Get*', or '*' for all"
-        )
-    return pattern
+    if _FORM.fullmatch(pattern):
+        return pattern
+    bare = pattern.strip("/")
+    meant = (f"/{bare}", f"/{bare}/*") if "/" in bare else (f"/{bare}/*",)
+    near = next((one for one in meant if _FORM.fullmatch(one)), None)
+    hint = (
+        f"did you mean {near!r}? A pattern is" if near else "a pattern is a full name, or has '*':"
+    )
+    raise ConfigurationError(f"{pattern!r} names no methods; {hint} {_KNOWN}")
 
 
 MethodPattern = Annotated[str, AfterValidator(_checked_pattern)]
-"""`"/package.Service/Method"` with the wildcards of `fnmatch`, or `"*"`."""
+"""`"/package.Service/Method"`, where `*` stands for any number of characters; or `"*"`."""
 
 
 def matches(pattern: str, method: str) -> bool:
@@ -33,7 +39,20 @@ def matches(pattern: str, method: str) -> bool:
     return fnmatchcase(method, pattern)
 
 
-def specificity(pattern: str) -> int:
-    """How much a pattern says: its characters before and between wildcards; most for a name."""
-    plain = re.sub(r"\[[^]]*]|[*?]", "", pattern)
-    return len(plain) * 2 + (plain == pattern)
+def specificity(pattern: str) -> tuple[bool, int]:
+    """How much a pattern says, for sorting: a name most, else by the characters beside `*`."""
+    return "*" not in pattern, len(pattern) - pattern.count("*")
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether there can be a method that both patterns name. O(length of one × of the other)."""
+    # row[j]: some text is named both by what we have of `one`, and by the first j of `other`.
+    row = [not other[:j].strip("*") for j in range(len(other) + 1)]
+    for i, mine in enumerate(one, 1):
+        above, row = row, [not one[:i].strip("*")]
+        for j, theirs in enumerate(other, 1):
+            if "*" in (mine, theirs):
+                row.append(above[j] or row[j - 1])
+            else:
+                row.append(above[j - 1] and mine == theirs)
+    return row[-1]

@@ -7,19 +7,30 @@ waits or does I/O.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from rpcwheel.call import DEADLINE
+from rpcwheel.call import DEADLINE, Attempt, Finish
 from rpcwheel.deadline.budget import RetryBudget
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.observe import CallSlow, StreamSilent, emit
+from rpcwheel.errors import TimerError
+from rpcwheel.observe import (
+    CallExcused,
+    CallNotRetried,
+    CallRetrying,
+    CallSlow,
+    HandOffRefused,
+    HookFailed,
+    StreamSilent,
+    emit,
+)
 from rpcwheel.timer import ManualTimer, shared_timer
 
-from .core import RuleBook
+from .core import Answer, RuleBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.call import Outcome
     from rpcwheel.deadline.core import DeadlinePlan
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.timer import Timeout
@@ -28,9 +39,14 @@ if TYPE_CHECKING:
     from .core import CallRules
     from .policy import CallPolicy
 
-__all__ = ["ClientState", "seconds_left"]
+__all__ = ["ANSWER_KEY", "ClientState", "answered_by", "seconds_left"]
 
 Invoker = TypeVar("Invoker")
+
+ANSWER_KEY: Final = "rpcwheel-answer"
+"""In the trailing metadata of an answer that is none of the server's: who made it."""
+
+WAIT_FAILED: Final = Finish("its wait strategy raised")
 
 
 class ClientState(Generic[Invoker]):
@@ -55,6 +71,7 @@ class ClientState(Generic[Invoker]):
         self.invoker_of = invoker_of
         self._timer = timer
         self._manual = timer if isinstance(timer, ManualTimer) else None
+        self._slow: dict[tuple[str, str], Callable[[Timeout], object]] = {}
         self._budgets: dict[tuple[float, int], RetryBudget] = {}
 
     @property
@@ -68,11 +85,18 @@ class ClientState(Generic[Invoker]):
             return round(self._manual.now * 1e9)
         return time.monotonic_ns()
 
-    def plan(self, rules: CallRules, own_ns: int | None) -> DeadlinePlan:
-        """Begin a call whose caller gave a timeout of `own_ns`, or none."""
+    def plan(self, rules: CallRules, own_ns: int | None, now_ns: int | None = None) -> DeadlinePlan:
+        """Begin a call whose caller gave a timeout of `own_ns`, or none.
+
+        Args:
+            rules: The method's.
+            own_ns: What the caller gave.
+            now_ns: By `now_ns`, for who has read the clock already.
+        """
         deadline_ns = DEADLINE.get()
         left_ns = None if deadline_ns is None else deadline_ns - time.monotonic_ns()
-        return rules.plan(self.now_ns(), own_ns, left_ns, self.budget_of(rules))
+        budget = None if rules.retry is None else self.budget_of(rules)
+        return rules.plan(self.now_ns() if now_ns is None else now_ns, own_ns, left_ns, budget)
 
     def budget_of(self, rules: CallRules) -> RetryBudget | None:
         """The budget that a method's retries are taken from."""
@@ -81,12 +105,79 @@ class ClientState(Generic[Invoker]):
         key = rules.retry.budget
         return self._budgets.get(key) or self._budgets.setdefault(key, RetryBudget(*key))
 
+    def after(
+        self, method: str, rules: CallRules, plan: DeadlinePlan, outcome: Outcome, attempts: int
+    ) -> Attempt | Finish:
+        """Say what follows after the `attempts`-th try of a call has failed, and tell it as events.
+
+        May run a wait object of the user's; one that raises costs the call its retries, no more.
+        """
+        now_ns = self.now_ns()
+        try:
+            step = plan.ended(now_ns, outcome)
+        except Exception as error:  # noqa: BLE001 - a user's wait object; told as an event
+            emit(HookFailed(method, "retry.wait", error))
+            step = WAIT_FAILED
+        if isinstance(step, Attempt):
+            delay_s = max(0, step.at_ns - now_ns) / 1e9
+            emit(CallRetrying(method, attempts, outcome.code, delay_s))
+        elif rules.retry is not None and outcome.code in rules.retry.on:
+            emit(CallNotRetried(method, attempts, outcome.code, step.reason))
+        return step
+
+    def answer(
+        self,
+        method: str,
+        rules: CallRules,
+        error: BaseException,
+        *,
+        attempts: int,
+        started_ns: int,
+        handed: bool = False,
+    ) -> Answer:
+        """Say what the caller gets after a failure with a status that no retry follows.
+
+        Args:
+            method: Its name, for the event.
+            rules: The method's.
+            error: How the last try failed.
+            attempts: How many tries there were.
+            started_ns: When the first one began, by `now_ns`.
+            handed: Whether messages of the failed call are in the caller's hands: then nothing but
+                the failure may follow them.
+        """
+        if handed:
+            return Answer.RAISE
+        elapsed_ns = self.now_ns() - started_ns
+        try:
+            answer = rules.answer(error, attempts=attempts, elapsed_ns=elapsed_ns)
+        except Exception as raised:  # noqa: BLE001 - a user's predicate; told as an event
+            emit(HookFailed(method, "failsafe.on", raised))
+            return Answer.RAISE
+        if answer is Answer.EXCUSE:
+            emit(CallExcused(method, error))
+        return answer
+
     def watch(self, method: str, rules: CallRules, side: str = "client") -> Timeout | None:
-        """Have a call that begins now told as slow if its rules ask so; cancel that at its end."""
+        """Have a call that begins now told as slow if its rules ask so; cancel that at its end.
+
+        A timer that takes it not (stopped, full) costs that event and no call.
+        """
         if rules.slow_ns == NEVER:
             return None
-        event = CallSlow(method, side, to_seconds(rules.slow_ns))
-        return self.timer.new_timeout(lambda _: emit(event), event.elapsed_s)
+        task = self._slow.get((method, side))
+        if task is None:
+            event = CallSlow(method, side, to_seconds(rules.slow_ns))
+            task = self._slow[method, side] = lambda _: emit(event)
+        return self.wake(task, rules.slow_ns / 1e9, "slow_after")
+
+    def wake(self, task: Callable[[Timeout], object], delay_s: float, what: str) -> Timeout | None:
+        """Have `task` run later; None (and an event that names it) if the timer takes no more."""
+        try:
+            return self.timer.new_timeout(task, delay_s)
+        except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            emit(HandOffRefused(type(self.timer).__name__, what, error))
+            return None
 
     @staticmethod
     def silent(method: str, rules: CallRules) -> str:
@@ -99,3 +190,10 @@ class ClientState(Generic[Invoker]):
 def seconds_left(deadline_ns: int, now_ns: int) -> float | None:
     """What to give gRPC as `timeout=`; None for no limit, never negative."""
     return None if deadline_ns == NEVER else max(0, deadline_ns - now_ns) / 1e9
+
+
+def answered_by(answer: Answer, code: str, details: str | None) -> tuple[str, str]:
+    """Who answers in the server's place, and the details of the status that says so."""
+    if answer is Answer.PARK:
+        return "failback", f"queued by failback after {code}: {details}"
+    return "failsafe", f"failsafe after {code}: {details}"

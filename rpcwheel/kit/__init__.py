@@ -1,3 +1,15 @@
-"""All of it in one object (to come)."""
+"""All of it in one object: settings in, interceptors for your channels and servers out.
 
-__all__: list[str] = []
+    kit = rpcwheel.Kit(timeout=2.0, retry=RetryPolicy(on={"UNAVAILABLE"}, attempts=4))
+    channel = grpc.intercept_channel(grpc.insecure_channel(target), *kit.client_interceptors())
+    server = grpc.server(pool, interceptors=kit.server_interceptors())
+    kit.close()                              # at the end: [] if every parked call arrived
+
+`Kit.from_file("shop.toml")` and `Kit.from_env()` take the settings from where operators keep them;
+`config.py` has the rules, `docs/policies.md` every setting. For `grpc.aio` there is
+`rpcwheel.aio.Kit`.
+"""
+
+from .sync import Kit
+
+__all__ = ["Kit"]

@@ -17,6 +17,8 @@ neither the call nor the timer feels it.
 """
 
 from .events import (
+    AnswerLate,
+    AnswerUnknown,
     CallAbandoned,
     CallDelivered,
     CallDropped,
@@ -40,6 +42,8 @@ from .hub import Sink, add_sink, emit, remove_sink
 from .logs import log_event
 
 __all__ = [
+    "AnswerLate",
+    "AnswerUnknown",
     "CallAbandoned",
     "CallDelivered",
     "CallDropped",

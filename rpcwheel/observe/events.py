@@ -170,6 +170,7 @@ class CallLate:
 
     method: str
     late_s: float
+    """0.0 where it can't be told: `grpc.aio` does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +180,21 @@ class HookFailed:
     method: str
     hook: str
     error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLate:
+    """An answer came to a pending call that had ended `late_s` before; `ending` says how."""
+
+    name: str
+    key: str
+    ending: str
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerUnknown:
+    """An answer came that no pending call waits for, nor one that ended lately unanswered."""
+
+    name: str
+    key: str

@@ -115,6 +115,14 @@ _LINES: Final[dict[type, _Line]] = {
     events.HookFailed: _Line(
         CALL, logging.ERROR, "%(method)s: a %(hook)s raised %(said)s", traceback=True
     ),
+    events.AnswerLate: _Line(
+        CALL,
+        logging.WARNING,
+        "%(name)s: the answer to %(key)s came %(late_s).3g s after the call had %(ending)s",
+    ),
+    events.AnswerUnknown: _Line(
+        CALL, logging.WARNING, "%(name)s: an answer came to %(key)s, which no call waits for"
+    ),
 }
 
 

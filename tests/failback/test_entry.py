@@ -130,6 +130,29 @@ def test_a_function_is_labelled_by_its_module_and_name(function, label):
     assert label_of(function) == label
 
 
+class Labelled:
+    """As interceptors park them."""
+
+    label = "/shop.Orders/Push"
+
+    def __call__(self):
+        """Callable itself."""
+
+
+class OddlyLabelled(Labelled):
+    label = 5
+
+
+def test_what_has_a_label_names_itself():
+    assert label_of(Labelled()) == "/shop.Orders/Push"
+    assert label_of(functools.partial(Labelled(), 1)) == "/shop.Orders/Push"
+    assert Entry(Call.at_rest(Labelled(), (), {}), OSError(), 0, 0, print).label == Labelled.label
+
+
+def test_a_label_that_is_no_string_is_none():
+    assert label_of(OddlyLabelled()) == f"{__name__}.OddlyLabelled"
+
+
 async def test_a_stubs_member_is_labelled_by_the_method_it_calls():
     with grpc.insecure_channel("localhost:1") as channel:
         assert label_of(channel.unary_unary("/shop.Orders/Push")) == "/shop.Orders/Push"

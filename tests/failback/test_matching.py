@@ -7,8 +7,8 @@ import grpc
 import pytest
 import tenacity
 
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.call import CODES
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import Matcher
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

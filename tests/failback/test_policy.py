@@ -20,6 +20,7 @@ def test_the_defaults_are_those_of_dubbo():
     assert policy.default is None
     assert policy.max_pending == 100
     assert policy.overflow == "raise"
+    assert policy.metadata == ("*",)
     assert policy.name is None
     assert policy.dead_letter is None
 
@@ -34,6 +35,7 @@ def test_every_setting_is_kept_as_given():
         "default": default,
         "max_pending": 5,
         "overflow": "drop",
+        "metadata": ("trace-*", "authorization"),
         "name": "audit",
         "dead_letter": print,
     }
@@ -104,12 +106,35 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(settings, said):
         ({"wait": True}, "wait must be seconds"),
         ({"stop": 3}, "stop must be None or a tenacity stop object"),
         ({"name": 5}, "name: Input should be a valid string, not 5"),
+        ({"metadata": "trace-id"}, "metadata: Input should be a valid tuple, not 'trace-id'"),
+        ({"metadata": None}, "metadata: Input should be a valid tuple, not None"),
+        ({"metadata": [5]}, 'metadata["0"]: Input should be a valid string, not 5'),
         ({"dead_letter": "log"}, "dead_letter: Input should be callable, not 'log'"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_a_type_error_that_says_what_to_give(settings, said):
     with pytest.raises(TypeError, match=re.escape(said)):
         FailbackPolicy(**{"on": OSError} | settings)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "kept"),
+    [
+        (("*",), {"trace-id", "trace-bin", "user", "auth"}),
+        (["*"], {"trace-id", "trace-bin", "user", "auth"}),
+        ((), set()),
+        (("trace-*",), {"trace-id", "trace-bin"}),
+        (("user", "trace-bin"), {"user", "trace-bin"}),
+        (("auth*",), {"auth"}),
+        (("authorization",), {"authorization"}),
+        (("*", "authorization"), {"trace-id", "trace-bin", "user", "auth", "authorization"}),
+        (("USER",), set()),
+    ],
+)
+def test_the_metadata_that_is_sent_again_is_what_is_named_and_a_token_only_in_full(patterns, kept):
+    policy = FailbackPolicy(on=OSError, metadata=patterns)
+    keys = ("trace-id", "trace-bin", "user", "auth", "authorization")
+    assert {key for key in keys if policy.keeps(key)} == kept
 
 
 def test_everything_that_is_wrong_is_said_at_once():

@@ -126,6 +126,18 @@ READS = [
         logging.ERROR,
         "/shop.Orders/Get: a done callback raised ValueError: no such shop",
     ),
+    (
+        events.AnswerLate("orders", "7", "timed out", 0.25),
+        "rpcwheel.call",
+        logging.WARNING,
+        "orders: the answer to 7 came 0.25 s after the call had timed out",
+    ),
+    (
+        events.AnswerUnknown("orders", "7"),
+        "rpcwheel.call",
+        logging.WARNING,
+        "orders: an answer came to 7, which no call waits for",
+    ),
 ]
 
 

@@ -1,8 +1,9 @@
 """The public API as type checkers see it. Never run; `make types` reads it."""
 
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import assert_type
+from typing import Literal, assert_type
 
 import grpc
 
@@ -19,6 +20,18 @@ from rpcwheel import (
     shared_timer,
     with_failback,
 )
+from rpcwheel.deadline import (
+    CallFuture,
+    Deadline,
+    DeadlinePolicy,
+    PendingCalls,
+    PendingStats,
+    RetryPolicy,
+    current_deadline,
+    deadline_scope,
+)
+from rpcwheel.deadline import aio as deadline_aio
+from rpcwheel.errors import CallTimeout
 from rpcwheel.failback import aio
 
 
@@ -60,3 +73,45 @@ async def failback() -> None:
     await count.failback.close(drain=1.0)
     assert_type(FailbackInvoker(FailbackPolicy(on=OSError)).flush(1.0), bool)
     assert_type(await aio.FailbackInvoker(FailbackPolicy(on=OSError)).flush(1.0), bool)
+
+
+def deadlines() -> None:
+    assert_type(Deadline.after(timedelta(seconds=2)), Deadline)
+    assert_type(current_deadline(), Deadline | None)
+    with deadline_scope(2.0) as deadline:
+        assert_type(deadline, Deadline)
+        assert_type(deadline.remaining(), float)
+        assert_type(deadline.expired(), bool)
+    assert_type(DeadlinePolicy(timeout=2.0), DeadlinePolicy)
+    assert_type(RetryPolicy(on={"UNAVAILABLE"}, attempts=4), RetryPolicy)
+
+
+def pending_calls(error: CallTimeout) -> None:
+    with PendingCalls(ManualTimer(), name="orders", max_pending=10) as calls:
+        assert_type(calls, PendingCalls)
+        future: CallFuture[bytes] = calls.open(7, timeout=timedelta(seconds=2), connection="a")
+        assert_type(future.result(1.0), bytes)
+        assert_type(future.exception(), BaseException | None)
+        assert_type(future.cancel(), bool)
+        future.add_done_callback(print)
+        assert_type(calls.sent(7), bool)
+        assert_type(calls.received(7, b"answer"), bool)
+        assert_type(calls.failed(7, OSError()), bool)
+        assert_type(calls.lost("a", OSError()), int)
+        assert_type(calls.pending, int)
+        assert_type(calls.stats(), PendingStats)
+        assert_type(calls.close(), list[Hashable])
+        calls.open(7)  # type: ignore[call-arg]
+        calls.open([], timeout=None)  # type: ignore[arg-type]
+    assert_type(error.side, Literal["client", "server"])
+    assert_type(error.sent, float | None)
+
+
+async def pending_calls_on_a_loop() -> None:
+    async with deadline_aio.PendingCalls() as calls:
+        assert_type(calls, deadline_aio.PendingCalls)
+        future: deadline_aio.CallFuture[bytes] = calls.open(7, timeout=None)
+        assert_type(await future, bytes)
+        assert_type(future.cancel("enough"), bool)
+        assert_type(calls.received(7, b"answer"), bool)
+        assert_type(calls.close(OSError()), list[Hashable])

@@ -1,0 +1,132 @@
+"""What rpcwheel is measured beside: interceptors that only hand on, or that make spans."""
+
+# ruff: noqa: ANN401 - grpc gives its details, calls and continuations no types
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import grpc
+import grpc.aio
+
+
+class NoOp(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """The least that an interceptor of grpc can do: the yardstick."""
+
+    def _hand_on(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(details, request)
+
+    intercept_unary_unary = _hand_on
+    intercept_unary_stream = _hand_on
+    intercept_stream_unary = _hand_on
+    intercept_stream_stream = _hand_on
+
+
+class AioNoOpUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
+    """The same of grpc.aio, which takes one object for each kind."""
+
+    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(details, request)
+
+
+class AioNoOpUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
+    """For response streams."""
+
+    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(details, request)
+
+
+class AioNoOpStreamUnary(grpc.aio.StreamUnaryClientInterceptor):
+    """For request streams."""
+
+    async def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return await continuation(details, requests)
+
+
+class AioNoOpStreamStream(grpc.aio.StreamStreamClientInterceptor):
+    """For streams both ways."""
+
+    async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return await continuation(details, requests)
+
+
+AIO_NOOPS = (AioNoOpUnaryUnary, AioNoOpUnaryStream, AioNoOpStreamUnary, AioNoOpStreamStream)
+
+
+class ServerNoOp(grpc.ServerInterceptor):
+    """The least on the server's side: the handler as it is."""
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        return continuation(details)
+
+
+class AioServerNoOp(grpc.aio.ServerInterceptor):
+    """The same of grpc.aio."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        return await continuation(details)
+
+
+def grpc_interceptor_client() -> Any:
+    """What its README shows, doing nothing. It has none for grpc.aio."""
+    from grpc_interceptor import ClientInterceptor  # noqa: PLC0415 - not everybody has it
+
+    class Interceptor(ClientInterceptor):
+        def intercept(self, method: Any, request_or_iterator: Any, call_details: Any) -> Any:
+            return method(request_or_iterator, call_details)
+
+    return Interceptor()
+
+
+def grpc_interceptor_server(*, aio: bool) -> Any:
+    """What its README shows, doing nothing."""
+    from grpc_interceptor import AsyncServerInterceptor, ServerInterceptor  # noqa: PLC0415
+
+    class Interceptor(ServerInterceptor):
+        def intercept(self, method: Any, request: Any, context: Any, method_name: str) -> Any:  # noqa: ARG002
+            return method(request, context)
+
+    class AsyncInterceptor(AsyncServerInterceptor):
+        async def intercept(self, method: Any, request: Any, context: Any, method_name: str) -> Any:  # noqa: ARG002
+            answer = method(request, context)
+            return answer if hasattr(answer, "__aiter__") else await answer
+
+    return AsyncInterceptor() if aio else Interceptor()
+
+
+def otel_channel(channel: grpc.Channel) -> grpc.Channel:
+    """Its interceptor in front of a channel of grpc."""
+    from opentelemetry.instrumentation.grpc import client_interceptor  # noqa: PLC0415
+    from opentelemetry.instrumentation.grpc.grpcext import intercept_channel  # noqa: PLC0415
+
+    return intercept_channel(channel, client_interceptor(tracer_provider=_tracers()))
+
+
+def otel_aio() -> Sequence[Any]:
+    """Its interceptors for a channel of grpc.aio."""
+    from opentelemetry.instrumentation.grpc import aio_client_interceptors  # noqa: PLC0415
+
+    return aio_client_interceptors(tracer_provider=_tracers())
+
+
+def otel_server(*, aio: bool) -> Any:
+    """Its interceptor for a server."""
+    from opentelemetry.instrumentation import grpc as otel  # noqa: PLC0415
+
+    make = otel.aio_server_interceptor if aio else otel.server_interceptor
+    return make(tracer_provider=_tracers())
+
+
+@cache
+def _tracers() -> Any:
+    """Spans are made and recorded, and exported nowhere."""
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+
+    return TracerProvider()

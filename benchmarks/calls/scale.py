@@ -1,0 +1,77 @@
+"""How much is measured, and what comes out: the scales and the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+World = Literal["sync", "aio"]
+Side = Literal["client", "server"]
+
+UNARY = "unary"
+RESPONSES, REQUESTS, BOTH = "response stream", "request stream", "both stream"
+MEASURES = (UNARY, RESPONSES, REQUESTS, BOTH)
+"""The four kinds of call: the costs are of a call, or of a message of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of everything."""
+
+    calls: int  # unary calls timed in one go
+    streams: int  # streams timed in one go
+    messages: int  # of each stream, in each direction that streams
+    rounds: int  # of unary calls
+    stream_rounds: int
+    warm_up: int  # bursts of each before the first round
+
+    def units(self, what: str) -> int:
+        """How many calls, or messages of streams, are timed in one go."""
+        return self.calls if what == UNARY else self.streams * self.messages
+
+    def turns(self, what: str) -> int:
+        """How often the turn of each subject comes."""
+        return self.rounds if what == UNARY else self.stream_rounds
+
+
+FULL = Scale(calls=50, streams=2, messages=100, rounds=301, stream_rounds=101, warm_up=10)
+QUICK = Scale(calls=25, streams=1, messages=100, rounds=61, stream_rounds=21, warm_up=3)
+TINY = Scale(calls=2, streams=1, messages=3, rounds=2, stream_rounds=1, warm_up=1)
+SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one measurement of one subject gave; the figures' names end in their units.
+
+    `cpu_us` and `wall_us` are of a call or a message. `cpu_ratio` and `wall_ratio` are over the
+    no-op interceptor, each with the quarters `_q1` and `_q3`.
+    """
+
+    side: Side
+    world: World
+    measure: str
+    subject: str
+    values: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All rows of a run."""
+
+    rows: tuple[Row, ...]
+
+    def of(self, side: Side, world: World, measure: str) -> Iterable[Row]:
+        """The rows of one table."""
+        wanted = (side, world, measure)
+        return (row for row in self.rows if (row.side, row.world, row.measure) == wanted)
+
+    def value(self, side: Side, world: World, measure: str, subject: str, key: str) -> float | None:
+        """One figure, if it was measured."""
+        found = (row for row in self.of(side, world, measure) if row.subject == subject)
+        return next((row.values.get(key) for row in found), None)

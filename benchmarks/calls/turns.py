@@ -1,0 +1,58 @@
+"""Who is compared takes turns, burst by burst; out of it come medians, and ratios within rounds."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from benchmarks.calls.scale import Row, Side, World
+from benchmarks.calls.subjects import YARDSTICK
+from benchmarks.timer.clock import Cost, median_cost
+
+Burst = Callable[[], Cost]
+"""Makes some calls and says what each took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What each subject's bursts took, round by round."""
+
+    costs: Mapping[str, Sequence[Cost]]
+
+    def rows(self, side: Side, world: World, measure: str) -> list[Row]:
+        """One for each subject."""
+        return [Row(side, world, measure, name, self._values(name)) for name in self.costs]
+
+    def _values(self, name: str) -> dict[str, float]:
+        """The medians in microseconds, and the ratios over the yardstick's."""
+        cost = median_cost(self.costs[name])
+        values = {"cpu_us": cost.cpu_ns / 1e3, "wall_us": cost.wall_ns / 1e3}
+        pairs = list(zip(self.costs[name], self.costs[YARDSTICK], strict=True))
+        values |= _ratio("cpu_ratio", [own.cpu_ns / its.cpu_ns for own, its in pairs])
+        return values | _ratio("wall_ratio", [own.wall_ns / its.wall_ns for own, its in pairs])
+
+
+def take_turns(bursts: Mapping[str, Burst], *, rounds: int, warm_up: int) -> Taken:
+    """Run all bursts once in each round, in a new order each time."""
+    for burst in bursts.values():
+        for _ in range(warm_up):
+            burst()
+    gc.collect()
+    gc.freeze()  # what is there by now is no subject's doing
+    order, shuffle = list(bursts), random.Random(1).shuffle
+    costs: dict[str, list[Cost]] = {name: [] for name in bursts}
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            gc.collect()
+            costs[name].append(bursts[name]())
+    gc.unfreeze()
+    return Taken(costs)
+
+
+def _ratio(name: str, ratios: Sequence[float]) -> dict[str, float]:
+    q1, _, q3 = quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {name: median(ratios), f"{name}_q1": q1, f"{name}_q3": q3}

@@ -1,0 +1,65 @@
+"""One deadline for a whole chain of aio calls; run it: python examples/deadlines_aio.py.
+
+A calls B with one second. B works for a while and calls C, without a timeout: C has what is left.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from audit_pb2 import Line, Receipt
+from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
+
+from rpcwheel import current_deadline
+from rpcwheel.aio import Kit
+
+Context = grpc.aio.ServicerContext[Line, Receipt]
+KIT = Kit()  # to pass deadlines on needs no setting
+TIMEOUT, WORK = 1.0, 0.3
+
+
+class B(AuditServicer):
+    """Works, then asks C."""
+
+    def __init__(self, c: AuditStub) -> None:
+        self._c = c
+
+    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: ARG002, D102, N802
+        deadline = current_deadline()
+        print(f"B has {deadline.remaining():.2f} s" if deadline else "B may take for ever")
+        await asyncio.sleep(WORK)
+        return await self._c.Push(request)
+
+
+class C(AuditServicer):
+    """Answers with the milliseconds that it has."""
+
+    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: ARG002, D102, N802
+        print(f"C has {context.time_remaining():.2f} s")
+        return Receipt(number=round(context.time_remaining() * 1000))
+
+
+@asynccontextmanager
+async def serving(servicer: AuditServicer) -> AsyncIterator[AuditStub]:
+    """Start a server, and give a stub of it."""
+    server = grpc.aio.server(interceptors=KIT.server_interceptors())
+    add_AuditServicer_to_server(servicer, server)
+    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with KIT.intercept_channel(grpc.aio.insecure_channel(target)) as channel:
+        yield AuditStub(channel)
+    await server.stop(None)
+
+
+async def main() -> int:
+    """Be A."""
+    async with serving(C()) as c, serving(B(c)) as b:
+        print(f"A gives {TIMEOUT:.2f} s")
+        left = (await b.Push(Line(text="order 1"), timeout=TIMEOUT)).number / 1000
+    return 0 if 0 < left <= TIMEOUT - WORK else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

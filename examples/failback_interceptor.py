@@ -1,0 +1,41 @@
+"""Failback on your own channel, stubs unchanged; run it: python examples/failback_interceptor.py.
+
+The server is killed: calls are answered at once, with a default, and wait. It comes back: they are
+delivered.
+"""
+
+import sys
+import time
+
+import grpc
+from audit_pb2 import Line, Receipt
+from audit_pb2_grpc import AuditStub
+from audit_server import AuditServer
+
+from rpcwheel import FailbackPolicy, Kit, MethodPolicy
+
+QUEUED = Receipt(number=0)
+FAILBACK = FailbackPolicy(on="UNAVAILABLE", retries=100, wait=0.25, default=QUEUED)
+
+
+def main() -> int:
+    """Call a server that is up, killed, and up again."""
+    kit = Kit(timeout=2.0, methods={"/shop.Audit/Push": MethodPolicy(failback=FAILBACK)})
+    with AuditServer() as server, kit, grpc.insecure_channel(server.target) as mine:
+        audit = AuditStub(grpc.intercept_channel(mine, *kit.client_interceptors()))
+        print("up: the server answers", str(audit.Push(Line(text="order 1"))).strip())
+        server.kill()
+        for number in (2, 3, 4):
+            began = time.perf_counter()
+            answer = audit.Push(Line(text=f"order {number}"))
+            took = f"{(time.perf_counter() - began) * 1e3:.1f} ms"
+            print(f"killed: queued={answer is QUEUED} after {took}; waiting: {kit.pending}")
+        server.start()
+        print("up again: what waits is delivered, in any order")
+        delivered = kit.flush(timeout=20.0)
+        print("all delivered:", delivered)
+    return 0 if delivered else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Retries within one deadline; run it: python examples/retry.py.
+
+A server fails twice and then answers: its caller sees the answer. Then it fails for good: the call
+ends as soon as the next try could not begin in time, with the error of the last one.
+"""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from audit_pb2 import Line, Receipt
+from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
+
+from rpcwheel import Kit, RetryPolicy
+
+TIMEOUT = 1.75
+KIT = Kit(
+    timeout=TIMEOUT,
+    retry=RetryPolicy(on="UNAVAILABLE", attempts=10, wait=0.5),
+    idempotent=True,  # otherwise only what no server has seen is tried again
+)
+
+
+class Failing(AuditServicer):
+    """Fails as often as it is told to."""
+
+    failures = 2
+
+    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
+        before = dict(context.invocation_metadata()).get("grpc-previous-rpc-attempts", "none")
+        left = context.time_remaining()
+        print(f"    server: {request.text}; attempts before: {before}; {left:.2f} s left")
+        if self.failures:
+            self.failures -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        return Receipt(number=1)
+
+
+def main() -> int:
+    """Call it in both moods."""
+    servicer, server = Failing(), grpc.server(ThreadPoolExecutor(1))
+    add_AuditServicer_to_server(servicer, server)
+    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    # With gRPC's own retries, which are on by default, its core takes the header away again.
+    options = [("grpc.enable_retries", 0)]
+    with KIT.intercept_channel(grpc.insecure_channel(target, options)) as channel:
+        audit = AuditStub(channel)
+        print("answered:", str(audit.Push(Line(text="order 1"))).strip())
+        servicer.failures, began = 1000, time.monotonic()
+        try:
+            audit.Push(Line(text="order 2"))
+        except grpc.RpcError as error:
+            print("failed:", error.details())  # type: ignore[attr-defined]  # grpc has no types
+    took = time.monotonic() - began
+    print(f"after {took:.2f} s, of {TIMEOUT}")
+    server.stop(None).wait()
+    return 0 if took < TIMEOUT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""The four kinds of a call that is answered by other calls; see `aio_relay`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from rpcwheel.call import Kind
+
+from .aio_calls import FINISHED, Ended, failure_of
+from .aio_relay import Relay, tell_weakly
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator
+
+    from .aio_relay import Callback, Conductor
+
+__all__ = ["relay_for"]
+
+MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
+HALF_CLOSED: Final = 'RPC is half closed after calling "done_writing".'
+
+
+class _Awaited(Relay):
+    """One response."""
+
+    _tells_once = False
+    """Whether a try that has ended has its status for good, so that to await it is enough."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            while True:
+                call = self._final or self._try
+                if call is None:
+                    yield from self._change().__await__()
+                    continue
+                self._awaited = self._tells_once
+                try:
+                    response = yield from call.__await__()
+                except Exception as error:
+                    self._ended(call, error)
+                    while call is self._try:  # it is being decided what follows
+                        yield from self._change().__await__()
+                    if call is self._final:
+                        raise
+                else:
+                    self._awaited = False
+                    if self._final is None:
+                        self.finish(call)
+                    return response
+        except asyncio.CancelledError as error:
+            self._ended(self._try, error)
+            self.cancel()
+            raise
+
+    def _ended(self, call: Any, error: BaseException) -> None:  # noqa: ANN401
+        """Do what was left to us when the try ended."""
+        self._awaited = False
+        if call is not None and call is self._try and call.done():
+            self._on_done(call)
+        self._broke(call, error)
+
+
+class _Read(Relay):
+    """Any number of responses."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        super().__init__(conductor)
+        self._unread: Any = None
+        self._unread_of: Any = None
+        self._iterator: AsyncIterator[Any] | None = None
+        self._reads = False
+        self._over = False
+
+    def __del__(self) -> None:
+        if getattr(self, "_try", None) is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                self._try.cancel()
+            self._conductor.finished()
+
+    def _observer(self) -> Callback:
+        return partial(tell_weakly, weakref.ref(self), self._number)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        if self._reads:
+            raise grpc.aio.UsageError(MIXED)
+        if self._iterator is None:
+            self._iterator = self._iterate()
+        return self._iterator
+
+    async def read(self) -> Any:  # noqa: ANN401
+        if self._over:
+            failure = None if self._final is None else failure_of(self._final)
+            if failure is not None:
+                raise failure
+            return grpc.aio.EOF
+        if self._iterator is not None and self._final is None:
+            raise grpc.aio.UsageError(MIXED)
+        self._reads = True
+        return await self._next()
+
+    async def _iterate(self) -> AsyncIterator[Any]:
+        while (message := await self._next()) is not grpc.aio.EOF:
+            yield message
+
+    async def _next(self) -> Any:  # noqa: ANN401
+        """The next message, or EOF; raises how the call has failed."""
+        try:
+            while True:
+                call = self._source or self._try
+                if call is None:
+                    await self._change()
+                    continue
+                try:
+                    message = await self._receive(call)
+                except Exception as error:  # noqa: BLE001 - raised if nothing follows
+                    self._broke(call, error)
+                    while call is self._try:  # it is being decided what follows
+                        await self._change()
+                    if call is self._source:
+                        raise self._failure_of(error) from None
+                    continue
+                if call is self._source or call is self._try:
+                    self._over = message is grpc.aio.EOF
+                    self.handed = self.handed or not self._over
+                    return message
+        except asyncio.CancelledError:
+            self._over = True
+            self.cancel()
+            raise
+        except Exception:
+            self._over = True
+            raise
+
+    def _failure_of(self, error: Exception) -> BaseException:
+        """What the end says, where it is another than what the try has raised."""
+        own = self._final.error if isinstance(self._final, Ended) else None
+        return error if own is None else own
+
+    async def _receive(self, call: Any) -> Any:  # noqa: ANN401
+        if call is not self._unread_of:
+            self._unread_of, self._unread = call, call.__aiter__()
+        listening = self._conductor.listen(self, call)
+        try:
+            return await self._unread.__anext__()
+        except StopAsyncIteration:
+            return grpc.aio.EOF
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if call is self._source or call is self._try or (task and task.cancelling()):
+                raise
+            return None  # the try was given up, not we
+        finally:
+            if listening is not None:
+                listening.cancel()
+
+
+class _Written(Relay):
+    """Requests that the caller may write."""
+
+    @property
+    def _done_writing_flag(self) -> bool:
+        """What grpc.aio (1.85) asks of whatever an interceptor returns."""
+        requests = self._conductor.requests
+        if requests is not None:
+            return requests.complete
+        return bool(getattr(self._final or self._try, "_done_writing_flag", False))
+
+    async def write(self, request: object) -> None:
+        requests = self._conductor.requests
+        if requests is None:
+            await (self._final or self._try).write(request)
+            return
+        if requests.iterates:
+            raise grpc.aio.UsageError(MIXED)
+        if self._final is not None:
+            raise asyncio.InvalidStateError(FINISHED)
+        if requests.complete:
+            raise asyncio.InvalidStateError(HALF_CLOSED)
+        try:
+            await requests.write(request, self)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        self._raise_end()
+
+    def _raise_end(self) -> None:
+        """Say that the call ended while a request was to be written, as grpc.aio does."""
+        if self._final is None:
+            return
+        failure = failure_of(self._final)
+        if isinstance(failure, grpc.RpcError):
+            raise failure
+        raise asyncio.InvalidStateError(FINISHED)
+
+    async def done_writing(self) -> None:
+        """Tell the server that there are no more requests. Idempotent."""
+        requests = self._conductor.requests
+        if requests is None:
+            await (self._final or self._try).done_writing()
+            return
+        if requests.iterates:
+            raise grpc.aio.UsageError(MIXED)
+        requests.done_writing()
+
+
+class _UnaryUnary(_Awaited, grpc.aio.UnaryUnaryCall[Any, Any]):
+    _tells_once = True
+
+
+class _UnaryStream(_Read, grpc.aio.UnaryStreamCall[Any, Any]):
+    pass
+
+
+class _StreamUnary(_Written, _Awaited, grpc.aio.StreamUnaryCall[Any, Any]):
+    pass
+
+
+class _StreamStream(_Written, _Read, grpc.aio.StreamStreamCall[Any, Any]):
+    pass
+
+
+_RELAYS: Final[dict[Kind, type[Relay]]] = {
+    Kind.UNARY_UNARY: _UnaryUnary,
+    Kind.UNARY_STREAM: _UnaryStream,
+    Kind.STREAM_UNARY: _StreamUnary,
+    Kind.STREAM_STREAM: _StreamStream,
+}
+
+
+def relay_for(conductor: Conductor) -> Relay:
+    """Make what the caller of a call holds."""
+    return _RELAYS[conductor.kind](conductor)

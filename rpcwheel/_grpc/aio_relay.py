@@ -1,0 +1,346 @@
+"""A call of `grpc.aio` that is answered by other calls, one after the other.
+
+A `Relay` is what the caller holds while the tries of its call come and go below. It shows the try
+that runs (`begin`), none between two of them (`pause`), and in the end the call that answers
+(`finish`), which is the last try itself wherever possible. What follows a failed try is decided by
+its `Conductor`.
+
+All of it is on the loop. A try that ends tells so by its done-callback; nothing waits in a task of
+its own, so a loop that is closed leaves none behind. Whoever awaits or reads does so on the try
+itself, and on `_change` where there is none.
+
+The conductor must not refer to the relay while a try runs: a response stream that its caller has
+forgotten is cancelled then. (grpc.aio 1.85 means to do the same, but each of its calls is in a
+cycle of references that Python's collector does not see.) A call with one response runs to its
+end, forgotten or not, as in grpc.aio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import grpc
+
+from rpcwheel.observe import HookFailed, emit
+
+from .aio_calls import CANCELLED, CANCELLED_HERE, OK, blurred, ended, ended_by, immediately
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.call import Kind
+
+    Callback = Callable[[Any], None]
+
+__all__ = ["Conductor", "Relay", "Signal", "tell_weakly"]
+
+STATUS_S: Final = 0.5
+"""Seconds to wait for a status that is on its way to this process already."""
+
+
+class Writing(Protocol):
+    """Where the caller's requests go if they may have to be sent again."""
+
+    @property
+    def iterates(self) -> bool:
+        """Whether they come from an iterator that the caller gave."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are no more to come."""
+
+    async def write(self, message: object, relay: Relay) -> None:
+        """Send it with the try that runs, or with the next."""
+
+    def done_writing(self) -> None:
+        """There are no more."""
+
+
+class Conductor(Protocol):
+    """Who decides about the tries of one call, and makes them."""
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the four."""
+
+    @property
+    def method(self) -> str:
+        """In full, for events."""
+
+    @property
+    def requests(self) -> Writing | None:
+        """Where they are written to; None: to the try itself."""
+
+    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        """Act on a try that has not succeeded: finish the relay, now or later, or go on.
+
+        `error` is what it raised, or None: ask the call. Must not raise.
+        """
+
+    def finished(self) -> None:
+        """Let go of all: the relay has its end."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline of the whole call."""
+
+    def listen(self, relay: Relay, call: object) -> Any:  # noqa: ANN401
+        """Begin to wait for a message; what is returned has `cancel()`, or is None."""
+
+
+class Signal:
+    """Wakes all who wait, each time it is given. On one loop."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        """Wait until it is given next."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def give(self) -> None:
+        """Wake all who wait now."""
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+
+class Relay(grpc.aio.Call):
+    """What all four kinds share."""
+
+    # Defaults of the class: a call that goes well sets few of them.
+    _try: Any = None
+    _final: Any = None
+    _source: Any = None  # of messages, once there is an end
+    _blurred: Any = None  # a try whose own status may be still to come
+    _number = 0  # of the try that runs, or ran last
+    _awaited = False  # whether somebody awaits the try, and so will learn how it ends
+    _signal: Signal | None = None
+    _callbacks: list[Callback] | None = None
+
+    handed = False
+    """Whether the caller has something of a try in hand: a message, or initial metadata."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+
+    # --- For the conductor ---
+
+    def begin(self, call: Any) -> None:  # noqa: ANN401
+        """Show the try that runs from now on."""
+        self._try = call
+        self._number += 1
+        if call.done():
+            self._on_done(call)
+        else:
+            call.add_done_callback(self._observer())
+        if self._signal is not None:
+            self._signal.give()
+
+    def pause(self) -> None:
+        """Show that there is no try now, and that another will follow."""
+        self._try = None
+
+    def finish(self, call: Any, source: Any = None) -> None:  # noqa: ANN401
+        """End, with what this finished call says; only the first end counts.
+
+        Args:
+            call: Says the status.
+            source: What messages are read from to the end, if it is another: the try itself.
+        """
+        if self._final is not None:
+            return
+        self._final = call
+        self._source = source or call
+        self._try = None
+        self._conductor.finished()
+        if self._signal is not None:
+            self._signal.give()
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                self._call_back(callback)
+
+    def shows(self, call: object) -> bool:
+        """Whether this try is the one that runs."""
+        return call is self._try
+
+    def _observer(self) -> Callback:
+        """What tells us that the try which runs has ended."""
+        return _Observer(self, self._number)
+
+    def tell(self, number: int) -> bool:
+        """Take note that this try has ended; False if there is more to come from it.
+
+        By its number: what grpc.aio (1.85) makes of another interceptor's generator has the
+        callbacks called with the call below it.
+        """
+        return number != self._number or self._try is None or self._on_done(self._try)
+
+    def _on_done(self, call: Any) -> bool:  # noqa: ANN401
+        """Act on the end of a try; False if there is more to come from it."""
+        if call is not self._try or self._awaited:
+            return True  # superseded; or it comes out of the `await`
+        try:
+            succeeded = immediately(call.code()) is OK
+            if not succeeded and self._waits_for_status(call):
+                return False
+        except BaseException as error:  # noqa: BLE001 - an interceptor's below; the caller gets it
+            self._conductor.failed(self, call, error)
+            return True
+        if succeeded:
+            self.finish(call)
+        else:
+            self._conductor.failed(self, call, None)
+        return True
+
+    def _waits_for_status(self, call: Any) -> bool:  # noqa: ANN401
+        """Whether a try has told a status that is not its own; then wait for that one, not long."""
+        if self._blurred is call or not self._conductor.kind.streams_requests or not blurred(call):
+            return False
+        self._blurred = call
+        look_again = partial(tell_weakly, weakref.ref(self), self._number)
+        asyncio.get_running_loop().call_later(STATUS_S, look_again)
+        return True
+
+    def _call_back(self, callback: Callback) -> None:
+        try:
+            callback(self)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a hook can't hurt
+            name = getattr(callback, "__qualname__", None) or repr(callback)
+            emit(HookFailed(self._conductor.method, name, error))
+
+    # --- For the caller ---
+
+    def cancelled(self) -> bool:
+        return self._final is not None and bool(self._final.cancelled())
+
+    def done(self) -> bool:
+        return self._final is not None
+
+    def time_remaining(self) -> float | None:
+        return self._conductor.time_remaining()
+
+    def cancel(self) -> bool:
+        call = self._try
+        if call is not None and call.done() and self._awaited:
+            self._awaited = False
+            self._on_done(call)
+        if self._final is not None:
+            return False
+        if call is not None and not call.done():
+            return bool(call.cancel())  # its done-callback finishes us
+        self.finish(ended(self._conductor.kind, CANCELLED, CANCELLED_HERE))
+        return True
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """Have `callback(call)` called on the loop when the call has ended, at once if it has.
+
+        One that raises is told as an event `HookFailed`, and nobody else hears of it. (Of a call of
+        grpc.aio 1.85 it comes out of `await call`.)
+        """
+        if self._final is not None:
+            self._call_back(callback)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    async def initial_metadata(self) -> Any:  # noqa: ANN401
+        while self._final is None:
+            call = self._try
+            if call is None:
+                await self._change()
+                continue
+            metadata = await call.initial_metadata()
+            if call is self._try and not call.done():
+                self.handed = self.handed or bool(metadata)
+                return metadata
+            if call is self._try:
+                await self._change()  # it is being decided what follows
+        return await self._final.initial_metadata()
+
+    async def trailing_metadata(self) -> Any:  # noqa: ANN401
+        return await (await self._end()).trailing_metadata()
+
+    async def code(self) -> grpc.StatusCode:
+        code: grpc.StatusCode = await (await self._end()).code()
+        return code
+
+    async def details(self) -> Any:  # noqa: ANN401
+        return await (await self._end()).details()
+
+    async def debug_error_string(self) -> Any:  # noqa: ANN401
+        say = getattr(await self._end(), "debug_error_string", None)
+        return None if say is None else await say()
+
+    async def wait_for_connection(self) -> None:
+        while True:
+            call = self._final or self._try
+            if call is None:
+                await self._change()
+                continue
+            try:
+                await call.wait_for_connection()
+            except grpc.RpcError:
+                if call is self._final:
+                    raise
+                if call is self._try:
+                    await self._change()
+            else:
+                return
+
+    async def _end(self) -> Any:  # noqa: ANN401
+        while self._final is None:
+            await self._change()
+        return self._final
+
+    async def _change(self) -> None:
+        """Wait for the next try, or the end."""
+        if self._signal is None:
+            self._signal = Signal()
+        await self._signal.wait()
+
+    def _broke(self, call: object, error: BaseException) -> None:
+        """Act on what came out of a try that has not told that it ended (a foreign one's)."""
+        if call is not None and call is self._try:
+            known = isinstance(error, grpc.RpcError)
+            if not known:
+                call.cancel()  # type: ignore[attr-defined]
+                self.finish(ended_by(self._conductor.kind, error))
+            elif not call.done():  # type: ignore[attr-defined]
+                self._conductor.failed(self, call, error)
+
+
+class _Observer:
+    """Tells a relay that its try has ended, then lets go of it: calls keep their callbacks."""
+
+    __slots__ = ("_number", "_relay")
+
+    def __init__(self, relay: Relay, number: int) -> None:
+        self._relay: Relay | None = relay
+        self._number = number
+
+    def __call__(self, _: object) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None and not relay.tell(self._number):
+            self._relay = relay
+
+
+def tell_weakly(relay: weakref.ref[Relay], number: int, _: object = None) -> None:
+    """Tell a relay that its try has ended, if anybody still has it."""
+    alive = relay()
+    if alive is not None:
+        alive.tell(number)

@@ -1,0 +1,194 @@
+"""Calls of `grpc` that have ended without a server: a failure of ours, or an answer by default.
+
+Each is a full `grpc.Call` and `grpc.Future`, so that interceptors outside and callers need not know
+where it comes from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from .details import Metadata
+
+__all__ = ["AnsweredCall", "AnsweredStream", "EndedCall"]
+
+
+class _Ended(grpc.Call, grpc.Future):
+    """What all calls that have ended have in common."""
+
+    def __init__(
+        self, code: grpc.StatusCode, details: str, initial: Metadata, trailing: Metadata
+    ) -> None:
+        super().__init__()
+        self._code = code
+        self._details = details
+        self._initial = initial
+        self._trailing = trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def debug_error_string(self) -> str:
+        """Give what grpc's core would say of the failure: it knows nothing of this one."""
+        return ""
+
+    def initial_metadata(self) -> Metadata:
+        return self._initial
+
+    def trailing_metadata(self) -> Metadata:
+        return self._trailing
+
+    def is_active(self) -> bool:
+        return False
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def add_callback(self, _: Callable[[], object]) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def running(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return True
+
+    def add_done_callback(self, fn: Callable[[Self], object]) -> None:
+        fn(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} of RPC that terminated with:\n"
+            f"\tstatus = {self._code}\n"
+            f'\tdetails = "{self._details}"\n>'
+        )
+
+
+class EndedCall(grpc.RpcError, _Ended):
+    """A call that failed on this side. It is the error that it raises, unless it has another."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        details: str,
+        *,
+        initial: Metadata = (),
+        trailing: Metadata = (),
+        error: BaseException | None = None,
+        cancelled: bool = False,
+    ) -> None:
+        """End it.
+
+        Args:
+            code: Its status.
+            details: Why, for people.
+            initial: Metadata of the server, if there was one.
+            trailing: The same.
+            error: What to raise, if not this object.
+            cancelled: Whether the caller ended it; then its result is a `FutureCancelledError`.
+        """
+        _Ended.__init__(self, code, details, initial, trailing)  # an exception's does not go on
+        self._other = error
+        self._cancelled = cancelled
+
+    __str__ = __repr__ = _Ended.__repr__
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401, ARG002
+        if self._cancelled:
+            raise grpc.FutureCancelledError
+        raise self._error
+
+    def exception(self, timeout: float | None = None) -> BaseException:  # noqa: ARG002
+        if self._cancelled:
+            raise grpc.FutureCancelledError
+        return self._error
+
+    def traceback(self, timeout: float | None = None) -> TracebackType | None:  # noqa: ARG002
+        if self._cancelled:
+            raise grpc.FutureCancelledError
+        return self._error.__traceback__
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        raise self._error
+
+    next = __next__
+
+    @property
+    def _error(self) -> BaseException:
+        return self if self._other is None else self._other
+
+
+class AnsweredCall(_Ended):
+    """A call that failed, and whose caller gets an answer that no server gave. Its code is OK."""
+
+    def __init__(
+        self,
+        answer: Any,  # noqa: ANN401 - the user's
+        details: str,
+        *,
+        initial: Metadata = (),
+        trailing: Metadata = (),
+    ) -> None:
+        """Answer.
+
+        Args:
+            answer: What the caller gets.
+            details: Why, for people.
+            initial: That of the failed call.
+            trailing: The same.
+        """
+        super().__init__(grpc.StatusCode.OK, details, initial, trailing)
+        self._answer = answer
+
+    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401, ARG002
+        return self._answer
+
+    def exception(self, timeout: float | None = None) -> None:
+        """Give the failure: there is none."""
+
+    def traceback(self, timeout: float | None = None) -> None:
+        """Give the failure's traceback: there is none."""
+
+
+class AnsweredStream(AnsweredCall):
+    """The same for a response stream: the answer is its messages; None is none."""
+
+    def __init__(
+        self,
+        messages: Iterable[Any] | None,
+        details: str,
+        *,
+        initial: Metadata = (),
+        trailing: Metadata = (),
+    ) -> None:
+        super().__init__(None, details, initial=initial, trailing=trailing)
+        self._messages = iter(() if messages is None else messages)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        return next(self._messages)
+
+    next = __next__

@@ -1,0 +1,122 @@
+"""The names of `rpcwheel`, for programs that use `grpc.aio`.
+
+What waits is a coroutine here, and what makes channels and servers makes those of `grpc.aio`; the
+rest (policies, errors, timers) is the same in both worlds, and stands here too, so that
+`from rpcwheel import aio` suffices::
+
+    async with aio.Kit(timeout=2.0, retry=aio.RetryPolicy(on={"UNAVAILABLE"})) as kit:
+        channel = kit.intercept_channel(grpc.aio.insecure_channel("127.0.0.1:50051"))
+        server = grpc.aio.server(interceptors=kit.server_interceptors())
+"""
+
+from rpcwheel.deadline import (
+    Deadline,
+    DeadlinePolicy,
+    PendingStats,
+    RetryPolicy,
+    current_deadline,
+    deadline_scope,
+)
+from rpcwheel.deadline.aio import (
+    CallFuture,
+    PendingCalls,
+)
+from rpcwheel.errors import (
+    CallError,
+    CallsClosed,
+    CallTimeout,
+    ConfigurationError,
+    FailbackClosed,
+    FailbackError,
+    FailbackFull,
+    RpcWheelError,
+    TimerError,
+    TimerStopped,
+    TooManyCalls,
+    TooManyTimeouts,
+)
+from rpcwheel.failback import (
+    FailbackPolicy,
+    FailbackStats,
+    FailedCall,
+    with_failback,
+)
+from rpcwheel.failback.aio import FailbackInvoker
+from rpcwheel.interceptors import (
+    CallPolicy,
+    FailsafePolicy,
+    MethodPolicy,
+)
+from rpcwheel.interceptors.aio import (
+    Queues,
+    client_interceptors,
+    intercept_channel,
+    server_interceptors,
+)
+from rpcwheel.kit.aio import Kit
+from rpcwheel.timer import (
+    AsyncWheelTimer,
+    DeadlineHeap,
+    HashedWheel,
+    HierarchicalWheel,
+    Lateness,
+    ManualTimer,
+    PeriodicTask,
+    RetryTask,
+    SparseWheel,
+    Timeout,
+    TimerStats,
+    TimerTask,
+    WheelTimer,
+    shared_timer,
+)
+
+__all__ = [
+    "AsyncWheelTimer",
+    "CallError",
+    "CallFuture",
+    "CallPolicy",
+    "CallTimeout",
+    "CallsClosed",
+    "ConfigurationError",
+    "Deadline",
+    "DeadlineHeap",
+    "DeadlinePolicy",
+    "FailbackClosed",
+    "FailbackError",
+    "FailbackFull",
+    "FailbackInvoker",
+    "FailbackPolicy",
+    "FailbackStats",
+    "FailedCall",
+    "FailsafePolicy",
+    "HashedWheel",
+    "HierarchicalWheel",
+    "Kit",
+    "Lateness",
+    "ManualTimer",
+    "MethodPolicy",
+    "PendingCalls",
+    "PendingStats",
+    "PeriodicTask",
+    "Queues",
+    "RetryPolicy",
+    "RetryTask",
+    "RpcWheelError",
+    "SparseWheel",
+    "Timeout",
+    "TimerError",
+    "TimerStats",
+    "TimerStopped",
+    "TimerTask",
+    "TooManyCalls",
+    "TooManyTimeouts",
+    "WheelTimer",
+    "client_interceptors",
+    "current_deadline",
+    "deadline_scope",
+    "intercept_channel",
+    "server_interceptors",
+    "shared_timer",
+    "with_failback",
+]

@@ -1,0 +1,97 @@
+"""The delivery of a parked call on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rpcwheel._grpc.aio_calls import BLURRED, blurred, failure_of
+from rpcwheel._grpc.aio_relay import STATUS_S
+from rpcwheel._grpc.details import with_attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rpcwheel._grpc.details import Metadata
+    from rpcwheel.call import Kind
+
+__all__ = ["Resend"]
+
+
+class Resend:
+    """Makes a parked call again, in a plain try. Called by failback with the call's requests."""
+
+    __slots__ = ("_kind", "_metadata", "_number", "_start", "_timeout", "label")
+
+    def __init__(
+        self,
+        method: str,
+        kind: Kind,
+        start: Callable[[Any, float, Metadata], Awaitable[Any]],
+        *,
+        timeout: float,
+        metadata: Metadata,
+        attempts: int,
+    ) -> None:
+        """Keep what a try is made with.
+
+        Args:
+            method: In full.
+            kind: Of the call.
+            start: Gives a call for the request (or a list of them), the timeout and the metadata.
+            timeout: Seconds for each try.
+            metadata: Of the caller, as far as it is sent again.
+            attempts: How many tries there were.
+        """
+        self.label = method
+        """What failback calls it in events."""
+        self._kind = kind
+        self._start = start
+        self._timeout = timeout
+        self._metadata = metadata
+        self._number = attempts
+
+    async def __call__(self, *requests: Any) -> Any:  # noqa: ANN401 - the user's
+        """Make a try, and wait for its end; raises how it failed."""
+        self._number += 1
+        request = list(requests) if self._kind.streams_requests else requests[0]
+        metadata = with_attempt(self._metadata, self._number)
+        call = await self._start(request, self._timeout, metadata)
+        if not self._kind.streams_requests:
+            return await self._read(call)
+        said = _Statuses(call)
+        try:
+            return await self._read(call)
+        except grpc.aio.AioRpcError as error:
+            raise (await said.own() if error.details() == BLURRED else None) or error from None
+
+    async def _read(self, call: Any) -> Any:  # noqa: ANN401
+        if not self._kind.streams_responses:
+            return await call
+        async for _ in call:
+            pass
+        return None
+
+
+class _Statuses:
+    """What a try says of its end, which may be first a status made up, then the server's own."""
+
+    def __init__(self, call: Any) -> None:  # noqa: ANN401
+        self._own: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        call.add_done_callback(self._note)
+
+    def _note(self, call: Any) -> None:  # noqa: ANN401
+        with contextlib.suppress(Exception):  # a foreign call's; what is raised is told by `_read`
+            failure = failure_of(call)
+            known = isinstance(failure, grpc.aio.AioRpcError) and not blurred(call)
+            if known and not self._own.done():
+                self._own.set_result(failure)
+
+    async def own(self) -> grpc.aio.AioRpcError | None:
+        """The server's, if it comes in time."""
+        await asyncio.wait([self._own], timeout=STATUS_S)
+        status: grpc.aio.AioRpcError | None = self._own.result() if self._own.done() else None
+        return status

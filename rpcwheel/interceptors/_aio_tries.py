@@ -1,0 +1,350 @@
+"""The tries of one call on an event loop: what carries out the plan, through either door.
+
+`Tries` conducts a `Relay` (see `rpcwheel._grpc.aio_relay`), which is what the caller holds. How a
+try is made is the door's matter: `_aio_client` awaits the continuation that grpc.aio gave it, in a
+task, as it may run other interceptors; `aio_channel` calls the member of a channel, which gives the
+try at once. Nothing here waits but those tasks: a try's end and the timer both call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rpcwheel._grpc.aio_calls import (
+    NotAtOnceError,
+    ended,
+    ended_by,
+    failure_of,
+    status_of,
+)
+from rpcwheel._grpc.status import outcome_of_error
+from rpcwheel.call import Attempt
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import FailbackError
+from rpcwheel.observe import HookFailed, emit
+
+from ._aio_requests import Requests
+from .core import Answer
+from .parked import KEPT_BYTES, kept_request
+from .state import ANSWER_KEY, answered_by, seconds_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel._grpc.aio_calls import Ended
+    from rpcwheel._grpc.aio_relay import Relay
+    from rpcwheel.call import Kind
+    from rpcwheel.deadline.core import DeadlinePlan
+    from rpcwheel.failback.aio import FailbackInvoker
+    from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.timer import Timeout
+
+    from ._aio_resend import Resend
+    from .core import CallRules
+    from .state import ClientState
+
+    State = ClientState[FailbackInvoker]
+
+__all__ = ["Member", "State", "Tries", "late"]
+
+
+class Member:
+    """One method of one client: what all its calls have in common."""
+
+    __slots__ = ("answers", "keep_bytes", "kind", "method", "plain", "rules", "state")
+
+    def __init__(self, state: State, method: str, kind: Kind) -> None:
+        self.state = state
+        self.method = method
+        self.kind = kind
+        rules = self.rules = state.rules.of(method)
+        self.answers = rules.failback is not None or rules.failsafe is not None
+        """Whether a failure may be answered otherwise."""
+        watched = rules.slow_ns != NEVER
+        listened = kind.streams_responses and rules.message_timeout_ns != NEVER
+        self.plain = not (self.answers or rules.retry or watched or listened)
+        """Whether there is nothing but a timeout, so that the try itself can go to the caller."""
+        self.keep_bytes = self._keep_bytes(rules) if kind.streams_requests else None
+        """How much is kept of a request stream; None where it is never sent again."""
+
+    @staticmethod
+    def _keep_bytes(rules: CallRules) -> int | None:
+        if rules.retry is not None:
+            return rules.retry.replay_bytes
+        return KEPT_BYTES if rules.failback is not None else None
+
+
+class Tries:
+    """The tries of one call. The base of both doors."""
+
+    # Defaults of the class: a call that goes well sets few of them.
+    requests: Requests | None = None
+    _timeout: Timeout | None = None  # until the next try
+    _task: asyncio.Task[None] | None = None  # that makes it, or that reads the requests
+
+    def __init__(
+        self, member: Member, plan: DeadlinePlan, attempt: Attempt, request: object
+    ) -> None:
+        self._request = request
+        if member.keep_bytes is not None:
+            self.requests = Requests(request, member.keep_bytes)
+        self._member = member
+        self._plan = plan
+        self._attempts = attempt.number
+        self._started_ns = attempt.at_ns
+        self._context = copy_context()
+        self._loop = asyncio.get_running_loop()
+        self._slow = member.state.watch(member.method, member.rules)
+
+    @property
+    def method(self) -> str:
+        """In full."""
+        return self._member.method
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the four."""
+        return self._member.kind
+
+    def make(self, relay: Relay, timeout: float | None, number: int) -> None:
+        """Make a try, and have the relay show it as soon as there is one."""
+        raise NotImplementedError
+
+    def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
+        """What failback calls to deliver the call."""
+        raise NotImplementedError
+
+    def waits(self, relay: Relay) -> None:
+        """Note that there is no try now, and that one will follow."""
+
+    @property
+    def sent(self) -> Any:  # noqa: ANN401 - the user's
+        """The request of the next try: the message, or what yields them."""
+        return self._request if self.requests is None else self.requests.feed()
+
+    # --- For the relay ---
+
+    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        """Act on a try that has not succeeded."""
+        if error is None:
+            try:
+                error = failure_of(call)
+            except NotAtOnceError:  # a foreign call, which says that it is done and is not
+                relay.finish(call)
+                return
+        if error is None:
+            relay.finish(call)
+        elif not isinstance(error, grpc.RpcError):
+            relay.finish(call if call.done() else ended_by(self.kind, error))
+        elif not (self._member.rules.retry or self._member.answers):
+            self._give(relay, call, error)
+        else:  # not here: this is deep inside of grpc, and in nobody's context
+            self._loop.call_soon(self._judge, relay, call, error, context=self._context)
+
+    def finished(self) -> None:
+        """Let go of all."""
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self.requests is not None:
+            self.requests.close()
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline of the whole call."""
+        return seconds_left(self._plan.deadline_ns, self._member.state.now_ns())
+
+    # --- After a try ---
+
+    def _judge(self, relay: Relay, call: Any, error: grpc.RpcError) -> None:  # noqa: ANN401
+        """Decide what follows after a try that failed with a status."""
+        if not relay.shows(call):
+            return  # cancelled meanwhile
+        member = self._member
+        whole = self.requests is None or self.requests.recording.whole
+        outcome = outcome_of_error(error, committed=relay.handed or not whole)
+        step = member.state.after(self.method, member.rules, self._plan, outcome, self._attempts)
+        if isinstance(step, Attempt):
+            relay.pause()
+            self._await_time(relay, step, call, error)
+        else:
+            self._answer(relay, call, error)
+
+    def _await_time(self, relay: Relay, step: Attempt, call: object, error: grpc.RpcError) -> None:
+        wait_ns = step.at_ns - self._member.state.now_ns()
+        again = partial(self._again, relay, step, call, error)
+        if wait_ns <= 0:
+            again()
+            return
+        wake = partial(_call_soon, self._loop, partial(self._context.copy().run, again))
+        self.waits(relay)
+        self._timeout = self._member.state.wake(wake, to_seconds(wait_ns), "retry")
+        if self._timeout is None:
+            self._answer(relay, call, error)
+
+    def _again(self, relay: Relay, step: Attempt, call: object, error: grpc.RpcError) -> None:
+        """Make the next try, unless it is too late."""
+        if relay.done():
+            return
+        if self.requests is not None and not self.requests.recording.whole:
+            self._answer(relay, call, error)  # it grew too much since
+            return
+        self._timeout = None
+        self._attempts = step.number
+        self.make(relay, seconds_left(step.deadline_ns, self._member.state.now_ns()), step.number)
+
+    # --- After the last one ---
+
+    def _answer(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
+        """End the call with its failure, or with what its rules say instead."""
+        member = self._member
+        answer = member.state.answer(
+            self.method,
+            member.rules,
+            error,
+            attempts=self._attempts,
+            started_ns=self._started_ns,
+            handed=relay.handed,
+        )
+        match answer:
+            case Answer.RAISE:
+                self._give(relay, call, error)
+            case Answer.EXCUSE:
+                assert member.rules.failsafe is not None  # noqa: S101 - for mypy
+                self._instead(relay, answer, error, member.rules.failsafe.default)
+            case Answer.PARK:
+                self._park_when_read(relay, call, error)
+
+    def _park_when_read(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
+        """Park the call, once its request stream is known to its end.
+
+        A stream that answers may wait for what its caller makes of the answers; it is not read on.
+        """
+        requests = self.requests
+        if requests is None:
+            self._park(relay, call, error, kept_request(self._request))
+            return
+        if requests.is_plain and not requests.complete:
+            requests.drain_plain()
+        if requests.complete or not requests.recording.whole or self.kind.streams_responses:
+            self._park_stream(relay, call, error)
+            return
+        relay.pause()
+        drain = self._drain(relay, call, error)
+        self._task = self._loop.create_task(drain, context=self._context.copy())
+
+    async def _drain(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
+        assert self.requests is not None  # noqa: S101 - for mypy
+        with contextlib.suppress(Exception):  # the user's iterator raised; then it is not complete
+            async with asyncio.timeout(self.time_remaining()):
+                await self.requests.drain()
+        self._task = None
+        self._park_stream(relay, call, error)
+
+    def _park_stream(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
+        assert self.requests is not None  # noqa: S101 - for mypy
+        recording = self.requests.recording
+        if recording.complete and recording.whole:
+            self._park(relay, call, error, *recording.messages)
+        else:
+            note = f"{self.method}: not queued by failback, its requests are not all known"
+            error.add_note(note)
+            self._give(relay, call, error)
+
+    def _park(self, relay: Relay, call: object, error: grpc.RpcError, *requests: object) -> None:
+        policy = self._member.rules.failback
+        assert policy is not None  # noqa: S101 - for mypy
+        try:
+            queue = self._member.state.invoker_of(policy, self.method)
+            parked = queue.park(error, self.resend(policy, self._attempts), *requests)
+        except FailbackError as refusal:
+            relay.finish(ended_by(self.kind, refusal, error))
+            return
+        except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
+            emit(HookFailed(self.method, "failback", raised))
+            parked = False
+        if parked:
+            self._instead(relay, Answer.PARK, error, policy.default)
+        else:
+            self._give(relay, call, error)
+
+    def _give(self, relay: Relay, call: Any, error: grpc.RpcError) -> None:  # noqa: ANN401
+        """End the call with its failure: the try itself, unless its status may be blurred yet."""
+        if self.kind.streams_requests:
+            relay.finish(ended_by(self.kind, error), source=call)
+        else:
+            relay.finish(call)
+
+    def _instead(self, relay: Relay, answer: Answer, error: grpc.RpcError, default: object) -> None:
+        """End the call well, with a default."""
+        status = status_of(error)
+        who, details = answered_by(answer, status.code().name, status.details())
+        trailing = (*(status.trailing_metadata() or ()), (ANSWER_KEY, who))
+        initial = status.initial_metadata()
+        ok = grpc.StatusCode.OK
+        relay.finish(
+            ended(self.kind, ok, details, result=default, initial=initial, trailing=trailing)
+        )
+
+    # --- While the caller waits for a message ---
+
+    def listen(self, relay: Relay, call: object) -> _Listening | None:
+        """Have a silent stream given up; what is returned is to be cancelled when it spoke."""
+        member = self._member
+        if member.rules.message_timeout_ns == NEVER:
+            return None
+        listening = _Listening()
+        silent = partial(_call_soon, self._loop, partial(self._silent, relay, call, listening))
+        delay_s = to_seconds(member.rules.message_timeout_ns)
+        listening.timeout = member.state.wake(silent, delay_s, "message_timeout")
+        return listening
+
+    def _silent(self, relay: Relay, call: Any, listening: _Listening) -> None:  # noqa: ANN401
+        """End a try that was silent for too long."""
+        if listening.over or not relay.shows(call):
+            return
+        details = self._member.state.silent(self.method, self._member.rules)
+        relay.begin(ended(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
+        call.cancel()
+
+
+class _Listening:
+    """Somebody waits for a message."""
+
+    __slots__ = ("over", "timeout")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.timeout: Timeout | None = None
+
+    def cancel(self) -> None:
+        """It has come, or nobody waits any more."""
+        self.over = True
+        if self.timeout is not None:
+            self.timeout.cancel()
+
+
+def late(kind: Kind, reason: str) -> Ended:
+    """The caller's call where no try was made at all."""
+    return ended(
+        kind,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        f"Deadline Exceeded before the call began: {reason}",
+    )
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, step: Callable[[], object], _: Timeout) -> None:
+    """What the timer does, on its own thread: have the loop take the next step."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(step)

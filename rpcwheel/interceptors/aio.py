@@ -1,0 +1,132 @@
+"""The interceptors for `grpc.aio`; the twin of `sync.py`, with the same names.
+
+For a channel of yours there are two doors with the same policies behind them::
+
+    channel = intercept_channel(grpc.aio.insecure_channel(target), policy)
+    channel = grpc.aio.insecure_channel(target, interceptors=client_interceptors(policy))
+
+The first costs less than any interceptor does, because grpc.aio runs interceptors in a task for
+each call. The second goes where grpc.aio itself makes the channel, and among other interceptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from rpcwheel._grpc.aio_calls import immediately
+from rpcwheel.durations import to_ns
+from rpcwheel.failback.aio import FailbackInvoker
+
+from ._aio_client import interceptors_of
+from ._aio_server import server_interceptors
+from .aio_channel import InterceptedChannel
+from .queues import QueuesBase
+from .state import ClientState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.timer.api import Timer
+
+    from .policy import CallPolicy
+
+__all__ = ["Queues", "client_interceptors", "intercept_channel", "server_interceptors"]
+
+
+class Queues(QueuesBase[FailbackInvoker]):
+    """The failback queues of the calls of one or more clients; an async context that closes.
+
+    Example::
+
+        async with Queues() as queues:
+            channel = intercept_channel(grpc.aio.insecure_channel(target), policy, queues=queues)
+            ...
+    """
+
+    def __init__(self, timer: Timer | None = None) -> None:
+        """Begin without a queue.
+
+        Args:
+            timer: Any rpcwheel timer; None takes `shared_timer()`.
+        """
+        super().__init__(partial(FailbackInvoker, timer=timer))
+
+    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
+        """Try every queued call now, and wait until nothing is pending; as in the sync twin."""
+        if timeout is not None:
+            to_ns(timeout, what="timeout")
+        queues = list(self._named.values())
+        return all(await asyncio.gather(*(queue.flush(timeout) for queue in queues)))
+
+    async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+        """Queue no more calls, try to deliver the queued ones, and report the others.
+
+        As in the sync twin. All queues at the same time.
+        """
+        to_ns(drain, what="drain")
+        with self._lock:
+            self._closed = True
+        queues = list(self._named.values())
+        reports = await asyncio.gather(*(queue.close(drain) for queue in queues))
+        return [call for report in reports for call in report]
+
+    def _end(self, queue: FailbackInvoker) -> None:
+        immediately(queue.close(0))  # with nothing in it there is nothing to wait for
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def client_interceptors(
+    policy: CallPolicy, *, timer: Timer | None = None, queues: Queues | None = None
+) -> Sequence[grpc.aio.ClientInterceptor]:
+    """Make the interceptors for one channel: `grpc.aio.insecure_channel(..., interceptors=...)`.
+
+    The first interceptor of a channel is the outermost. Put these behind those that should see a
+    call once, and before those that should see every try (fresh tokens, metrics of attempts).
+
+    Args:
+        policy: What holds for which calls.
+        timer: Any rpcwheel timer; None takes `shared_timer()`.
+        queues: Where calls wait that failback has taken over; None makes new ones, which end with
+            the process.
+
+    Returns:
+        Four objects, one for each kind of call; grpc.aio takes no object for several. They have
+        one retry budget: make others for a channel to another target.
+    """
+    return interceptors_of(_state(policy, timer, queues))
+
+
+def intercept_channel(
+    channel: grpc.aio.Channel,
+    policy: CallPolicy,
+    *,
+    timer: Timer | None = None,
+    queues: Queues | None = None,
+) -> grpc.aio.Channel:
+    """Put the policies in front of a channel of the user's; arguments as `client_interceptors`.
+
+    Returns:
+        A channel whose calls follow the policies. Closing it closes the user's.
+
+    Raises:
+        TypeError: `channel` is no channel of grpc.aio.
+    """
+    return InterceptedChannel(channel, _state(policy, timer, queues))
+
+
+def _state(
+    policy: CallPolicy, timer: Timer | None, queues: Queues | None
+) -> ClientState[FailbackInvoker]:
+    queues = Queues(timer) if queues is None else queues
+    return ClientState(policy, timer=timer, invoker_of=queues.of)

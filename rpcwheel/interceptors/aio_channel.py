@@ -1,0 +1,271 @@
+"""A channel of `grpc.aio` with the policies in front: for any channel the user has.
+
+The members of a stub look up their rules once, when they are made. A call then costs no task of its
+own, as it does behind an interceptor: the first try begins at once, and where its rules ask for no
+more than a timeout it goes to the caller as it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+
+from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
+from rpcwheel._grpc.aio_kinds import relay_for
+from rpcwheel._grpc.details import with_attempt
+from rpcwheel.call import Finish, Kind
+from rpcwheel.durations import to_ns
+
+from ._aio_resend import Resend
+from ._aio_tries import Member, Tries, late
+from .parked import kept_metadata, resend_timeout
+from .state import seconds_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from rpcwheel._grpc.aio_relay import Relay
+    from rpcwheel._grpc.details import Metadata
+    from rpcwheel.call import Attempt
+    from rpcwheel.deadline.core import DeadlinePlan
+    from rpcwheel.failback.policy import FailbackPolicy
+
+    from ._aio_tries import State
+
+    Relays = weakref.WeakSet[Relay]
+
+__all__ = ["InterceptedChannel"]
+
+
+class InterceptedChannel(grpc.aio.Channel):
+    """The user's channel, with the policies in front. Closing it closes the user's channel."""
+
+    def __init__(self, channel: grpc.aio.Channel, state: State) -> None:
+        """Put the policies in front of a channel.
+
+        Raises:
+            TypeError: `channel` is no channel of grpc.aio.
+        """
+        if not isinstance(channel, grpc.aio.Channel):
+            raise TypeError(
+                f"channel must be a grpc.aio channel, not {channel!r}; for those of grpc there is "
+                "rpcwheel.interceptors.intercept_channel"
+            )
+        self._channel = channel
+        self._state = state
+        self._between: Relays = weakref.WeakSet()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close the user's channel, as it would itself; calls between two tries are cancelled."""
+        self._cancel_between()  # no new try is taken any more, whatever the grace
+        await self._channel.close(grace)
+        self._cancel_between()
+
+    def _cancel_between(self) -> None:
+        for relay in list(self._between):
+            if relay.shows(None):
+                relay.cancel()
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 - as grpc has it
+        """As the user's channel."""
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """As the user's channel."""
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """As the user's channel."""
+        await self._channel.channel_ready()
+
+    # What follows takes whatever the channel takes: `_registered_method` came with 1.63, for one.
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:  # noqa: ANN401
+        """Make a member of a stub."""
+        call = self._channel.unary_unary(method, *args, **options)
+        return _UnaryUnary(call, Member(self._state, method, Kind.UNARY_UNARY), self._between)
+
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:  # noqa: ANN401
+        """Make a member of a stub."""
+        call = self._channel.unary_stream(method, *args, **options)
+        return _UnaryStream(call, Member(self._state, method, Kind.UNARY_STREAM), self._between)
+
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:  # noqa: ANN401
+        """Make a member of a stub."""
+        call = self._channel.stream_unary(method, *args, **options)
+        return _StreamUnary(call, Member(self._state, method, Kind.STREAM_UNARY), self._between)
+
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:  # noqa: ANN401
+        """Make a member of a stub."""
+        call = self._channel.stream_stream(method, *args, **options)
+        return _StreamStream(call, Member(self._state, method, Kind.STREAM_STREAM), self._between)
+
+
+class _Member:
+    """One method of a stub. The base of the four kinds."""
+
+    def __init__(self, call: Callable[..., Any], member: Member, between: Relays) -> None:
+        self._call = call
+        self._member = member
+        self._between = between
+
+    def _begin(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:  # noqa: ANN401
+        member = self._member
+        state = member.state
+        plan = state.plan(member.rules, None if timeout is None else to_ns(timeout, what="timeout"))
+        now_ns = state.now_ns()
+        step = plan.begin(now_ns)
+        if isinstance(step, Finish):
+            return late(member.kind, step.reason)
+        left = seconds_left(step.deadline_ns, now_ns)
+        if member.plain:
+            return self._call(request, timeout=left, **options)
+        tries = _Tries(member, plan, step, request, stub=self, options=options, own_timeout=timeout)
+        relay = relay_for(tries)
+        tries.make_first(relay, left)
+        return relay
+
+    def start(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Make a try."""
+        return self._call(request, timeout=timeout, **options)
+
+    def between(self, relay: Relay) -> None:
+        """Note that a call waits for its next try, so that `close` finds it."""
+        self._between.add(relay)
+
+
+class _OneRequest(_Member):
+    """The caller gives one request."""
+
+    def __call__(
+        self,
+        request: Any,  # noqa: ANN401
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = {
+            "metadata": metadata,
+            "credentials": credentials,
+            "wait_for_ready": wait_for_ready,
+            "compression": compression,
+        }
+        return self._begin(request, timeout, options)
+
+
+class _ManyRequests(_Member):
+    """The caller gives an iterator of requests, or writes them."""
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any = None,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = {
+            "metadata": metadata,
+            "credentials": credentials,
+            "wait_for_ready": wait_for_ready,
+            "compression": compression,
+        }
+        return self._begin(request_iterator, timeout, options)
+
+
+class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+    pass
+
+
+class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+    pass
+
+
+class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    pass
+
+
+class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    pass
+
+
+class _Tries(Tries):
+    """Tries made by calling a member of the user's channel."""
+
+    def __init__(
+        self,
+        member: Member,
+        plan: DeadlinePlan,
+        attempt: Attempt,
+        request: object,
+        *,
+        stub: _Member,
+        options: dict[str, Any],
+        own_timeout: float | None,
+    ) -> None:
+        super().__init__(member, plan, attempt, request)
+        self._stub = stub
+        self._options = options  # what the caller gave beside request and timeout
+        self._own_timeout = own_timeout
+
+    def make_first(self, relay: Relay, timeout: float | None) -> None:
+        """Make the first try.
+
+        Raises:
+            BaseException: What the user's channel raises, such as `UsageError` if it is closed.
+        """
+        try:
+            call = self._stub.start(self.sent, timeout, self._options)
+        except BaseException:
+            self.finished()
+            raise
+        relay.begin(call)
+
+    def make(self, relay: Relay, timeout: float | None, number: int) -> None:
+        try:
+            call = self._stub.start(self.sent, timeout, self._with(self._metadata(number)))
+        except grpc.aio.UsageError:  # the channel was closed meanwhile
+            call = ended(self.kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            call = ended_by(self.kind, error)
+        relay.begin(call)
+
+    def waits(self, relay: Relay) -> None:
+        self._stub.between(relay)
+
+    def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
+        return Resend(
+            self.method,
+            self.kind,
+            self._start_alone,
+            timeout=resend_timeout(self._own_timeout, self._member.rules),
+            metadata=kept_metadata(self._options["metadata"], policy),
+            attempts=attempts,
+        )
+
+    async def _start_alone(self, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401, ASYNC109
+        return self._stub.start(request, timeout, self._with(metadata))
+
+    def _metadata(self, number: int) -> Metadata:
+        return with_attempt(self._options["metadata"], number)
+
+    def _with(self, metadata: Metadata) -> dict[str, Any]:
+        return self._options | {"metadata": metadata_from(metadata)}

@@ -1,0 +1,147 @@
+"""The interceptors for `grpc`, and the queues where its calls wait that failback has taken over.
+
+They go on channels and servers of yours::
+
+    channel = intercept_channel(grpc.insecure_channel(target), policy)
+    server = grpc.server(pool, interceptors=server_interceptors())
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import grpc
+
+from rpcwheel.durations import to_ns
+from rpcwheel.failback.sync import FailbackInvoker
+
+from ._client import ClientInterceptor
+from ._server import server_interceptors
+from .queues import QueuesBase
+from .state import ClientState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.timer.api import Timer
+
+    from .policy import CallPolicy
+
+__all__ = ["Queues", "client_interceptors", "intercept_channel", "server_interceptors"]
+
+R = TypeVar("R")
+
+
+class Queues(QueuesBase[FailbackInvoker]):
+    """The failback queues of the calls of one or more clients. Thread-safe; closes as a context.
+
+    Example::
+
+        with Queues() as queues:
+            channel = intercept_channel(grpc.insecure_channel(target), policy, queues=queues)
+            ...
+    """
+
+    def __init__(self, timer: Timer | None = None) -> None:
+        """Begin without a queue.
+
+        Args:
+            timer: Any rpcwheel timer; None takes `shared_timer()`.
+        """
+        super().__init__(lambda policy: FailbackInvoker(policy, timer=timer))
+
+    def _end(self, queue: FailbackInvoker) -> None:
+        queue.close(0)
+
+    def flush(self, timeout: Duration | None = None) -> bool:
+        """Try every queued call now, and wait until nothing is pending.
+
+        Args:
+            timeout: Seconds to wait at most; None waits until all are delivered or given up.
+
+        Returns:
+            Whether nothing was pending in the end.
+
+        Raises:
+            TypeError, ConfigurationError: `timeout` is no time.
+        """
+        if timeout is not None:
+            to_ns(timeout, what="timeout")
+        return all(self._each(lambda queue: queue.flush(timeout)))
+
+    def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+        """Queue no more calls, try to deliver those that are queued, and report the others.
+
+        Idempotent. A call that fails from now on raises `FailbackClosed` where it would be queued.
+
+        Args:
+            drain: Seconds to go on trying, all queues at the same time. 0: not at all.
+
+        Returns:
+            The calls that were not delivered, queue by queue, oldest first.
+
+        Raises:
+            TypeError, ConfigurationError: `drain` is no time.
+        """
+        to_ns(drain, what="drain")
+        with self._lock:
+            self._closed = True
+        return [call for failed in self._each(lambda queue: queue.close(drain)) for call in failed]
+
+    def _each(self, work: Callable[[FailbackInvoker], R]) -> list[R]:
+        """Do it to all queues at once: each may wait for as long as the caller has given."""
+        queues = list(self._named.values())
+        if len(queues) <= 1:
+            return [work(queue) for queue in queues]
+        with ThreadPoolExecutor(len(queues), thread_name_prefix="rpcwheel-queues") as threads:
+            jobs = [threads.submit(copy_context().run, work, queue) for queue in queues]
+        return [job.result() for job in jobs]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def client_interceptors(
+    policy: CallPolicy, *, timer: Timer | None = None, queues: Queues | None = None
+) -> Sequence[grpc.UnaryUnaryClientInterceptor]:
+    """Make the interceptors for one channel, to be given to `grpc.intercept_channel`.
+
+    The first interceptor of a channel is the outermost. Put these behind those that should see a
+    call once, and before those that should see every try (fresh tokens, metrics of attempts).
+
+    Args:
+        policy: What holds for which calls.
+        timer: Any rpcwheel timer; None takes `shared_timer()`.
+        queues: Where calls wait that failback has taken over; None makes new ones, which end with
+            the process.
+
+    Returns:
+        One object, for all four kinds of call. It has one retry budget: make others for a channel
+        to another target.
+    """
+    queues = Queues(timer) if queues is None else queues
+    return [ClientInterceptor(ClientState(policy, timer=timer, invoker_of=queues.of))]
+
+
+def intercept_channel(
+    channel: grpc.Channel,
+    policy: CallPolicy,
+    *,
+    timer: Timer | None = None,
+    queues: Queues | None = None,
+) -> grpc.Channel:
+    """Put the policies in front of a channel of the user's; arguments as `client_interceptors`.
+
+    Returns:
+        A channel whose calls follow the policies. Closing it closes the user's.
+    """
+    interceptors = client_interceptors(policy, timer=timer, queues=queues)
+    intercepted: grpc.Channel = grpc.intercept_channel(channel, *interceptors)
+    return intercepted

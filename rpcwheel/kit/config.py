@@ -1,0 +1,223 @@
+"""The policy of a kit from a file, and from the environment.
+
+A file is TOML or YAML; its keys are the fields of `CallPolicy`, its tables the policies in them::
+
+    timeout = 2.0
+    retry = { on = ["UNAVAILABLE"], attempts = 4, wait = { initial = 0.1, max = 2.0 } }
+
+    [methods."/shop.Orders/Get*"]
+    idempotent = true
+
+A variable's name is the path of a setting, its value is JSON or a plain word. It changes what it
+names and leaves the rest of the file as it is::
+
+    RPCWHEEL_CONFIG=/etc/shop/rpcwheel.toml
+    RPCWHEEL_TIMEOUT=5
+    RPCWHEEL_RETRY__ON=["UNAVAILABLE", "INTERNAL"]
+
+`false` stands for None, which TOML lacks: `retry = false` for a method switches it off there.
+
+Not made with pydantic-settings (tried with 2.16): it leaves values as strings that our strict types
+refuse, ignores variables that name no setting, and knows nothing of where a wrong value came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from rpcwheel.deadline.policy import DeadlinePolicy
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.interceptors.policy import CallPolicy
+from rpcwheel.policy import field_at, findings, types_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Place = tuple[str, ...]
+
+__all__ = ["PREFIX", "policy_from_env", "policy_from_file"]
+
+PREFIX: Final = "RPCWHEEL_"
+"""How the names of the variables begin."""
+
+NO_SETTINGS: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
+"""Variables of ours that say how to build and test."""
+
+SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
+
+
+def policy_from_file(path: str | os.PathLike[str]) -> CallPolicy:
+    """Read a policy from a TOML or YAML file.
+
+    Args:
+        path: Its suffix tells which: `.toml`, `.yaml` or `.yml`. YAML needs `rpcwheel[config]`.
+
+    Raises:
+        ConfigurationError: The file can't be read, is not in its format, or a setting in it is
+            unknown, out of range, of a wrong type, or contradicts another; all in one message.
+    """
+    return _policy(_read(Path(path)), lambda _: str(path))
+
+
+def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = None) -> CallPolicy:
+    """Read a policy from the environment, and from the file that `<prefix>CONFIG` names.
+
+    Args:
+        prefix: How the variables' names begin. All that begin so must be settings; empty ones are
+            taken for not set.
+        environ: None takes `os.environ`.
+
+    Raises:
+        ConfigurationError: As `policy_from_file`; a variable names no setting.
+    """
+    if not prefix.endswith("_") or not prefix.isupper():
+        raise ConfigurationError(
+            f"prefix must be capital letters and end with '_', such as 'SHOP_RPC_', not {prefix!r}"
+        )
+    environ = os.environ if environ is None else environ
+    variables = {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(prefix) and name not in NO_SETTINGS and value.strip()
+    }
+    file = variables.pop(f"{prefix}CONFIG", None)
+    tree = {} if file is None else _read(Path(file))
+    origins: dict[Place, str] = {}
+    for name, value in variables.items():
+        place = _place(name, prefix)
+        origins[place] = name
+        _merge(tree, _nested(place, _value(value)))
+
+    def origin(place: Place) -> str:
+        """The variable that set it, or something in it, or else the file; for () all of them."""
+        if not place:
+            return ", ".join(filter(None, (file, *origins.values())))
+        near = [one for one in origins if one == place[: len(one)] or place == one[: len(place)]]
+        return origins[max(near, key=len)] if near else file or "the environment"
+
+    return _policy(tree, origin)
+
+
+def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> CallPolicy:
+    try:
+        return CallPolicy.model_validate(_without_false(tree, ()))
+    except ValidationError as error:
+        said: dict[str, list[str]] = {}
+        for place, what in findings(error, CallPolicy):
+            said.setdefault(origin(tuple(map(str, place))), []).append(what)
+    raise ConfigurationError(
+        "; ".join(f"{where}: {'; '.join(what)}" for where, what in said.items())
+    )
+
+
+def _without_false(tree: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The tree with None for `false` where None is allowed, and a yes or no is not meant."""
+    cleared: dict[str, Any] = {}
+    for name, value in tree.items():
+        here = (*place, str(name))
+        if isinstance(value, dict) and here[-1] != "default":
+            value = _without_false(value, here)  # noqa: PLW2901 - the same, cleared
+        cleared[name] = None if value is False and _may_be_off(here) else value
+    return cleared
+
+
+def _may_be_off(place: Place) -> bool:
+    """Whether `false` means None here: not for a count, where it could as well be 0."""
+    _, field = field_at(CallPolicy, place)
+    kinds = set() if field is None else set(types_in(field.annotation))
+    return type(None) in kinds and int not in kinds
+
+
+# Files
+
+
+def _read(path: Path) -> dict[str, Any]:
+    form = SUFFIXES.get(path.suffix.lower())
+    if form is None:
+        raise ConfigurationError(f"{path}: its name must end with {', '.join(SUFFIXES)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: it can't be read: {error}") from error
+    tree = _toml(text, path) if form == "TOML" else _yaml(text, path)
+    if not isinstance(tree, dict):
+        raise ConfigurationError(f"{path}: it must hold settings by name, not {tree!r}")
+    return tree
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: it is no TOML: {error}") from error
+
+
+def _yaml(text: str, path: Path) -> object:
+    """By ruamel.yaml: YAML 1.2, where the key `on` is a word. For PyYAML it is True."""
+    try:
+        from ruamel.yaml import YAML  # noqa: PLC0415 - the extra [config]
+        from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{path}: YAML needs ruamel.yaml: pip install 'rpcwheel[config]'; TOML needs nothing"
+        ) from error
+    try:
+        tree = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise ConfigurationError(f"{path}: it is no YAML: {error}") from error
+    return {} if tree is None else tree
+
+
+# Variables
+
+
+def _place(name: str, prefix: str) -> Place:
+    place = tuple(name.removeprefix(prefix).lower().split("__"))
+    known = [*CallPolicy.model_fields, "config"]
+    if place[0] in known:
+        return place
+    near = difflib.get_close_matches(place[0], known, n=1)
+    names = [f"{prefix}{one.upper()}" for one in near or known]
+    hint = f"did you mean {names[0]}?" if near else f"there are {', '.join(names)}"
+    raise ConfigurationError(f"{name}: there is no such setting; {hint}")
+
+
+def _value(text: str) -> object:
+    """A variable's value: JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _nested(place: Place, value: object) -> dict[str, Any]:
+    for part in reversed(place[1:]):
+        value = {part: value}
+    return {place[0]: value}
+
+
+def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> None:
+    """Put a change into a tree: tables are merged, all else is replaced."""
+    for name, value in change.items():
+        here = (*place, name)
+        before, after = _table(here, tree.get(name)), _table(here, value)
+        if isinstance(before, dict) and isinstance(after, dict) and name != "default":
+            _merge(before, after, here)
+            tree[name] = before
+        else:
+            tree[name] = after
+
+
+def _table(place: Place, value: object) -> object:
+    """The value; for `timeout = 2.0` the table that it stands for."""
+    _, field = field_at(CallPolicy, place)
+    short = isinstance(value, (int, float)) and not isinstance(value, bool)
+    whole = field is not None and DeadlinePolicy in types_in(field.annotation)
+    return {"timeout": value} if short and whole else value

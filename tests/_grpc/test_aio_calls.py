@@ -1,0 +1,127 @@
+"""Calls of grpc.aio that ended before they began, and what finished calls tell at once."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from rpcwheel._grpc.aio_calls import (
+    CANCELLED_HERE,
+    NotAtOnceError,
+    ended,
+    ended_by,
+    failure_of,
+    immediately,
+    metadata_from,
+)
+from rpcwheel.call import Kind
+
+OK = grpc.StatusCode.OK
+INTERFACES = {
+    Kind.UNARY_UNARY: grpc.aio.UnaryUnaryCall,
+    Kind.UNARY_STREAM: grpc.aio.UnaryStreamCall,
+    Kind.STREAM_UNARY: grpc.aio.StreamUnaryCall,
+    Kind.STREAM_STREAM: grpc.aio.StreamStreamCall,
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+async def test_a_call_that_ended_well_has_all_of_the_interface(kind):
+    told = []
+    call = ended(kind, OK, "why", result=[1, 2], initial=[("a", "b")], trailing=[("c", "d")])
+    assert isinstance(call, INTERFACES[kind])
+    assert await answer(call, kind) == [1, 2]
+    assert await call.code() is OK
+    assert await call.details() == await call.debug_error_string() == "why"
+    assert tuple(await call.initial_metadata()) == (("a", "b"),)
+    assert tuple(await call.trailing_metadata()) == (("c", "d"),)
+    assert (call.done(), call.cancelled(), call.cancel()) == (True, False, False)
+    assert call.time_remaining() is None
+    await call.wait_for_connection()
+    call.add_done_callback(told.append)
+    assert told == [call]
+
+
+@pytest.mark.parametrize("kind", Kind)
+async def test_one_that_failed_raises_its_status_wherever_it_is_asked(kind):
+    call = ended(kind, grpc.StatusCode.NOT_FOUND, "gone")
+    for ask in (lambda: answer(call, kind), call.wait_for_connection):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask()
+        assert caught.value.details() == "gone"
+    assert failure_of(call).code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_one_that_was_cancelled_here_raises_as_grpcs_own():
+    call = ended(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
+    assert call.cancelled()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_one_cancelled_by_the_server_raises_its_status():
+    call = ended(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, "not now")
+    assert call.cancelled()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call
+
+
+async def test_responses_can_be_read_one_by_one():
+    call = ended(Kind.UNARY_STREAM, OK, "", result=(1, 2))
+    assert [await call.read() for _ in range(3)] == [1, 2, grpc.aio.EOF]
+    empty = ended(Kind.UNARY_STREAM, OK, "", result=None)
+    assert await empty.read() is grpc.aio.EOF
+    failed = ended(Kind.UNARY_STREAM, grpc.StatusCode.NOT_FOUND, "gone")
+    for _ in range(2):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await failed.read()
+
+
+async def test_nothing_can_be_written_to_one_that_has_ended():
+    call = ended(Kind.STREAM_UNARY, OK, "", result=1)
+    with pytest.raises(asyncio.InvalidStateError):
+        await call.write(b"x")
+    await call.done_writing()
+    assert call._done_writing_flag
+
+
+async def test_an_error_that_is_no_status_is_raised_as_it_is():
+    call = ended_by(Kind.UNARY_UNARY, KeyError("bug"))
+    with pytest.raises(KeyError):
+        await call
+    assert await call.code() is grpc.StatusCode.UNKNOWN
+    assert await call.details() == "KeyError: 'bug'"
+
+
+async def test_a_status_that_knows_only_its_code_is_told_as_far_as_it_goes():
+    class Bare(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.ABORTED
+
+    call = ended_by(Kind.UNARY_UNARY, Bare())
+    assert await call.code() is grpc.StatusCode.ABORTED
+    assert await call.details() is None
+    assert tuple(await call.trailing_metadata()) == ()
+
+
+async def test_what_has_nothing_to_wait_for_answers_at_once():
+    async def quick():
+        return 7
+
+    async def slow():
+        await asyncio.sleep(0)
+
+    assert immediately(quick()) == 7
+    with pytest.raises(NotAtOnceError):
+        immediately(slow())
+
+
+def test_metadata_is_taken_in_any_form():
+    given = grpc.aio.Metadata(("a", "b"))
+    assert metadata_from(given) is given
+    assert metadata_from([("a", "b")]) == given
+    assert len(metadata_from(None)) == 0
+
+
+async def answer(call, kind):
+    return [one async for one in call] if kind.streams_responses else await call

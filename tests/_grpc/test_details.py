@@ -1,0 +1,156 @@
+"""What a call is made with."""
+
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from fixtures.shop import UNARY_UNARY
+from rpcwheel._grpc.details import (
+    ATTEMPTS_KEY,
+    AioDetails,
+    Details,
+    aio_details,
+    details_of,
+    details_with,
+    metadata_of,
+    with_attempt,
+)
+
+GIVEN = {
+    "method": "/test.Shop/UnaryUnary",
+    "timeout": 2.5,
+    "metadata": (("a", "1"),),
+    "credentials": grpc.access_token_call_credentials("token"),
+    "wait_for_ready": True,
+    "compression": grpc.Compression.Gzip,
+}
+
+
+class Foreign(grpc.ClientCallDetails):
+    """As outer interceptors write them."""
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+class Shuffled(NamedTuple):
+    timeout: float
+    method: str
+    more: str
+
+
+def test_all_that_was_given_is_taken_over():
+    assert details_of(Foreign(**GIVEN))._asdict() == GIVEN
+    assert details_of(Details(**GIVEN)) == Details(**GIVEN)
+
+
+def test_what_a_foreign_class_does_not_have_is_none():
+    made = details_of(Foreign(method="/test.Shop/UnaryUnary"))
+    assert made == ("/test.Shop/UnaryUnary", None, None, None, None, None)
+
+
+def test_a_namedtuple_of_the_users_own_is_taken_by_its_names_not_its_order():
+    made = details_of(Shuffled(1.5, "/a/B", "x"))
+    assert (made.method, made.timeout, made.metadata) == ("/a/B", 1.5, None)
+
+
+def test_they_are_grpcs_details_and_can_be_changed_by_a_copy():
+    made = details_of(Foreign(**GIVEN))
+    assert isinstance(made, grpc.ClientCallDetails)
+    assert isinstance(made._replace(timeout=1.0), Details)
+    assert made._replace(timeout=1.0)._asdict() == GIVEN | {"timeout": 1.0}
+    assert made.timeout == 2.5
+
+
+@pytest.mark.parametrize("timeout", [None, 0.0, 7.5])
+def test_another_timeout_leaves_all_else_as_it_was(timeout):
+    for given in (Foreign(**GIVEN), Details(**GIVEN)):
+        assert details_with(given, timeout)._asdict() == GIVEN | {"timeout": timeout}
+    made = details_with(Foreign(method="/a/B", timeout=2.5), timeout)
+    assert made == Details("/a/B", timeout, None, None, None, None)
+
+
+def test_the_fields_are_those_that_grpc_has_now(shop_channel):
+    """A field that a new grpcio adds would be lost on the way through ours."""
+    seen = []
+
+    class Look(grpc.UnaryUnaryClientInterceptor):
+        def intercept_unary_unary(self, continuation, details, request):
+            seen.append(details)
+            return continuation(details_of(details), request)
+
+    channel = grpc.intercept_channel(shop_channel, Look())
+    given = {name: GIVEN[name] for name in ("timeout", "metadata", "wait_for_ready", "compression")}
+    assert channel.unary_unary(UNARY_UNARY)(b"order", **given) == b"order"
+    assert seen[0]._fields == Details._fields
+    assert details_of(seen[0])._asdict() == GIVEN | {"credentials": None}
+
+
+async def test_those_of_aio_keep_the_method_as_the_bytes_it_is(shop):
+    seen = []
+
+    class Look(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation, details, request):
+            seen.append(details)
+            return await continuation(aio_details(details), request)
+
+    async with grpc.aio.insecure_channel(shop.target, interceptors=[Look()]) as channel:
+        call = channel.unary_unary(UNARY_UNARY)(b"order", timeout=30, metadata=(("a", "1"),))
+        assert await call == b"order"
+    made = aio_details(seen[0])
+    assert made == seen[0]
+    assert made.method == UNARY_UNARY.encode()
+    assert shop.calls[0].metadata["a"] == "1"
+    assert set(made._fields) <= set(Details._fields)
+
+
+def test_those_of_aio_can_be_changed_and_take_what_is_missing_as_none():
+    made = aio_details(Foreign(method=b"/a/B", timeout=3))
+    assert isinstance(made, AioDetails)
+    assert isinstance(made, grpc.aio.ClientCallDetails)
+    assert made == (b"/a/B", 3, None, None, None)
+    assert type(made._replace(timeout=1)) is AioDetails
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [("a", "1"), ("b-bin", b"2"), ("a", "3")],
+        (("a", "1"), ("b-bin", b"2"), ("a", "3")),
+        grpc.aio.Metadata(("a", "1"), ("b-bin", b"2"), ("a", "3")),
+        iter([("a", "1"), ("b-bin", b"2"), ("a", "3")]),
+        [["a", "1"], ["b-bin", b"2"], ["a", "3"]],
+    ],
+)
+def test_metadata_of_any_form_is_a_tuple_of_pairs(given):
+    assert sorted(metadata_of(given)) == [("a", "1"), ("a", "3"), ("b-bin", b"2")]
+
+
+@pytest.mark.parametrize("nothing", [None, (), [], grpc.aio.Metadata()])
+def test_no_metadata_is_an_empty_tuple(nothing):
+    assert metadata_of(nothing) == ()
+    assert with_attempt(nothing, 1) == ()
+
+
+def test_the_first_try_says_nothing_of_itself_and_the_others_how_many_went_before():
+    given = [("a", "1")]
+    assert with_attempt(given, 1) == (("a", "1"),)
+    assert with_attempt(given, 2) == (("a", "1"), (ATTEMPTS_KEY, "1"))
+    assert with_attempt(None, 5) == ((ATTEMPTS_KEY, "4"),)
+    assert given == [("a", "1")]
+
+
+def test_the_server_reads_the_number_under_the_name_of_grfc_a6(shop, shop_channel):
+    stub = shop_channel.unary_unary(UNARY_UNARY)
+    stub(b"order", metadata=with_attempt(None, 3))
+    stub(b"order", metadata=with_attempt(None, 1))
+    assert shop.calls[0].metadata["grpc-previous-rpc-attempts"] == "2"
+    assert "grpc-previous-rpc-attempts" not in shop.calls[1].metadata
+
+
+def test_a_number_that_the_caller_hands_on_gives_way_to_that_of_the_try(shop, shop_channel):
+    """As a server does that calls on with the metadata it was called with."""
+    given = with_attempt([("a", "1")], 7)
+    shop_channel.unary_unary(UNARY_UNARY)(b"order", metadata=with_attempt(given, 2))
+    assert shop.calls[0].metadata["grpc-previous-rpc-attempts"] == "1"

@@ -1,0 +1,138 @@
+"""Interceptors of others before and behind ours, on a loop."""
+
+import grpc
+import pytest
+
+from fixtures.aio_doors import doors, own, read_all, refused  # noqa: F401 - fixtures
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
+
+# ruff: noqa: F811 - fixtures are imported by name
+
+
+class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
+    """Waits for the call, as many do; gives the call, or the bare answer."""
+
+    def __init__(self, gives: str) -> None:
+        self.gives = gives
+        self.seen = 0
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.seen += 1
+        call = await continuation(details, request)
+        match self.gives:
+            case "call":
+                return call
+            case "code":
+                await call.code()
+                return call
+            case _:
+                return await call
+
+
+@pytest.mark.parametrize("gives", ["call", "code", "answer"])
+async def test_interceptors_inside_of_ours_see_every_try(shop, doors, gives):
+    shop.then("UNAVAILABLE")
+    foreign = Foreign(gives)
+    call = doors.retrying(inner=[foreign]).unary_unary(UNARY_UNARY)(b"x")
+    assert await call == b"x"
+    assert await call.code() is grpc.StatusCode.OK
+    assert foreign.seen == 2
+
+
+@pytest.mark.parametrize("gives", ["call", "code", "answer"])
+async def test_interceptors_outside_of_ours_see_one_call(shop, own, gives):
+    shop.then("UNAVAILABLE")
+    foreign = Foreign(gives)
+    own.name = "interceptors"
+    assert await own.retrying(outer=[foreign]).unary_unary(UNARY_UNARY)(b"x") == b"x"
+    assert foreign.seen == 1
+
+
+async def test_a_bug_in_an_inner_interceptor_is_the_callers(own, shop):
+    class Broken(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation, details, request):
+            raise KeyError("a bug")
+
+    for door in ("channel", "interceptors"):
+        own.name = door
+        call = own.retrying(inner=[Broken()]).unary_unary(UNARY_UNARY)(b"x")
+        with pytest.raises(KeyError, match="a bug"):
+            await call
+        assert call.done()
+    assert not shop.calls
+
+
+async def test_a_request_that_can_not_be_sent_is_the_callers_error(own):
+    call = own.retrying().unary_unary(UNARY_UNARY)(7)
+    with pytest.raises(TypeError):
+        await call
+    assert call.done()
+
+
+class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
+    """Hands the messages on in a generator, as many do."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    async def intercept_unary_stream(self, continuation, details, request):
+        self.seen += 1
+        call = await continuation(details, request)
+
+        async def messages():
+            async for message in call:
+                yield message.upper()
+
+        return messages()
+
+
+async def test_a_stream_in_a_generator_of_others_is_tried_again(shop, doors):
+    shop.then("UNAVAILABLE")
+    foreign = ForeignStream()
+    call = doors.retrying(inner=[foreign]).unary_stream(UNARY_STREAM)(b"xy")
+    assert await read_all(call) == [b"X", b"Y"]
+    assert await call.code() is grpc.StatusCode.OK
+    assert (foreign.seen, len(shop.calls)) == (2, 2)
+
+
+async def test_a_stream_in_a_generator_of_others_fails_as_it_is(shop, doors):
+    shop.then(Fail("NOT_FOUND", after=1))
+    call = doors.retrying(inner=[ForeignStream()]).unary_stream(UNARY_STREAM)(b"xy")
+    assert await anext(aiter(call)) == b"X"
+    error = await refused(anext(aiter(call)))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert await call.code() is error.code()
+
+
+async def test_an_error_of_others_with_a_status_is_tried_again(shop, doors):
+    class Refused(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+    class Refusing(grpc.aio.UnaryUnaryClientInterceptor):
+        refuse = 1
+
+        async def intercept_unary_unary(self, continuation, details, request):
+            if self.refuse:
+                self.refuse -= 1
+                raise Refused
+            return await continuation(details, request)
+
+    assert await doors.retrying(inner=[Refusing()]).unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
+async def test_a_bug_that_shows_in_a_retry_is_the_callers(shop, doors):
+    class Breaking(grpc.aio.UnaryUnaryClientInterceptor):
+        tries = 0
+
+        async def intercept_unary_unary(self, continuation, details, request):
+            self.tries += 1
+            if self.tries > 1:
+                raise KeyError("a bug")
+            return await continuation(details, request)
+
+    shop.then("UNAVAILABLE")
+    call = doors.retrying(inner=[Breaking()]).unary_unary(UNARY_UNARY)(b"x")
+    with pytest.raises(KeyError, match="a bug"):
+        await call
+    assert call.done()

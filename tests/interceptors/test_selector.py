@@ -1,0 +1,76 @@
+"""Which methods a pattern names, which of two says more, and whether two can meet."""
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from rpcwheel.interceptors.selector import MethodPattern, matches, overlap, specificity
+
+PATTERN = TypeAdapter(MethodPattern)
+
+texts = st.text("ab", max_size=4)
+globs = st.text("ab*", max_size=3)
+
+ALL = ["".join(chars) for length in range(7) for chars in itertools.product("ab", repeat=length)]
+"""The shortest text that two globs have in common is no longer than both together."""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method", "named"),
+    [
+        ("/shop.Orders/Get", "/shop.Orders/Get", True),
+        ("/shop.Orders/Get", "/shop.Orders/GetAll", False),
+        ("/shop.Orders/Get*", "/shop.Orders/GetAll", True),
+        ("/shop.Orders/Get*", "/shop.Orders/Get", True),
+        ("/shop.Orders/Get*", "/shop.Orders/get", False),
+        ("/shop.*/Get*", "/shop.Orders/GetAll", True),
+        ("/shop.*/*", "/stock.Orders/GetAll", False),
+        ("/*/Get", "/shop.Orders/Get", True),
+        ("*", "/any.Thing/AtAll", True),
+    ],
+)
+def test_a_pattern_names_methods_in_full_and_a_star_any_characters(pattern, method, named):
+    assert PATTERN.validate_python(pattern) == pattern
+    assert matches(pattern, method) is named
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("shop.Orders/*", "/shop.Orders/*"),
+        ("shop.Orders/Get", "/shop.Orders/Get"),
+        ("shop.Orders", "/shop.Orders/*"),
+        ("/shop.Orders", "/shop.Orders/*"),
+        ("/shop.Orders/", "/shop.Orders/*"),
+    ],
+)
+def test_a_pattern_that_is_nearly_one_is_refused_with_the_one_that_was_meant(pattern, meant):
+    with pytest.raises(ValidationError, match=re.escape(f"did you mean {meant!r}?")):
+        PATTERN.validate_python(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "//", "/a b/c", "/shop.Orders/Get?", "/a/[bc]", "?"])
+def test_what_is_no_pattern_is_refused_with_what_is_one(pattern):
+    with pytest.raises(ValidationError, match=r"names no methods; .*'/shop\.Orders/Get\*'"):
+        PATTERN.validate_python(pattern)
+
+
+def test_a_name_says_more_than_any_pattern_and_a_longer_one_more_than_a_shorter():
+    upwards = ["*", "/*/*", "/*/Get", "/shop.*/*", "/shop.Orders/*", "/shop.Orders/Get*", "/a/b"]
+    assert sorted(set(upwards), key=specificity) == upwards
+    assert specificity("/a/*b*") == specificity("/a/b*")
+
+
+@given(globs, texts)
+def test_a_glob_matches_what_its_plain_parts_and_anything_between_make(glob, text):
+    parts = [re.escape(part) for part in glob.split("*")]
+    assert matches(glob, text) is bool(re.fullmatch(".*".join(parts), text))
+
+
+@given(globs, globs)
+def test_two_globs_overlap_if_and_only_if_some_text_is_named_by_both(one, other):
+    assert overlap(one, other) is any(matches(one, t) and matches(other, t) for t in ALL)

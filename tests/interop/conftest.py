@@ -1,0 +1,5 @@
+"""What the tests against others' code share."""
+
+from fixtures.doors import open_door  # noqa: F401 - fixtures
+from fixtures.foreign_servers import go_binary, go_shop  # noqa: F401
+from fixtures.shop import shop  # noqa: F401

@@ -1,0 +1,124 @@
+"""Our clients, sync and aio, against a server that is no Python: grpc-go."""
+
+import pytest
+
+from fixtures.doors import DOORS, KINDS, REQUESTS
+from fixtures.timers import eventually
+from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import CallPolicy
+
+pytestmark = [
+    pytest.mark.timeout(140),  # the server is built first
+    pytest.mark.parametrize("door", DOORS),
+]
+
+ALL = b"".join(REQUESTS)
+EVERY = pytest.mark.parametrize("kind", KINDS)
+RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
+PATIENT = CallPolicy(timeout=20, retry=RETRY, idempotent=True)
+
+
+@EVERY
+def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_door, door, kind):
+    call = go_shop.script()
+    done = open_door(door, go_shop.target, CallPolicy(timeout=20)).call(
+        kind, metadata=call.metadata, timeout=None
+    )
+    assert (done.answer, done.code) == (ALL, "OK")
+    (seen,) = go_shop.attempts(call)
+    assert 0 < seen["deadline_ms"] < 20_500  # gRPC rounds it up
+    assert done.trailing["x-deadline-ms"] == str(seen["deadline_ms"])
+
+
+@EVERY
+def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_door, door, kind):
+    call = go_shop.script("UNAVAILABLE", "reset")
+    done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
+    assert (done.answer, done.code, done.trailing["x-attempt"]) == (ALL, "OK", "3")
+    seen = go_shop.attempts(call)
+    assert [attempt["previous_attempts"] for attempt in seen] == ["", "1", "2"]
+    assert [attempt["ended"] for attempt in seen] == ["Unavailable", "Unavailable", "OK"]
+    assert "".join(seen[2]["requests"]).encode() == ALL
+
+
+@EVERY
+def test_a_method_that_is_not_idempotent_is_not_called_again(go_shop, open_door, door, kind):
+    call = go_shop.script("UNAVAILABLE")
+    done = open_door(door, go_shop.target, CallPolicy(timeout=20, retry=RETRY)).call(
+        kind, metadata=call.metadata
+    )
+    assert (done.answer, done.code) == (b"", "UNAVAILABLE")
+    assert done.details == "scripted for attempt 1"
+    assert len(go_shop.attempts(call)) == 1
+
+
+@EVERY
+def test_a_retry_waits_as_long_as_the_server_asks(go_shop, open_door, door, kind):
+    call = go_shop.script("UNAVAILABLE/300")
+    done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
+    assert done.answer == ALL
+    first, second = go_shop.attempts(call)
+    assert second["at_ms"] - first["at_ms"] >= 299  # both are cut to whole milliseconds
+
+
+@EVERY
+def test_a_server_can_forbid_the_retry(go_shop, open_door, door, kind):
+    call = go_shop.script("UNAVAILABLE/-1")
+    done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
+    assert (done.code, done.trailing["grpc-retry-pushback-ms"]) == ("UNAVAILABLE", "-1")
+    assert len(go_shop.attempts(call)) == 1
+
+
+@EVERY
+def test_a_call_that_hangs_ends_at_its_deadline_on_both_sides(go_shop, open_door, door, kind):
+    call = go_shop.script("hang")
+    done = open_door(door, go_shop.target, CallPolicy(timeout=0.2)).call(
+        kind, metadata=call.metadata
+    )
+    # grpc-go resets the stream at its own deadline; 1 of 50 times that is here first.
+    assert done.code in {"DEADLINE_EXCEEDED", "CANCELLED"}
+    (seen,) = go_shop.attempts(call)
+    assert seen["ended"] in {"DeadlineExceeded", "Canceled"}
+
+
+@pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
+def test_a_silent_stream_is_cut_after_its_first_message(go_shop, open_door, door, kind):
+    call = go_shop.script("silent")
+    policy = CallPolicy(timeout=DeadlinePolicy(timeout=20, message_timeout=0.2))
+    done = open_door(door, go_shop.target, policy).call(kind, metadata=call.metadata)
+    assert (done.messages[0], len(done.messages)) == (ALL[:1], 1)
+    assert (done.code, done.details) == (
+        "DEADLINE_EXCEEDED",
+        "no message for 0.2 s (message_timeout)",
+    )
+    assert go_shop.attempts(call)[0]["ended"] == "Canceled"
+
+
+@EVERY
+def test_a_cancel_reaches_the_server(go_shop, open_door, door, kind):
+    call = go_shop.script("hang")
+    done = open_door(door, go_shop.target, PATIENT).cancel(
+        kind,
+        lambda: eventually(lambda: go_shop.attempts(call, ended=False)),
+        metadata=call.metadata,
+    )
+    assert (done.messages, done.code) == ([], "CANCELLED")
+    assert [attempt["ended"] for attempt in go_shop.attempts(call)] == ["Canceled"]
+
+
+@EVERY
+def test_what_failed_is_answered_at_once_and_delivered_later(go_shop, open_door, door, kind):
+    call = go_shop.script("UNAVAILABLE", "UNAVAILABLE")
+    policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=b"later"))
+    if kind.endswith("stream"):
+        policy = CallPolicy(
+            failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=[b"later"])
+        )
+    door = open_door(door, go_shop.target, policy)
+    done = door.call(kind, metadata=call.metadata)
+    assert (done.answer, done.code) == (b"later", "OK")
+    assert done.trailing["rpcwheel-answer"] == "failback"
+    assert door.flush()
+    *_, last = go_shop.attempts(call)
+    assert (last["ended"], "".join(last["requests"]).encode()) == ("OK", ALL)

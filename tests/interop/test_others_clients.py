@@ -1,0 +1,163 @@
+"""Our client interceptors between others': each sees whole calls, and none spoils another's."""
+
+import grpc
+import pytest
+
+from fixtures.doors import DOORS, KINDS, REQUESTS, AioChannelDoor, SyncDoor
+from fixtures.shop import Fail, Hang
+from fixtures.timers import eventually
+from rpcwheel.deadline import RetryPolicy
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import CallPolicy
+
+ALL = b"".join(REQUESTS)
+RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
+PATIENT = CallPolicy(timeout=20, retry=RETRY, idempotent=True)
+
+PACKAGES = {"opentelemetry": {"sync", "aio"}, "grpc_interceptor": {"sync"}}
+"""Whose, and the worlds for which they have a client."""
+
+WAYS = [
+    (package, door, place, kind)
+    for package, worlds in PACKAGES.items()
+    for door in DOORS
+    for place in ("outer", "inner")
+    for kind in KINDS
+    if door.world in worlds and (place == "inner" or door is not AioChannelDoor)
+]
+"""Theirs before or behind ours. (What stands on the channel that ours wraps is behind.)"""
+
+
+def is_generator(package, door, place, kind) -> bool:
+    """Whether theirs make a bare generator of a call: it has no status, and nothing to cancel."""
+    return (package, door, kind) == ("opentelemetry", SyncDoor, "unary_stream")
+
+
+def hides_the_end(*way) -> bool:
+    """Whether ours, before theirs, can't follow the call."""
+    return is_generator(*way) and "inner" in way
+
+
+def asks_too_early(package, door, place, kind) -> bool:
+    """Whether theirs may get a status that grpc.aio makes up: see the canary, INTERNAL."""
+    asks = (package, door.world, place) == ("opentelemetry", "aio", "inner")
+    return asks and kind.startswith("stream")
+
+
+def loses_cancel(package, door, place, kind) -> bool:
+    """Whether theirs alone keep a cancel from the server (opentelemetry-python-contrib #3271)."""
+    forgets = package == "opentelemetry" and door.world == "aio" and kind.endswith("unary")
+    return forgets or is_generator(package, door, place, kind)
+
+
+def is_future(_, door, __, kind) -> bool:
+    return door is SyncDoor and kind.endswith("unary")
+
+
+def by(ways):
+    """On each of these ways."""
+    names = ["-".join((w[0], w[1].__name__, *w[2:])) for w in ways]
+    return pytest.mark.parametrize("passage", ways, indirect=True, ids=names)
+
+
+def without(*traits):
+    return [way for way in WAYS if not any(trait(*way) for trait in traits)]
+
+
+class Passage:
+    """Where calls go through ours and theirs."""
+
+    def __init__(self, way, open_door, target) -> None:
+        package, self.door, self.place, self.kind = way
+        self.theirs = pytest.importorskip(f"fixtures.foreign_{package}").Theirs()
+        self._open, self._target = open_door, target
+
+    def open(self, policy: CallPolicy):
+        return self._open(self.door, self._target, policy, **{self.place: self.theirs})
+
+    def saw(self, *, before: list[str], behind: list[str]) -> bool:
+        """Whether they come to see the calls that those see who stand there."""
+        wanted = before if self.place == "outer" else behind
+        return eventually(lambda: self.theirs.seen == wanted)
+
+
+@pytest.fixture
+def passage(request, shop, open_door):
+    return Passage(request.param, open_door, shop.target)
+
+
+@by(WAYS)
+def test_a_call_that_succeeds_is_one_call_for_them_too(passage):
+    done = passage.open(PATIENT).call(passage.kind)
+    assert (done.answer, done.code) == (ALL, "OK")
+    assert passage.saw(before=["OK"], behind=["OK"])
+
+
+@by(without(asks_too_early))
+def test_an_error_comes_out_as_the_server_sent_it(passage, shop):
+    shop.then(Fail("NOT_FOUND", "no such order", (("request-id", "7"),)))
+    done = passage.open(PATIENT).call(passage.kind)
+    assert (done.messages, done.code, done.details) == ([], "NOT_FOUND", "no such order")
+    assert done.trailing["request-id"] == "7"
+    assert passage.saw(before=["NOT_FOUND"], behind=["NOT_FOUND"])
+
+
+@by(without(hides_the_end, asks_too_early))
+def test_a_retry_is_seen_behind_ours_and_not_before(passage, shop):
+    shop.then("UNAVAILABLE")
+    done = passage.open(PATIENT).call(passage.kind)
+    assert (done.answer, done.code) == (ALL, "OK")
+    assert passage.saw(before=["OK"], behind=["UNAVAILABLE", "OK"])
+    assert [len(call.requests) for call in shop.calls[1:]] == [3 if passage.kind[0] == "s" else 1]
+
+
+@by(WAYS)
+def test_a_deadline_of_ours_ends_the_call_for_them(passage, shop):
+    shop.then(Hang())
+    done = passage.open(CallPolicy(timeout=0.2)).call(passage.kind, timeout=None)
+    assert (done.messages, done.code) == ([], "DEADLINE_EXCEEDED")
+    assert passage.saw(before=["DEADLINE_EXCEEDED"], behind=["DEADLINE_EXCEEDED"])
+
+
+@by(without(hides_the_end, asks_too_early))
+def test_an_answer_by_default_is_a_success_before_ours(passage, shop):
+    default = [b"later"] if passage.kind.endswith("stream") else b"later"
+    shop.then("UNAVAILABLE")
+    policy = FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=default)
+    door = passage.open(CallPolicy(failback=policy))
+    done = door.call(passage.kind)
+    assert (done.answer, done.code) == (b"later", "OK")
+    assert door.flush()
+    assert b"".join(shop.calls[1].requests) == ALL
+    assert passage.saw(before=["OK"], behind=["UNAVAILABLE", "OK"])
+
+
+@by(without(loses_cancel))
+def test_a_cancel_reaches_the_server(passage, shop):
+    hang = Hang()
+    shop.then(hang)
+    done = passage.open(PATIENT).cancel(passage.kind, lambda: hang.begun.wait(20))
+    assert done.messages == []
+    assert shop.calls[0].ended.wait(20)
+    assert len(shop.calls) == 1
+
+
+@by([way for way in WAYS if is_future(*way)])
+def test_a_future_calls_back_when_it_is_answered(passage, shop):
+    shop.then("UNAVAILABLE")
+    told = []
+    done = passage.open(PATIENT).future(passage.kind, told.append)
+    assert (done.answer, done.code) == (ALL, "OK")
+    assert eventually(lambda: told)
+    assert isinstance(told[0], grpc.Future)
+    assert (told[0].result(), told[0].code()) == (ALL, grpc.StatusCode.OK)
+
+
+@by([way for way in WAYS if is_future(*way)])
+def test_a_future_calls_back_when_it_has_failed(passage, shop):
+    shop.then("NOT_FOUND")
+    told = []
+    done = passage.open(PATIENT).future(passage.kind, told.append)
+    assert (done.messages, done.code) == ([], "NOT_FOUND")
+    assert eventually(lambda: told)
+    assert told[0].code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,99 @@
+"""Our server interceptors between others': handlers see their deadline, others whole calls."""
+
+import asyncio
+
+import grpc
+import pytest
+from scenarios.served import KINDS, ONE_ANSWER, aio_answering, aio_ask, answering, ask, handler
+
+from fixtures.small_servers import aio_serving, serving
+from fixtures.timers import eventually, until
+from rpcwheel.deadline import current_deadline
+from rpcwheel.interceptors import CallPolicy, aio, sync
+
+TIMEOUT = 30.0
+PACKAGES = ["opentelemetry", "grpc_interceptor"]
+
+pytestmark = [
+    pytest.mark.parametrize("kind", KINDS),
+    pytest.mark.parametrize("first", ["ours", "theirs"]),
+]
+
+
+@pytest.fixture(params=PACKAGES)
+def theirs(request):
+    """Somebody else's interceptors, one package after the other."""
+    return pytest.importorskip(f"fixtures.foreign_{request.param}").Theirs()
+
+
+def in_order(first, theirs, world):
+    """Both, one first."""
+    twin = sync if world == "sync" else aio
+    both = [*twin.server_interceptors(CallPolicy()), theirs.server_interceptor(world)]
+    return both if first == "ours" else both[::-1]
+
+
+def seconds_left(_):
+    return current_deadline().remaining()
+
+
+def aborting(kind):
+    """A behavior that ends with a status of its own."""
+
+    def unary(request, context):
+        context.abort(grpc.StatusCode.NOT_FOUND, "no such order")
+
+    def stream(request, context):
+        yield b"first"
+        context.abort(grpc.StatusCode.NOT_FOUND, "no such order")
+
+    return unary if kind in ONE_ANSWER else stream
+
+
+def aio_aborting(kind):
+    """The same in coroutines."""
+
+    async def unary(request, context):
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such order")
+
+    async def stream(request, context):
+        yield b"first"
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such order")
+
+    return unary if kind in ONE_ANSWER else stream
+
+
+def test_a_handler_sees_its_deadline(theirs, first, kind):
+    served = handler(kind, answering(kind, seconds_left))
+    with serving(served, interceptors=in_order(first, theirs, "sync")) as target:
+        (left,) = ask(target, kind, timeout=TIMEOUT)
+    assert 0 < float(left) < TIMEOUT * 1.02  # gRPC rounds up what it sends
+    assert eventually(lambda: theirs.seen == ["OK"])
+
+
+async def test_an_aio_handler_sees_its_deadline(theirs, first, kind):
+    served = handler(kind, aio_answering(kind, seconds_left))
+    async with aio_serving(served, interceptors=in_order(first, theirs, "aio")) as target:
+        (left,) = await aio_ask(target, kind, timeout=TIMEOUT)
+        assert 0 < float(left) < TIMEOUT * 1.02
+        await until(lambda: theirs.seen == ["OK"])
+
+
+def test_an_abort_comes_out_as_it_is(theirs, first, kind):
+    served = handler(kind, aborting(kind))
+    with (
+        serving(served, interceptors=in_order(first, theirs, "sync")) as target,
+        pytest.raises(grpc.RpcError, match="no such order") as failed,
+    ):
+        ask(target, kind)
+    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+    assert eventually(lambda: theirs.seen == ["NOT_FOUND"])
+
+
+async def test_an_aio_abort_comes_out_as_it_is(theirs, first, kind):
+    served = handler(kind, aio_aborting(kind))
+    async with aio_serving(served, interceptors=in_order(first, theirs, "aio")) as target:
+        with pytest.raises(grpc.RpcError, match="no such order") as failed:
+            await asyncio.to_thread(ask, target, kind)  # a client of grpc.aio may make up another
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        await until(lambda: theirs.seen == ["NOT_FOUND"])

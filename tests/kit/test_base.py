@@ -1,0 +1,112 @@
+"""What a kit is in both worlds: its settings, where they come from, what it shows of itself."""
+
+import re
+
+import pytest
+
+import rpcwheel
+from rpcwheel import (
+    CallPolicy,
+    ConfigurationError,
+    DeadlinePolicy,
+    FailbackPolicy,
+    FailsafePolicy,
+    MethodPolicy,
+    RetryPolicy,
+)
+
+RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=4)
+
+
+@pytest.fixture(params=[rpcwheel.Kit, rpcwheel.aio.Kit], ids=["sync", "aio"])
+def kind(request):
+    """The kit of either world."""
+    return request.param
+
+
+def test_a_kit_s_settings_are_those_of_a_call_policy(kind):
+    methods = {"/a/*": MethodPolicy(idempotent=True)}
+    settings = {
+        "timeout": DeadlinePolicy(timeout=2.0),
+        "retry": RETRY,
+        "failsafe": FailsafePolicy(on="UNAVAILABLE"),
+        "failback": None,
+        "idempotent": True,
+        "methods": methods,
+    }
+    assert kind(**settings).policy == CallPolicy(**settings)
+    assert set(settings) == set(CallPolicy.model_fields)
+    assert kind(timeout=2).policy.timeout.timeout == 2.0
+
+
+def test_by_default_a_kit_switches_nothing_on(kind):
+    kit = kind()
+    assert kit.policy == CallPolicy()
+    assert kit.pending == 0
+    assert kit.stats() == {}
+
+
+def test_settings_are_given_by_name_only(kind):
+    with pytest.raises(TypeError, match="positional"):
+        kind(2.0)
+    with pytest.raises(TypeError, match="heartbeat"):
+        kind(heartbeat=10.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"timeout": 0}, "timeout: it must be a finite time above zero"),
+        ({"retry": RetryPolicy(on="INTERNAL")}, "only idempotent methods are tried again"),
+        ({"methods": {"shop.Orders/*": MethodPolicy()}}, "did you mean '/shop.Orders/*'?"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_runs(kind, settings, said):
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        kind(**settings)
+
+
+def test_a_kit_can_be_made_of_a_policy(kind):
+    policy = CallPolicy(timeout=2.0)
+    kit = kind.of(policy)
+    assert type(kit) is kind
+    assert kit.policy is policy
+
+
+def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
+    path = tmp_path / "shop.toml"
+    path.write_text('retry = { on = ["UNAVAILABLE"], attempts = 4 }')
+    kit = kind.from_file(path)
+    assert type(kit) is kind
+    assert kit.policy == CallPolicy(retry=RETRY)
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        kind.from_file(tmp_path / "none.toml")
+
+
+def test_a_kit_can_be_made_of_the_environment(kind, monkeypatch):
+    monkeypatch.setenv("RPCWHEEL_RETRY__ON", '["UNAVAILABLE"]')
+    monkeypatch.setenv("RPCWHEEL_RETRY__ATTEMPTS", "4")
+    assert kind.from_env().policy == CallPolicy(retry=RETRY)
+    monkeypatch.setenv("SHOP_RPC_TIMEOUT", "3")
+    assert kind.from_env("SHOP_RPC_").policy == CallPolicy(timeout={"timeout": 3.0})
+
+
+def test_a_kit_shows_what_is_switched_on_and_nothing_of_what_is_in_it(kind):
+    secret = "swordfish"
+    kit = kind(
+        timeout=2.0,
+        methods={"/a/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE", default=secret))},
+    )
+    assert repr(kit) == f"<{kind.__module__}.Kit: timeout, methods /a/*>"
+    assert repr(kind()).endswith("Kit: nothing switched on>")
+
+
+def test_a_dead_letter_that_waits_is_for_the_world_that_can_await():
+    async def letter(call):
+        """Keep it."""
+
+    policy = FailbackPolicy(on="UNAVAILABLE", dead_letter=letter)
+    assert rpcwheel.aio.Kit(failback=policy).policy.failback is policy
+    for settings in ({"failback": policy}, {"methods": {"/a/*": MethodPolicy(failback=policy)}}):
+        with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
+            rpcwheel.Kit(**settings)

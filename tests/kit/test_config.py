@@ -1,0 +1,323 @@
+"""The settings of a kit, from a file and from the environment: the same, and as well checked."""
+
+import re
+import sys
+
+import pytest
+import tenacity
+
+from rpcwheel.deadline import RetryPolicy
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import CallPolicy, FailsafePolicy, MethodPolicy
+from rpcwheel.kit.config import policy_from_env, policy_from_file
+
+TOML = """
+timeout = { timeout = 2.0, slow_after = 1 }
+retry = { on = ["UNAVAILABLE", "INTERNAL"], attempts = 4, wait = 0.5 }
+
+[methods."/shop.Orders/Get*"]
+idempotent = true
+failsafe = { on = ["UNAVAILABLE"], default = false }
+
+[methods."/shop.Audit/*"]
+timeout = 5
+retry = false
+failback = { on = "UNAVAILABLE", retries = 8, wait = 1.0, metadata = ["x-*"] }
+"""
+YAML = """
+timeout: {timeout: 2.0, slow_after: 1}
+retry: {on: [UNAVAILABLE, INTERNAL], attempts: 4, wait: 0.5}
+methods:
+  /shop.Orders/Get*:
+    idempotent: true
+    failsafe: {on: [UNAVAILABLE], default: false}
+  /shop.Audit/*:
+    timeout: 5
+    retry: null
+    failback: {on: UNAVAILABLE, retries: 8, wait: 1.0, metadata: ["x-*"]}
+"""
+MEANT = CallPolicy(
+    timeout={"timeout": 2.0, "slow_after": 1.0},
+    retry=RetryPolicy(on={"UNAVAILABLE", "INTERNAL"}, attempts=4, wait=0.5),
+    methods={
+        "/shop.Orders/Get*": MethodPolicy(
+            idempotent=True, failsafe=FailsafePolicy(on=["UNAVAILABLE"], default=False)
+        ),
+        "/shop.Audit/*": MethodPolicy(
+            timeout=5,
+            retry=None,
+            failback=FailbackPolicy(on="UNAVAILABLE", retries=8, wait=1.0, metadata=("x-*",)),
+        ),
+    },
+)
+
+
+def from_env(prefix="RPCWHEEL_", **variables: str) -> CallPolicy:
+    return policy_from_env(prefix, {prefix + name: value for name, value in variables.items()})
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Write a file and give its path."""
+
+    def write(text: str, name: str = "shop.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("shop.toml", TOML), ("shop.yaml", YAML), ("SHOP.YML", YAML)]
+)
+def test_a_file_says_the_same_as_code(file, name, text):
+    assert policy_from_file(file(text, name)) == MEANT
+    assert policy_from_file(str(file(text, name))) == MEANT
+
+
+@pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
+def test_an_empty_file_switches_nothing_on(file, name):
+    assert policy_from_file(file("", name)) == CallPolicy()
+
+
+def test_a_wait_in_a_file_is_seconds_or_a_table(file):
+    text = 'retry = { on = ["UNAVAILABLE"], wait = { initial = 0.2, max = 5 } }'
+    wait = policy_from_file(file(text)).retry.wait
+    assert isinstance(wait, tenacity.wait_random_exponential)
+    assert (wait.multiplier, wait.max) == (0.2, 5.0)
+
+
+def test_false_switches_off_in_a_file_what_none_does_in_code(file):
+    text = """
+    [methods."/a/*"]
+    timeout = { timeout = false, message_timeout = false, propagate = false }
+    retry = { on = "UNAVAILABLE", budget = false, attempt_timeout = false }
+    failsafe = false
+    failback = false
+    idempotent = false
+    """
+    own = policy_from_file(file(text)).methods["/a/*"]
+    assert own.model_fields_set == {"timeout", "retry", "failsafe", "failback", "idempotent"}
+    assert (own.timeout.timeout, own.timeout.message_timeout) == (None, None)
+    assert own.timeout.propagate is own.idempotent is False
+    assert (own.retry.budget, own.retry.attempt_timeout) == (None, None)
+    assert own.failsafe is own.failback is None
+
+
+def test_false_is_no_count_because_that_could_mean_none_or_no_limit(file):
+    with pytest.raises(ConfigurationError, match=r"failback\.retries: .* integer, not False"):
+        policy_from_file(file('failback = { on = "UNAVAILABLE", retries = false }'))
+
+
+def test_a_default_is_taken_as_it_stands(file):
+    path = file('failback = { on = "UNAVAILABLE", default = { name = false, timeout = 1 } }')
+    assert policy_from_file(path).failback.default == {"name": False, "timeout": 1}
+    policy = from_env(CONFIG=str(path), FAILBACK__DEFAULT='{"other": 2}')
+    assert policy.failback.default == {"other": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("timeot = 2.0", "there is no setting 'timeot'; did you mean 'timeout'?"),
+        ('timeout = "2s"', "timeout: it must be seconds (int or float) or a timedelta, not '2s'"),
+        ("timeout = inf", "for no limit leave it out"),
+        ("retry = { attempts = 3 }", "retry: `on` is missing; name the status codes"),
+        ('retry = { on = "UNAVAILABLE", attempts = 0 }', "retry.attempts: Input should be greater"),
+        ('retry = "UNAVAILABLE"', "retry: Input should be a valid dictionary or instance of Retry"),
+        ('[methods."shop.Orders/*"]', "did you mean '/shop.Orders/*'?"),
+        (
+            '[methods."/a/b"]\nretry = {on = ["UNAVAILBLE"]}',
+            "methods[\"/a/b\"].retry.on: `on` names 'UNAVAILBLE', which is no gRPC status code",
+        ),
+        ('retry = {on = "INTERNAL"}', "only idempotent methods are tried again"),
+        ("timeout = ", "it is no TOML: Invalid value (at end of document)"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file, text, said):
+    path = file(text)
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as refused:
+        policy_from_file(path)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert str(refused.value).count(str(path)) == 1
+
+
+def test_all_that_is_wrong_in_a_file_is_said_at_once(file):
+    text = 'timeout = -1\nretry = {on = "UNAVAILABLE", attempts = "3"}\nspeed = 1'
+    with pytest.raises(ConfigurationError, match=r"timeout: .*; retry\.attempts: .*'speed'"):
+        policy_from_file(file(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("shop.json", "{}", "its name must end with .toml, .yaml, .yml"),
+        ("shop.yaml", "a: [", "it is no YAML: "),
+        ("shop.yaml", "a: 1\na: 2", "found duplicate key"),
+        ("shop.yaml", "- timeout", "it must hold settings by name, not ['timeout']"),
+        ("shop.yaml", "1: 2", '["1"]: Keys should be strings, not 1'),
+        ("shop.yaml", "methods: {1: {timeout: 2}}", "valid string, not 1"),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_refused(file, name, text, said):
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        policy_from_file(file(text, name))
+
+
+def test_a_file_that_can_not_be_read_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"none\.toml: it can't be read: .*No such file"):
+        policy_from_file(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes(b"a = '\xff'")
+    with pytest.raises(ConfigurationError, match=r"latin\.toml: it can't be read: .*utf-8"):
+        policy_from_file(tmp_path / "latin.toml")
+
+
+def test_yaml_without_its_extra_says_what_to_install_and_toml_needs_nothing(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'rpcwheel\[config\]'; TOML needs"):
+        policy_from_file(file(YAML, "shop.yaml"))
+    assert policy_from_file(file(TOML)) == MEANT
+
+
+# The environment
+
+
+def test_without_variables_nothing_is_switched_on():
+    assert policy_from_env(environ={}) == CallPolicy()
+    assert (
+        policy_from_env(environ={"HOME": "/", "RPCWHEEL": "x", "rpcwheel_x": "y"}) == CallPolicy()
+    )
+
+
+def test_the_process_s_own_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("RPCWHEEL_TIMEOUT", "2.5")
+    assert policy_from_env().timeout.timeout == 2.5
+
+
+def test_a_variable_s_name_is_the_path_of_a_setting_and_its_value_json_or_a_word():
+    policy = from_env(
+        TIMEOUT="2.0",
+        TIMEOUT__SLOW_AFTER="1",
+        RETRY__ON='["UNAVAILABLE", "INTERNAL"]',
+        RETRY__ATTEMPTS="4",
+        RETRY__WAIT='{"initial": 0.1, "max": 1}',
+        FAILBACK='{"on": "UNAVAILABLE"}',
+        FAILBACK__NAME="audit",
+        IDEMPOTENT="true",
+        METHODS='{"/a/*": {"timeout": 1, "failback": null}}',
+    )
+    assert (policy.timeout.timeout, policy.timeout.slow_after) == (2.0, 1.0)
+    assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE", "INTERNAL"}, 4)
+    assert policy.retry.wait.max == 1.0
+    assert (policy.failback.on, policy.failback.name) == ("UNAVAILABLE", "audit")
+    assert policy.idempotent is True
+    assert policy.of("/a/b").failback is None
+    assert policy.of("/a/b").timeout.timeout == 1.0
+
+
+def test_of_two_variables_the_one_that_says_more_holds_and_is_named():
+    one, other = ("RPCWHEEL_RETRY", "null"), ("RPCWHEEL_RETRY__ON", "UNAVAILABLE")
+    for environ in (dict([one, other]), dict([other, one])):
+        assert policy_from_env(environ=environ).retry.on == {"UNAVAILABLE"}
+    with pytest.raises(ConfigurationError, match=r"^RPCWHEEL_RETRY__ATTEMPTS: "):
+        from_env(RETRY='{"on": "UNAVAILABLE", "attempts": 1}', RETRY__ATTEMPTS="0")
+
+
+def test_a_plain_word_needs_no_quotes():
+    assert from_env(RETRY__ON="UNAVAILABLE").retry.on == {"UNAVAILABLE"}
+
+
+def test_variables_change_what_they_name_and_leave_the_rest_of_the_file(file):
+    policy = from_env(
+        CONFIG=str(file(TOML)),
+        TIMEOUT="3",
+        RETRY__ATTEMPTS="2",
+        METHODS='{"/shop.Audit/*": {"timeout": {"slow_after": 2}}, "/new/*": {"timeout": 7}}',
+    )
+    assert (policy.timeout.timeout, policy.timeout.slow_after) == (3.0, 1.0)
+    assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE", "INTERNAL"}, 2)
+    audit = policy.methods["/shop.Audit/*"]
+    assert (audit.timeout.timeout, audit.timeout.slow_after) == (5.0, 2.0)
+    assert audit.failback == MEANT.methods["/shop.Audit/*"].failback
+    assert policy.methods["/shop.Orders/Get*"] == MEANT.methods["/shop.Orders/Get*"]
+    assert policy.methods["/new/*"].timeout.timeout == 7.0
+
+
+@pytest.mark.parametrize("off", ["null", "false"])
+def test_a_variable_can_switch_off_what_the_file_switches_on(file, off):
+    assert from_env(CONFIG=str(file(TOML)), RETRY=off).retry is None
+    assert from_env(CONFIG=str(file(TOML)), TIMEOUT=off).timeout is None
+
+
+def test_an_empty_variable_is_as_one_that_is_not_set():
+    assert from_env(TIMEOUT="", CONFIG=" ") == CallPolicy()
+
+
+def test_variables_of_ours_that_are_no_settings_do_no_harm():
+    assert from_env(PURE="1", EXPECT="native") == CallPolicy()
+    with pytest.raises(ConfigurationError, match="SHOP_PURE: there is no such setting"):
+        from_env("SHOP_", PURE="1")
+
+
+def test_another_prefix_takes_other_variables():
+    environ = {"SHOP_RPC_TIMEOUT": "1", "RPCWHEEL_TIMEOUT": "2", "SHOP_DB": "postgres"}
+    assert policy_from_env("SHOP_RPC_", environ).timeout.timeout == 1.0
+
+
+@pytest.mark.parametrize("prefix", ["", "SHOP", "shop_", "_"])
+def test_a_prefix_that_would_take_foreign_variables_is_refused(prefix):
+    with pytest.raises(ConfigurationError, match="prefix must be capital letters and end with '_'"):
+        policy_from_env(prefix, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (
+            "TIMEOT",
+            "2",
+            "RPCWHEEL_TIMEOT: there is no such setting; did you mean RPCWHEEL_TIMEOUT?",
+        ),
+        ("SPEED", "2", "RPCWHEEL_SPEED: there is no such setting; there are RPCWHEEL_TIMEOUT, "),
+        (
+            "CONFIGG",
+            "2",
+            "RPCWHEEL_CONFIGG: there is no such setting; did you mean RPCWHEEL_CONFIG?",
+        ),
+        ("TIMEOUT", "2s", "RPCWHEEL_TIMEOUT: timeout: it must be seconds (int or float)"),
+        ("TIMEOUT", "Infinity", "RPCWHEEL_TIMEOUT: timeout"),
+        ("TIMEOUT__TIMEOT", "2", "RPCWHEEL_TIMEOUT__TIMEOT: timeout: there is no setting 'timeot'"),
+        ("RETRY", '{"attempts": 2}', "RPCWHEEL_RETRY: retry: `on` is missing"),
+        ("RETRY__ON", '["OK"]', "RPCWHEEL_RETRY__ON: retry.on: `on` names the status code OK"),
+        ("METHODS", "none", "RPCWHEEL_METHODS: methods: Input should be a valid dictionary"),
+        ("IDEMPOTENT", "yes", "RPCWHEEL_IDEMPOTENT: idempotent: Input should be a valid boolean"),
+        ("CONFIG", "none.toml", "none.toml: it can't be read"),
+        ("CONFIG__X", "1", "RPCWHEEL_CONFIG__X: there is no setting 'config'"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_what_is_allowed(name, value, said):
+    with pytest.raises(ConfigurationError, match="^" + re.escape(said)):
+        from_env(**{name: value})
+
+
+def test_each_mistake_names_the_file_or_the_variable_that_it_came_from(file):
+    path = file('timeout = -1\nretry = { on = "UNAVAILABLE", attempts = 0 }')
+    with pytest.raises(ConfigurationError) as refused:
+        from_env(CONFIG=str(path), RETRY__WAIT="-2", RETRY__BUDGET="3")
+    assert str(refused.value) == (
+        f"{path}: timeout: it must be a finite time above zero (at least 1 ns), not -1; "
+        "retry.attempts: Input should be greater than or equal to 1, not 0; "
+        "RPCWHEEL_RETRY__WAIT: retry.wait: wait must not be negative, not -2; 0 is at once; "
+        "RPCWHEEL_RETRY__BUDGET: retry.budget: Input should be less than or equal to 1, not 3"
+    )
+
+
+def test_a_contradiction_names_all_that_it_may_come_from(file):
+    path = file("timeout = 1.0")
+    with pytest.raises(ConfigurationError, match=r"shop\.toml, RPCWHEEL_RETRY: retry: wait \(5"):
+        from_env(CONFIG=str(path), RETRY='{"on": "UNAVAILABLE", "wait": 5}')

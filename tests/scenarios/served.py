@@ -1,0 +1,68 @@
+"""The four kinds of call as the tests of the servers make them, with one request each."""
+
+import grpc
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.small_servers import METHOD
+
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+ONE_ANSWER = ["unary_unary", "stream_unary"]
+STREAMS = ["unary_stream", "stream_stream"]
+
+PATIENCE = 20.0
+"""Seconds. Nothing that works takes a tenth of it."""
+
+ROUNDED = 1.02
+"""A client of grpc rounds up the timeout that it sends, by at most a hundredth."""
+
+
+def handler(kind, behavior, **serializers):
+    """A handler of that kind."""
+    return getattr(grpc, f"{kind}_rpc_method_handler")(behavior, **serializers)
+
+
+def answering(kind, look):
+    """A behavior that answers the request with what `look(context)` gives, as bytes."""
+
+    def unary(request, context):
+        return repr(look(context)).encode()
+
+    def stream(request, context):
+        yield repr(look(context)).encode()
+
+    return unary if kind in ONE_ANSWER else stream
+
+
+def aio_answering(kind, look):
+    """The same in coroutines."""
+
+    async def unary(request, context):
+        return repr(look(context)).encode()
+
+    async def stream(request, context):
+        yield repr(look(context)).encode()
+
+    return unary if kind in ONE_ANSWER else stream
+
+
+def begin(channel, kind, request=b"x", *, timeout=PATIENCE):
+    """Begin a call of grpc or grpc.aio; gives a future, or a stream of answers."""
+    method = getattr(channel, kind)(METHOD)
+    given = iter([request]) if kind.startswith("stream") else request
+    if isinstance(channel, grpc.Channel) and kind in ONE_ANSWER:
+        return method.future(given, timeout=timeout)
+    return method(given, timeout=timeout)
+
+
+def ask(target, kind, request=b"x", *, timeout=PATIENCE):
+    """Make a call; gives its answers in a list."""
+    with grpc.insecure_channel(target, options=IMPATIENT) as channel:
+        call = begin(channel, kind, request, timeout=timeout)
+        return [call.result()] if kind in ONE_ANSWER else list(call)
+
+
+async def aio_ask(target, kind, request=b"x", *, timeout=PATIENCE):  # noqa: ASYNC109 - the call's
+    """Make a call of grpc.aio; gives its answers in a list."""
+    async with grpc.aio.insecure_channel(target, options=IMPATIENT) as channel:
+        call = begin(channel, kind, request, timeout=timeout)
+        return [await call] if kind in ONE_ANSWER else [answer async for answer in call]

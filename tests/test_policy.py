@@ -1,0 +1,133 @@
+"""The base of all policies: what is refused, and that the message says where and what to do."""
+
+import copy
+import pickle
+import re
+from datetime import timedelta
+from typing import Annotated
+
+import pydantic
+import pytest
+import tenacity
+from pydantic import Field, StrictInt
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.policy import Number, Policy, Seconds, Wait, field_at, types_in
+
+
+class Inner(Policy):
+    on: str = Field(description="name one")
+    attempts: Annotated[StrictInt, Field(ge=1)] = 3
+    wait: Wait = 1.0
+
+
+class Outer(Policy):
+    timeout: Seconds | None = None
+    share: Number | None = None
+    inner: Inner | None = None
+    inners: dict[str, Inner] = {}  # noqa: RUF012 - pydantic copies it
+
+
+def test_what_is_wrong_deep_inside_is_said_with_its_place_and_all_at_once():
+    inner = {"on": "a", "attempts": 0}
+    with pytest.raises(ConfigurationError) as refused:
+        Outer(timeout=-1, inner=inner, inners={"/shop.Orders/Get*": inner | {"atempts": 1}})
+    assert str(refused.value).split("; ") == [
+        "timeout: it must be a finite time above zero (at least 1 ns), not -1",
+        "inner.attempts: Input should be greater than or equal to 1, not 0",
+        'inners["/shop.Orders/Get*"].attempts: Input should be greater than or equal to 1, not 0',
+        "inners[\"/shop.Orders/Get*\"]: there is no setting 'atempts'",
+        "did you mean 'attempts'?",
+    ]
+
+
+def test_what_is_missing_inside_is_said_with_what_is_wanted():
+    with pytest.raises(ConfigurationError, match=r"^inner: `on` is missing; name one$"):
+        Outer(inner={})
+    with pytest.raises(ConfigurationError, match=r"^`on` is missing; name one$"):
+        Inner()
+
+
+def test_a_wrong_type_deep_inside_is_a_type_error_with_its_place():
+    with pytest.raises(TypeError, match=r"^inner\.attempts: .* valid integer, not '3'$"):
+        Outer(inner={"on": "a", "attempts": "3"})
+
+
+def test_wrong_types_and_wrong_values_together_are_a_configuration_error():
+    with pytest.raises(ConfigurationError, match=r"valid integer, not '3'; .*equal to 1, not 0"):
+        Outer(inner={"on": "a", "attempts": "3"}, inners={"x": {"on": "a", "attempts": 0}})
+
+
+def test_a_policy_given_as_a_policy_is_kept_as_it_is():
+    inner = Inner(on="a")
+    assert Outer(inner=inner).inner is inner
+
+
+def test_a_policy_does_not_change_and_can_be_copied_and_pickled():
+    policy = Outer(timeout=2.0, inner=Inner(on="a"))
+    with pytest.raises(pydantic.ValidationError):
+        policy.timeout = 3.0
+    assert pickle.loads(pickle.dumps(policy)) == copy.deepcopy(policy) == policy
+
+
+@pytest.mark.parametrize("time", [0.5, 2, timedelta(seconds=2), 1e-9])
+def test_a_time_is_seconds_or_a_timedelta(time):
+    assert Outer(timeout=time).timeout == time
+
+
+@pytest.mark.parametrize("time", [0, -1, float("nan"), float("-inf"), timedelta(0), 1e-10])
+def test_a_time_that_is_none_is_refused(time):
+    with pytest.raises(ConfigurationError, match=r"^timeout: it must be a finite time"):
+        Outer(timeout=time)
+
+
+def test_an_infinite_time_is_refused_with_how_to_set_no_limit():
+    with pytest.raises(ConfigurationError, match="for no limit leave it out, or give None"):
+        Outer(timeout=float("inf"))
+
+
+@pytest.mark.parametrize("time", ["2", "PT2S", "2 s", True, b"2", [2]])
+def test_a_time_is_no_string_and_no_bool(time):
+    with pytest.raises(TypeError, match="timeout: it must be seconds"):
+        Outer(timeout=time)
+
+
+@pytest.mark.parametrize("share", ["0.2", True])
+def test_a_number_is_no_string_and_no_bool(share):
+    with pytest.raises(TypeError, match="share: Input should be a valid number"):
+        Outer(share=share)
+    assert Outer(share=1).share == 1.0
+
+
+def test_a_wait_given_as_a_table_is_tenacity_s_full_jitter():
+    wait = Inner(on="a", wait={"initial": 0.1, "max": timedelta(seconds=2), "multiplier": 3}).wait
+    assert isinstance(wait, tenacity.wait_random_exponential)
+    assert (wait.multiplier, wait.max, wait.exp_base, wait.min) == (0.1, 2.0, 3.0, 0)
+    assert Inner(on="a", wait={"initial": 1, "max": 60}).wait.exp_base == 2.0
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"initial": 0.1}, "`max` is missing"),
+        ({"inital": 0.1, "max": 2.0}, "no setting 'inital'; did you mean 'initial'?"),
+        ({"initial": 3.0, "max": 2.0}, "initial (3) is more than max (2)"),
+        ({"initial": 0.1, "max": 2.0, "multiplier": 0.5}, "multiplier: Input should be greater"),
+        ({"initial": 0.1, "max": 2.0, "multiplier": float("inf")}, "multiplier: "),
+        ({"initial": 0.1, "max": float("inf")}, "max: it must be a finite time"),
+    ],
+)
+def test_a_wrong_table_of_a_wait_says_what_is_wrong_in_it(table, said):
+    with pytest.raises(ConfigurationError, match=r"^inner\.wait: .*" + re.escape(said)):
+        Outer(inner={"on": "a", "wait": table})
+
+
+def test_a_field_is_found_through_tables_and_optional_policies():
+    owner, field = field_at(Outer, ("inners", "some key", "attempts"))
+    assert (owner, field) == (Inner, Inner.model_fields["attempts"])
+    assert field_at(Outer, ("inner", "inner")) == (Inner, None)
+    assert set(types_in(Outer.model_fields["timeout"].annotation)) == {
+        float,
+        timedelta,
+        type(None),
+    }

@@ -1,0 +1,71 @@
+"""The kit as type checkers see it. Never run; `make types` reads it."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import assert_type
+
+import grpc
+import grpc.aio
+
+import rpcwheel
+from rpcwheel import (
+    CallPolicy,
+    DeadlinePolicy,
+    FailbackPolicy,
+    FailbackStats,
+    FailedCall,
+    FailsafePolicy,
+    Kit,
+    ManualTimer,
+    MethodPolicy,
+    RetryPolicy,
+    aio,
+)
+
+
+def settings() -> None:
+    policy = CallPolicy(
+        timeout=DeadlinePolicy(timeout=timedelta(seconds=2), slow_after=1),
+        retry=RetryPolicy(on={grpc.StatusCode.UNAVAILABLE}, attempts=4, budget=None),
+        methods={
+            "/shop.Orders/Get*": MethodPolicy(timeout=5.0, idempotent=True),
+            "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=1.0)),
+        },
+    )
+    assert_type(policy.of("/shop.Orders/Get"), MethodPolicy)
+    assert_type(policy.timeout, DeadlinePolicy | None)
+    MethodPolicy(timout=2.0)  # type: ignore[call-arg]
+    assert_type(Kit.of(policy, timer=ManualTimer()), Kit)
+    assert_type(Kit.from_file(Path("shop.toml")), Kit)
+    assert_type(rpcwheel.aio.Kit.from_env("SHOP_RPC_"), aio.Kit)
+    assert_type(Kit(timeout=timedelta(seconds=2)).policy, CallPolicy)
+    Kit(timeout=DeadlinePolicy(timeout=2.0), failsafe=FailsafePolicy(on=OSError, default=b""))
+    Kit(timeout="2")  # type: ignore[arg-type]
+    Kit(heartbeat=1)  # type: ignore[call-arg]
+    RetryPolicy(on="UNAVAILABLE", attempts="3")  # type: ignore[arg-type]
+
+
+def at_work(mine: grpc.Channel) -> None:
+    with Kit(timeout=2.0) as kit:
+        assert_type(kit, Kit)
+        assert_type(kit.intercept_channel(mine), grpc.Channel)
+        grpc.intercept_channel(mine, *kit.client_interceptors())
+        servers = kit.server_interceptors()
+        assert_type(servers, Sequence[grpc.ServerInterceptor])
+        grpc.server(ThreadPoolExecutor(), interceptors=servers)
+        assert_type(kit.pending, int)
+        assert_type(kit.stats(), dict[str, FailbackStats])
+        assert_type(kit.flush(1.0), bool)
+        assert_type(kit.close(drain=1.0), list[FailedCall])
+
+
+async def at_work_on_a_loop(mine: grpc.aio.Channel) -> None:
+    async with aio.Kit(timeout=2.0) as kit:
+        assert_type(kit, aio.Kit)
+        assert_type(kit.intercept_channel(mine), grpc.aio.Channel)
+        grpc.aio.insecure_channel("shop", interceptors=kit.client_interceptors())
+        grpc.aio.server(interceptors=kit.server_interceptors())
+        assert_type(await kit.flush(1.0), bool)
+        assert_type(await kit.close(drain=1.0), list[FailedCall])
