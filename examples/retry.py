@@ -28,7 +28,7 @@ class Failing(AuditServicer):
     failures = 2
 
     def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
-        before = dict(context.invocation_metadata()).get("grpc-previous-rpc-attempts", "none")
+        before = dict(context.invocation_metadata()).get("x-retry-attempt", "none")
         left = context.time_remaining()
         print(f"    server: {request.text}; attempts before: {before}; {left:.2f} s left")
         if self.failures:
@@ -43,9 +43,7 @@ def main() -> int:
     add_AuditServicer_to_server(servicer, server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    # With gRPC's own retries, which are on by default, its core takes the header away again.
-    options = [("grpc.enable_retries", 0)]
-    with KIT.intercept_channel(grpc.insecure_channel(target, options)) as channel:
+    with KIT.intercept_channel(grpc.insecure_channel(target)) as channel:
         audit = AuditStub(channel)
         print("answered:", str(audit.Push(Line(text="order 1"))).strip())
         servicer.failures, began = 1000, time.monotonic()

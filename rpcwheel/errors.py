@@ -11,6 +11,7 @@ Each class says whose fault it is and what to do next::
     │   ├── FailbackFull      load: `max_pending` failed calls wait already
     │   └── FailbackClosed    yours: the call failed after `close()`
     └── CallError
+        ├── KeyPending        yours: a call with this key waits already     (a ValueError too)
         ├── CallTimeout       no answer in time; `side` says who was slow  (a TimeoutError too)
         ├── TooManyCalls      load: `max_pending` calls wait for an answer already
         └── CallsClosed       yours: the table of pending calls was closed
@@ -31,6 +32,7 @@ __all__ = [
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
+    "KeyPending",
     "RpcWheelError",
     "TimerError",
     "TimerStopped",
@@ -60,7 +62,11 @@ class TooManyTimeouts(TimerError):
 
 
 class FailbackError(RpcWheelError):
-    """A failed call could not be queued; it is chained to the error of the call itself."""
+    """A failed call could not be queued; it is chained to the error of the call itself.
+
+    From a call through an interceptor it is a `grpc.RpcError` too (in `grpc.aio` an `AioRpcError`),
+    with the code and the metadata of the failed try, so `except grpc.RpcError` finds it.
+    """
 
 
 class FailbackFull(FailbackError):
@@ -73,6 +79,10 @@ class FailbackClosed(FailbackError):
 
 class CallError(RpcWheelError):
     """A call of a `PendingCalls` table was not begun, or ended without an answer."""
+
+
+class KeyPending(CallError, ValueError):
+    """A call with this key waits already, and goes on; give each call a key of its own."""
 
 
 class TooManyCalls(CallError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -53,6 +53,27 @@ class Policy(BaseModel):
         # Or pydantic calls it for each table inside another, and what is wrong there would lose its
         # place. Proved with pydantic 2.7 and 2.14 (test: "what is wrong deep inside ...").
         __init__.__pydantic_base_init__ = True
+
+        def __setattr__(self, name: str, _: object) -> NoReturn:
+            self._refuse_change(name)
+
+        def __delattr__(self, name: str) -> NoReturn:
+            self._refuse_change(name)
+
+    def changed(self, **settings: object) -> Self:
+        """Make a policy like this one, with other settings; checked as any other.
+
+        Raises:
+            ConfigurationError, TypeError: As the constructor.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**given | settings)
+
+    def _refuse_change(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a {type(self).__name__} does not change; make another one of it: "
+            f"policy.changed({name}=...)"
+        )
 
 
 def checked(check: Callable[[Any], R], value: object) -> R:
@@ -156,15 +177,32 @@ def _said(one: ErrorDetails, policy: type[BaseModel]) -> str:
             wanted = None if field is None else field.description
             return f"{inside}`{name}` is missing" + (f"; {wanted}" if wanted else "")
         case "extra_forbidden":
-            near = difflib.get_close_matches(name, owner.model_fields, n=1)
-            known = f"did you mean {near[0]!r}?" if near else ", ".join(owner.model_fields)
-            return f"{inside}there is no setting {name!r}; {known}"
+            return f"{inside}there is no setting {name!r}; {_meant(name, one['input'], owner)}"
+        case "tuple_type":
+            given = one["input"] if isinstance(one["input"], str) else "..."
+            return (
+                f"{_path(one['loc'])}: it must be a tuple or a list, such as {(given,)!r} (in a "
+                f'file ["{given}"]), not {one["input"]!r}'
+            )
         case "own_type":
             return _at(one["loc"], one["msg"])
         case "value_error":
             return _at(one["loc"], str(one["ctx"]["error"]))
         case _:
             return f"{_path(one['loc'])}: {one['msg']}, not {one['input']!r}"
+
+
+def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
+    """What may have been meant by a name that is none, and was given such a value."""
+    fields = owner.model_fields
+    if isinstance(value, dict) and value and fields.keys() >= value.keys():
+        return f"write what is in it without it, at the top: {', '.join(value)}"
+    for outer, field in fields.items():
+        for inner in types_in(field.annotation):
+            if issubclass(inner, BaseModel) and name in inner.model_fields:
+                return f"did you mean {outer}={inner.__name__}({name}={value!r})?"
+    near = difflib.get_close_matches(name, fields, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(fields)}"
 
 
 def _path(place: Place) -> str:

@@ -1,7 +1,5 @@
 """The words of a call."""
 
-import dataclasses
-
 import grpc
 import pytest
 
@@ -48,17 +46,16 @@ def test_an_outcome_says_no_more_than_it_was_given():
 
 
 @pytest.mark.parametrize(
-    "word",
+    ("word", "name"),
     [
-        Outcome("OK"),
-        Attempt(1, 0, 5),
-        Finish("over"),
-        CallInfo("/shop.Orders/Get", Kind.UNARY_UNARY),
+        (Outcome("OK"), "code"),
+        (Attempt(1, 0, 5), "number"),
+        (Finish("over"), "reason"),
+        (CallInfo("/shop.Orders/Get", Kind.UNARY_UNARY), "method"),
     ],
 )
-def test_a_word_does_not_change(word):
-    name = dataclasses.fields(word)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
+def test_a_word_does_not_change(word, name):
+    with pytest.raises(AttributeError):
         setattr(word, name, None)
     assert not hasattr(word, "__dict__")
 
@@ -66,7 +63,7 @@ def test_a_word_does_not_change(word):
 # --- Names of codes, as users write them ---
 
 
-@pytest.mark.parametrize("code", [*CODES])
+@pytest.mark.parametrize("code", sorted(CODES))
 def test_every_code_may_be_given_by_name_or_as_grpcs_own(code):
     assert checked_code(code, what="`on`") == code
     assert checked_code(grpc.StatusCode[code], what="`on`") == code

@@ -43,9 +43,9 @@ TESTED_BY = {  # one behaviour, four structures, two forms: the queues share the
     **{f"timer/{part}.py": "timer/test_queues.py" for part in QUEUES},
     "aio.py": "test_house.py",  # names only
     "_grpc/aio_kinds.py": "interceptors/test_aio_contract.py",  # in use, beside a bare channel
-    "_grpc/aio_relay.py": "interceptors/test_aio_contract.py",
-    "interceptors/_aio_resend.py": "interceptors/test_aio_failback.py",
+    "interceptors/_aio_member.py": "interceptors/test_aio_client.py",
     "interceptors/_aio_tries.py": "interceptors/test_aio_client.py",
+    "interceptors/_client_hooks.py": "interceptors/test_client_ends.py",
     "interceptors/queues.py": "interceptors/test_aio.py",
 }
 """Source files whose tests do not stand in `test_<file>.py` of the same room."""

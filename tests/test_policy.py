@@ -6,7 +6,6 @@ import re
 from datetime import timedelta
 from typing import Annotated
 
-import pydantic
 import pytest
 import tenacity
 from pydantic import Field, StrictInt
@@ -65,9 +64,29 @@ def test_a_policy_given_as_a_policy_is_kept_as_it_is():
 
 def test_a_policy_does_not_change_and_can_be_copied_and_pickled():
     policy = Outer(timeout=2.0, inner=Inner(on="a"))
-    with pytest.raises(pydantic.ValidationError):
+    with pytest.raises(
+        AttributeError, match=r"Outer does not change; .* policy\.changed\(timeout="
+    ):
         policy.timeout = 3.0
+    with pytest.raises(AttributeError, match="does not change"):
+        del policy.timeout
+    assert policy.timeout == 2.0
     assert pickle.loads(pickle.dumps(policy)) == copy.deepcopy(policy) == policy
+
+
+def test_a_policy_can_be_made_of_another_and_is_checked_as_any_other():
+    policy = Outer(timeout=2.0, inner=Inner(on="a", attempts=2))
+    other = policy.changed(share=0.5, inner=policy.inner.changed(attempts=4))
+    assert other == Outer(timeout=2.0, share=0.5, inner=Inner(on="a", attempts=4))
+    assert policy.changed(timeout=3.0).model_fields_set == {"timeout", "inner"}  # not `share`
+    assert policy == Outer(timeout=2.0, inner=Inner(on="a", attempts=2))
+    with pytest.raises(ConfigurationError, match="finite time above zero"):
+        policy.changed(timeout=-1)
+
+
+def test_a_setting_of_an_inner_policy_is_refused_with_where_it_belongs():
+    with pytest.raises(ConfigurationError, match=r"did you mean inner=Inner\(attempts=2\)\?"):
+        Outer(attempts=2)
 
 
 @pytest.mark.parametrize("time", [0.5, 2, timedelta(seconds=2), 1e-9])

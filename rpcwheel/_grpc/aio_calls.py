@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel.call import Kind
+from rpcwheel.errors import FailbackClosed, FailbackFull
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+
+    from rpcwheel.errors import FailbackError
 
 __all__ = [
     "CANCELLED_HERE",
@@ -28,6 +31,7 @@ __all__ = [
     "failure_of",
     "immediately",
     "metadata_from",
+    "refused_by",
     "status_of",
 ]
 
@@ -101,6 +105,37 @@ def status_of(error: BaseException) -> grpc.aio.AioRpcError:
         metadata_from(_said(error, "trailing_metadata")),
         _said(error, "details") or f"{type(error).__name__}: {error}",
     )
+
+
+class _Refused(grpc.aio.AioRpcError):
+    """The error of a call that failed and could not be queued. It reads as why."""
+
+    def __str__(self) -> str:
+        return self.details() or ""
+
+
+class FailbackFullRpc(_Refused, FailbackFull):
+    """`FailbackFull` as an error of grpc.aio."""
+
+
+class FailbackClosedRpc(_Refused, FailbackClosed):
+    """`FailbackClosed` as an error of grpc.aio."""
+
+
+def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcError:
+    """Make the error of a call that could not be queued one of `grpc.aio` too.
+
+    So `except grpc.RpcError` finds it.
+
+    Args:
+        refusal: Why it could not be queued.
+        error: How it failed; this one has its code and metadata.
+    """
+    kind = FailbackFullRpc if isinstance(refusal, FailbackFull) else FailbackClosedRpc
+    status = status_of(error)
+    made = kind(status.code(), status.initial_metadata(), status.trailing_metadata(), str(refusal))
+    made.__cause__ = error
+    return made
 
 
 def _said(error: object, name: str) -> Any:  # noqa: ANN401

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -13,14 +11,14 @@ import grpc
 from rpcwheel.call import Kind
 
 from .aio_calls import FINISHED, Ended, failure_of
-from .aio_relay import Relay, tell_weakly
+from .aio_relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
 
-    from .aio_relay import Callback, Conductor
+    from .aio_relay import Conductor
 
-__all__ = ["relay_for"]
+__all__ = ["relay_of"]
 
 MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
 HALF_CLOSED: Final = 'RPC is half closed after calling "done_writing".'
@@ -69,6 +67,8 @@ class _Awaited(Relay):
 class _Read(Relay):
     """Any number of responses."""
 
+    _ends_forgotten = True
+
     def __init__(self, conductor: Conductor) -> None:
         super().__init__(conductor)
         self._unread: Any = None
@@ -82,9 +82,6 @@ class _Read(Relay):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 self._try.cancel()
             self._conductor.finished()
-
-    def _observer(self) -> Callback:
-        return partial(tell_weakly, weakref.ref(self), self._number)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         if self._reads:
@@ -233,6 +230,6 @@ _RELAYS: Final[dict[Kind, type[Relay]]] = {
 }
 
 
-def relay_for(conductor: Conductor) -> Relay:
-    """Make what the caller of a call holds."""
-    return _RELAYS[conductor.kind](conductor)
+def relay_of(kind: Kind) -> type[Relay]:
+    """What the caller of a call holds; made with its conductor."""
+    return _RELAYS[kind]

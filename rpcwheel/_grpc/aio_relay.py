@@ -130,6 +130,9 @@ class Relay(grpc.aio.Call):
     _signal: Signal | None = None
     _callbacks: list[Callback] | None = None
 
+    _ends_forgotten = False
+    """Whether the call is cancelled when its caller has forgotten it."""
+
     handed = False
     """Whether the caller has something of a try in hand: a message, or initial metadata."""
 
@@ -145,7 +148,11 @@ class Relay(grpc.aio.Call):
         if call.done():
             self._on_done(call)
         else:
-            call.add_done_callback(self._observer())
+            call.add_done_callback(
+                partial(tell_weakly, weakref.ref(self), self._number)
+                if self._ends_forgotten
+                else partial(_tell, [self], self._number)
+            )
         if self._signal is not None:
             self._signal.give()
 
@@ -177,22 +184,18 @@ class Relay(grpc.aio.Call):
         """Whether this try is the one that runs."""
         return call is self._try
 
-    def _observer(self) -> Callback:
-        """What tells us that the try which runs has ended."""
-        return _Observer(self, self._number)
-
     def tell(self, number: int) -> bool:
         """Take note that this try has ended; False if there is more to come from it.
 
         By its number: what grpc.aio (1.85) makes of another interceptor's generator has the
         callbacks called with the call below it.
         """
-        return number != self._number or self._try is None or self._on_done(self._try)
+        if self._awaited or number != self._number or self._try is None:
+            return True  # it comes out of the `await`; or it was superseded
+        return self._on_done(self._try)
 
     def _on_done(self, call: Any) -> bool:  # noqa: ANN401
-        """Act on the end of a try; False if there is more to come from it."""
-        if call is not self._try or self._awaited:
-            return True  # superseded; or it comes out of the `await`
+        """Act on the end of the try that runs; False if there is more to come from it."""
         try:
             succeeded = immediately(call.code()) is OK
             if not succeeded and self._waits_for_status(call):
@@ -324,19 +327,10 @@ class Relay(grpc.aio.Call):
                 self._conductor.failed(self, call, error)
 
 
-class _Observer:
-    """Tells a relay that its try has ended, then lets go of it: calls keep their callbacks."""
-
-    __slots__ = ("_number", "_relay")
-
-    def __init__(self, relay: Relay, number: int) -> None:
-        self._relay: Relay | None = relay
-        self._number = number
-
-    def __call__(self, _: object) -> None:
-        relay, self._relay = self._relay, None
-        if relay is not None and not relay.tell(self._number):
-            self._relay = relay
+def _tell(relays: list[Relay], number: int, _: object) -> None:
+    """Tell a relay that its try has ended, then let go of it: calls keep their callbacks."""
+    if relays and relays[0].tell(number):
+        relays.clear()
 
 
 def tell_weakly(relay: weakref.ref[Relay], number: int, _: object = None) -> None:

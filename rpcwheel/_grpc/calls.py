@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
+from rpcwheel.errors import FailbackClosed, FailbackFull
+
+from .details import metadata_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
+    from rpcwheel.errors import FailbackError
+
     from .details import Metadata
 
-__all__ = ["AnsweredCall", "AnsweredStream", "EndedCall"]
+__all__ = ["AnsweredCall", "AnsweredStream", "EndedCall", "refused_by"]
 
 
 class _Ended(grpc.Call, grpc.Future):
@@ -137,6 +143,45 @@ class EndedCall(grpc.RpcError, _Ended):
     @property
     def _error(self) -> BaseException:
         return self if self._other is None else self._other
+
+
+class _Refused(EndedCall):
+    """A call that failed and could not be queued: the error's words, the failed try's status."""
+
+    def __init__(self, refusal: FailbackError, error: Any) -> None:  # noqa: ANN401 - has a status
+        super().__init__(
+            error.code(),
+            str(refusal),
+            initial=metadata_of(error.initial_metadata()),
+            trailing=metadata_of(error.trailing_metadata()),
+        )
+
+    def __str__(self) -> str:
+        return self.details()
+
+
+class FailbackFullRpc(_Refused, FailbackFull):
+    """`FailbackFull` as a call and `grpc.RpcError`."""
+
+
+class FailbackClosedRpc(_Refused, FailbackClosed):
+    """`FailbackClosed` as a call and `grpc.RpcError`."""
+
+
+def refused_by(refusal: FailbackError, error: BaseException) -> EndedCall:
+    """Make the error of a call that could not be queued one of `grpc` too, and a whole call.
+
+    So `except grpc.RpcError` finds it, and so does an outer interceptor, to which grpc gives it as
+    the call.
+
+    Args:
+        refusal: Why it could not be queued.
+        error: How it failed, with a status.
+    """
+    kind = FailbackFullRpc if isinstance(refusal, FailbackFull) else FailbackClosedRpc
+    made = kind(refusal, error)
+    made.__cause__ = error
+    return made
 
 
 class AnsweredCall(_Ended):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
-__all__ = ["AioDetails", "Details", "aio_details", "details_of", "details_with", "metadata_of"]
+__all__ = ["AioDetails", "Details", "details_of", "details_with", "metadata_of", "with_attempt"]
 
-ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
-"""How a server learns that a call is a retry (gRFC A6)."""
+ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
+"""How a server learns that a call is a retry (gRFC A6). Where gRPC's own retries are on, as they
+are by default, its core takes it away."""
+
+RETRY_KEY: Final = "x-retry-attempt"
+"""How it learns that in any case: what go-grpc-middleware's retries send."""
 
 
 class Details(
@@ -59,17 +63,19 @@ class AioDetails(grpc.aio.ClientCallDetails):
     """`grpc.aio`'s call details, a namedtuple too."""
 
 
-def aio_details(given: Any) -> AioDetails:  # noqa: ANN401
-    """Make ours of any call details of grpc.aio."""
-    return AioDetails(*(getattr(given, name, None) for name in AioDetails._fields))
-
-
 def metadata_of(given: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
     """Metadata as a tuple of pairs, from None, a list, a tuple or `grpc.aio.Metadata`."""
     return () if given is None else tuple((key, value) for key, value in given)
 
 
 def with_attempt(given: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
-    """The metadata of the `number`-th try: from the second on it says how many went before."""
+    """The metadata of the `number`-th try: from the second on it says how many went before.
+
+    That of the caller gives way: a server that hands on what it got may itself have been retried.
+    """
     pairs = metadata_of(given)
-    return pairs if number <= 1 else (*pairs, (ATTEMPTS_KEY, str(number - 1)))
+    if number <= 1:
+        return pairs
+    others = (pair for pair in pairs if pair[0] not in {ATTEMPTS_KEY, RETRY_KEY})
+    before = str(number - 1)
+    return (*others, (ATTEMPTS_KEY, before), (RETRY_KEY, before))

@@ -9,9 +9,9 @@ import grpc
 from rpcwheel.call import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["FORBID_NS", "is_unprocessed", "outcome_of_error", "pushback_ns"]
+__all__ = ["FORBID_NS", "is_channel_closed", "is_unprocessed", "outcome_of_error", "pushback_ns"]
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 FORBID_NS: Final = -1
@@ -30,8 +30,16 @@ _NEVER_SENT: Final = (
 """How gRPC's core begins the details of a call that it had no connection for (grpcio 1.60 to
 1.85)."""
 
-_REFUSED: Final = "Concurrent RPC limit exceeded!"
-"""How a Python server with `maximum_concurrent_rpcs` refuses a call that it did not begin."""
+_CLOSED: Final = {
+    "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one answer
+    "Cannot invoke RPC: Channel closed!",  # the same, for streams and futures
+    "Channel is closed.",  # `UsageError` of grpc.aio
+}
+"""What a closed channel says to who makes a call (grpcio 1.60 to 1.85)."""
+
+_CLOSED_MEANWHILE: Final = "Channel closed!"
+"""The details of a call of `grpc` that ran when its channel was closed. One of `grpc.aio` raises a
+bare `asyncio.CancelledError`."""
 
 
 def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | None:
@@ -48,33 +56,51 @@ def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | Non
 
 
 def is_unprocessed(code: str, details: str | None, trailing: object, initial: object) -> bool:
-    """Whether a failure is one that gRPC makes before any server has seen the request.
+    """Whether a failure has the words of one that gRPC makes before any server sees the request.
 
-    A server that hands on the details of a failure of its own may look the same if it sends no
-    metadata with it; hence no more than this is taken for sure.
+    That proves nothing alone: a server that hands on the failure of its own upstream says the same.
+    See `is_cut_off` in connectivity.py.
     """
     if trailing or initial or not details:
         return False
-    if code == "UNAVAILABLE":
-        return details.startswith(_NEVER_SENT)
-    return code == "RESOURCE_EXHAUSTED" and details == _REFUSED
+    return code == "UNAVAILABLE" and details.startswith(_NEVER_SENT)
 
 
-def outcome_of_error(error: Any, *, committed: bool = False) -> Outcome:  # noqa: ANN401
+def is_channel_closed(error: BaseException) -> bool:
+    """Whether a call failed because its channel was closed on this side, before it or meanwhile."""
+    if isinstance(error, grpc.RpcError):
+        cancelled = _said(error, "code") is grpc.StatusCode.CANCELLED
+        return cancelled and _said(error, "details") == _CLOSED_MEANWHILE
+    return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED
+
+
+def outcome_of_error(
+    error: Any,  # noqa: ANN401
+    *,
+    committed: bool = False,
+    cut_off: Callable[[], bool] | None = None,
+) -> Outcome:
     """How a try ended that gave `error`: a `grpc.RpcError` with a code, or anything else.
 
     Takes the finished calls of `grpc` and the errors of both worlds, which answer at once, and
     errors of inner interceptors, which may know no more than their code.
+
+    Args:
+        error: What the try gave.
+        committed: Whether it can't be made again.
+        cut_off: Says whether the call's channel has no connection now. Asked only after a failure
+            that reads as if the request was never sent, which is taken for sure with both.
     """
     code = _said(error, "code") if isinstance(error, grpc.RpcError) else None
     if not isinstance(code, grpc.StatusCode):
         return Outcome(code="UNKNOWN", error=error, committed=True)
     trailing, initial = _said(error, "trailing_metadata"), _said(error, "initial_metadata")
+    says_so = is_unprocessed(code.name, _said(error, "details"), trailing, initial)
     return Outcome(
         code=code.name,
         error=error,
         pushback_ns=pushback_ns(trailing),
-        unprocessed=is_unprocessed(code.name, _said(error, "details"), trailing, initial),
+        unprocessed=says_so and cut_off is not None and cut_off(),
         committed=committed,
     )
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnyCall",
+    "OwnHook",
     "blocks",
     "call_at_end",
     "failure_of",
@@ -26,6 +27,15 @@ __all__ = [
 
 AnyCall: TypeAlias = Any
 """A call of grpc, or whatever another interceptor made of one."""
+
+
+class OwnHook(partial):  # type: ignore[type-arg]
+    """A function of ours, called when a call has ended: it takes note or hands over, no more.
+
+    So it may run on any thread at once, where a user's has to wait for a worker. A partial for
+    grpcio 1.85: a plain function that raises ends its channel's thread, because the error log asks
+    for `callback.func`.
+    """
 
 
 def blocks(continuation: object) -> bool | None:
@@ -80,9 +90,8 @@ def call_at_end(call: AnyCall, hook: Callable[[], object]) -> None:
     """Call `hook` when a call has ended, on any thread; the call itself is not kept for that.
 
     `add_done_callback` would hold the call, which then would not be cancelled when its user drops
-    it. The partial is for grpcio 1.85: a plain function that raises ends its channel's thread,
-    because the error log asks for `callback.func`.
+    it.
     """
     add = getattr(call, "add_callback", None)
-    if add is None or not add(partial(hook)):
+    if add is None or not add(OwnHook(hook)):
         hook()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from .table import PendingTable
+from .table import PendingTable, V
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -27,7 +27,7 @@ class CallFuture(asyncio.Future[T]):
     task that is cancelled while it awaits the call cancels the call.
     """
 
-    def __init__(self, calls: PendingTable[CallFuture[Any]], key: Hashable, number: int) -> None:
+    def __init__(self, calls: PendingTable[Any, Any], key: Hashable, number: int) -> None:
         """For `PendingCalls.open`; a loop must be running."""
         super().__init__(loop=asyncio.get_running_loop())
         self._calls = calls
@@ -44,8 +44,10 @@ class CallFuture(asyncio.Future[T]):
         return self._calls.withdraw(self._key, self._number) and super().cancel(msg)
 
 
-class PendingCalls(PendingTable[CallFuture[Any]]):
+class PendingCalls(PendingTable[CallFuture[V], V]):
     """The calls of a transport that wait for their answers, by key (Dubbo `DefaultFuture`).
+
+    `PendingCalls[bytes]` says for type checkers what the answers are.
 
     `open` must be called on a loop, everything else may be called from any thread.
 
@@ -72,11 +74,11 @@ class PendingCalls(PendingTable[CallFuture[Any]]):
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def _future(self, key: Hashable, number: int) -> CallFuture[Any]:
+    def _future(self, key: Hashable, number: int) -> CallFuture[V]:
         return CallFuture(self, key, number)
 
     def _end(
-        self, future: CallFuture[Any], value: object, error: BaseException | None, *, here: bool
+        self, future: CallFuture[V], value: object, error: BaseException | None, *, here: bool
     ) -> None:
         del here  # callbacks run on the future's loop, always
         loop = future.get_loop()

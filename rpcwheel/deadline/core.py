@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .budget import RetryBudget
     from .policy import RetryPolicy
 
-__all__ = ["DeadlinePlan", "RetryRules", "earliest"]
+__all__ = ["DeadlinePlan", "RetryRules", "cut_short", "earliest"]
 
 NO_TIME: Final = Finish("its deadline has passed")
 GOOD: Final = Finish("it succeeded")
@@ -32,8 +32,8 @@ NO_ATTEMPTS_LEFT: Final = Finish("no attempts left")
 NO_TIME_LEFT: Final = Finish("its deadline would pass before the next attempt")
 NO_BUDGET: Final = Finish("too many of this target's calls are retries already")
 
-SURE: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
-"""The only codes with which a request may fail that no server has seen."""
+SURE: Final = frozenset({"UNAVAILABLE"})
+"""The only code with which a request may fail that no server has seen for sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class RetryRules:
 class DeadlinePlan:
     """One deadline, and retries under it. A `CallPlan` for one call."""
 
-    __slots__ = ("_budget", "_deadline_ns", "_number", "_rules", "_started_ns")
+    __slots__ = ("_budget", "_deadline_ns", "_number", "_rules", "_started_ns", "try_ns")
 
     def __init__(
         self, deadline_ns: int, rules: RetryRules | None, budget: RetryBudget | None
@@ -90,6 +90,8 @@ class DeadlinePlan:
         self._budget = budget
         self._number = 0
         self._started_ns = 0
+        self.try_ns = deadline_ns
+        """When the try that was asked for last must have ended."""
 
     @property
     def deadline_ns(self) -> int:
@@ -104,6 +106,12 @@ class DeadlinePlan:
             self._budget.call(now_ns)
         self._started_ns = now_ns
         return self._attempt(now_ns)
+
+    def resume(self, started_ns: int) -> None:
+        """Go on with a call that was begun, and whose first try was made, without this plan."""
+        self._number = 1
+        self._started_ns = started_ns
+        self.try_ns = cut_short(self._rules, started_ns, self._deadline_ns)
 
     def ended(self, now_ns: int, outcome: Outcome) -> Attempt | Finish:
         """Say what follows after a try that has ended.
@@ -144,10 +152,13 @@ class DeadlinePlan:
 
     def _attempt(self, at_ns: int) -> Attempt:
         self._number += 1
-        deadline_ns = self._deadline_ns
-        if self._rules is not None:
-            deadline_ns = min(deadline_ns, at_ns + self._rules.attempt_timeout_ns)
-        return Attempt(self._number, at_ns, deadline_ns)
+        self.try_ns = cut_short(self._rules, at_ns, self._deadline_ns)
+        return Attempt(self._number, at_ns, self.try_ns)
+
+
+def cut_short(rules: RetryRules | None, at_ns: int, deadline_ns: int) -> int:
+    """The deadline of a try that is made at `at_ns`, in a call that has until `deadline_ns`."""
+    return deadline_ns if rules is None else min(deadline_ns, at_ns + rules.attempt_timeout_ns)
 
 
 def earliest(now_ns: int, *timeouts_ns: int | None) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import CallsClosed, CallTimeout, ConfigurationError, TooManyCalls
+from rpcwheel.errors import CallsClosed, CallTimeout, KeyPending, TooManyCalls
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -144,14 +144,14 @@ class Book:
         Raises:
             TypeError: The key or the connection is not hashable.
             CallsClosed: After `close`.
-            ConfigurationError: A call with this key waits already.
+            KeyPending: A call with this key waits already.
             TooManyCalls: `max_pending` calls wait already.
         """
         key = entry.key
         if self._closed:
             raise CallsClosed(f"{self._name}: closed; a new connection wants a new table")
         if key in self._entries:
-            raise ConfigurationError(
+            raise KeyPending(
                 f"{self._name}: a call with the key {key!r} waits already; give each its own"
             )
         if len(self._entries) >= self._max_pending:

@@ -22,7 +22,7 @@ __all__ = ["DeadlinePolicy", "RetryPolicy", "beyond"]
 
 WANTED: Final = (
     'name the status codes to try again after, such as on={"UNAVAILABLE"}; UNAVAILABLE alone is '
-    "safe for every method, because only what no server has seen is sent again, unless the "
+    "safe for every method, because only what surely was never sent is sent again, unless the "
     "method is marked idempotent"
 )
 
@@ -90,7 +90,11 @@ class RetryPolicy(Policy):
     """Which failed calls are made again within the call (Dubbo's failover), and in what rhythm.
 
     Only while the caller's deadline lasts, only before a response message was handed out, and only
-    if it can't do harm: the method is marked `idempotent`, or no server has seen the request.
+    if it can't do harm: the method is marked `idempotent`, or it is sure that the request was
+    never sent: gRPC says so, and the channel has no connection.
+
+    To outlast the restart of a server, give `attempts=6`, and have gRPC reconnect sooner than it
+    does by default (`grpc.initial_reconnect_backoff_ms`): until it has, tries send nothing.
     """
 
     on: Any = Field(description=WANTED)

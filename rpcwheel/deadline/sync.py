@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rpcwheel.observe import HookFailed, emit
 from rpcwheel.workers import POOL
 
-from .table import PendingTable
+from .table import PendingTable, V
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -29,7 +29,7 @@ class CallFuture(Future[T]):
     rpcwheel's, never on the timer's thread. One that raises is told as `HookFailed`.
     """
 
-    def __init__(self, calls: PendingTable[CallFuture[Any]], key: Hashable, number: int) -> None:
+    def __init__(self, calls: PendingTable[Any, Any], key: Hashable, number: int) -> None:
         """For `PendingCalls.open`."""
         super().__init__()
         self._calls = calls
@@ -132,8 +132,10 @@ def _ended(future: Future[Any]) -> None:
         future._tell()  # noqa: SLF001
 
 
-class PendingCalls(PendingTable[CallFuture[Any]]):
+class PendingCalls(PendingTable[CallFuture[V], V]):
     """The calls of a transport that wait for their answers, by key (Dubbo `DefaultFuture`).
+
+    `PendingCalls[bytes]` says for type checkers what the answers are.
 
     Example::
 
@@ -151,10 +153,10 @@ class PendingCalls(PendingTable[CallFuture[Any]]):
             calls.lost(sock, ConnectionError("the server has gone"))
     """
 
-    def _future(self, key: Hashable, number: int) -> CallFuture[Any]:
+    def _future(self, key: Hashable, number: int) -> CallFuture[V]:
         return CallFuture(self, key, number)
 
     def _end(
-        self, future: CallFuture[Any], value: object, error: BaseException | None, *, here: bool
+        self, future: CallFuture[V], value: object, error: BaseException | None, *, here: bool
     ) -> None:
         future._conclude(value, error, here=here)  # noqa: SLF001

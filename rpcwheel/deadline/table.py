@@ -33,12 +33,16 @@ if TYPE_CHECKING:
 
     from .pending import PendingStats
 
-__all__ = ["PendingTable"]
+__all__ = ["PendingTable", "V"]
 
 F = TypeVar("F")
+if TYPE_CHECKING:  # typing's has no `default` before Python 3.13
+    V = TypeVar("V", default=Any)
+else:
+    V = TypeVar("V")
 
 
-class PendingTable(Generic[F]):
+class PendingTable(Generic[F, V]):
     """The calls that wait for an answer, by key. Thread-safe; a context manager that closes."""
 
     def __init__(
@@ -104,7 +108,8 @@ class PendingTable(Generic[F]):
 
         Raises:
             TypeError: `timeout` is no time; `key` or `connection` is not hashable.
-            ConfigurationError: A call with this key is pending; it goes on. `timeout` is NaN.
+            ConfigurationError: `timeout` is NaN.
+            KeyPending: A call with this key is pending; it goes on.
             TooManyCalls: `max_pending` calls are pending.
             CallsClosed: After `close()`.
             TooManyTimeouts, TimerStopped: The timer did not take the timeout.
@@ -144,7 +149,7 @@ class PendingTable(Generic[F]):
         with self._lock:
             return self._book.sent(key, self._now_ns())
 
-    def received(self, key: Hashable, value: object) -> bool:
+    def received(self, key: Hashable, value: V) -> bool:
         """End a call with the value that it gives.
 
         Returns:
@@ -303,12 +308,17 @@ class PendingTable(Generic[F]):
             emit(AnswerLate(self.name, _label(key), stray.ending.value, stray.late_ns / 1e9))
 
 
+PendingTable.open.__qualname__ = "PendingCalls.open"  # Python's own errors name what users know
+
+
 class _Expiry:
     """The timer's task: which call to end, and nothing of what the call holds."""
 
     __slots__ = ("_key", "_number", "_table")
 
-    def __init__(self, table: weakref.ref[PendingTable[Any]], key: Hashable, number: int) -> None:
+    def __init__(
+        self, table: weakref.ref[PendingTable[Any, Any]], key: Hashable, number: int
+    ) -> None:
         self._table = table
         self._key = key
         self._number = number

@@ -11,7 +11,7 @@ call must bear that. The idea and the default rhythm are those of Dubbo's `Failb
         return stub.Push(event, timeout=2.0)       # a deadline, or a hanging call never fails
 
     audit(event)                                   # the answer, or None when it was queued
-    audit.failback.close(drain=5.0)                # at the end: [] if everything arrived
+    audit.failback.close(drain=5.0)                # at the end: [] if nothing waits any more
 
 The function makes the whole call: it takes its stub and channel afresh at each try, and it reads a
 response stream to its end, as a stream that was handed out cannot be tried again. A message that is
@@ -19,8 +19,9 @@ an argument is kept as it was when the call was queued; other arguments are the 
 unchanged, and an iterator cannot be queued, because the first try has used it up.
 
 Nothing is lost in silence: a full queue raises `FailbackFull`, a call given up goes to
-`dead_letter`, the log and an event, and `close` returns what it could not deliver. The queue lives
-in memory and ends with the process, which then logs what it held.
+`dead_letter`, the log and an event, and `close` returns what still waited and could not be
+delivered (not what was given up before: `stats().abandoned` counts that). The queue lives in memory
+and ends with the process, which then logs what it held.
 
 `FailbackInvoker` does the same without a decorator; its twin for coroutines, of the same name, is
 in `rpcwheel.failback.aio`.

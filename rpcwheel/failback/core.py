@@ -18,6 +18,7 @@ import enum
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._grpc.status import is_channel_closed
 from rpcwheel.backoff import Backoff
 
 from .entry import State
@@ -31,6 +32,11 @@ __all__ = ["Admission", "Again", "FailbackCore", "FailbackStats", "First", "Give
 
 NO_RETRIES_LEFT: Final = "no retries left"
 NOT_MATCHED: Final = "its error is not one that `on` names"
+CHANNEL_CLOSED: Final = "its channel was closed; close the kit, or the queue, before the channel"
+CANCELLED: Final = (
+    "its try was cancelled, as by a channel that was closed; "
+    "close the kit, or the queue, before the channel"
+)
 
 LEAST_DRAIN_NS: Final = 50_000_000
 """The shortest wait that the end of a drain makes of a longer one."""
@@ -150,7 +156,7 @@ class FailbackCore:
             Exception: What a predicate or strategy of the user's raised.
         """
         if not self._matches(error, attempt=attempts, elapsed_ns=elapsed_ns):
-            return GiveUp(NOT_MATCHED)
+            return GiveUp(_why_not(error))
         delay_ns = self._backoff.next_delay_ns(
             attempts, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns
         )
@@ -261,3 +267,11 @@ class FailbackCore:
             entry.state = State.GONE
         self._entries.clear()
         self._counts = dict.fromkeys(self._counts, 0)
+
+
+def _why_not(error: BaseException) -> str:
+    """Why a call is not tried again after an error that `on` does not name."""
+    if is_channel_closed(error):
+        return CHANNEL_CLOSED
+    # asyncio's and that of futures, by name: a core has no loop and no threads.
+    return CANCELLED if type(error).__name__ == "CancelledError" else NOT_MATCHED

@@ -133,7 +133,7 @@ def with_failback(
 
         audit(event)              # the answer, or None if it was queued
         audit.failback.pending    # how many are queued
-        audit.failback.close()    # tries once more, and returns what was not delivered
+        audit.failback.close()    # tries once more, and returns what still waited in vain
 
     Args:
         bare: Nothing: the decorator is always written with settings.

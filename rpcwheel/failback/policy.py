@@ -47,7 +47,8 @@ class FailbackPolicy(Policy):
 
     overflow: Literal["raise", "drop"] = "raise"
     """What becomes of a failed call beyond that: `FailbackFull`, chained to its error, is raised,
-    or the call is dropped with an event and an error log, and its caller gets `default`."""
+    or the call is dropped with an event and an error log (one line a second, which tells how many
+    were dropped), and its caller gets `default`."""
 
     metadata: tuple[str, ...] = ("*",)
     """Which metadata of a call that an interceptor queued is sent again: names, with the wildcards
@@ -55,7 +56,8 @@ class FailbackPolicy(Policy):
     stale by then. What inner interceptors and call credentials add is made anew in any case."""
 
     name: Annotated[StrictStr, Field(min_length=1)] | None = None
-    """For events and logs; None takes the function's name."""
+    """For events and logs; None takes the function's name, or the pattern of a `CallPolicy` under
+    which this stands (`"*"` for all methods), whose calls have one queue."""
 
     dead_letter: Callable[[FailedCall], object] | None = None
     """Called with each call that is given up after its last retry. Runs on a worker thread, or on

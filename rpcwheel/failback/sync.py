@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -22,7 +23,7 @@ from .entry import Call, label_of
 from .invoker import InvokerBase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
@@ -138,7 +139,7 @@ class FailbackInvoker(InvokerBase):
         Raises:
             RuntimeError: Called by a retried function of this queue, which would wait for itself.
         """
-        return _wait_empty(self._ledger, self._ledger.begin_flush(timeout))
+        return flush_all([self], timeout)
 
     def close(self, drain: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver those that are queued, and report the others.
@@ -150,21 +151,15 @@ class FailbackInvoker(InvokerBase):
             drain: Seconds to go on trying, at a quicker pace than usual. 0: not at all.
 
         Returns:
-            The calls that were not delivered, oldest first; also as an event and an error log.
-            Those that were given up meanwhile are in it unless `dead_letter` had them.
+            The calls that were still waiting and were not delivered, oldest first; also as an event
+            and an error log. Those that are given up meanwhile are in it unless `dead_letter` had
+            them. [] if nothing was still waiting; calls given up earlier went to `dead_letter`, the
+            log and an event, see `stats().abandoned`.
 
         Raises:
             RuntimeError: Called by a retried function of this queue, which would wait for itself.
         """
-        seconds = self._ledger.begin_close(drain)
-        if seconds is None:
-            return []
-        try:
-            if seconds > 0:
-                _wait_empty(self._ledger, seconds)
-        finally:  # also after Ctrl-C: nothing may be lost in silence
-            failed = self._ledger.end_close()
-        return failed
+        return close_all([self], drain)
 
     def __enter__(self) -> Self:
         return self
@@ -179,11 +174,45 @@ def _is_future(result: object) -> bool:
     return hasattr(kind, "add_done_callback") and hasattr(kind, "result")
 
 
-def _wait_empty(ledger: Ledger, seconds: float) -> bool:
+# --- Several queues at the same time, on the caller's thread: Ctrl-C ends the wait ---
+
+
+def flush_all(invokers: Iterable[FailbackInvoker], timeout: Duration | None) -> bool:
+    """Flush queues together; `timeout` is for all of them. See `FailbackInvoker.flush`."""
+    ledgers = [invoker._ledger for invoker in invokers]  # noqa: SLF001 - the same room's
+    seconds = [ledger.begin_flush(timeout) for ledger in ledgers]
+    return _wait_empty(ledgers, max(seconds, default=0.0))
+
+
+def close_all(invokers: Iterable[FailbackInvoker], drain: Duration) -> list[FailedCall]:
+    """Close queues together; `drain` is for all of them. See `FailbackInvoker.close`."""
+    begun: list[Ledger] = []
+    seconds = 0.0
+    failed: list[FailedCall] = []
+    try:
+        for invoker in invokers:
+            left = invoker._ledger.begin_close(drain)  # noqa: SLF001 - the same room's
+            if left is not None:
+                begun.append(invoker._ledger)  # noqa: SLF001
+                seconds = left
+        if seconds > 0:
+            _wait_empty(begun, seconds)
+    finally:  # also after Ctrl-C: nothing may be lost in silence
+        for ledger in begun:
+            failed += ledger.end_close()
+    return failed
+
+
+def _wait_empty(ledgers: Iterable[Ledger], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    return all(_is_empty_by(ledger, end) for ledger in ledgers)
+
+
+def _is_empty_by(ledger: Ledger, end: float) -> bool:
     empty = threading.Event()
     ledger.book.when_empty(empty.set)
     try:
-        return empty.wait(min(seconds, threading.TIMEOUT_MAX))
+        return empty.wait(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
     finally:
         ledger.book.forget(empty.set)
 

@@ -25,7 +25,8 @@ The rules, in the order in which they act on a call:
    that is being served. All tries share it; a call whose deadline has passed is not made.
 2. *Retry*, within the call: codes of `retry.on`, and only what does no harm, while the target's
    budget lasts, as the server asks (`grpc-retry-pushback-ms`); each retry tells how many tries went
-   before (`grpc-previous-rpc-attempts`). Response streams only until something of theirs (a
+   before (`x-retry-attempt`; gRFC A6's `grpc-previous-rpc-attempts` too, which gRPC's core drops
+   where its own retries are on). Response streams only until something of theirs (a
    message, or metadata that is not empty) is in the caller's hands. Request streams are recorded up
    to `retry.replay_bytes`, and sent again whole or not at all.
 3. *Failsafe* or *failback*, when it has failed for good: a default for the caller, and with

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
-from rpcwheel._grpc.aio_kinds import relay_for
-from rpcwheel._grpc.details import AioDetails, with_attempt
-from rpcwheel.call import Finish, Kind
+from rpcwheel._grpc.connectivity import is_cut_off
+from rpcwheel._grpc.details import AioDetails, metadata_of, with_attempt
+from rpcwheel.call import Kind
 from rpcwheel.durations import to_ns
 
+from ._aio_member import Member
 from ._aio_resend import Resend
-from ._aio_tries import Member, Tries, late
+from ._aio_tries import Tries, late
 from .parked import kept_metadata, resend_timeout
 from .state import seconds_left
 
@@ -30,11 +31,9 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel._grpc.details import Metadata
-    from rpcwheel.call import Attempt
-    from rpcwheel.deadline.core import DeadlinePlan
     from rpcwheel.failback.policy import FailbackPolicy
 
-    from ._aio_tries import State
+    from ._aio_member import State
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
@@ -50,33 +49,32 @@ class _Interceptor:
         self._state = state
         self._members: dict[bytes | str, Member] = {}
 
-    async def _intercept(self, continuation: Continuation, given: Any, request: Any) -> Any:  # noqa: ANN401
+    async def intercept(self, continuation: Continuation, given: Any, request: Any) -> Any:  # noqa: ANN401
         """Make the first try, and give the caller's call."""
         member = self._members.get(given.method) or self._add(given.method)
-        state, timeout = member.state, given.timeout
-        plan = state.plan(member.rules, None if timeout is None else to_ns(timeout, what="timeout"))
-        now_ns = state.now_ns()
-        step = plan.begin(now_ns)
-        if isinstance(step, Finish):
-            return late(member.kind, step.reason)
-        left = seconds_left(step.deadline_ns, now_ns)
-        details = AioDetails(
-            given.method, left, given.metadata, given.credentials, given.wait_for_ready
-        )
+        own = given.timeout
+        own_ns = None if own is None else to_ns(own, what="timeout")
+        now_ns, deadline_ns, try_ns = member.state.open(member.rules, own_ns)
+        is_late = now_ns >= deadline_ns
+        if is_late and not member.answers:
+            return late(member.kind)
+        left = seconds_left(try_ns, now_ns)
+        metadata, credentials, waits = given.metadata, given.credentials, given.wait_for_ready
         if member.plain:
+            details = AioDetails(given.method, left, metadata, credentials, waits)
             return await continuation(details, request)
-        tries = _Tries(
-            member,
-            plan,
-            step,
-            request,
-            continuation=continuation,
-            details=details,
-            own_timeout=timeout,
-        )
-        relay = relay_for(tries)
+        pairs: Any = metadata_of(metadata)  # interceptors below may add to what they are given
+        kept = AioDetails(given.method, None, pairs, credentials, waits)
+        details = AioDetails(given.method, left, metadata_from(pairs), credentials, waits)
+        tries = _Tries(member, now_ns, deadline_ns, request, continuation, kept, own)
+        relay: Relay = member.relay(tries)
+        if is_late:
+            tries.begun_late(relay)
+            return relay
+        if tries.requests is not None:
+            request = tries.sent
         try:
-            call = await continuation(details, tries.sent)
+            call = await continuation(details, request)
         except grpc.RpcError as error:  # of an interceptor below, that has awaited it
             call = ended_by(member.kind, error)
         except BaseException:
@@ -91,52 +89,27 @@ class _Interceptor:
         return member
 
 
+# The method of each kind is `intercept` itself: to await another costs every call a coroutine.
+
+
 class _UnaryUnary(_Interceptor, grpc.aio.UnaryUnaryClientInterceptor):
     kind = Kind.UNARY_UNARY
-
-    async def intercept_unary_unary(
-        self,
-        continuation: Any,  # noqa: ANN401
-        client_call_details: grpc.aio.ClientCallDetails,
-        request: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        return await self._intercept(continuation, client_call_details, request)
+    intercept_unary_unary: Any = _Interceptor.intercept
 
 
 class _UnaryStream(_Interceptor, grpc.aio.UnaryStreamClientInterceptor):
     kind = Kind.UNARY_STREAM
-
-    async def intercept_unary_stream(
-        self,
-        continuation: Any,  # noqa: ANN401
-        client_call_details: grpc.aio.ClientCallDetails,
-        request: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        return await self._intercept(continuation, client_call_details, request)
+    intercept_unary_stream: Any = _Interceptor.intercept
 
 
 class _StreamUnary(_Interceptor, grpc.aio.StreamUnaryClientInterceptor):
     kind = Kind.STREAM_UNARY
-
-    async def intercept_stream_unary(
-        self,
-        continuation: Any,  # noqa: ANN401
-        client_call_details: grpc.aio.ClientCallDetails,
-        request_iterator: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        return await self._intercept(continuation, client_call_details, request_iterator)
+    intercept_stream_unary: Any = _Interceptor.intercept
 
 
 class _StreamStream(_Interceptor, grpc.aio.StreamStreamClientInterceptor):
     kind = Kind.STREAM_STREAM
-
-    async def intercept_stream_stream(
-        self,
-        continuation: Any,  # noqa: ANN401
-        client_call_details: grpc.aio.ClientCallDetails,
-        request_iterator: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        return await self._intercept(continuation, client_call_details, request_iterator)
+    intercept_stream_stream: Any = _Interceptor.intercept
 
 
 def interceptors_of(state: State) -> list[grpc.aio.ClientInterceptor]:
@@ -144,33 +117,17 @@ def interceptors_of(state: State) -> list[grpc.aio.ClientInterceptor]:
     return [_UnaryUnary(state), _UnaryStream(state), _StreamUnary(state), _StreamStream(state)]
 
 
-class _Tries(Tries):
+class _Tries(Tries["Continuation", AioDetails]):
     """Tries made by awaiting a continuation."""
 
-    def __init__(
-        self,
-        member: Member,
-        plan: DeadlinePlan,
-        attempt: Attempt,
-        request: object,
-        *,
-        continuation: Continuation,
-        details: AioDetails,
-        own_timeout: float | None,
-    ) -> None:
-        super().__init__(member, plan, attempt, request)
-        self._continuation = continuation
-        self._details = details  # of the first try
-        self._own_timeout = own_timeout
-
     def make(self, relay: Relay, timeout: float | None, number: int) -> None:
-        metadata = metadata_from(with_attempt(self._details.metadata, number))
-        details = self._details._replace(timeout=timeout, metadata=metadata)
-        self._task = self._loop.create_task(self._make(relay, details))
+        metadata = metadata_from(with_attempt(self._options.metadata, number))
+        details = self._options._replace(timeout=timeout, metadata=metadata)
+        self._task = asyncio.get_running_loop().create_task(self._make(relay, details))
 
     async def _make(self, relay: Relay, details: AioDetails) -> None:
         try:
-            call = await self._continuation(details, self.sent)
+            call = await self._start(details, self.sent)
         except asyncio.CancelledError as error:
             if self._task is None:  # by `finished`
                 raise
@@ -185,16 +142,19 @@ class _Tries(Tries):
         else:
             relay.begin(call)
 
+    def is_cut_off(self) -> bool:
+        return is_cut_off(self._start)
+
     def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
         return Resend(
             self.method,
             self.kind,
             self._start_alone,
             timeout=resend_timeout(self._own_timeout, self._member.rules),
-            metadata=kept_metadata(self._details.metadata, policy),
+            metadata=kept_metadata(self._options.metadata, policy),
             attempts=attempts,
         )
 
     async def _start_alone(self, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401, ASYNC109
-        details = self._details._replace(timeout=timeout, metadata=metadata_from(metadata))
-        return await self._continuation(details, request)
+        details = self._options._replace(timeout=timeout, metadata=metadata_from(metadata))
+        return await self._start(details, request)

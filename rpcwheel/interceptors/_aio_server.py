@@ -21,7 +21,7 @@ from rpcwheel.call import DEADLINE
 from .served import Answers, ServerState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call import Kind
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from .policy import CallPolicy
     from .served import Served
 
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
+
 __all__ = ["server_interceptors"]
 
 
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None
-) -> Sequence[grpc.aio.ServerInterceptor]:
+) -> list[grpc.aio.ServerInterceptor]:
     """What to give to `grpc.aio.server(interceptors=...)`, the first of them if there are others.
 
     A call's deadline is `current_deadline()` in its handler, and what is left of it goes with the
@@ -56,15 +58,27 @@ class _Interceptor(grpc.aio.ServerInterceptor):
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
+    # No coroutine function: a server of grpc would take the coroutine for a handler, which ends the
+    # thread that serves all calls. What is raised here fails the one call, and is logged.
+    def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
+    ) -> Awaitable[grpc.RpcMethodHandler | None]:
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 - cheap, and None off every loop
+            raise TypeError(
+                "these interceptors are for grpc.aio.server(), and this is a grpc.server(); use "
+                "those of rpcwheel.Kit, or of rpcwheel.interceptors"
+            )
+        return self._intercepted(continuation, handler_call_details)
+
+    async def _intercepted(
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        handler = await continuation(handler_call_details)
+        handler = await continuation(details)
         if handler is None:
             return None
-        return self._state.around(handler, handler_call_details.method, _wrapped)
+        return self._state.around(handler, details.method, _wrapped)
 
 
 def _wrapped(kind: Kind, behavior: Behavior, served: Served) -> Behavior:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import grpc
 
@@ -21,17 +21,20 @@ from rpcwheel._grpc.aio_calls import (
     ended,
     ended_by,
     failure_of,
+    refused_by,
     status_of,
 )
 from rpcwheel._grpc.status import outcome_of_error
-from rpcwheel.call import Attempt
+from rpcwheel.call import Attempt, Finish
+from rpcwheel.deadline.core import COMMITTED, NO_TIME
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.observe import HookFailed, emit
+from rpcwheel.observe import CallNotRetried, HookFailed, emit
 
+from ._aio_member import Listening
 from ._aio_requests import Requests
-from .core import Answer
-from .parked import KEPT_BYTES, kept_request
+from .core import Answer, messages_of
+from .parked import GATHER_S, copy_of, kept_request
 from .state import ANSWER_KEY, answered_by, seconds_left
 
 if TYPE_CHECKING:
@@ -41,65 +44,62 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel.call import Kind
     from rpcwheel.deadline.core import DeadlinePlan
-    from rpcwheel.failback.aio import FailbackInvoker
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
 
+    from ._aio_member import Member
     from ._aio_resend import Resend
-    from .core import CallRules
-    from .state import ClientState
 
-    State = ClientState[FailbackInvoker]
+GRACE_S: Final = 1.0
+"""How late a timer may be before it is asked whether it was stopped."""
 
-__all__ = ["Member", "State", "Tries", "late"]
+STOPPED: Final = Finish("its timer was stopped")
 
+Start = TypeVar("Start")
+Options = TypeVar("Options")
 
-class Member:
-    """One method of one client: what all its calls have in common."""
-
-    __slots__ = ("answers", "keep_bytes", "kind", "method", "plain", "rules", "state")
-
-    def __init__(self, state: State, method: str, kind: Kind) -> None:
-        self.state = state
-        self.method = method
-        self.kind = kind
-        rules = self.rules = state.rules.of(method)
-        self.answers = rules.failback is not None or rules.failsafe is not None
-        """Whether a failure may be answered otherwise."""
-        watched = rules.slow_ns != NEVER
-        listened = kind.streams_responses and rules.message_timeout_ns != NEVER
-        self.plain = not (self.answers or rules.retry or watched or listened)
-        """Whether there is nothing but a timeout, so that the try itself can go to the caller."""
-        self.keep_bytes = self._keep_bytes(rules) if kind.streams_requests else None
-        """How much is kept of a request stream; None where it is never sent again."""
-
-    @staticmethod
-    def _keep_bytes(rules: CallRules) -> int | None:
-        if rules.retry is not None:
-            return rules.retry.replay_bytes
-        return KEPT_BYTES if rules.failback is not None else None
+__all__ = ["Tries", "late"]
 
 
-class Tries:
-    """The tries of one call. The base of both doors."""
+class Tries(Generic[Start, Options]):
+    """The tries of one call. The base of both doors.
+
+    Made for every call, and most go well: it is one plain `__init__`, and what only a failed try
+    needs (the plan, the loop) is looked up then.
+    """
 
     # Defaults of the class: a call that goes well sets few of them.
     requests: Requests | None = None
+    _plan: DeadlinePlan | None = None  # once a try has failed
+    _attempts = 1
     _timeout: Timeout | None = None  # until the next try
+    _look: asyncio.TimerHandle | None = None  # whether the timer was stopped, and it won't come
     _task: asyncio.Task[None] | None = None  # that makes it, or that reads the requests
 
-    def __init__(
-        self, member: Member, plan: DeadlinePlan, attempt: Attempt, request: object
+    def __init__(  # noqa: PLR0917 - in one go: it runs for every call
+        self,
+        member: Member,
+        started_ns: int,
+        deadline_ns: int,
+        request: object,
+        start: Start,
+        options: Options,
+        own_timeout: float | None,
     ) -> None:
-        self._request = request
+        """Begin a call; the door makes its first try, and later ones with `start` and `options`."""
         if member.keep_bytes is not None:
             self.requests = Requests(request, member.keep_bytes)
+        elif member.keeps and request.__class__ is not bytes:
+            request = copy_of(request)  # the caller may change it; 2 µs for a small message
+        self._request = request
         self._member = member
-        self._plan = plan
-        self._attempts = attempt.number
-        self._started_ns = attempt.at_ns
+        self._started_ns = started_ns
+        self._deadline_ns = deadline_ns
+        self._start = start
+        self._options = options
+        self._own_timeout = own_timeout
         self._context = copy_context()
-        self._loop = asyncio.get_running_loop()
         self._slow = member.state.watch(member.method, member.rules)
 
     @property
@@ -118,6 +118,10 @@ class Tries:
 
     def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
         """What failback calls to deliver the call."""
+        raise NotImplementedError
+
+    def is_cut_off(self) -> bool:
+        """Whether it is sure that the channel has no connection now."""
         raise NotImplementedError
 
     def waits(self, relay: Relay) -> None:
@@ -145,16 +149,15 @@ class Tries:
         elif not (self._member.rules.retry or self._member.answers):
             self._give(relay, call, error)
         else:  # not here: this is deep inside of grpc, and in nobody's context
-            self._loop.call_soon(self._judge, relay, call, error, context=self._context)
+            soon = asyncio.get_running_loop().call_soon
+            soon(self._judge, relay, call, error, context=self._context)
 
     def finished(self) -> None:
         """Let go of all."""
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
+        self._wait_over()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -163,7 +166,7 @@ class Tries:
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline of the whole call."""
-        return seconds_left(self._plan.deadline_ns, self._member.state.now_ns())
+        return seconds_left(self._deadline_ns, self._member.state.now_ns())
 
     # --- After a try ---
 
@@ -173,8 +176,13 @@ class Tries:
             return  # cancelled meanwhile
         member = self._member
         whole = self.requests is None or self.requests.recording.whole
-        outcome = outcome_of_error(error, committed=relay.handed or not whole)
-        step = member.state.after(self.method, member.rules, self._plan, outcome, self._attempts)
+        committed = relay.handed or not whole
+        outcome = outcome_of_error(error, committed=committed, cut_off=self.is_cut_off)
+        plan = self._plan
+        if plan is None:
+            resumed = member.state.resumed
+            plan = self._plan = resumed(member.rules, self._started_ns, self._deadline_ns)
+        step = member.state.after(self.method, member.rules, plan, outcome, self._attempts)
         if isinstance(step, Attempt):
             relay.pause()
             self._await_time(relay, step, call, error)
@@ -183,28 +191,71 @@ class Tries:
 
     def _await_time(self, relay: Relay, step: Attempt, call: object, error: grpc.RpcError) -> None:
         wait_ns = step.at_ns - self._member.state.now_ns()
-        again = partial(self._again, relay, step, call, error)
         if wait_ns <= 0:
-            again()
+            self._again(relay, step, call, error)
             return
-        wake = partial(_call_soon, self._loop, partial(self._context.copy().run, again))
+        woken = partial(self._woken, relay, step, call, error)
+        loop = asyncio.get_running_loop()
+        wake = partial(_call_soon, loop, partial(self._context.copy().run, woken))
         self.waits(relay)
-        self._timeout = self._member.state.wake(wake, to_seconds(wait_ns), "retry")
+        state, wait_s = self._member.state, to_seconds(wait_ns)
+        self._timeout = state.wake(wake, wait_s, "retry")
         if self._timeout is None:
             self._answer(relay, call, error)
+        else:
+            timer = state.timer
+            self._look_later(wait_s + GRACE_S, partial(self._overslept, timer, relay, call, error))
+
+    def _look_later(self, delay_s: float, look: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(delay_s, look, context=self._context)
+
+    def _overslept(self, timer: Timer, relay: Relay, call: object, error: grpc.RpcError) -> None:
+        """End the call if its timer was stopped; one that is merely late comes yet."""
+        if not timer.stopped:
+            look = partial(self._overslept, timer, relay, call, error)
+            self._look_later(GRACE_S, look)
+            return
+        self._wait_over()
+        self._give_up(relay, call, error, STOPPED)
+
+    def _woken(self, relay: Relay, step: Attempt, call: object, error: grpc.RpcError) -> None:
+        if self._timeout is not None:  # else it was given up, or has ended
+            self._wait_over()
+            self._again(relay, step, call, error)
+
+    def _wait_over(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def _give_up(self, relay: Relay, call: object, error: grpc.RpcError, why: Finish) -> None:
+        """End the call though a retry was decided."""
+        code = status_of(error).code().name
+        emit(CallNotRetried(self.method, self._attempts, code, why.reason))
+        self._answer(relay, call, error)
 
     def _again(self, relay: Relay, step: Attempt, call: object, error: grpc.RpcError) -> None:
         """Make the next try, unless it is too late."""
         if relay.done():
             return
         if self.requests is not None and not self.requests.recording.whole:
-            self._answer(relay, call, error)  # it grew too much since
+            self._give_up(relay, call, error, COMMITTED)  # it grew too much since
             return
-        self._timeout = None
         self._attempts = step.number
         self.make(relay, seconds_left(step.deadline_ns, self._member.state.now_ns()), step.number)
 
     # --- After the last one ---
+
+    def begun_late(self, relay: Relay) -> None:
+        """End a call without a try: its deadline had passed before it began."""
+        self._attempts = 0
+        call = late(self.kind)
+        assert call.error is not None  # noqa: S101 - for mypy
+        self._answer(relay, call, status_of(call.error))
 
     def _answer(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
         """End the call with its failure, or with what its rules say instead."""
@@ -242,12 +293,15 @@ class Tries:
             return
         relay.pause()
         drain = self._drain(relay, call, error)
-        self._task = self._loop.create_task(drain, context=self._context.copy())
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(drain, context=self._context.copy())
 
     async def _drain(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
         assert self.requests is not None  # noqa: S101 - for mypy
+        left_s = self.time_remaining()
+        patience_s = GATHER_S if left_s is None else min(GATHER_S, left_s)
         with contextlib.suppress(Exception):  # the user's iterator raised; then it is not complete
-            async with asyncio.timeout(self.time_remaining()):
+            async with asyncio.timeout(patience_s):
                 await self.requests.drain()
         self._task = None
         self._park_stream(relay, call, error)
@@ -266,10 +320,10 @@ class Tries:
         policy = self._member.rules.failback
         assert policy is not None  # noqa: S101 - for mypy
         try:
-            queue = self._member.state.invoker_of(policy, self.method)
+            queue = self._member.state.invoker_of(policy, self._member.rules.queue)
             parked = queue.park(error, self.resend(policy, self._attempts), *requests)
         except FailbackError as refusal:
-            relay.finish(ended_by(self.kind, refusal, error))
+            relay.finish(ended_by(self.kind, refused_by(refusal, error)))
             return
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(HookFailed(self.method, "failback", raised))
@@ -288,29 +342,31 @@ class Tries:
 
     def _instead(self, relay: Relay, answer: Answer, error: grpc.RpcError, default: object) -> None:
         """End the call well, with a default."""
+        result = messages_of(default) if self.kind.streams_responses else default
         status = status_of(error)
         who, details = answered_by(answer, status.code().name, status.details())
         trailing = (*(status.trailing_metadata() or ()), (ANSWER_KEY, who))
         initial = status.initial_metadata()
         ok = grpc.StatusCode.OK
         relay.finish(
-            ended(self.kind, ok, details, result=default, initial=initial, trailing=trailing)
+            ended(self.kind, ok, details, result=result, initial=initial, trailing=trailing)
         )
 
     # --- While the caller waits for a message ---
 
-    def listen(self, relay: Relay, call: object) -> _Listening | None:
+    def listen(self, relay: Relay, call: object) -> Listening | None:
         """Have a silent stream given up; what is returned is to be cancelled when it spoke."""
         member = self._member
         if member.rules.message_timeout_ns == NEVER:
             return None
-        listening = _Listening()
-        silent = partial(_call_soon, self._loop, partial(self._silent, relay, call, listening))
+        listening = Listening()
+        loop = asyncio.get_running_loop()
+        silent = partial(_call_soon, loop, partial(self._silent, relay, call, listening))
         delay_s = to_seconds(member.rules.message_timeout_ns)
         listening.timeout = member.state.wake(silent, delay_s, "message_timeout")
         return listening
 
-    def _silent(self, relay: Relay, call: Any, listening: _Listening) -> None:  # noqa: ANN401
+    def _silent(self, relay: Relay, call: Any, listening: Listening) -> None:  # noqa: ANN401
         """End a try that was silent for too long."""
         if listening.over or not relay.shows(call):
             return
@@ -319,28 +375,12 @@ class Tries:
         call.cancel()
 
 
-class _Listening:
-    """Somebody waits for a message."""
-
-    __slots__ = ("over", "timeout")
-
-    def __init__(self) -> None:
-        self.over = False
-        self.timeout: Timeout | None = None
-
-    def cancel(self) -> None:
-        """It has come, or nobody waits any more."""
-        self.over = True
-        if self.timeout is not None:
-            self.timeout.cancel()
-
-
-def late(kind: Kind, reason: str) -> Ended:
+def late(kind: Kind) -> Ended:
     """The caller's call where no try was made at all."""
     return ended(
         kind,
         grpc.StatusCode.DEADLINE_EXCEEDED,
-        f"Deadline Exceeded before the call began: {reason}",
+        f"Deadline Exceeded before the call began: {NO_TIME.reason}",
     )
 
 

@@ -8,15 +8,17 @@ rules ask for no more than a deadline; otherwise the caller gets a call of ours 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from rpcwheel._grpc.details import details_with
 from rpcwheel._grpc.styles import blocks, call_at_end, failure_of, has_ended
 from rpcwheel.call import Finish, Kind
 
-from ._client_call import Outgoing
+from ._client_call import Outgoing, opened_for
 from ._client_held import LiveCall, LiveStream
+from .state import PATIENCE_S, seconds_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,9 +34,6 @@ if TYPE_CHECKING:
     Continuation: TypeAlias = Callable[[Any, Any], AnyCall]
 
 __all__ = ["ClientInterceptor"]
-
-PATIENCE_S: Final = 1.0
-"""How often to look whether the timer was stopped, which tells nobody."""
 
 
 class ClientInterceptor(
@@ -55,11 +54,13 @@ class ClientInterceptor(
         request: Message,
     ) -> AnyCall:
         """Carry out a call with one request and one response."""
-        outgoing = Outgoing(
-            self._state, Kind.UNARY_UNARY, continuation, client_call_details, request
-        )
         blocking = blocks(continuation)
-        return _wait_for(outgoing) if blocking else _unary(outgoing, known=blocking is not None)
+        if blocking:
+            return _blocking(self._state, continuation, client_call_details, request)
+        return _unary(
+            Outgoing(self._state, Kind.UNARY_UNARY, continuation, client_call_details, request),
+            known=blocking is not None,
+        )
 
     def intercept_stream_unary(
         self,
@@ -99,6 +100,34 @@ class ClientInterceptor(
         )
 
 
+def _blocking(
+    state: ClientState[FailbackInvoker],
+    continuation: Continuation,
+    details: Any,  # noqa: ANN401 - whatever an outer interceptor made
+    request: Message,
+) -> AnyCall:
+    """Carry out a call with one request whose caller waits for it.
+
+    Most need no more than their first try, so that is made with nothing but its timeout.
+    """
+    method = details.method
+    rules = state.rules.of(method)
+    opened = now_ns, deadline_ns, try_ns = opened_for(state, rules, details)
+    if now_ns >= deadline_ns:
+        return Outgoing(state, Kind.UNARY_UNARY, continuation, details, request, opened).late()
+    watch = state.watch(method, rules)
+    try:
+        call = continuation(details_with(details, seconds_left(try_ns, now_ns)), request)
+        if failure_of(call) is None:
+            return call
+        return _go_on(
+            Outgoing(state, Kind.UNARY_UNARY, continuation, details, request, opened), call
+        )
+    finally:
+        if watch is not None:
+            watch.cancel()
+
+
 def _unary(outgoing: Outgoing, *, known: bool) -> AnyCall:
     """Carry out a unary call by `.future()`, if it is `known` to be one."""
     if not outgoing.rules.recovers:
@@ -114,31 +143,31 @@ def _stream(outgoing: Outgoing) -> AnyCall:
 
 def _hold(outgoing: Outgoing, kind: type[LiveCall], *, known: bool) -> AnyCall:
     """Make a call that the caller holds while it runs."""
-    step = outgoing.begin()
-    if isinstance(step, Finish):
-        return outgoing.late(step.reason)
+    if outgoing.is_late:
+        return outgoing.late()
     try:
-        call = outgoing.make(step)
+        call = outgoing.first()
     except BaseException:
         outgoing.close()
         raise
     if not hasattr(call, "add_done_callback"):  # some interceptor's generator: not to be followed
+        outgoing.state.note_bare(outgoing.method)
         return call
     if not known and has_ended(call):  # somebody's own continuation: see what it gave
         return _wait_for(outgoing, call)
+    outgoing.keep()
     return kind(outgoing, call)
 
 
 def _hand_through(outgoing: Outgoing) -> AnyCall:
     """Make a call whose rules ask for no more than a deadline, and be told if it is slow."""
-    step = outgoing.begin()
-    if isinstance(step, Finish):
-        return outgoing.late(step.reason)
+    if outgoing.is_late:
+        return outgoing.late()
     watch = outgoing.state.watch(outgoing.method, outgoing.rules)
     if watch is None:
-        return outgoing.make(step)
+        return outgoing.first()
     try:
-        call = outgoing.make(step)
+        call = outgoing.first()
     except BaseException:
         watch.cancel()
         raise
@@ -148,25 +177,25 @@ def _hand_through(outgoing: Outgoing) -> AnyCall:
 
 def _wait_for(outgoing: Outgoing, call: AnyCall = None) -> AnyCall:
     """Carry out a call on this thread to its end; `call` is its first try, if that is made."""
-    state = outgoing.state
-    watch = state.watch(outgoing.method, outgoing.rules)
+    if outgoing.is_late:
+        return outgoing.late()
+    watch = outgoing.state.watch(outgoing.method, outgoing.rules)
     try:
-        if call is None:
-            step = outgoing.begin()
-            if isinstance(step, Finish):
-                return outgoing.late(step.reason)
-            call = outgoing.make(step)
-        while (error := failure_of(call)) is not None:
-            step = outgoing.after(error)
-            if isinstance(step, Finish) or not _pause(outgoing, step):
-                return outgoing.end(call, error)
-            call = outgoing.make(step)
-        return call
+        return _go_on(outgoing, outgoing.first() if call is None else call)
     finally:
         if watch is not None:
             watch.cancel()
-        if outgoing.feed is not None:
-            outgoing.feed.close()
+        outgoing.close()
+
+
+def _go_on(outgoing: Outgoing, call: AnyCall) -> AnyCall:
+    """Wait for a try's end, and make others after it as its failure asks."""
+    while (error := failure_of(call)) is not None:
+        step = outgoing.after(error)
+        if isinstance(step, Finish) or not _pause(outgoing, step):
+            return outgoing.end(call, error)
+        call = outgoing.make(step)
+    return call
 
 
 def _pause(outgoing: Outgoing, attempt: Attempt) -> bool:

@@ -6,22 +6,24 @@ Between the plan, which decides, and the two ways to carry it out: on the caller
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.calls import AnsweredCall, AnsweredStream, EndedCall
+from rpcwheel._grpc.calls import AnsweredCall, AnsweredStream, EndedCall, refused_by
+from rpcwheel._grpc.connectivity import is_cut_off
 from rpcwheel._grpc.details import details_of, details_with, metadata_of, with_attempt
-from rpcwheel._grpc.status import outcome_of_error
+from rpcwheel._grpc.status import is_channel_closed, outcome_of_error
 from rpcwheel._grpc.styles import has_status
-from rpcwheel.call import Kind
+from rpcwheel.call import Finish
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import FailbackError
 from rpcwheel.observe import HookFailed, emit
 
 from ._client_requests import Feed
-from .core import Answer
-from .parked import KEPT_BYTES, kept_metadata, kept_request, resend_timeout
+from .core import Answer, messages_of
+from .parked import KEPT_BYTES, copy_of, kept_metadata, kept_request, resend_timeout
 from .state import ANSWER_KEY, answered_by, seconds_left
 
 if TYPE_CHECKING:
@@ -29,13 +31,27 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.details import Details
     from rpcwheel._grpc.styles import AnyCall
-    from rpcwheel.call import Attempt, Finish
+    from rpcwheel.call import Attempt, Kind
+    from rpcwheel.deadline.core import DeadlinePlan
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.failback.sync import FailbackInvoker
 
+    from .core import CallRules
     from .state import ClientState
 
-__all__ = ["Outgoing"]
+__all__ = ["Outgoing", "opened_for"]
+
+CLOSED: Final = Finish("its channel was closed")
+
+
+def opened_for(
+    state: ClientState[Any],
+    rules: CallRules,
+    details: Any,  # noqa: ANN401 - whatever an outer interceptor made
+) -> tuple[int, int, int]:
+    """Begin a call with the timeout that its caller gave; see `ClientState.open`."""
+    timeout = details.timeout
+    return state.open(rules, None if timeout is None else to_ns(timeout, what="timeout"))
 
 
 class Outgoing:
@@ -45,61 +61,95 @@ class Outgoing:
         "_attempts",
         "_continuation",
         "_details",
+        "_opened",
+        "_plan",
         "_request",
-        "_started_ns",
         "feed",
         "kind",
         "method",
-        "plan",
         "rules",
         "state",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what grpc gives an interceptor, and ours
         self,
         state: ClientState[FailbackInvoker],
         kind: Kind,
         continuation: Callable[[Any, Any], Any],
         details: Any,  # noqa: ANN401 - whatever an outer interceptor made
         request: Any,  # noqa: ANN401
+        opened: tuple[int, int, int] | None = None,
     ) -> None:
+        """Begin a call, or go on with one after its first try.
+
+        Args:
+            state: That of its client.
+            kind: Which of the four.
+            continuation: Makes a try.
+            details: What it is made with.
+            request: The message, or what yields them.
+            opened: What `ClientState.open` said when the first try was made; None if none was.
+        """
         self.state = state
         self.kind = kind
-        requests_stream = kind is Kind.STREAM_UNARY or kind is Kind.STREAM_STREAM  # the quick way
         self.method: str = details.method
         self.rules = rules = state.rules.of(self.method)
-        timeout = details.timeout
-        self._started_ns = now_ns = state.now_ns()
-        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-        self.plan = state.plan(rules, own_ns, now_ns)
+        self._opened = opened_for(state, rules, details) if opened is None else opened
+        self._plan: DeadlinePlan | None = None  # until the first try has failed
         self._continuation = continuation
         self._details = details
         self._request = request
+        self._attempts = 1
         self.feed: Feed | None = None
-        self._attempts = 0
-        if requests_stream and (rules.retry is not None or rules.failback is not None):
+        if kind.streams_requests and (rules.retry is not None or rules.failback is not None):
             limit = KEPT_BYTES if rules.retry is None else rules.retry.replay_bytes
             self.feed = Feed(request, limit)
 
-    def begin(self) -> Attempt | Finish:
-        """Say whether and until when the first try may run."""
-        return self.plan.begin(self._started_ns)
+    @property
+    def is_late(self) -> bool:
+        """Whether its deadline had passed before it began: then no try is made."""
+        now_ns, deadline_ns, _ = self._opened
+        return now_ns >= deadline_ns
+
+    def first(self) -> AnyCall:
+        """Make the first try."""
+        now_ns, _, try_ns = self._opened
+        feed = self.feed
+        return self._continuation(
+            details_with(self._details, seconds_left(try_ns, now_ns)),
+            self._request if feed is None else feed.sender(),
+        )
+
+    def keep(self) -> None:
+        """Keep the request as it is now: the caller goes on, and may change it before a retry."""
+        rules = self.rules
+        if self.feed is None and (rules.retry is not None or rules.failback is not None):
+            self._request = copy_of(self._request)
 
     def make(self, attempt: Attempt) -> AnyCall:
-        """Make a try."""
-        self._attempts = number = attempt.number
-        now_ns = self._started_ns if number == 1 else self.state.now_ns()
-        details = details_with(self._details, seconds_left(attempt.deadline_ns, now_ns))
-        if number > 1:
-            details = details._replace(metadata=with_attempt(details.metadata, number))
+        """Make another try."""
+        self._attempts = attempt.number
+        left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
+        details = details_with(self._details, left_s)
+        details = details._replace(metadata=with_attempt(details.metadata, attempt.number))
         feed = self.feed
-        return self._continuation(details, self._request if feed is None else feed.sender())
+        try:
+            return self._continuation(details, self._request if feed is None else feed.sender())
+        except ValueError as error:
+            if is_channel_closed(error):
+                return _closed()
+            raise
 
     def after(self, error: BaseException, *, handed: bool = False) -> Attempt | Finish:
         """Say what follows after a try that failed. May run users' wait objects."""
+        if is_channel_closed(error):
+            return CLOSED
+        if self._plan is None:
+            self._plan = self.state.resumed(self.rules, *self._opened[:2])
         committed = handed or (self.feed is not None and not self.feed.replayable)
-        outcome = outcome_of_error(error, committed=committed)
-        return self.state.after(self.method, self.rules, self.plan, outcome, self._attempts)
+        cut_off = partial(is_cut_off, self._continuation)
+        outcome = outcome_of_error(error, committed=committed, cut_off=cut_off)
+        return self.state.after(self.method, self.rules, self._plan, outcome, self._attempts)
 
     def end(self, call: AnyCall, error: BaseException, *, handed: bool = False) -> AnyCall:
         """Give the caller's call after a failure that no retry follows. May run users' predicates.
@@ -110,8 +160,11 @@ class Outgoing:
             handed: Whether messages of it are in the caller's hands.
 
         Raises:
-            FailbackFull, FailbackClosed: The call is to be queued and can't be; from `error`.
+            FailbackFull, FailbackClosed: The call is to be queued and can't be; from `error`, and
+                an error of grpc too.
         """
+        if is_channel_closed(error):  # grpc gives a blocking retry's as an outcome without status
+            return call if has_status(error) or self._attempts == 1 else _closed()
         if not has_status(error):
             return call
         answer = self.state.answer(
@@ -119,7 +172,7 @@ class Outgoing:
             self.rules,
             error,
             attempts=self._attempts,
-            started_ns=self._started_ns,
+            started_ns=self._opened[0],
             handed=handed,
         )
         match answer:
@@ -130,11 +183,19 @@ class Outgoing:
                     return self._answered(answer, error, self.rules.failback.default)
         return call
 
-    def late(self, reason: str) -> EndedCall:
-        """Give the caller's call where no try was made at all."""
-        return EndedCall(
-            grpc.StatusCode.DEADLINE_EXCEEDED, f"Deadline Exceeded before the call began: {reason}"
+    def late(self) -> AnyCall:
+        """Give the caller's call where no try was made at all. May run users' predicates."""
+        self._attempts = 0
+        error = EndedCall(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "Deadline Exceeded before the call began: its deadline has passed",
         )
+        try:
+            return self.end(error, error)
+        except FailbackError as refusal:
+            return refusal  # a whole call, too
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Let go of what the tries used. Any thread, any number of times."""
@@ -143,13 +204,13 @@ class Outgoing:
 
     def seconds_left(self) -> float | None:
         """What is left of its deadline; None if it has none."""
-        return seconds_left(self.plan.deadline_ns, self.state.now_ns())
+        return seconds_left(self._opened[1], self.state.now_ns())
 
     def _answered(self, answer: Answer, error: Any, default: Any) -> AnsweredCall:  # noqa: ANN401
         who, details = answered_by(answer, error.code().name, error.details())
-        kind = AnsweredStream if self.kind.streams_responses else AnsweredCall
-        return kind(
-            default,
+        streams = self.kind.streams_responses
+        return (AnsweredStream if streams else AnsweredCall)(
+            messages_of(default) if streams else default,
             details,
             initial=metadata_of(error.initial_metadata()),
             trailing=(*metadata_of(error.trailing_metadata()), (ANSWER_KEY, who)),
@@ -157,18 +218,19 @@ class Outgoing:
 
     def _park(self, policy: FailbackPolicy, error: BaseException) -> bool:
         """Queue the call for a later delivery; False if its failure is the caller's."""
-        requests = (
-            [kept_request(self._request)] if self.feed is None else self.feed.gather(self.method)
-        )
+        if self.feed is None:
+            requests: list[Any] | None = [kept_request(self._request)]
+        else:
+            requests = self.feed.gather(self.method, self.seconds_left())
         if requests is None:
             error.add_note(f"{self.method}: not queued by failback, its requests are not all known")
             return False
         resend = Resend(self, self._continuation, self._later(policy), self._attempts)
         try:
-            queue = self.state.invoker_of(policy, self.method)
+            queue = self.state.invoker_of(policy, self.rules.queue)
             return queue.park(error, resend, *requests)  # type: ignore[arg-type]  # it has a status
-        except FailbackError:
-            raise
+        except FailbackError as refusal:
+            raise refused_by(refusal, error) from error
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(HookFailed(self.method, "failback", raised))
             return False
@@ -180,6 +242,11 @@ class Outgoing:
             timeout=resend_timeout(given.timeout, self.rules),
             metadata=kept_metadata(given.metadata, policy),
         )
+
+
+def _closed() -> EndedCall:
+    """The caller's call where the channel was closed between two tries, as grpc ends one then."""
+    return EndedCall(grpc.StatusCode.CANCELLED, "Channel closed!")
 
 
 class Resend:

@@ -59,7 +59,7 @@ class LiveCall(grpc.Call, grpc.Future):
         return "" if tell is None else tell()
 
     def is_active(self) -> bool:
-        return self._course.final is None
+        return not self.done()
 
     def time_remaining(self) -> float | None:
         """Seconds until its deadline, for all tries together; None without one."""
@@ -80,9 +80,10 @@ class LiveCall(grpc.Call, grpc.Future):
         return final is not None and bool(final.cancelled())
 
     def running(self) -> bool:
-        return self._course.final is None
+        return not self.done()
 
     def done(self) -> bool:
+        self._course.look()
         return self._course.final is not None
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401

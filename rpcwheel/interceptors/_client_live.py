@@ -12,20 +12,24 @@ own does. One lock for each course; nothing of grpc's or the user's is called un
 from __future__ import annotations
 
 import threading
+import time
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._grpc import styles
 from rpcwheel._grpc.calls import EndedCall
 from rpcwheel._grpc.details import metadata_of
 from rpcwheel._grpc.styles import failure_of, has_ended, has_status, is_single_threaded
 from rpcwheel.call import Attempt
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.observe import HookFailed, emit
 from rpcwheel.workers import POOL
+
+from ._client_hooks import run_hooks
+from .state import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +38,18 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.styles import AnyCall
     from rpcwheel.call import Finish
     from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
 
     from ._client_call import Outgoing
+    from ._client_hooks import Hook
 
 __all__ = ["Course"]
 
 BY_USER: Final = "Locally cancelled by application!"
 DROPPED: Final = "Cancelled upon garbage collection!"
+
+READERS_S: Final = 0.5
+"""How long to wait, when a try has failed, for who still reads what came of it."""
 
 TRAILERS_S: Final = 0.02
 """How long to wait, on empty initial metadata, for the failure that may come right behind them."""
@@ -59,10 +68,13 @@ class Course:
         self._judging = False  # the try has failed, and it is not decided what follows
         self._answering = False  # what follows is an answer: too late to cancel
         self._handed = False  # something of the try is in the caller's hands
+        self._readers = 0  # that wait for a message of the try
         self._silenced: Any = None  # the try that was cancelled because it was silent
         self._reading: object = None  # the read that waits for a message
-        self._hooks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+        self._hooks: list[Hook] = []
         self._timeout: Timeout | None = None
+        self._backoff: tuple[Timer, Callable[[], object]] | None = None
+        """While it waits for a retry: on which timer, and what else to do if that is stopped."""
         self._watch: Timeout | None = None
 
     # --- Tries ---
@@ -76,12 +88,13 @@ class Course:
     def _follow(self, call: AnyCall) -> None:
         with self._changed:
             self._try = call
+            self._readers = 0
             self._judging = False
             over = self.final is not None
             self._changed.notify_all()
         if over:
             call.cancel()  # the caller's cancel came while it was made
-        call.add_done_callback(partial(self._ended, call))
+        call.add_done_callback(styles.OwnHook(self._ended, call))
 
     def _ended(self, call: AnyCall, _: object) -> None:  # a wrapped call gives what it wraps
         """Take note of a try's end. On gRPC's thread, or wherever it was cancelled."""
@@ -105,35 +118,55 @@ class Course:
         outgoing = self.outgoing
         if self._silenced is call:
             call = failure = self._silent(call)
+        handed = self._has_handed()
         step: Attempt | Finish | None = None
         if has_status(failure):
-            step = outgoing.after(failure, handed=self._handed)
+            step = outgoing.after(failure, handed=handed)
         if isinstance(step, Attempt):
+            end = partial(self._end, call, failure, handed=handed)
             with self._changed:
                 self._try = None
                 self._changed.notify_all()
-            if self._wait(step):
+            if self._wait(step, end):
                 return
+        self._end(call, failure, handed=handed)
+
+    def _end(self, call: AnyCall, failure: BaseException, *, handed: bool) -> None:
         with self._changed:
             if self.final is not None:
                 return
             self._answering = True
         try:
-            call = outgoing.end(call, failure, handed=self._handed)
+            call = self.outgoing.end(call, failure, handed=handed)
         except FailbackError as refusal:
-            call = EndedCall(failure.code(), str(refusal), error=refusal)  # type: ignore[attr-defined]
+            call = refusal  # a whole call, too
         self._finish(call)
 
-    def _wait(self, step: Attempt) -> bool:
-        """Have a try made when it is due; False if the timer takes no more waits."""
+    def _has_handed(self) -> bool:
+        """Whether something of the try that has failed is in the caller's hands, or on its way.
+
+        A reader may have a message that came before the failure, and not have told yet. None begins
+        to read now, and those who do have all there is: they will be through in no time. One that
+        is not has a foreign call; what it gets in the end is nobody's.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers, READERS_S)
+            return self._handed
+
+    def _wait(self, step: Attempt, end: Callable[[], object]) -> bool:
+        """Have a try made when it is due, `end` if the timer is stopped; False if it is now."""
         state = self.outgoing.state
+        timer = state.timer
         delay_s = (step.at_ns - state.now_ns()) / 1e9
         if delay_s <= 0:
             self._make(step)
             return True
+        self._backoff = (timer, end)
         timeout = state.wake(partial(self._due, step), delay_s, f"retry of {self.outgoing.method}")
         if timeout is None:
-            return False
+            with self._changed:
+                waited, self._backoff = self._backoff is not None, None
+            return not waited  # who has looked meanwhile ends it
         with self._changed:
             self._timeout = timeout
             over = self.final is not None
@@ -142,7 +175,31 @@ class Course:
         return True
 
     def _due(self, step: Attempt, _: Timeout) -> None:
-        self._hand_over(partial(self._make, step))
+        with self._changed:
+            waited, self._backoff = self._backoff is not None, None
+        if waited:
+            self._hand_over(partial(self._make, step))
+
+    def look(self) -> None:
+        """End the call if its timer was stopped while it waits for a retry: that tells nobody."""
+        backoff = self._backoff
+        if backoff is None or not backoff[0].stopped:
+            return
+        with self._changed:
+            waited, self._backoff = self._backoff is backoff, None
+        if waited:
+            self._hand_over(backoff[1])
+
+    def _wait_for(self, happened: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Wait under the lock until something has happened; False if it has not in time."""
+        until = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            left_s = PATIENCE_S if until is None else min(PATIENCE_S, until - time.monotonic())
+            if self._changed.wait_for(happened, max(0, left_s)):
+                return True
+            if left_s < PATIENCE_S:
+                return False
+            self.look()
 
     def _make(self, step: Attempt) -> None:
         if self.final is None:
@@ -167,15 +224,14 @@ class Course:
             self.final = final
             self._judging = False
             hooks, self._hooks = self._hooks, []
+            self._backoff = None
             timeouts = (self._watch, self._timeout)
             self._changed.notify_all()
         for timeout in timeouts:
             if timeout is not None:
                 timeout.cancel()
         self.outgoing.close()
-        if hooks:
-            method = self.outgoing.method
-            POOL.submit(("callbacks", method), partial(_run_hooks, method, hooks))
+        run_hooks(self.outgoing.method, hooks)
         return True
 
     def cancel(self, details: str = BY_USER) -> bool:
@@ -197,7 +253,7 @@ class Course:
             self.cancel(DROPPED)
 
     def add_hook(self, hook: Callable[..., object], *args: object) -> bool:
-        """Have a user's function called at the end, on a worker; False if that is past."""
+        """Have a function called at the end, a user's on a worker; False if that is past."""
         with self._changed:
             if self.final is None:
                 self._hooks.append((hook, args))
@@ -215,7 +271,7 @@ class Course:
                 raise grpc.experimental.UsageError(
                     "the end of a single-threaded stream is known when it was read to its end"
                 )
-            if not self._changed.wait_for(lambda: self.final is not None, timeout):
+            if not self._wait_for(lambda: self.final is not None, timeout):
                 raise grpc.FutureTimeoutError
         return self.final
 
@@ -238,27 +294,30 @@ class Course:
     def next_message(self) -> Any:  # noqa: ANN401 - the user's
         """Give the caller the next message, from whichever try it is to come."""
         while True:
-            call = self._current()
+            call = self._current(reads=True)
             if call is self.final:
                 return next(call)
             try:
-                message = self._read(call)
+                message, is_callers = self._read(call)
             except (StopIteration, grpc.RpcError) as end:
                 if not has_ended(call):  # a foreign call, which does not know its own end
                     self._judge(call, None if isinstance(end, StopIteration) else end)
                 with self._changed:
-                    self._changed.wait_for(partial(self._is_settled, call))
+                    self._wait_for(partial(self._is_settled, call))
                 if self.final is call:
                     raise
             else:
-                if self._hand(call):
+                if is_callers:
                     return message
 
-    def _current(self) -> AnyCall:
-        """The try that is worth waiting for, or the final call."""
+    def _current(self, *, reads: bool = False) -> AnyCall:
+        """The try that is worth waiting for, to read its messages or not, or the final call."""
         with self._changed:
-            self._changed.wait_for(lambda: self.final is not None or self._is_open(self._try))
-            return self._try if self.final is None else self.final
+            self._wait_for(lambda: self.final is not None or self._is_open(self._try))
+            if self.final is not None:
+                return self.final
+            self._readers += reads
+            return self._try
 
     def _is_open(self, call: AnyCall) -> bool:
         """Whether it is the try whose messages the caller gets, as far as is known."""
@@ -270,18 +329,31 @@ class Course:
     def _is_settled(self, call: AnyCall) -> bool:
         return self.final is not None or self._try is not call
 
-    def _hand(self, call: AnyCall) -> bool:
-        """Whether a message of this try is the caller's; if so, the call is not made again."""
+    def _read(self, call: AnyCall) -> tuple[Any, bool]:
+        """Read the next message of a try, and say whether it is the caller's."""
+        came = False
+        try:
+            message = self._listen(call)
+            came = True
+        finally:
+            is_callers = self._has_read(call, came=came)
+        return message, is_callers
+
+    def _has_read(self, call: AnyCall, *, came: bool) -> bool:
+        """Note a message that came; if it is the caller's, the call is not made again."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._judging or self._try is not call)
-            if self._try is not call or self.final not in (None, call):
+            if self._try is not call:
                 return False
-            self._handed = True
-            return True
+            self._readers -= 1
+            is_callers = self.final in (None, call)
+            self._handed = self._handed or (came and is_callers)
+            if self._judging:
+                self._changed.notify_all()  # who judges waits for the readers
+            return is_callers
 
     # --- Silence ---
 
-    def _read(self, call: AnyCall) -> Any:  # noqa: ANN401
+    def _listen(self, call: AnyCall) -> Any:  # noqa: ANN401
         outgoing = self.outgoing
         if not outgoing.rules.has_message_timeout:
             return next(call)
@@ -315,14 +387,6 @@ class Course:
             outgoing.state.silent(outgoing.method, outgoing.rules),
             initial=metadata_of(call.initial_metadata()),
         )
-
-
-def _run_hooks(method: str, hooks: list[tuple[Callable[..., object], tuple[object, ...]]]) -> None:
-    for hook, args in hooks:
-        try:
-            hook(*args)
-        except BaseException as error:  # noqa: BLE001 - a user's; told as an event
-            emit(HookFailed(method, "done callback", error))
 
 
 def _broken(error: BaseException) -> EndedCall:

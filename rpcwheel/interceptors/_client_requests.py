@@ -55,17 +55,20 @@ class Feed:
             self._live = None
             self._changed.notify_all()
 
-    def gather(self, key: object) -> list[Any] | None:
+    def gather(self, key: object, limit_s: float | None = None) -> list[Any] | None:
         """Read to the end and give all messages; None if that isn't possible, or takes too long.
 
         Args:
             key: Whose work the reading is, for the pool of workers.
+            limit_s: What is left of the call's deadline, 0 if nothing may be waited for; None if it
+                has none.
         """
         recording = self._recording
-        if not recording.complete and self.replayable:
+        limit_s = GATHER_S if limit_s is None else min(GATHER_S, limit_s)
+        if not recording.complete and self.replayable and limit_s > 0:
             POOL.submit(("requests", key), partial(self._drain, self.sender()))
             with self._changed:
-                self._changed.wait_for(lambda: recording.complete or not self.replayable, GATHER_S)
+                self._changed.wait_for(lambda: recording.complete or not self.replayable, limit_s)
             self.close()
         return recording.messages if recording.complete and self.replayable else None
 

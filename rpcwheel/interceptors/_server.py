@@ -17,7 +17,7 @@ from rpcwheel._grpc.handlers import LATE, is_pushing
 from .served import Answers, ServerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call import Kind
@@ -31,7 +31,7 @@ __all__ = ["server_interceptors"]
 
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None
-) -> Sequence[grpc.ServerInterceptor]:
+) -> list[grpc.ServerInterceptor]:
     """What to give to `grpc.server(..., interceptors=...)`, the first of them if there are others.
 
     A call's deadline is `current_deadline()` in its handler, and what is left of it goes with the

@@ -26,8 +26,6 @@ from .queues import QueuesBase
 from .state import ClientState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import grpc
 
     from rpcwheel.durations import Duration
@@ -67,7 +65,8 @@ class Queues(QueuesBase[FailbackInvoker]):
     async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As in the sync twin. All queues at the same time.
+        As in the sync twin: [] if nothing was still waiting; calls given up earlier went to
+        `dead_letter`, the log and an event. All queues at the same time.
         """
         to_ns(drain, what="drain")
         with self._lock:
@@ -88,7 +87,7 @@ class Queues(QueuesBase[FailbackInvoker]):
 
 def client_interceptors(
     policy: CallPolicy, *, timer: Timer | None = None, queues: Queues | None = None
-) -> Sequence[grpc.aio.ClientInterceptor]:
+) -> list[grpc.aio.ClientInterceptor]:
     """Make the interceptors for one channel: `grpc.aio.insecure_channel(..., interceptors=...)`.
 
     The first interceptor of a channel is the outermost. Put these behind those that should see a

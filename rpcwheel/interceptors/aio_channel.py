@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 
 from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
-from rpcwheel._grpc.aio_kinds import relay_for
-from rpcwheel._grpc.details import with_attempt
-from rpcwheel.call import Finish, Kind
+from rpcwheel._grpc.details import metadata_of, with_attempt
+from rpcwheel.call import Kind
 from rpcwheel.durations import to_ns
 
+from ._aio_member import Member
 from ._aio_resend import Resend
-from ._aio_tries import Member, Tries, late
+from ._aio_tries import Tries, late
 from .parked import kept_metadata, resend_timeout
 from .state import seconds_left
 
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel._grpc.details import Metadata
-    from rpcwheel.call import Attempt
-    from rpcwheel.deadline.core import DeadlinePlan
     from rpcwheel.failback.policy import FailbackPolicy
 
-    from ._aio_tries import State
+    from ._aio_member import State
 
     Relays = weakref.WeakSet[Relay]
 
@@ -56,7 +54,8 @@ class InterceptedChannel(grpc.aio.Channel):
             )
         self._channel = channel
         self._state = state
-        self._between: Relays = weakref.WeakSet()
+        self.between: Relays = weakref.WeakSet()
+        """Calls that wait for their next try."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,7 +75,7 @@ class InterceptedChannel(grpc.aio.Channel):
         self._cancel_between()
 
     def _cancel_between(self) -> None:
-        for relay in list(self._between):
+        for relay in list(self.between):
             if relay.shows(None):
                 relay.cancel()
 
@@ -97,46 +96,63 @@ class InterceptedChannel(grpc.aio.Channel):
     def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:  # noqa: ANN401
         """Make a member of a stub."""
         call = self._channel.unary_unary(method, *args, **options)
-        return _UnaryUnary(call, Member(self._state, method, Kind.UNARY_UNARY), self._between)
+        return _UnaryUnary(call, Member(self._state, method, Kind.UNARY_UNARY), self)
 
     def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:  # noqa: ANN401
         """Make a member of a stub."""
         call = self._channel.unary_stream(method, *args, **options)
-        return _UnaryStream(call, Member(self._state, method, Kind.UNARY_STREAM), self._between)
+        return _UnaryStream(call, Member(self._state, method, Kind.UNARY_STREAM), self)
 
     def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:  # noqa: ANN401
         """Make a member of a stub."""
         call = self._channel.stream_unary(method, *args, **options)
-        return _StreamUnary(call, Member(self._state, method, Kind.STREAM_UNARY), self._between)
+        return _StreamUnary(call, Member(self._state, method, Kind.STREAM_UNARY), self)
 
     def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:  # noqa: ANN401
         """Make a member of a stub."""
         call = self._channel.stream_stream(method, *args, **options)
-        return _StreamStream(call, Member(self._state, method, Kind.STREAM_STREAM), self._between)
+        return _StreamStream(call, Member(self._state, method, Kind.STREAM_STREAM), self)
 
 
 class _Member:
     """One method of a stub. The base of the four kinds."""
 
-    def __init__(self, call: Callable[..., Any], member: Member, between: Relays) -> None:
+    def __init__(
+        self, call: Callable[..., Any], member: Member, channel: InterceptedChannel
+    ) -> None:
         self._call = call
         self._member = member
-        self._between = between
+        self._channel = channel
 
     def _begin(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:  # noqa: ANN401
         member = self._member
-        state = member.state
-        plan = state.plan(member.rules, None if timeout is None else to_ns(timeout, what="timeout"))
-        now_ns = state.now_ns()
-        step = plan.begin(now_ns)
-        if isinstance(step, Finish):
-            return late(member.kind, step.reason)
-        left = seconds_left(step.deadline_ns, now_ns)
+        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+        now_ns, deadline_ns, try_ns = member.state.open(member.rules, own_ns)
+        is_late = now_ns >= deadline_ns
+        if is_late and not member.answers:
+            return late(member.kind)
+        left = seconds_left(try_ns, now_ns)
         if member.plain:
             return self._call(request, timeout=left, **options)
-        tries = _Tries(member, plan, step, request, stub=self, options=options, own_timeout=timeout)
-        relay = relay_for(tries)
-        tries.make_first(relay, left)
+        if options["metadata"] is not None:  # interceptors below may add to what they are given
+            pairs = metadata_of(options["metadata"])
+            options, kept = options | {"metadata": metadata_from(pairs)}, options
+            kept["metadata"] = pairs
+        else:
+            kept = options
+        tries = _Tries(member, now_ns, deadline_ns, request, self, kept, timeout)
+        relay = member.relay(tries)
+        if is_late:
+            tries.begun_late(relay)
+            return relay
+        if tries.requests is not None:
+            request = tries.sent
+        try:
+            call = self._call(request, timeout=left, **options)
+        except BaseException:  # such as `UsageError` of a channel that is closed
+            tries.finished()
+            raise
+        relay.begin(call)
         return relay
 
     def start(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -145,7 +161,14 @@ class _Member:
 
     def between(self, relay: Relay) -> None:
         """Note that a call waits for its next try, so that `close` finds it."""
-        self._between.add(relay)
+        self._channel.between.add(relay)
+
+    def is_cut_off(self) -> bool:
+        """Whether it is sure that the channel has no connection now."""
+        try:
+            return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        except Exception:  # noqa: BLE001 - closed, or of another make: nothing is proved
+            return False
 
 
 class _OneRequest(_Member):
@@ -207,41 +230,12 @@ class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type:
     pass
 
 
-class _Tries(Tries):
+class _Tries(Tries[_Member, dict[str, Any]]):
     """Tries made by calling a member of the user's channel."""
-
-    def __init__(
-        self,
-        member: Member,
-        plan: DeadlinePlan,
-        attempt: Attempt,
-        request: object,
-        *,
-        stub: _Member,
-        options: dict[str, Any],
-        own_timeout: float | None,
-    ) -> None:
-        super().__init__(member, plan, attempt, request)
-        self._stub = stub
-        self._options = options  # what the caller gave beside request and timeout
-        self._own_timeout = own_timeout
-
-    def make_first(self, relay: Relay, timeout: float | None) -> None:
-        """Make the first try.
-
-        Raises:
-            BaseException: What the user's channel raises, such as `UsageError` if it is closed.
-        """
-        try:
-            call = self._stub.start(self.sent, timeout, self._options)
-        except BaseException:
-            self.finished()
-            raise
-        relay.begin(call)
 
     def make(self, relay: Relay, timeout: float | None, number: int) -> None:
         try:
-            call = self._stub.start(self.sent, timeout, self._with(self._metadata(number)))
+            call = self._start.start(self.sent, timeout, self._with(self._metadata(number)))
         except grpc.aio.UsageError:  # the channel was closed meanwhile
             call = ended(self.kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
         except Exception as error:  # noqa: BLE001 - the caller gets it
@@ -249,7 +243,10 @@ class _Tries(Tries):
         relay.begin(call)
 
     def waits(self, relay: Relay) -> None:
-        self._stub.between(relay)
+        self._start.between(relay)
+
+    def is_cut_off(self) -> bool:
+        return self._start.is_cut_off()
 
     def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
         return Resend(
@@ -262,7 +259,7 @@ class _Tries(Tries):
         )
 
     async def _start_alone(self, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401, ASYNC109
-        return self._stub.start(request, timeout, self._with(metadata))
+        return self._start.start(request, timeout, self._with(metadata))
 
     def _metadata(self, number: int) -> Metadata:
         return with_attempt(self._options["metadata"], number)

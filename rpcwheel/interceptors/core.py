@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.deadline.core import DeadlinePlan, RetryRules, earliest
 from rpcwheel.deadline.policy import DeadlinePolicy
@@ -24,6 +24,7 @@ from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.failback.matching import Matcher
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from rpcwheel.deadline.budget import RetryBudget
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
 
     from .policy import CallPolicy, FailsafePolicy, MethodPolicy
 
-__all__ = ["Answer", "CallRules", "RuleBook"]
+__all__ = ["Answer", "CallRules", "RuleBook", "messages_of"]
+
+
+MOST_METHODS: Final = 4096
+"""Rules kept. A proxy may call any name, and its clients may make them up."""
 
 
 class Answer(enum.Enum):
@@ -53,11 +58,13 @@ class CallRules:
     retry: RetryRules | None = None
     failsafe: FailsafePolicy | None = None
     failback: FailbackPolicy | None = None
+    queue: str = "*"
+    """What the queue of a failback policy without a name is called: the pattern where it stands."""
     excused: Matcher | None = None
     """What `failsafe.on` means."""
 
     @classmethod
-    def of(cls, policy: MethodPolicy) -> CallRules:
+    def of(cls, policy: MethodPolicy, queue: str = "*") -> CallRules:
         """Make them of what the user has set."""
         retry, failsafe = policy.retry, policy.failsafe
         deadline = policy.timeout or DeadlinePolicy()
@@ -70,6 +77,7 @@ class CallRules:
             retry=RetryRules.of(retry, idempotent=policy.idempotent) if retry and retried else None,
             failsafe=failsafe,
             failback=policy.failback,
+            queue=queue,
             excused=None if failsafe is None else Matcher(failsafe.on),
         )
 
@@ -94,9 +102,12 @@ class CallRules:
             left_ns: What is left of the deadline of the call being served, None if there is none.
             budget: That of the target; None if it has none.
         """
-        left_ns = left_ns if self.propagate else None
-        deadline_ns = earliest(now_ns, self.timeout_ns, own_ns, left_ns)
+        deadline_ns = self.deadline_ns(now_ns, own_ns, left_ns)
         return DeadlinePlan(deadline_ns, self.retry, budget if self.retry else None)
+
+    def deadline_ns(self, now_ns: int, own_ns: int | None, left_ns: int | None) -> int:
+        """When a call ends that begins now; arguments as `plan`."""
+        return earliest(now_ns, self.timeout_ns, own_ns, left_ns if self.propagate else None)
 
     def answer(self, error: BaseException, *, attempts: int, elapsed_ns: int) -> Answer:
         """Say what the caller gets after a failure that no retry follows.
@@ -126,8 +137,28 @@ class RuleBook:
         """The rules of a method, given in full: `"/shop.Orders/Get"`."""
         rules = self._rules.get(method)
         if rules is None:
-            rules = self._rules[method] = CallRules.of(self._policy.of(method))
+            if len(self._rules) >= MOST_METHODS:
+                self._rules.clear()
+            policy = self._policy.of(method)
+            rules = self._rules[method] = CallRules.of(policy, self._place_of(policy.failback))
         return rules
+
+    def _place_of(self, failback: FailbackPolicy | None) -> str:
+        """The pattern under which it stands first; `"*"` for the general one."""
+        if failback is self._policy.failback:
+            return "*"
+        methods = self._policy.methods.items()
+        return next((pattern for pattern, one in methods if one.failback is failback), "*")
+
+
+def messages_of(default: Any) -> Sequence[Any]:  # noqa: ANN401 - the user's
+    """The messages of a response stream that is answered with a default.
+
+    None is an empty stream, a list or tuple the messages, anything else is one message.
+    """
+    if default is None:
+        return ()
+    return default if isinstance(default, (list, tuple)) else (default,)
 
 
 def _ns(value: float | timedelta | None) -> int:

@@ -5,29 +5,37 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rpcwheel.durations import Duration
     from rpcwheel.failback.policy import FailbackPolicy
 
     from .core import CallRules
 
-__all__ = ["KEPT_BYTES", "kept_metadata", "kept_request", "resend_timeout"]
+__all__ = ["GATHER_S", "KEPT_BYTES", "copy_of", "kept_metadata", "kept_request", "resend_timeout"]
 
 KEPT_BYTES: Final = 1 << 20
 """How much of a request stream is kept for failback, where no retry policy says it."""
+
+GATHER_S: Final = 1.0
+"""How long to wait for the rest of a request stream that is to be kept for later."""
 
 RESEND_S: Final = 60.0
 """The deadline of one delivery, where neither the caller nor the policy gave one."""
 
 
-def resend_timeout(own: float | None, rules: CallRules) -> float:
-    """Seconds that one delivery may take: what the caller gave, else what the rules say."""
-    if own is not None:
-        return own
-    return RESEND_S if rules.timeout_ns == NEVER else to_seconds(rules.timeout_ns)
+def resend_timeout(own: Duration | None, rules: CallRules) -> float:
+    """Seconds that one delivery may take: what the caller gave, else what the rules say.
+
+    What the caller gave may have been no limit, or none that leaves any time.
+    """
+    for limit_ns in (NEVER if own is None else to_ns(own), rules.timeout_ns):
+        if 0 < limit_ns < NEVER:
+            return to_seconds(limit_ns)
+    return RESEND_S
 
 
 def kept_metadata(
@@ -39,8 +47,11 @@ def kept_metadata(
 
 def kept_request(request: Any) -> Any:  # noqa: ANN401 - the user's
     """A request as it is now. Failback itself keeps those of protobuf as bytes."""
-    if isinstance(request, bytes) or hasattr(request, "SerializeToString"):
-        return request
+    return request if hasattr(request, "SerializeToString") else copy_of(request)
+
+
+def copy_of(request: Any) -> Any:  # noqa: ANN401 - the user's
+    """A request as it is now, whatever its caller does with it from now on."""
     try:
         return copy.deepcopy(request)
     except Exception:  # noqa: BLE001 - what can't be copied is the caller's to leave unchanged

@@ -43,19 +43,20 @@ class QueuesBase(Generic[Queue]):
         self._queues: dict[int, tuple[FailbackPolicy, Queue]] = {}
         self._named: dict[str, Queue] = {}
 
-    def of(self, policy: FailbackPolicy, method: str) -> Queue:
+    def of(self, policy: FailbackPolicy, name: str) -> Queue:
         """The queue of a policy (of the object, not of its values), made when first asked for.
 
         Args:
             policy: How its calls are delivered.
-            method: Which one asks: the queue's name, if the policy has none.
+            name: What it is called if the policy has no name: where that policy stands. With a
+                number behind it if another queue has that name.
         """
         known = self._queues.get(id(policy))
         if known is not None:
             return known[1]
         with self._lock:
             if id(policy) not in self._queues:
-                name = self._free(policy.name or method)
+                name = self._free(policy.name or name)
                 queue = self._named[name] = self._make(policy.model_copy(update={"name": name}))
                 self._queues[id(policy)] = (policy, queue)  # the policy too, or its id may return
                 if self._closed:

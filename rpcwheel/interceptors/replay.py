@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Recording"]
 
 
+OVERHEAD: Final = 64
+"""Bytes that a message takes beside its own: without them an endless stream of empty ones would be
+kept for ever."""
+
+
 class Recording:
-    """The messages of one request stream, from the first on, up to a number of bytes."""
+    """The messages of one request stream, from the first on, up to a number of bytes.
+
+    Each counts with `OVERHEAD`.
+    """
 
     __slots__ = ("_bytes", "_limit", "complete", "messages", "whole")
 
@@ -34,7 +42,7 @@ class Recording:
         if not self.whole:
             return
         try:
-            self._bytes += size_of(message)
+            self._bytes += size_of(message) + OVERHEAD
             if self._bytes <= self._limit:
                 self.messages.append(copy.deepcopy(message))
                 return

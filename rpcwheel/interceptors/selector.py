@@ -12,7 +12,8 @@ from rpcwheel.errors import ConfigurationError
 
 __all__ = ["MethodPattern", "matches", "overlap", "specificity"]
 
-_FORM: Final = re.compile(r"\*|/[^/\s?\[\]]+/[^/\s?\[\]]+")
+_FORM: Final = re.compile(r"\*|/[\w.*]+/[\w*]+", re.ASCII)
+"""What protobuf can name. No sets and no alternatives: they would be accepted, and never match."""
 _KNOWN: Final = (
     "'/shop.Orders/Get', '/shop.Orders/Get*', '/shop.Orders/*', '/shop.*/*', or '*' for all"
 )
@@ -27,7 +28,7 @@ def _checked_pattern(pattern: str) -> str:
     hint = (
         f"did you mean {near!r}? A pattern is" if near else "a pattern is a full name, or has '*':"
     )
-    raise ConfigurationError(f"{pattern!r} names no methods; {hint} {_KNOWN}")
+    raise ConfigurationError(f"{pattern!r} names no methods; {hint} {_KNOWN}; no other signs")
 
 
 MethodPattern = Annotated[str, AfterValidator(_checked_pattern)]

@@ -6,6 +6,7 @@ Nothing in here waits or does I/O. One `Served` for each method; calls have no o
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
@@ -14,8 +15,9 @@ from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.observe import CallLate, CallSlow, emit
 from rpcwheel.timer import shared_timer
+from rpcwheel.workers import POOL
 
-from .core import CallRules
+from .core import RuleBook
 from .policy import CallPolicy
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
+    from .core import CallRules
+
 __all__ = ["Answers", "Served", "ServerState"]
 
 MOST_METHODS: Final = 4096
@@ -38,9 +42,9 @@ class ServerState:
     """What the calls of one server share: the policy, and the handlers made so far."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
-        self._policy = CallPolicy() if policy is None else policy
+        self._rules = RuleBook(CallPolicy() if policy is None else policy)
         self._timer = timer
-        self._made: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
+        self._made: dict[tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
 
     def around(
         self,
@@ -53,17 +57,18 @@ class ServerState:
         Made once for each handler: this runs on the one thread that takes calls in, under the
         server's lock.
         """
-        known = self._made.get(method)
+        key = method, id(handler)  # several servers may share one interceptor
+        known = self._made.get(key)
         if known is not None and known[0] is handler:
             return known[1]
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
-        served = Served(method, CallRules.of(self._policy.of(method)), self._timer)
+        served = Served(method, self._rules.of(method), self._timer)
         made = with_behavior(handler, wrap(kind_of(handler), behavior, served))
         if len(self._made) >= MOST_METHODS:
             self._made.clear()
-        self._made[method] = handler, made
+        self._made[key] = handler, made
         return made
 
 
@@ -108,7 +113,8 @@ class Served:
             return None
 
     def _tell(self, _: Timeout) -> None:
-        emit(self._slow)
+        # Sinks and log handlers are the user's, and may block: not on the timer's thread.
+        POOL.submit(("slow", self._method), partial(emit, self._slow))
 
 
 class Answers:

@@ -7,10 +7,13 @@ waits or does I/O.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from rpcwheel.call import DEADLINE, Attempt, Finish
 from rpcwheel.deadline.budget import RetryBudget
+from rpcwheel.deadline.core import DeadlinePlan, cut_short
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.observe import (
@@ -24,14 +27,14 @@ from rpcwheel.observe import (
     emit,
 )
 from rpcwheel.timer import ManualTimer, shared_timer
+from rpcwheel.workers import POOL
 
-from .core import Answer, RuleBook
+from .core import MOST_METHODS, Answer, RuleBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.call import Outcome
-    from rpcwheel.deadline.core import DeadlinePlan
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
@@ -39,12 +42,20 @@ if TYPE_CHECKING:
     from .core import CallRules
     from .policy import CallPolicy
 
-__all__ = ["ANSWER_KEY", "ClientState", "answered_by", "seconds_left"]
+__all__ = ["ANSWER_KEY", "PATIENCE_S", "ClientState", "answered_by", "seconds_left"]
 
 Invoker = TypeVar("Invoker")
 
 ANSWER_KEY: Final = "rpcwheel-answer"
 """In the trailing metadata of an answer that is none of the server's: who made it."""
+
+PATIENCE_S: Final = 1.0
+"""How often who waits on a timer looks whether it was stopped, which tells nobody."""
+
+EARLY_NS: Final = 10_000_000
+"""A try that its caller did not cancel and that says CANCELLED, no more than this before its
+deadline or after it, came to its deadline: grpc-go resets a stream then, which may be here first
+(4 of 280 calls to grpc-go 1.76 on the same machine)."""
 
 WAIT_FAILED: Final = Finish("its wait strategy raised")
 
@@ -65,14 +76,15 @@ class ClientState(Generic[Invoker]):
             policy: What holds for which method.
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
             invoker_of: Gives the queue of a failback policy, made when first asked for; also told
-                the method, for the queue's name.
+                what to call it if the policy has no name.
         """
         self.rules = RuleBook(policy)
         self.invoker_of = invoker_of
         self._timer = timer
         self._manual = timer if isinstance(timer, ManualTimer) else None
-        self._slow: dict[tuple[str, str], Callable[[Timeout], object]] = {}
+        self._slow: dict[tuple[str, str], tuple[Callable[[Timeout], object], float]] = {}
         self._budgets: dict[tuple[float, int], RetryBudget] = {}
+        self._bare: set[str] = set()
 
     @property
     def timer(self) -> Timer:
@@ -93,10 +105,32 @@ class ClientState(Generic[Invoker]):
             own_ns: What the caller gave.
             now_ns: By `now_ns`, for who has read the clock already.
         """
-        deadline_ns = DEADLINE.get()
-        left_ns = None if deadline_ns is None else deadline_ns - time.monotonic_ns()
         budget = None if rules.retry is None else self.budget_of(rules)
-        return rules.plan(self.now_ns() if now_ns is None else now_ns, own_ns, left_ns, budget)
+        return rules.plan(self.now_ns() if now_ns is None else now_ns, own_ns, _left_ns(), budget)
+
+    def open(self, rules: CallRules, own_ns: int | None) -> tuple[int, int, int]:
+        """Begin a call without a plan, which is made when its first try has failed (`resumed`).
+
+        Most calls need no more than their first try, and no plan to make it.
+
+        Returns:
+            Now, the call's deadline, and that of its first try. Where the deadline has passed there
+            is no first try: the call has not begun.
+        """
+        now_ns = time.monotonic_ns() if self._manual is None else self.now_ns()
+        deadline_ns = try_ns = rules.deadline_ns(now_ns, own_ns, _left_ns())
+        if rules.retry is not None and now_ns < deadline_ns:
+            try_ns = cut_short(rules.retry, now_ns, deadline_ns)
+            budget = self.budget_of(rules)
+            if budget is not None:
+                budget.call(now_ns)
+        return now_ns, deadline_ns, try_ns
+
+    def resumed(self, rules: CallRules, started_ns: int, deadline_ns: int) -> DeadlinePlan:
+        """The plan of a call that was begun by `open`, after its first try."""
+        plan = DeadlinePlan(deadline_ns, rules.retry, self.budget_of(rules))
+        plan.resume(started_ns)
+        return plan
 
     def budget_of(self, rules: CallRules) -> RetryBudget | None:
         """The budget that a method's retries are taken from."""
@@ -110,9 +144,13 @@ class ClientState(Generic[Invoker]):
     ) -> Attempt | Finish:
         """Say what follows after the `attempts`-th try of a call has failed, and tell it as events.
 
+        Not for a try that its caller has cancelled.
+
         May run a wait object of the user's; one that raises costs the call its retries, no more.
         """
         now_ns = self.now_ns()
+        if outcome.code == "CANCELLED" and now_ns >= plan.try_ns - EARLY_NS:
+            outcome = replace(outcome, code="DEADLINE_EXCEEDED")
         try:
             step = plan.ended(now_ns, outcome)
         except Exception as error:  # noqa: BLE001 - a user's wait object; told as an event
@@ -165,11 +203,14 @@ class ClientState(Generic[Invoker]):
         """
         if rules.slow_ns == NEVER:
             return None
-        task = self._slow.get((method, side))
-        if task is None:
+        known = self._slow.get((method, side))
+        if known is None:
             event = CallSlow(method, side, to_seconds(rules.slow_ns))
-            task = self._slow[method, side] = lambda _: emit(event)
-        return self.wake(task, rules.slow_ns / 1e9, "slow_after")
+            # Sinks and log handlers are the user's, and may block: not on the timer's thread.
+            tell = partial(POOL.submit, ("slow", method), partial(emit, event))
+            # The same float each time: the timer has a shorter way for a delay that it knows.
+            known = self._slow[method, side] = (lambda _: tell(), event.elapsed_s)
+        return self.wake(*known, "slow_after")
 
     def wake(self, task: Callable[[Timeout], object], delay_s: float, what: str) -> Timeout | None:
         """Have `task` run later; None (and an event that names it) if the timer takes no more."""
@@ -179,12 +220,30 @@ class ClientState(Generic[Invoker]):
             emit(HandOffRefused(type(self.timer).__name__, what, error))
             return None
 
+    def note_bare(self, method: str) -> None:
+        """Tell, once for each method, that its policies can't hold but for the deadline."""
+        if method in self._bare:
+            return
+        if len(self._bare) >= MOST_METHODS:
+            self._bare.clear()
+        self._bare.add(method)
+        why = (
+            "it gives an iterator in place of a call: no retry, failsafe, failback, message_timeout"
+        )
+        emit(HookFailed(method, "interceptor inside", TypeError(why)))
+
     @staticmethod
     def silent(method: str, rules: CallRules) -> str:
         """Tell that a stream was silent for too long, and give the details of its status."""
         silent_s = to_seconds(rules.message_timeout_ns)
         emit(StreamSilent(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
+
+
+def _left_ns() -> int | None:
+    """What is left of the deadline of the call being served; None if none is."""
+    deadline_ns = DEADLINE.get()
+    return None if deadline_ns is None else deadline_ns - time.monotonic_ns()
 
 
 def seconds_left(deadline_ns: int, now_ns: int) -> float | None:

@@ -8,14 +8,12 @@ They go on channels and servers of yours::
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import grpc
 
 from rpcwheel.durations import to_ns
-from rpcwheel.failback.sync import FailbackInvoker
+from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
 from ._client import ClientInterceptor
 from ._server import server_interceptors
@@ -23,8 +21,6 @@ from .queues import QueuesBase
 from .state import ClientState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.timer.api import Timer
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
     from .policy import CallPolicy
 
 __all__ = ["Queues", "client_interceptors", "intercept_channel", "server_interceptors"]
-
-R = TypeVar("R")
 
 
 class Queues(QueuesBase[FailbackInvoker]):
@@ -71,7 +65,7 @@ class Queues(QueuesBase[FailbackInvoker]):
         """
         if timeout is not None:
             to_ns(timeout, what="timeout")
-        return all(self._each(lambda queue: queue.flush(timeout)))
+        return flush_all(list(self._named.values()), timeout)
 
     def close(self, drain: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver those that are queued, and report the others.
@@ -82,7 +76,9 @@ class Queues(QueuesBase[FailbackInvoker]):
             drain: Seconds to go on trying, all queues at the same time. 0: not at all.
 
         Returns:
-            The calls that were not delivered, queue by queue, oldest first.
+            The calls that were still waiting and were not delivered, queue by queue, oldest first.
+            [] if nothing was still waiting; calls given up earlier went to `dead_letter`, the log
+            and an event, see `stats()`.
 
         Raises:
             TypeError, ConfigurationError: `drain` is no time.
@@ -90,16 +86,7 @@ class Queues(QueuesBase[FailbackInvoker]):
         to_ns(drain, what="drain")
         with self._lock:
             self._closed = True
-        return [call for failed in self._each(lambda queue: queue.close(drain)) for call in failed]
-
-    def _each(self, work: Callable[[FailbackInvoker], R]) -> list[R]:
-        """Do it to all queues at once: each may wait for as long as the caller has given."""
-        queues = list(self._named.values())
-        if len(queues) <= 1:
-            return [work(queue) for queue in queues]
-        with ThreadPoolExecutor(len(queues), thread_name_prefix="rpcwheel-queues") as threads:
-            jobs = [threads.submit(copy_context().run, work, queue) for queue in queues]
-        return [job.result() for job in jobs]
+        return close_all(list(self._named.values()), drain)
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +97,7 @@ class Queues(QueuesBase[FailbackInvoker]):
 
 def client_interceptors(
     policy: CallPolicy, *, timer: Timer | None = None, queues: Queues | None = None
-) -> Sequence[grpc.UnaryUnaryClientInterceptor]:
+) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptors for one channel, to be given to `grpc.intercept_channel`.
 
     The first interceptor of a channel is the outermost. Put these behind those that should see a
@@ -141,7 +128,15 @@ def intercept_channel(
 
     Returns:
         A channel whose calls follow the policies. Closing it closes the user's.
+
+    Raises:
+        TypeError: `channel` is no channel of grpc.
     """
+    if not isinstance(channel, grpc.Channel):
+        raise TypeError(
+            f"channel must be a grpc channel, not {channel!r}; for those of grpc.aio there is "
+            "rpcwheel.interceptors.aio.intercept_channel, or rpcwheel.aio.Kit"
+        )
     interceptors = client_interceptors(policy, timer=timer, queues=queues)
     intercepted: grpc.Channel = grpc.intercept_channel(channel, *interceptors)
     return intercepted

@@ -14,8 +14,6 @@ from rpcwheel.interceptors.aio import (
 from .base import KitBase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import grpc.aio
 
     from rpcwheel.durations import Duration
@@ -39,14 +37,14 @@ class Kit(KitBase[Queues]):
     def _make_queues(self) -> Queues:
         return Queues(self._timer)
 
-    def client_interceptors(self) -> Sequence[Any]:
+    def client_interceptors(self) -> list[Any]:
         """Make those of one channel: `grpc.aio.insecure_channel(target, interceptors=these)`.
 
         Call it once for each channel, as in the sync twin.
         """
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
-    def server_interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
+    def server_interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         """Make the interceptors for a server: `grpc.aio.server(interceptors=these)`."""
         return server_interceptors(self._policy, timer=self._timer)
 
@@ -59,7 +57,11 @@ class Kit(KitBase[Queues]):
         return await self._queues.flush(timeout)
 
     async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
-        """Park no more calls, try to deliver those that are, and report the others; as the twin."""
+        """Park no more calls, try to deliver those that are, and report the others; as the twin.
+
+        [] if nothing was still waiting; calls given up earlier went to `dead_letter`, the log and
+        an event.
+        """
         return await self._queues.close(drain)
 
     async def __aenter__(self) -> Self:

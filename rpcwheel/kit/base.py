@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from rpcwheel.interceptors.policy import CallPolicy
 
@@ -10,7 +12,7 @@ from .config import PREFIX, policy_from_env, policy_from_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
     from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy
@@ -34,11 +36,29 @@ class Queues(Protocol):
 
 
 Q = TypeVar("Q", bound=Queues)
+P = ParamSpec("P")
+
+
+def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:
+    """A constructor that says what a setting is that it does not know."""
+    known = inspect.signature(init).parameters
+
+    @wraps(init)
+    def checking(*args: P.args, **settings: P.kwargs) -> None:
+        if len(args) > 1:
+            raise TypeError(f"settings are given by name: timeout=2.0, for one; not {args[1]!r}")
+        if not settings.keys() <= known.keys():
+            rest: dict[str, Any] = {name: settings[name] for name in settings if name != "timer"}
+            CallPolicy(**rest)  # raises, with the nearest that there is
+        init(*args, **settings)
+
+    return checking
 
 
 class KitBase(Generic[Q]):
     """All but what makes and what waits."""
 
+    @_in_our_words
     def __init__(
         self,
         *,
@@ -62,7 +82,8 @@ class KitBase(Generic[Q]):
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
 
         Raises:
-            ConfigurationError: A setting is out of range, or contradicts another or this world.
+            ConfigurationError: A setting is unknown or out of range, or contradicts another or this
+                world.
             TypeError: A setting is of a wrong type.
         """
         policy = CallPolicy(
@@ -77,7 +98,16 @@ class KitBase(Generic[Q]):
 
     @classmethod
     def of(cls, policy: CallPolicy, *, timer: Timer | None = None) -> Self:
-        """Make a kit of a policy that was made elsewhere."""
+        """Make a kit of a policy that was made elsewhere.
+
+        Raises:
+            TypeError: `policy` is no `CallPolicy`.
+        """
+        if not isinstance(policy, CallPolicy):
+            raise TypeError(
+                f"policy must be a CallPolicy, not {policy!r}; {cls.__name__}(...) takes its "
+                "settings by name"
+            )
         kit = cls.__new__(cls)
         kit._begin(policy, timer)  # noqa: SLF001 - its own
         return kit

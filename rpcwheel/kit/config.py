@@ -35,10 +35,10 @@ from pydantic import ValidationError
 from rpcwheel.deadline.policy import DeadlinePolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
-from rpcwheel.policy import field_at, findings, types_in
+from rpcwheel.policy import Policy, field_at, findings, types_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     Place = tuple[str, ...]
 
@@ -90,10 +90,11 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     file = variables.pop(f"{prefix}CONFIG", None)
     tree = {} if file is None else _read(Path(file))
     origins: dict[Place, str] = {}
-    for name, value in variables.items():
+    for name, text in variables.items():
         place = _place(name, prefix)
-        origins[place] = name
-        _merge(tree, _nested(place, _value(value)))
+        value = _value(text)
+        origins[place] = name if value != text else name + _as_list(text)
+        _merge(tree, _nested(place, value))
 
     def origin(place: Place) -> str:
         """The variable that set it, or something in it, or else the file; for () all of them."""
@@ -183,10 +184,19 @@ def _place(name: str, prefix: str) -> Place:
     known = [*CallPolicy.model_fields, "config"]
     if place[0] in known:
         return place
-    near = difflib.get_close_matches(place[0], known, n=1)
-    names = [f"{prefix}{one.upper()}" for one in near or known]
+    paths = {path.replace("__", "_"): path for path in (*known, *_inner_paths())}
+    near = difflib.get_close_matches("_".join(place), paths, n=1)
+    names = [f"{prefix}{one.upper()}" for one in ([paths[near[0]]] if near else known)]
     hint = f"did you mean {names[0]}?" if near else f"there are {', '.join(names)}"
     raise ConfigurationError(f"{name}: there is no such setting; {hint}")
+
+
+def _inner_paths() -> Iterator[str]:
+    """The settings of the policies in a `CallPolicy`, as variables name them."""
+    for outer, field in CallPolicy.model_fields.items():
+        for kind in types_in(field.annotation):
+            if outer != "methods" and issubclass(kind, Policy):
+                yield from (f"{outer}__{inner}" for inner in kind.model_fields)
 
 
 def _value(text: str) -> object:
@@ -195,6 +205,14 @@ def _value(text: str) -> object:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _as_list(text: str) -> str:
+    """How to write what looks like a list and is no JSON; nothing for a plain word."""
+    parts = [part.strip(" []\"'") for part in text.split(",")]
+    if len(parts) == 1 and not text.lstrip().startswith("["):
+        return ""
+    return f" (no JSON; a list is {json.dumps([part for part in parts if part])})"
 
 
 def _nested(place: Place, value: object) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from rpcwheel.interceptors.sync import (
 from .base import KitBase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import grpc
 
     from rpcwheel.durations import Duration
@@ -44,7 +42,7 @@ class Kit(KitBase[Queues]):
                 FailbackInvoker(policy.failback)  # refuses now what no thread could carry out
         return Queues(self._timer)
 
-    def client_interceptors(self) -> Sequence[Any]:
+    def client_interceptors(self) -> list[Any]:
         """Make the interceptors for one channel: `grpc.intercept_channel(channel, *these)`.
 
         Call it once for each channel: each call makes a new budget of retries, which is that of one
@@ -52,7 +50,7 @@ class Kit(KitBase[Queues]):
         """
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
-    def server_interceptors(self) -> Sequence[grpc.ServerInterceptor]:
+    def server_interceptors(self) -> list[grpc.ServerInterceptor]:
         """Make the interceptors for a server: `grpc.server(pool, interceptors=these)`."""
         return server_interceptors(self._policy, timer=self._timer)
 
@@ -72,13 +70,16 @@ class Kit(KitBase[Queues]):
         """Park no more calls, try to deliver those that are, and report the others.
 
         Calls go on to work, but one that failback would park raises `FailbackClosed`. Idempotent.
-        Channels and servers are not closed: they are yours.
+        Channels and servers are not closed: they are yours. Close the kit before the channels: it
+        delivers through them. `with kit:` closes too, but drops the list.
 
         Args:
             drain: Seconds to go on trying. 0: not at all.
 
         Returns:
-            The calls that were not delivered, oldest first; [] if everything arrived.
+            The calls that were still waiting and were not delivered, oldest first; [] if nothing
+            was. Calls given up earlier went to `dead_letter`, the log and an event; `stats()` has
+            their number, `abandoned`.
         """
         return self._queues.close(drain)
 

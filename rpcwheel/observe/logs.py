@@ -8,6 +8,8 @@ log collectors can group them.
 """
 
 import logging
+import math
+import time
 from dataclasses import fields
 from typing import Final, NamedTuple
 
@@ -21,6 +23,14 @@ _LONGEST: Final = 240
 """Characters of an error's text: a gRPC error is ten lines long and says the same in two."""
 
 
+SELDOM_S: Final = 1.0
+"""Seconds between two lines that say the same of one queue for each of its calls."""
+
+_SAID: Final[dict[str, tuple[float, int]]] = {}
+"""When such a line was last written, by queue, and how many were held back since. Without a lock,
+as a finalizer may log in the middle of it: a line more or a count less does no harm."""
+
+
 class _Line(NamedTuple):
     logger: logging.Logger
     level: int
@@ -28,6 +38,8 @@ class _Line(NamedTuple):
     """A template over the event's fields, with two more: `said` is its error in one line, `call`
     the failback's name and the function, or one of them where both are the same."""
     traceback: bool = False
+    seldom: bool = False
+    """Whether it is written once in `SELDOM_S` for each name; `held` tells of the others."""
 
 
 _LINES: Final[dict[type, _Line]] = {
@@ -74,7 +86,8 @@ _LINES: Final[dict[type, _Line]] = {
     events.CallDropped: _Line(
         FAILBACK,
         logging.ERROR,
-        "%(call)s dropped, the queue is full, %(pending)d pending: %(said)s",
+        "%(call)s dropped, the queue is full, %(pending)d pending: %(said)s%(held)s",
+        seldom=True,
     ),
     events.CallsUndelivered: _Line(
         FAILBACK,
@@ -133,14 +146,30 @@ def log_event(event: object) -> None:
         OTHER.debug("%r", event, extra={"event": event})
         return
     if line.logger.isEnabledFor(line.level):
+        told = _told(event)
+        if line.seldom:
+            held = _held_back(str(told["name"]), time.monotonic())
+            if held is None:
+                return
+            told["held"] = f"; {held} more since the last such line" if held else ""
         error: BaseException | None = getattr(event, "error", None)
         line.logger.log(
             line.level,
             line.text,
-            _told(event) | {"said": _one_line(error)},
+            told | {"said": _one_line(error)},
             exc_info=error if line.traceback else None,
             extra={"event": event},
         )
+
+
+def _held_back(name: str, now_s: float) -> int | None:
+    """How many lines were held back since the last one; None if this one is to be, too."""
+    last_s, held = _SAID.get(name, (-math.inf, 0))
+    if now_s - last_s < SELDOM_S:
+        _SAID[name] = last_s, held + 1
+        return None
+    _SAID[name] = now_s, 0
+    return held
 
 
 def _told(event: object) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Calls of grpc.aio that ended before they began, and what finished calls tell at once."""
 
 import asyncio
+import pickle
 
 import grpc
 import pytest
@@ -13,8 +14,10 @@ from rpcwheel._grpc.aio_calls import (
     failure_of,
     immediately,
     metadata_from,
+    refused_by,
 )
 from rpcwheel.call import Kind
+from rpcwheel.errors import FailbackClosed, FailbackFull
 
 OK = grpc.StatusCode.OK
 INTERFACES = {
@@ -125,3 +128,17 @@ def test_metadata_is_taken_in_any_form():
 
 async def answer(call, kind):
     return [one async for one in call] if kind.streams_responses else await call
+
+
+@pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
+def test_a_refusal_by_a_queue_is_an_error_of_both_kinds(kind):
+    metadata = metadata_from([("k", "v")])
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, metadata, "gone")
+    error = refused_by(kind("q: not queued"), failure)
+    assert isinstance(error, kind)
+    assert isinstance(error, grpc.aio.AioRpcError)
+    assert error.__cause__ is failure
+    assert (str(error), error.details()) == ("q: not queued", "q: not queued")
+    assert (error.code(), error.trailing_metadata()) == (grpc.StatusCode.UNAVAILABLE, metadata)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.code()) == (type(error), str(error), error.code())

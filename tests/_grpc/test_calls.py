@@ -3,7 +3,8 @@
 import grpc
 import pytest
 
-from rpcwheel._grpc.calls import AnsweredCall, AnsweredStream, EndedCall
+from rpcwheel._grpc.calls import AnsweredCall, AnsweredStream, EndedCall, refused_by
+from rpcwheel.errors import FailbackClosed, FailbackFull
 
 CODE = grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -63,3 +64,17 @@ def assert_ended(call):
     told = []
     call.add_done_callback(told.append)
     assert told == [call]
+
+
+@pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
+def test_a_refusal_by_a_queue_is_a_failed_call_and_an_error_of_both_kinds(kind):
+    failure = EndedCall(CODE, "too late", initial=(("i", "v"),), trailing=(("k", "v"),))
+    call = refused_by(kind("q: not queued"), failure)
+    assert isinstance(call, kind)
+    assert isinstance(call, grpc.RpcError)
+    with pytest.raises(kind) as caught:
+        call.result()
+    assert caught.value is call is call.exception()
+    assert call.__cause__ is failure
+    assert (str(call), call.code(), call.details()) == ("q: not queued", CODE, "q: not queued")
+    assert (call.initial_metadata(), call.trailing_metadata()) == ((("i", "v"),), (("k", "v"),))

@@ -143,10 +143,15 @@ def test_call_details_are_a_named_tuple_whose_metadata_may_be_none(shop, shop_ch
 def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
     """We lean on it: `with_attempt` in _grpc/details.py says so what gRPC's own retries would.
 
-    Names with "grpc-" are gRPC's. If this fails, a retry can only say it under another name.
+    Names with "grpc-" are gRPC's. Where its own retries are on (the default) it drops this one, so
+    a retry says it under another name too, `x-retry-attempt`.
     """
-    shop_channel.unary_unary(UNARY_UNARY)(b"x", metadata=[("grpc-previous-rpc-attempts", "2")])
+    told = [("grpc-previous-rpc-attempts", "2")]
+    shop_channel.unary_unary(UNARY_UNARY)(b"x", metadata=told)
     assert shop.calls[0].metadata["grpc-previous-rpc-attempts"] == "2"
+    with grpc.insecure_channel(shop.target) as by_default:
+        by_default.unary_unary(UNARY_UNARY)(b"x", metadata=told)
+    assert "grpc-previous-rpc-attempts" not in shop.calls[1].metadata
 
 
 def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
@@ -173,8 +178,8 @@ def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
     ],
     ids=["refused", "not resolved", "no address"],
 )
-def test_what_was_never_sent_is_known_by_its_details_alone(target, details):
-    """We lean on it: `is_unprocessed` in _grpc/status.py has no better sign.
+def test_what_was_never_sent_is_known_by_its_details_and_no_metadata(target, details):
+    """We lean on it: `is_unprocessed` in _grpc/status.py has no better sign in a status.
 
     If this fails, add the new words there, or calls that are not idempotent are not retried.
     """

@@ -8,9 +8,9 @@ import pytest
 from fixtures.shop import UNARY_UNARY
 from rpcwheel._grpc.details import (
     ATTEMPTS_KEY,
+    RETRY_KEY,
     AioDetails,
     Details,
-    aio_details,
     details_of,
     details_with,
     metadata_of,
@@ -87,29 +87,10 @@ def test_the_fields_are_those_that_grpc_has_now(shop_channel):
     assert details_of(seen[0])._asdict() == GIVEN | {"credentials": None}
 
 
-async def test_those_of_aio_keep_the_method_as_the_bytes_it_is(shop):
-    seen = []
-
-    class Look(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation, details, request):
-            seen.append(details)
-            return await continuation(aio_details(details), request)
-
-    async with grpc.aio.insecure_channel(shop.target, interceptors=[Look()]) as channel:
-        call = channel.unary_unary(UNARY_UNARY)(b"order", timeout=30, metadata=(("a", "1"),))
-        assert await call == b"order"
-    made = aio_details(seen[0])
-    assert made == seen[0]
-    assert made.method == UNARY_UNARY.encode()
-    assert shop.calls[0].metadata["a"] == "1"
-    assert set(made._fields) <= set(Details._fields)
-
-
-def test_those_of_aio_can_be_changed_and_take_what_is_missing_as_none():
-    made = aio_details(Foreign(method=b"/a/B", timeout=3))
-    assert isinstance(made, AioDetails)
+def test_those_of_aio_are_those_of_grpc_aio_and_can_be_changed():
+    made = AioDetails(b"/a/B", 3, None, None, None)
     assert isinstance(made, grpc.aio.ClientCallDetails)
-    assert made == (b"/a/B", 3, None, None, None)
+    assert made._replace(timeout=1) == AioDetails(b"/a/B", 1, None, None, None)
     assert type(made._replace(timeout=1)) is AioDetails
 
 
@@ -136,21 +117,34 @@ def test_no_metadata_is_an_empty_tuple(nothing):
 def test_the_first_try_says_nothing_of_itself_and_the_others_how_many_went_before():
     given = [("a", "1")]
     assert with_attempt(given, 1) == (("a", "1"),)
-    assert with_attempt(given, 2) == (("a", "1"), (ATTEMPTS_KEY, "1"))
-    assert with_attempt(None, 5) == ((ATTEMPTS_KEY, "4"),)
+    assert with_attempt(given, 2) == (("a", "1"), (ATTEMPTS_KEY, "1"), (RETRY_KEY, "1"))
+    assert with_attempt(None, 5) == ((ATTEMPTS_KEY, "4"), (RETRY_KEY, "4"))
     assert given == [("a", "1")]
 
 
-def test_the_server_reads_the_number_under_the_name_of_grfc_a6(shop, shop_channel):
-    stub = shop_channel.unary_unary(UNARY_UNARY)
-    stub(b"order", metadata=with_attempt(None, 3))
-    stub(b"order", metadata=with_attempt(None, 1))
-    assert shop.calls[0].metadata["grpc-previous-rpc-attempts"] == "2"
-    assert "grpc-previous-rpc-attempts" not in shop.calls[1].metadata
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [([("grpc.enable_retries", 0)], ("2", "2")), ([], (None, "2"))],
+    ids=["without gRPC's own retries", "by default"],
+)
+async def test_a_server_learns_of_a_retry_whatever_grpc_does_with_its_own_header(
+    shop, options, told
+):
+    with grpc.insecure_channel(shop.target, options) as channel:
+        channel.unary_unary(UNARY_UNARY)(b"order", metadata=with_attempt(None, 3))
+        channel.unary_unary(UNARY_UNARY)(b"order", metadata=with_attempt(None, 1))
+    async with grpc.aio.insecure_channel(shop.target, options) as channel:
+        await channel.unary_unary(UNARY_UNARY)(b"order", metadata=with_attempt(None, 3))
+    retry, first, of_aio = (
+        tuple(map(seen.metadata.get, ("grpc-previous-rpc-attempts", "x-retry-attempt")))
+        for seen in shop.calls
+    )
+    assert retry == of_aio == told
+    assert first == (None, None)
 
 
-def test_a_number_that_the_caller_hands_on_gives_way_to_that_of_the_try(shop, shop_channel):
+def test_a_number_that_the_caller_hands_on_gives_way_to_that_of_the_try():
     """As a server does that calls on with the metadata it was called with."""
     given = with_attempt([("a", "1")], 7)
-    shop_channel.unary_unary(UNARY_UNARY)(b"order", metadata=with_attempt(given, 2))
-    assert shop.calls[0].metadata["grpc-previous-rpc-attempts"] == "1"
+    assert with_attempt(given, 2) == with_attempt([("a", "1")], 2)
+    assert with_attempt(given, 1) == given  # its own matter, until there is something to say

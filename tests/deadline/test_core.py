@@ -98,8 +98,8 @@ def test_only_the_tries_of_idempotent_methods_have_a_limit_of_their_own():
     assert made.on == {"UNAVAILABLE"}
 
 
-def test_the_codes_that_can_be_sure_are_these_two():
-    assert sorted(SURE) == ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]
+def test_the_only_code_that_can_be_sure_is_unavailable():
+    assert sorted(SURE) == ["UNAVAILABLE"]
 
 
 # --- The first try ---

@@ -4,7 +4,7 @@ import pytest
 
 from rpcwheel.deadline.pending import REMEMBERED, Book, Ending, Entry, PendingStats, Stray
 from rpcwheel.durations import NEVER
-from rpcwheel.errors import CallsClosed, ConfigurationError, TooManyCalls
+from rpcwheel.errors import CallError, CallsClosed, ConfigurationError, KeyPending, TooManyCalls
 
 S = 1_000_000_000
 
@@ -24,8 +24,10 @@ def test_a_key_that_waits_is_not_given_twice_and_the_first_call_goes_on():
     book = book_with()
     first = entry(7)
     book.open(first, None)
-    with pytest.raises(ConfigurationError, match="orders: a call with the key 7 waits already"):
+    with pytest.raises(KeyPending, match="orders: a call with the key 7 waits already") as refused:
         book.open(entry(7, 2), None)
+    assert isinstance(refused.value, CallError)
+    assert not isinstance(refused.value, ConfigurationError)
     assert book.stats().opened == 1
     assert book.answer(7, Ending.ANSWERED, 0) is first
 

@@ -14,6 +14,7 @@ from rpcwheel.errors import (
     CallsClosed,
     CallTimeout,
     ConfigurationError,
+    KeyPending,
     TimerStopped,
     TooManyCalls,
     TooManyTimeouts,
@@ -249,9 +250,19 @@ def test_a_table_says_what_is_wrong_with_its_arguments(world, error, given):
         world.twin.PendingCalls(**given)
 
 
+def test_a_timeout_that_is_left_out_is_told_by_the_name_that_users_know(calls):
+    with pytest.raises(TypeError, match=r"^PendingCalls\.open\(\) missing .* 'timeout'"):
+        calls.open(7)
+
+
+def test_a_table_may_say_of_what_its_answers_are(world, timer):
+    with world.twin.PendingCalls[bytes](timer) as calls:
+        assert type(calls) is world.twin.PendingCalls
+
+
 def test_a_pending_key_is_refused_and_its_timeout_stays(world, calls, timer):
     future = world.do(calls.open, 7, timeout=2.0)
-    with pytest.raises(ConfigurationError, match="7 waits already"):
+    with pytest.raises(KeyPending, match="7 waits already"):
         world.do(calls.open, 7, timeout=1.0)
     assert timer.pending == 1
     world.do(calls.received, 7, 1)

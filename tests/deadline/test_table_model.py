@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fixtures.pending_worlds import CANCELLED, PENDING, AioWorld, SyncWorld, outcome
 from fixtures.timers import eventually
-from rpcwheel.errors import CallsClosed, CallTimeout, ConfigurationError
+from rpcwheel.errors import CallsClosed, CallTimeout, KeyPending
 from rpcwheel.observe import add_sink, log_event, remove_sink
 from rpcwheel.timer import DeadlineHeap, ManualTimer
 
@@ -58,7 +58,7 @@ class Pending(RuleBasedStateMachine):
         except CallsClosed:
             assert self.closed
             return
-        except ConfigurationError:
+        except KeyPending:
             assert key in self.waiting
             return
         assert not self.closed

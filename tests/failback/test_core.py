@@ -1,5 +1,7 @@
 """What is decided about a failed call, and the book of the calls that wait."""
 
+import asyncio
+
 import hypothesis.strategies as st
 import pytest
 import tenacity
@@ -52,6 +54,16 @@ def test_an_error_that_on_does_not_name_ends_it_at_any_try():
         assert after(core(), ValueError(), attempts) == GiveUp(
             "its error is not one that `on` names"
         )
+
+
+def test_a_call_whose_channel_was_closed_ends_with_what_to_do_about_it():
+    closed = ValueError("Cannot invoke RPC on closed channel!")
+    remedy = "close the kit, or the queue, before the channel"
+    assert after(core(), closed) == GiveUp(f"its channel was closed; {remedy}")
+    assert after(core(), asyncio.CancelledError()) == GiveUp(
+        f"its try was cancelled, as by a channel that was closed; {remedy}"
+    )
+    assert isinstance(after(core(on=ValueError), closed), Again)  # it may get another channel
 
 
 def test_without_retries_the_first_failure_is_the_last():

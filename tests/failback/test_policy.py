@@ -45,7 +45,7 @@ def test_every_setting_is_kept_as_given():
 
 
 def test_a_policy_does_not_change():
-    with pytest.raises(pydantic.ValidationError):
+    with pytest.raises(AttributeError, match=r"policy\.changed\(retries="):
         FailbackPolicy(on=OSError).retries = 5
 
 
@@ -71,7 +71,9 @@ def test_without_on_the_message_says_what_to_give():
 def test_an_unknown_setting_is_refused_with_the_nearest_one():
     with pytest.raises(ConfigurationError, match=r"no setting 'retry'; did you mean 'retries'\?"):
         FailbackPolicy(on=OSError, retry=3)
-    with pytest.raises(ConfigurationError, match=r"no setting 'xyz'; on, retries, wait, stop,"):
+    with pytest.raises(
+        ConfigurationError, match=r"no setting 'xyz'; there are on, retries, wait, stop,"
+    ):
         FailbackPolicy(on=OSError, xyz=3)
 
 
@@ -106,8 +108,11 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(settings, said):
         ({"wait": True}, "wait must be seconds"),
         ({"stop": 3}, "stop must be None or a tenacity stop object"),
         ({"name": 5}, "name: Input should be a valid string, not 5"),
-        ({"metadata": "trace-id"}, "metadata: Input should be a valid tuple, not 'trace-id'"),
-        ({"metadata": None}, "metadata: Input should be a valid tuple, not None"),
+        (
+            {"metadata": "trace-id"},
+            "metadata: it must be a tuple or a list, such as ('trace-id',) (in a file",
+        ),
+        ({"metadata": None}, "metadata: it must be a tuple or a list, such as"),
         ({"metadata": [5]}, 'metadata["0"]: Input should be a valid string, not 5'),
         ({"dead_letter": "log"}, "dead_letter: Input should be callable, not 'log'"),
     ],

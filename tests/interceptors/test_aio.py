@@ -5,9 +5,12 @@ import asyncio
 import grpc
 import pytest
 
+from fixtures.shop import UNARY_UNARY, Fail, Hang
 from rpcwheel.errors import ConfigurationError, FailbackClosed
 from rpcwheel.failback import FailbackPolicy
+from rpcwheel.failback.core import CANCELLED, CHANNEL_CLOSED
 from rpcwheel.interceptors import CallPolicy, aio, sync
+from rpcwheel.observe import CallAbandoned
 
 GONE = ConnectionError("gone")
 
@@ -57,6 +60,58 @@ async def test_close_reports_what_was_not_delivered(timer):
     assert await queues.close() == []
 
 
+async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, timer, events):
+    shop.then("UNAVAILABLE")
+    async with aio.Queues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
+        channel = aio.intercept_channel(
+            bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
+        )
+        await channel.unary_unary(UNARY_UNARY)(b"x")
+        await bare.close()
+        assert await queues.flush(20)
+        assert await queues.close() == []
+    assert [e.reason for e in events if isinstance(e, CallAbandoned)] == [CHANNEL_CLOSED]
+
+
+async def test_one_whose_channel_is_closed_in_the_middle_of_a_delivery_says_so_too(
+    shop, timer, events
+):
+    hang = Hang()
+    shop.then("UNAVAILABLE", hang)
+    async with aio.Queues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
+        channel = aio.intercept_channel(
+            bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
+        )
+        await channel.unary_unary(UNARY_UNARY)(b"x")
+        timer.advance(60)
+        assert await asyncio.to_thread(hang.begun.wait, 20)
+        await bare.close()
+        assert await queues.flush(20)
+    assert [e.reason for e in events if isinstance(e, CallAbandoned)] == [CANCELLED]
+
+
+@pytest.mark.parametrize("door", ["channel", "interceptors"])
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+async def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(shop, timer, door, kind):
+    queues = aio.Queues(timer)
+    await queues.close()
+    rules = CallPolicy(failback=policy(on="UNAVAILABLE"))
+    between = aio.client_interceptors(rules, queues=queues) if door == "interceptors" else None
+    shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
+    async with grpc.aio.insecure_channel(shop.target, interceptors=between) as bare:
+        channel = bare if between else aio.intercept_channel(bare, rules, queues=queues)
+        member = getattr(channel, kind)(f"/test.Shop/{kind.title().replace('_', '')}")
+        call = member(b"x" if kind.startswith("unary") else [b"x"])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (call.read() if kind.endswith("stream") else call)
+    error = caught.value
+    assert isinstance(error, FailbackClosed)
+    assert error.code() is await call.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.trailing_metadata()["k"] == "v"
+    assert str(error) == await call.details()
+    assert "was not queued" in str(error)
+
+
 async def test_a_queue_that_is_asked_for_after_the_close_is_closed(timer):
     queues = aio.Queues(timer)
     await queues.close()
@@ -97,3 +152,8 @@ def test_it_shows_the_names_of_its_twin():
     assert aio.__all__ == sync.__all__
     assert all(hasattr(aio, name) for name in aio.__all__)
     assert asyncio.iscoroutinefunction(aio.Queues.flush)
+
+
+async def test_a_server_of_grpc_aio_refuses_the_interceptors_of_grpc_before_it_serves():
+    with pytest.raises(ValueError, match="Interceptor must be ServerInterceptor"):
+        grpc.aio.server(interceptors=sync.server_interceptors())

@@ -204,7 +204,7 @@ async def test_a_call_between_two_tries_can_be_cancelled(shop, own, timer):
     assert len(shop.calls) == 1
 
 
-async def test_a_call_can_be_cancelled_while_it_is_decided_what_follows(shop, own):
+async def test_a_call_can_be_cancelled_while_it_is_decided_what_follows(shop, own, events):
     shop.then("UNAVAILABLE")
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     run, own_try = call.cancel, call._try
@@ -214,7 +214,7 @@ async def test_a_call_can_be_cancelled_while_it_is_decided_what_follows(shop, ow
         await call
     assert told == [True]
     await asyncio.sleep(0.05)
-    assert len(shop.calls) == 1
+    assert (len(shop.calls), events) == (1, [])
 
 
 async def test_a_call_that_has_succeeded_can_not_be_cancelled_any_more(own):

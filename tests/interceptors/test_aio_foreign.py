@@ -5,6 +5,9 @@ import pytest
 
 from fixtures.aio_doors import doors, own, read_all, refused  # noqa: F401 - fixtures
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
+from rpcwheel.deadline import RetryPolicy
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors.aio import Queues
 
 # ruff: noqa: F811 - fixtures are imported by name
 
@@ -136,3 +139,31 @@ async def test_a_bug_that_shows_in_a_retry_is_the_callers(shop, doors):
     with pytest.raises(KeyError, match="a bug"):
         await call
     assert call.done()
+
+
+class Signs(grpc.aio.UnaryUnaryClientInterceptor):
+    """Adds a token to the metadata that it is given, a new one for every try."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.made += 1
+        details.metadata.add(f"token-{self.made}", "x")
+        return await continuation(details, request)
+
+
+@pytest.mark.parametrize("given", [None, (("k", "v"),), "metadata"])
+async def test_what_others_add_to_the_metadata_of_a_try_is_not_in_the_next(shop, doors, given):
+    own = grpc.aio.Metadata(("k", "v")) if given == "metadata" else given
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    queues = Queues()
+    failback = FailbackPolicy(on="UNAVAILABLE", wait=30.0)
+    retry = RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0)
+    channel = doors.retrying(inner=[Signs()], retry=retry, failback=failback, queues=queues)
+    await channel.unary_unary(UNARY_UNARY)(b"x", metadata=own)
+    assert await queues.flush(20)
+    await queues.close(0)
+    tokens = [[key for key in seen.metadata if key.startswith("token")] for seen in shop.calls]
+    assert tokens == [["token-1"], ["token-2"], ["token-3"]]
+    assert given != "metadata" or list(own) == [("k", "v")]

@@ -10,6 +10,7 @@ from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail, Hang
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.deadline.core import COMMITTED
 from rpcwheel.interceptors._aio_requests import Requests
+from rpcwheel.observe import CallNotRetried, CallRetrying
 
 # ruff: noqa: F811 - fixtures are imported by name
 
@@ -51,6 +52,29 @@ async def test_a_stream_that_outgrew_the_limit_is_not_sent_again(shop, doors, ev
     assert error.code().name in codes
     assert len(shop.calls) == 1
     assert [event.reason for event in events] == [COMMITTED.reason]
+
+
+async def test_a_stream_that_outgrows_the_limit_before_the_retry_fails_as_the_try_did(
+    shop, own, timer, events
+):
+    """The retry is decided already, and waits for its time."""
+    shop.kill()
+    retry = RetryPolicy(on="UNAVAILABLE", wait=5.0, budget=None, replay_bytes=100)
+    channel = own.retrying(timer=timer, retry=retry)
+    call = channel.stream_unary(STREAM_UNARY)()
+    await call.write(b"aa")
+    await until(lambda: timer.pending)
+    writing = asyncio.ensure_future(call.write(b"b" * 100))
+    await asyncio.sleep(0.01)
+    shop.start()
+    await channel.channel_ready()
+    timer.advance(5.0)
+    error = await refused(asyncio.wait_for(call, 20))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    await refused(writing)
+    assert not shop.calls
+    assert [type(event) for event in events] == [CallRetrying, CallNotRetried]
+    assert events[-1].reason == COMMITTED.reason
 
 
 async def test_a_stream_that_outgrew_the_limit_arrives_whole_the_first_time(shop, doors):

@@ -104,7 +104,7 @@ async def test_a_call_that_runs_for_long_is_told_while_it_runs(kind, nature, tim
         timer.advance(1.9)
         assert not any(isinstance(event, CallSlow) for event in events)
         timer.advance(0.2)
-        assert CallSlow(METHOD, "server", 2.0) in events
+        await until(lambda: CallSlow(METHOD, "server", 2.0) in events)
         gate.opened.set()
         assert (await answers(call, kind))[-1] == b"done"
 

@@ -170,6 +170,7 @@ def test_a_slow_call_is_told_while_it_runs_and_one_that_ended_is_not(
         call = stream(b"x") if style == "stream" else unary.future(b"x")
     assert hang.begun.wait(PATIENCE)
     timer.advance(3.0)
+    wait_until(lambda: events)
     assert events == [CallSlow(hang_method(style), "client", 3.0)]
     if style == "blocking":
         thread.join()

@@ -6,11 +6,13 @@ from functools import partial
 
 import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.clients import LATER, PATIENCE, answer, begin, both, patient
 from fixtures.failback_queues import wait_until
-from fixtures.shop import UNARY_STREAM, Hang, Silent
-from rpcwheel.interceptors import CallPolicy, intercept_channel
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import CallPolicy, Queues, intercept_channel
 from rpcwheel.observe import HookFailed
 
 
@@ -23,6 +25,41 @@ def client(shop_channel, timer):
         return intercept_channel(shop_channel, CallPolicy(**given), timer=timer)
 
     return make
+
+
+# --- What is sent ---
+
+
+def begin_with(channel, style, message):
+    """Begin a call that is held, with a message of protobuf."""
+    given = {"request_serializer": StringValue.SerializeToString}
+    if style == "future":
+        return channel.unary_unary(UNARY_UNARY, **given).future(message)
+    return channel.unary_stream(UNARY_STREAM, **given)(message)
+
+
+@both
+def test_a_retry_sends_the_request_as_it_was_when_the_call_began(shop, client, timer, style):
+    shop.then("UNAVAILABLE")
+    message = StringValue(value="first")
+    call = begin_with(client(), style, message)
+    message.value = "spoilt"
+    patient(timer)
+    assert StringValue.FromString(answer(call, style)).value == "first"
+
+
+@both
+def test_failback_delivers_the_request_as_it_was_when_the_call_began(shop, shop_channel, style):
+    shop.then("UNAVAILABLE")
+    with Queues() as queues:
+        policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01))
+        channel = intercept_channel(shop_channel, policy, queues=queues)
+        message = StringValue(value="first")
+        call = begin_with(channel, style, message)
+        message.value = "spoilt"
+        assert call.code() is grpc.StatusCode.OK
+        assert queues.flush(PATIENCE)
+    assert StringValue.FromString(shop.calls[1].requests[0]).value == "first"
 
 
 # --- Cancelling ---

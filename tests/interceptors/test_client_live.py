@@ -12,6 +12,7 @@ from fixtures.clients import LATER, PATIENCE, answer, begin, both, gated, patien
 from fixtures.failback_queues import wait_until
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Silent
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
+from rpcwheel.errors import FailbackFull
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import (
     CallPolicy,
@@ -20,7 +21,7 @@ from rpcwheel.interceptors import (
     client_interceptors,
     intercept_channel,
 )
-from rpcwheel.observe import StreamSilent
+from rpcwheel.observe import HookFailed, StreamSilent
 
 
 @pytest.fixture
@@ -43,6 +44,40 @@ def test_a_stream_is_never_begun_again_after_its_first_message(shop, client):
     stream = client().stream_stream(STREAM_STREAM)(gated(b"x", rest))
     assert next(stream) == b"x"
     rest.set()
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
+
+
+class Slow(grpc.UnaryStreamClientInterceptor):
+    """Hands on a message some time after its call has failed."""
+
+    def intercept_unary_stream(self, continuation, details, request):
+        call = continuation(details, request)
+        read, failed = type(call).__next__, threading.Event()
+
+        class Late(type(call)):
+            def __next__(self):
+                message = read(self)
+                self.add_done_callback(lambda _: failed.set())
+                assert failed.wait(PATIENCE)
+                threading.Event().wait(0.1)  # for whoever decides what follows
+                return message
+
+        call.__class__ = Late
+        return call
+
+
+def test_a_message_that_was_read_is_handed_on_though_its_call_failed_meanwhile(
+    shop, shop_channel, timer
+):
+    shop.then(Fail("UNAVAILABLE", after=1))
+    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.0), idempotent=True)
+    ours = client_interceptors(policy, timer=timer)
+    channel = grpc.intercept_channel(shop_channel, *ours, Slow())
+    stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
+    assert next(stream) == b"x"
     with pytest.raises(grpc.RpcError) as caught:
         next(stream)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -126,7 +161,7 @@ def test_a_full_failback_queue_is_the_calls_error(shop, shop_channel, style):
         call = begin(channel, style)
         assert call.code() is grpc.StatusCode.UNAVAILABLE
         error = ended_of(call, style)
-        assert type(error).__name__ == "FailbackFull"
+        assert isinstance(error, FailbackFull)
         assert isinstance(error.__cause__, grpc.RpcError)
         queues.close(0)
 
@@ -177,14 +212,20 @@ def test_interceptors_outside_see_a_call_and_those_inside_its_tries(
     assert channel.unary_unary(UNARY_UNARY)(b"y") == b"y"
 
 
-def test_a_generator_of_an_interceptor_inside_is_handed_through(shop, shop_channel):
+def test_a_generator_of_an_interceptor_inside_is_handed_through_and_told_once(
+    shop, shop_channel, events
+):
     class Generating(grpc.UnaryStreamClientInterceptor):
         def intercept_unary_stream(self, continuation, details, request):
             yield from continuation(details, request)
 
     ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True))
     channel = grpc.intercept_channel(shop_channel, *ours, Generating())
-    assert list(channel.unary_stream(UNARY_STREAM)(b"ab")) == [b"a", b"b"]
+    for _ in range(2):
+        assert list(channel.unary_stream(UNARY_STREAM)(b"ab")) == [b"a", b"b"]
+    (event,) = [one for one in events if isinstance(one, HookFailed)]
+    assert (event.method, event.hook) == (UNARY_STREAM, "interceptor inside")
+    assert "no retry" in str(event.error)
 
 
 def test_a_bug_in_an_interceptor_inside_is_passed_on_unchanged(shop, shop_channel):

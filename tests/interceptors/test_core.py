@@ -10,7 +10,8 @@ from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.deadline.budget import RetryBudget
 from rpcwheel.durations import NEVER
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors.core import Answer, CallRules, RuleBook
+from rpcwheel.interceptors import core
+from rpcwheel.interceptors.core import Answer, CallRules, RuleBook, messages_of
 from rpcwheel.interceptors.policy import CallPolicy, FailsafePolicy, MethodPolicy
 
 S = 1_000_000_000
@@ -217,3 +218,27 @@ def test_each_method_has_its_own_rules_made_once():
 def test_a_strategy_is_the_same_object_for_all_calls_of_a_method():
     book = RuleBook(CallPolicy(retry=RETRY))
     assert book.of("/a/B").retry.backoff is book.of("/a/B").retry.backoff
+
+
+@pytest.mark.parametrize(
+    ("default", "messages"),
+    [
+        (None, []),
+        ([], []),
+        ([b"a", b"b"], [b"a", b"b"]),
+        ((b"a",), [b"a"]),
+        (b"abc", [b"abc"]),
+        ("abc", ["abc"]),
+        (7, [7]),
+    ],
+)
+def test_a_default_for_a_stream_is_its_messages_or_one_message(default, messages):
+    assert list(messages_of(default)) == messages
+
+
+def test_rules_are_kept_for_a_bounded_number_of_methods(monkeypatch):
+    monkeypatch.setattr(core, "MOST_METHODS", 3)
+    book = RuleBook(CallPolicy(timeout=2.0))
+    for number in range(10):
+        assert book.of(f"/made.Up/{number}").timeout_ns == 2_000_000_000
+        assert len(book._rules) <= 3

@@ -1,6 +1,7 @@
 """What is kept of a call that is delivered later."""
 
 import threading
+from datetime import timedelta
 
 import pytest
 
@@ -15,7 +16,17 @@ PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
 
 @pytest.mark.parametrize(
     ("own", "policy", "seconds"),
-    [(None, None, 60.0), (None, 5.0, 5.0), (2.0, 5.0, 2.0), (9.0, None, 9.0)],
+    [
+        (None, None, 60.0),
+        (None, 5.0, 5.0),
+        (2.0, 5.0, 2.0),
+        (9.0, None, 9.0),
+        (timedelta(seconds=3), 5.0, 3.0),
+        (float("inf"), 5.0, 5.0),
+        (float("inf"), None, 60.0),
+        (0, 5.0, 5.0),
+        (-1.0, None, 60.0),
+    ],
 )
 def test_a_delivery_has_the_time_that_the_call_had(own, policy, seconds):
     timeout = None if policy is None else DeadlinePolicy(timeout=policy)

@@ -209,7 +209,6 @@ def test_failsafe_and_failback_in_one_place_are_a_contradiction(policy):
         {"methods": {"/a/Get*": IDEMPOTENT, "/a/*All": MethodPolicy(retry=UNSAFE)}},
         {"methods": {"/a/*": IDEMPOTENT, "/a/Get": MethodPolicy(retry=UNSAFE)}},
         {"retry": RetryPolicy(on=["INTERNAL", "UNAVAILABLE"])},
-        {"retry": RetryPolicy(on="RESOURCE_EXHAUSTED")},
     ],
 )
 def test_a_retry_after_any_code_is_allowed_where_some_method_it_is_for_is_idempotent(settings):
@@ -242,6 +241,13 @@ def test_a_retry_that_no_method_could_ever_get_is_a_contradiction(settings, wher
         CallPolicy(**settings)
     assert "calls that failed with ABORTED, INTERNAL may have been carried out" in str(caught.value)
     assert 'methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}' in str(caught.value)
+
+
+def test_a_server_that_is_overloaded_may_have_begun_so_retries_after_that_are_for_idempotent_ones():
+    on = RetryPolicy(on="RESOURCE_EXHAUSTED")
+    with refused("calls that failed with RESOURCE_EXHAUSTED may have been carried out"):
+        CallPolicy(retry=on)
+    assert CallPolicy(retry=on, idempotent=True)
 
 
 @pytest.mark.parametrize("name", ["attempt_timeout", "wait"])

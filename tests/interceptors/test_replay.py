@@ -7,10 +7,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel.interceptors.replay import Recording, size_of
+from rpcwheel.interceptors.replay import OVERHEAD, Recording, size_of
 
 
-def recording(*messages, limit=100):
+def recording(*messages, limit=1000):
     made = Recording(limit)
     for message in messages:
         made.add(message)
@@ -32,30 +32,33 @@ def test_all_that_was_added_is_kept_in_order():
     ("sizes", "whole"), [((10,), True), ((4, 6), True), ((11,), False), ((10, 1), False)]
 )
 def test_a_stream_of_as_many_bytes_as_the_limit_is_kept_and_no_longer_one(sizes, whole):
-    made = recording(*[b"x" * size for size in sizes], limit=10)
+    made = recording(*[b"x" * size for size in sizes], limit=10 + len(sizes) * OVERHEAD)
     assert made.whole is whole
     assert len(made.messages) == (len(sizes) if whole else 0)
 
 
-def test_a_limit_of_nothing_keeps_empty_messages_only():
-    assert recording(b"", b"", limit=0).whole
-    assert not recording(b"", b"x", limit=0).whole
+def test_empty_messages_without_end_are_not_kept_without_end():
+    made = Recording(1000)
+    for _ in range(1000):
+        made.add(b"")
+    assert (made.whole, made.messages) == (False, [])
+    assert recording(*[b""] * 10, limit=1000).whole
 
 
 def test_what_was_too_long_once_stays_so():
-    made = recording(b"x" * 11, b"", b"y", limit=10)
+    made = recording(b"x" * 101, b"", b"y", limit=100)
     assert (made.whole, made.messages) == (False, [])
 
 
-@given(st.lists(st.binary(max_size=9)), st.integers(0, 40))
+@given(st.lists(st.binary(max_size=9)), st.integers(0, 900))
 def test_a_recording_has_all_messages_or_none(messages, limit):
     made = recording(*messages, limit=limit)
-    assert made.whole is (sum(map(len, messages)) <= limit)
+    assert made.whole is (sum(len(message) + OVERHEAD for message in messages) <= limit)
     assert made.messages == (messages if made.whole else [])
 
 
 def test_a_message_that_is_filled_anew_for_each_send_is_kept_as_it_was_each_time():
-    message, made = StringValue(), Recording(100)
+    message, made = StringValue(), Recording(1000)
     for value in ("first", "second", "third"):
         message.value = value
         made.add(message)

@@ -12,6 +12,8 @@ from rpcwheel.interceptors.selector import MethodPattern, matches, overlap, spec
 
 PATTERN = TypeAdapter(MethodPattern)
 
+SIGNS = ["/shop.Orders/(Get|List)", "/shop.Orders/{Get,List}", "/a/b+", "/a/b.c", "/a-b/c", "/ä/b"]
+
 texts = st.text("ab", max_size=4)
 globs = st.text("ab*", max_size=3)
 
@@ -53,7 +55,9 @@ def test_a_pattern_that_is_nearly_one_is_refused_with_the_one_that_was_meant(pat
         PATTERN.validate_python(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["", "/", "//", "/a b/c", "/shop.Orders/Get?", "/a/[bc]", "?"])
+@pytest.mark.parametrize(
+    "pattern", ["", "/", "//", "/a b/c", "/shop.Orders/Get?", "/a/[bc]", "?", *SIGNS]
+)
 def test_what_is_no_pattern_is_refused_with_what_is_one(pattern):
     with pytest.raises(ValidationError, match=r"names no methods; .*'/shop\.Orders/Get\*'"):
         PATTERN.validate_python(pattern)

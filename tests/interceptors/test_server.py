@@ -13,7 +13,7 @@ from scenarios.served import KINDS, PATIENCE, ROUNDED, STREAMS, answering, ask, 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import METHOD, Gate, serving
 from rpcwheel.deadline import DeadlinePolicy, current_deadline
-from rpcwheel.interceptors import CallPolicy, MethodPolicy
+from rpcwheel.interceptors import CallPolicy, MethodPolicy, aio
 from rpcwheel.interceptors._server import server_interceptors
 from rpcwheel.observe import CallLate
 
@@ -36,6 +36,17 @@ class Other(grpc.ServerInterceptor):
         return handler(self.kind, wrapped)
 
 
+class Once(grpc.ServerInterceptor):
+    """Has another interceptor asked for the first call only."""
+
+    def __init__(self, other):
+        self.asked = iter([other.intercept_service])
+
+    def intercept_service(self, continuation, details):
+        ask_other = next(self.asked, None)
+        return continuation(details) if ask_other is None else ask_other(continuation, details)
+
+
 def left(_context=None):
     deadline = current_deadline()
     return None if deadline is None else deadline.remaining()
@@ -51,6 +62,16 @@ def status(target, kind):
         ask(target, kind)
     error = caught.value
     return error.code(), error.details(), [tuple(pair) for pair in error.trailing_metadata()]
+
+
+def test_interceptors_of_the_other_world_fail_calls_readably_and_the_server_lives(caplog):
+    behavior = answering("unary_unary", left)
+    others = [Once(*aio.server_interceptors())]
+    with serving(handler("unary_unary", behavior), interceptors=others) as target:
+        assert status(target, "unary_unary")[0] is grpc.StatusCode.UNKNOWN
+        assert ask(target, "unary_unary", timeout=None) == [b"None"]
+    assert "are for grpc.aio.server(), and this is a grpc.server()" in caplog.text
+    assert "rpcwheel.Kit" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)

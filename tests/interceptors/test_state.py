@@ -1,10 +1,12 @@
 """What all calls of one client share."""
 
+import contextlib
 import time
 
 import pytest
 import tenacity
 
+from fixtures.failback_queues import wait_until
 from rpcwheel.call import DEADLINE, Attempt, Finish, Outcome
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy, deadline_scope
 from rpcwheel.durations import NEVER
@@ -27,6 +29,7 @@ from rpcwheel.timer import ManualTimer, shared_timer
 M = "/shop.Orders/Get"
 S = 1_000_000_000
 RETRY = RetryPolicy(on="UNAVAILABLE", wait=0.25)
+CUT_SHORT = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempt_timeout=2.0)
 SURE = Outcome("UNAVAILABLE", unprocessed=True)
 
 
@@ -112,7 +115,57 @@ def test_a_policy_that_does_not_propagate_is_not_limited_by_the_call_being_serve
         assert begun(state, rules).deadline_ns == 500 * S
 
 
+@pytest.mark.parametrize("own_ns", [None, 3 * S, 0])
+@pytest.mark.parametrize("served", [None, 4.0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"timeout": 5},
+        {"retry": RETRY},
+        {"timeout": DeadlinePolicy(timeout=5, propagate=False), "retry": RETRY},
+        {"timeout": 5, "retry": CUT_SHORT, "idempotent": True},
+    ],
+)
+def test_a_call_that_is_opened_without_a_plan_has_the_same_first_try(
+    make, timer, settings, served, own_ns
+):
+    state, rules = make(**settings)
+    timer.advance(2)
+    with contextlib.nullcontext() if served is None else deadline_scope(served):
+        begun = state.plan(rules, own_ns).begin(state.now_ns())
+        now_ns, deadline_ns, try_ns = state.open(rules, own_ns)
+        plan = state.resumed(rules, now_ns, deadline_ns)
+    if isinstance(begun, Finish):
+        assert (now_ns, deadline_ns) == (2 * S, 2 * S)
+    else:
+        assert now_ns == begun.at_ns
+        assert 0 <= begun.deadline_ns - try_ns < S  # what is left of a served call shrinks
+        assert plan.try_ns == try_ns
+        assert plan.deadline_ns == deadline_ns
+
+
+def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
+    state, rules = make(
+        retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.25, budget=0.0, reserve=1)
+    )
+    now_ns, deadline_ns, _ = state.open(rules, None)
+    plan = state.resumed(rules, now_ns, deadline_ns)
+    timer.advance(1)
+    assert state.after(M, rules, plan, SURE, 1) == Attempt(2, 1_250_000_000, NEVER)
+    assert isinstance(state.after(M, rules, plan, SURE, 2), Finish)
+
+
 # --- The budget ---
+
+
+def test_each_call_is_counted_once(make):
+    policy = RetryPolicy(on="UNAVAILABLE", budget=1.0, reserve=0)
+    state, rules = make(retry=policy, timeout=5)
+    for _ in range(4):
+        state.resumed(rules, *state.open(rules, None)[:2])
+    state.open(rules, 0)  # is late: makes no try
+    assert sum(state.budget_of(rules).take(0) for _ in range(9)) == 4
 
 
 def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(make):
@@ -165,6 +218,21 @@ def after(state, rules, outcome, attempts=1):
     plan = state.plan(rules, None)
     plan.begin(state.now_ns())
     return state.after(M, rules, plan, outcome, attempts)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "retried"),
+    [(2.5, True), (1.995, True), (1.9, False)],  # the server's clock may be ahead by an instant
+)
+def test_a_try_that_is_cancelled_at_its_deadline_came_to_it(make, timer, ago_s, retried):
+    state, rules = make(retry=CUT_SHORT, idempotent=True)
+    plan = state.resumed(rules, *state.open(rules, None)[:2])
+    timer.advance(ago_s)
+    step = state.after(M, rules, plan, Outcome("CANCELLED"), 1)
+    assert isinstance(step, Attempt) is retried
+    if retried:  # the second try has two seconds of its own
+        timer.advance(1.0)
+        assert isinstance(state.after(M, rules, plan, Outcome("CANCELLED"), 2), Finish)
 
 
 def test_a_retry_is_told_with_its_wait(make, timer, events):
@@ -273,6 +341,7 @@ def test_a_call_that_still_runs_is_told_as_slow_once(make, timer, events):
     timer.advance(1.9)
     assert events == []
     timer.advance(60)
+    wait_until(lambda: events)
     assert events == [CallSlow(M, "client", 2.0)]
 
 
@@ -294,11 +363,12 @@ def test_each_method_and_side_is_told_under_its_own_name(make, timer, events):
     for method, side in ((M, "client"), (M, "server"), ("/a/B", "client"), (M, "client")):
         state.watch(method, rules, side)
     timer.advance(2)
-    assert events == [
-        CallSlow(M, "client", 2.0),
-        CallSlow(M, "server", 2.0),
+    wait_until(lambda: len(events) == 4)
+    assert sorted(events, key=lambda event: (event.method, event.side)) == [
         CallSlow("/a/B", "client", 2.0),
         CallSlow(M, "client", 2.0),
+        CallSlow(M, "client", 2.0),
+        CallSlow(M, "server", 2.0),
     ]
 
 

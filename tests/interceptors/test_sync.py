@@ -1,13 +1,19 @@
 """The doors for `grpc`: what they make, and the queues of calls that failback has taken over."""
 
+import signal
+import threading
+import time
+
 import grpc
 import pytest
 
-from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail
 from rpcwheel.errors import ConfigurationError, FailbackClosed
 from rpcwheel.failback import FailbackPolicy
+from rpcwheel.failback.core import CHANNEL_CLOSED
 from rpcwheel.interceptors import (
     CallPolicy,
+    MethodPolicy,
     Queues,
     aio,
     client_interceptors,
@@ -15,7 +21,7 @@ from rpcwheel.interceptors import (
     sync,
 )
 from rpcwheel.interceptors import __all__ as shown
-from rpcwheel.observe import HookFailed
+from rpcwheel.observe import CallAbandoned, HookFailed
 
 PATIENCE = 20
 AUDIT = FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=b"later")
@@ -40,6 +46,11 @@ def client(shop_channel, queues):
 def test_both_worlds_show_the_same_names():
     assert sync.__all__ == aio.__all__ == sorted(sync.__all__)
     assert set(sync.__all__) < set(shown)
+
+
+async def test_a_channel_of_grpc_aio_is_refused_with_where_to_go(aio_shop_channel):
+    with pytest.raises(TypeError, match=r"must be a grpc channel, .*rpcwheel\.aio\.Kit"):
+        intercept_channel(aio_shop_channel, CallPolicy())
 
 
 def test_one_object_is_for_all_four_kinds():
@@ -75,7 +86,7 @@ def test_a_delivery_has_a_deadline_of_its_own_if_nobody_gave_one(shop, client, q
 
 def test_a_delivery_that_fails_is_made_again_in_the_policys_rhythm(shop, client, queues):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert list(client().unary_stream(UNARY_STREAM)(b"x")) == list(b"later")
+    assert list(client().unary_stream(UNARY_STREAM)(b"x")) == [b"later"]
     assert not queues.flush(0.5)
     assert queues.flush(PATIENCE)
     tries = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
@@ -103,13 +114,33 @@ def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, 
 # --- Queues ---
 
 
-def test_a_policy_has_one_queue_named_after_it_or_the_first_method(queues):
+def test_a_policy_has_one_queue_named_after_it_or_as_told(queues):
     named, other = FailbackPolicy(on="UNAVAILABLE", name="audit"), FailbackPolicy(on="UNAVAILABLE")
-    one = queues.of(named, UNARY_UNARY)
-    assert queues.of(named, STREAM_UNARY) is one
-    assert queues.of(other, UNARY_UNARY) is queues.of(other, STREAM_UNARY) is not one
-    queues.of(FailbackPolicy(on="UNAVAILABLE"), UNARY_UNARY)  # equal, but another
-    assert list(queues.stats()) == ["audit", UNARY_UNARY, f"{UNARY_UNARY} (2)"]
+    one = queues.of(named, "/a/*")
+    assert queues.of(named, "/b/*") is one
+    assert queues.of(other, "/a/*") is queues.of(other, "/b/*") is not one
+    queues.of(FailbackPolicy(on="UNAVAILABLE"), "/a/*")  # equal, but another
+    assert list(queues.stats()) == ["audit", "/a/*", "/a/* (2)"]
+
+
+def test_a_queue_is_named_after_the_pattern_of_its_policy_whoever_fails_first(
+    shop, shop_channel, queues
+):
+    twice = FailbackPolicy(on="UNAVAILABLE", wait=60.0)
+    methods = {
+        "/test.Shop/*Stream": MethodPolicy(failback=twice),
+        "/test.Shop/Stream*": MethodPolicy(failback=twice),
+        UNARY_UNARY: MethodPolicy(idempotent=True),
+    }
+    channel = intercept_channel(
+        shop_channel, CallPolicy(failback=AUDIT, methods=methods), queues=queues
+    )
+    shop.then(*["UNAVAILABLE"] * 3)
+    channel.stream_unary(STREAM_UNARY)(iter([b"x"]))
+    list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    parked = {name: stats.parked for name, stats in queues.stats().items()}
+    assert parked == {"/test.Shop/*Stream": 2, "*": 1}
 
 
 def test_closing_reports_what_all_queues_could_not_deliver(shop, client, queues):
@@ -126,6 +157,27 @@ def test_closing_reports_what_all_queues_could_not_deliver(shop, client, queues)
     assert queues.close() == []
 
 
+def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, queues, events):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    letters = []
+    policy = CallPolicy(failback=AUDIT.model_copy(update={"dead_letter": letters.append}))
+    with grpc.insecure_channel(shop.target) as bare:
+        channel = intercept_channel(bare, policy, queues=queues)
+        channel.unary_unary(UNARY_UNARY)(b"x")
+        list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    assert queues.flush(PATIENCE)
+    reasons = {event.reason for event in events if isinstance(event, CallAbandoned)}
+    assert reasons == {failed.reason for failed in letters} == {CHANNEL_CLOSED}
+
+
+def test_closing_tells_nothing_of_what_was_given_up_before(shop, client, queues):
+    shop.then("UNAVAILABLE", "NOT_FOUND")
+    client().unary_unary(UNARY_UNARY)(b"x")
+    assert queues.flush(PATIENCE)
+    (stats,) = queues.stats().values()
+    assert (queues.close(), stats.abandoned) == ([], 1)
+
+
 def test_closing_delivers_what_it_can(shop, client, queues):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     client().unary_unary(UNARY_UNARY)(b"x")
@@ -140,6 +192,47 @@ def test_a_call_that_fails_after_the_end_says_so(shop, client, queues):
     with pytest.raises(FailbackClosed) as caught:
         client().unary_unary(UNARY_UNARY)(b"x")
     assert caught.value.__cause__.code() is grpc.StatusCode.UNAVAILABLE
+
+
+class Outer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Reads the code of each call, as metrics do."""
+
+    def __init__(self) -> None:
+        self.codes = []
+
+    def intercept_unary_unary(self, continuation, details, request):
+        call = continuation(details, request)
+        self.codes.append(call.code())
+        return call
+
+    intercept_unary_stream = intercept_unary_unary
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda channel: channel.unary_unary(UNARY_UNARY)(b"x"),
+        lambda channel: channel.unary_unary(UNARY_UNARY).with_call(b"x"),
+        lambda channel: channel.unary_unary(UNARY_UNARY).future(b"x").result(PATIENCE),
+        lambda channel: list(channel.unary_stream(UNARY_STREAM)(b"x")),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
+    shop, client, queues, make, wrapped
+):
+    queues.close()
+    shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
+    channel, outer = client(), Outer()
+    with pytest.raises(grpc.RpcError) as caught:
+        make(grpc.intercept_channel(channel, outer) if wrapped else channel)
+    error = caught.value
+    assert isinstance(error, FailbackClosed)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert ("k", "v") in error.trailing_metadata()
+    assert str(error) == error.details()
+    assert "was not queued" in str(error)
+    assert outer.codes == [grpc.StatusCode.UNAVAILABLE] * wrapped
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), "soon"])
@@ -169,3 +262,46 @@ def test_requests_of_other_kinds_are_kept_as_they_were(shop, shop_channel, queue
     request.append(3)
     assert queues.flush(PATIENCE)
     assert shop.calls[1].requests == [b"\x01\x02"]
+
+
+class Interrupted(Exception):
+    """What Ctrl-C is to a program with a handler of its own."""
+
+
+def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues):
+    def interrupt(*_):
+        raise Interrupted
+
+    other = FailbackPolicy(on="UNAVAILABLE", wait=60.0, name="other")
+    methods = {UNARY_STREAM: {"failback": other}}
+    channel = intercept_channel(
+        shop_channel, CallPolicy(failback=AUDIT, methods=methods), queues=queues
+    )
+    shop.then(*["UNAVAILABLE"] * 4)
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    bell = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    try:
+        bell.start()
+        with pytest.raises(Interrupted):
+            queues.flush()  # the retries fail too, so it would last for ever
+    finally:
+        bell.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert queues.pending == 2
+
+
+def test_several_queues_share_the_time_of_a_close(shop, shop_channel, queues):
+    policies = {
+        f"/test.Shop/{kind}": {"failback": FailbackPolicy(on="UNAVAILABLE", wait=60.0)}
+        for kind in ("UnaryUnary", "StreamUnary", "UnaryStream")
+    }
+    channel = intercept_channel(shop_channel, CallPolicy(methods=policies), queues=queues)
+    shop.then(*["UNAVAILABLE"] * 100)
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    channel.stream_unary(STREAM_UNARY)(iter([b"x"]))
+    list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    began = time.monotonic()
+    assert len(queues.close(drain=1.0)) == 3
+    assert time.monotonic() - began < 2.5

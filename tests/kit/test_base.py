@@ -1,5 +1,6 @@
 """What a kit is in both worlds: its settings, where they come from, what it shows of itself."""
 
+import inspect
 import re
 
 import pytest
@@ -47,10 +48,23 @@ def test_by_default_a_kit_switches_nothing_on(kind):
 
 
 def test_settings_are_given_by_name_only(kind):
-    with pytest.raises(TypeError, match="positional"):
-        kind(2.0)
-    with pytest.raises(TypeError, match="heartbeat"):
-        kind(heartbeat=10.0)
+    with pytest.raises(TypeError, match=r"given by name: timeout=2\.0, for one; not 5\.0"):
+        kind(5.0)
+    assert list(inspect.signature(kind).parameters)[:2] == ["timeout", "retry"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"timeot": 2}, "there is no setting 'timeot'; did you mean 'timeout'?"),
+        ({"message_timeout": 3}, "did you mean timeout=DeadlinePolicy(message_timeout=3)?"),
+        ({"attempts": 3, "timer": None}, "did you mean retry=RetryPolicy(attempts=3)?"),
+        ({"heartbeat": 10.0}, "there is no setting 'heartbeat'; there are timeout, retry, "),
+    ],
+)
+def test_a_setting_that_there_is_not_is_refused_with_what_was_meant(kind, settings, said):
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        kind(**settings)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +85,14 @@ def test_a_kit_can_be_made_of_a_policy(kind):
     kit = kind.of(policy)
     assert type(kit) is kind
     assert kit.policy is policy
+
+
+@pytest.mark.parametrize("given", [{"timeout": 2}, MethodPolicy(timeout=2), None])
+def test_a_kit_is_made_of_a_call_policy_only(kind, given):
+    with pytest.raises(
+        TypeError, match=r"policy must be a CallPolicy, not .*; Kit\(\.\.\.\) takes"
+    ):
+        kind.of(given)
 
 
 def test_a_kit_can_be_made_of_a_file(kind, tmp_path):

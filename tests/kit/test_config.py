@@ -136,6 +136,19 @@ def test_a_default_is_taken_as_it_stands(file):
             "methods[\"/a/b\"].retry.on: `on` names 'UNAVAILBLE', which is no gRPC status code",
         ),
         ('retry = {on = "INTERNAL"}', "only idempotent methods are tried again"),
+        (
+            "[rpcwheel]\ntimeout = 2.0",
+            "there is no setting 'rpcwheel'; write what is in it without it, at the top: timeout",
+        ),
+        (
+            "[retrys]\nfoo = 1",
+            "there is no setting 'retrys'; did you mean 'retry'?",
+        ),
+        ("message_timeout = 3", "did you mean timeout=DeadlinePolicy(message_timeout=3)?"),
+        (
+            'failback = { on = "UNAVAILABLE", metadata = "authorization" }',
+            """such as ('authorization',) (in a file ["authorization"]), not 'authorization'""",
+        ),
         ("timeout = ", "it is no TOML: Invalid value (at end of document)"),
     ],
 )
@@ -289,6 +302,27 @@ def test_a_prefix_that_would_take_foreign_variables_is_refused(prefix):
             "2",
             "RPCWHEEL_CONFIGG: there is no such setting; did you mean RPCWHEEL_CONFIG?",
         ),
+        (
+            "RETRY_ON",
+            "UNAVAILABLE",
+            "RPCWHEEL_RETRY_ON: there is no such setting; did you mean RPCWHEEL_RETRY__ON?",
+        ),
+        (
+            "TIMEOUT_SLOW_AFTER",
+            "1",
+            "RPCWHEEL_TIMEOUT_SLOW_AFTER: there is no such setting; did you mean RPCWHEEL_TIMEOUT_",
+        ),
+        (
+            "RETRY__ON",
+            "UNAVAILABLE,INTERNAL",
+            'RPCWHEEL_RETRY__ON (no JSON; a list is ["UNAVAILABLE", "INTERNAL"]): retry.on: ',
+        ),
+        (
+            "RETRY__ON",
+            '["UNAVAILABLE"',
+            'RPCWHEEL_RETRY__ON (no JSON; a list is ["UNAVAILABLE"]): retry.on: ',
+        ),
+        ("RETRY__ON", "UNAVAILBLE", "RPCWHEEL_RETRY__ON: retry.on: "),
         ("TIMEOUT", "2s", "RPCWHEEL_TIMEOUT: timeout: it must be seconds (int or float)"),
         ("TIMEOUT", "Infinity", "RPCWHEEL_TIMEOUT: timeout"),
         ("TIMEOUT__TIMEOT", "2", "RPCWHEEL_TIMEOUT__TIMEOT: timeout: there is no setting 'timeot'"),

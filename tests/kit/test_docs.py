@@ -1,7 +1,9 @@
-"""`docs/policies.md` says what is so: each setting and default, a file and variables that work."""
+"""The pages say what is so: every setting and default, a file, variables, and every event."""
 
+import logging
 import re
 import tomllib
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,14 @@ from rpcwheel import (
     FailsafePolicy,
     MethodPolicy,
     RetryPolicy,
+    observe,
 )
 from rpcwheel.kit.config import policy_from_env, policy_from_file
+from rpcwheel.observe.logs import _LINES
 
-PAGE = Path(__file__).parents[2].joinpath("docs", "policies.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT.joinpath("docs", "policies.md").read_text()
+EVENTS = ROOT.joinpath("docs", "events.md").read_text()
 
 MEANT = CallPolicy(
     timeout=DeadlinePolicy(timeout=2.0, slow_after=1.0),
@@ -90,3 +96,26 @@ def test_each_setting_stands_on_the_page_with_its_default(kind):
             assert (default.multiplier, default.max) == (table["initial"], table["max"])
         else:
             assert cell.replace('"', "'") == f"`{field.get_default(call_default_factory=True)!r}`"
+
+
+def test_each_event_stands_on_its_page_with_its_logger_level_and_fields():
+    said = {}
+    for logger, rows in re.findall(
+        r"^## [^\n]*`(rpcwheel\.\w+)`\n(.*?)(?=^## |\Z)", EVENTS, re.DOTALL | re.MULTILINE
+    ):
+        for name, level, listed in re.findall(
+            r"^\| `(\w+)` \| (\w+) \| .* \| (.*) \|$", rows, re.MULTILINE
+        ):
+            said[name] = logger, level, re.findall(r"\w+", listed)
+    shown = {name: getattr(observe, name) for name in observe.__all__}
+    kinds = {name: kind for name, kind in shown.items() if is_dataclass(kind)}
+    assert set(said) == set(kinds)
+    for name, kind in kinds.items():
+        line = _LINES[kind]
+        level = logging.getLevelName(line.level).lower()
+        assert said[name] == (line.logger.name, level, [field.name for field in fields(kind)])
+
+
+@pytest.mark.parametrize("page", ["policies", "semantics", "events", "grpcio"])
+def test_the_readme_leads_to_each_page(page):
+    assert f"(docs/{page}.md)" in (ROOT / "README.md").read_text()

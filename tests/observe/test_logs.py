@@ -4,9 +4,15 @@ import logging
 
 import pytest
 
-from rpcwheel.observe import events, log_event
+from rpcwheel.observe import events, log_event, logs
 
 BOOM = ValueError("no\nsuch   shop")
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_before(monkeypatch):
+    monkeypatch.setattr(logs, "_SAID", {})
+
 
 READS = [
     (
@@ -176,6 +182,20 @@ def test_a_lost_call_is_logged_with_its_traceback_and_a_parked_one_without(caplo
 def test_a_failback_named_after_its_function_is_named_once(caplog):
     log_event(events.CallDropped("shop.push", "shop.push", BOOM, pending=100))
     assert caplog.messages[0].startswith("shop.push dropped, ")
+
+
+def test_dropped_calls_are_logged_once_a_second_for_each_queue_with_their_number(
+    caplog, monkeypatch
+):
+    monkeypatch.setattr(logs, "SELDOM_S", 1e9)
+    for name in ("a", "a", "b", "a"):
+        log_event(events.CallDropped(name, "push", BOOM, pending=100))
+    monkeypatch.setattr(logs, "SELDOM_S", 0.0)
+    log_event(events.CallDropped("a", "push", BOOM, pending=100))
+    log_event(events.CallDropped("a", "push", BOOM, pending=100))
+    said = "push dropped, the queue is full, 100 pending: ValueError: no such shop"
+    more = "; 2 more since the last such line"
+    assert caplog.messages == [f"a: {said}", f"b: {said}", f"a: {said}{more}", f"a: {said}"]
 
 
 def test_a_long_error_is_cut(caplog):

@@ -135,5 +135,5 @@ def request_of(kind: str):
 def answer_of(kind: str, *, default: bool = False):
     """What the caller gets: bytes, or the list of a stream's messages."""
     if default:
-        return list(DEFAULT) if kind.endswith("stream") else DEFAULT
+        return [DEFAULT] if kind.endswith("stream") else DEFAULT
     return list(MESSAGES) if kind.endswith("stream") else b"".join(MESSAGES)

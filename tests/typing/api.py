@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Literal, assert_type
+from typing import Any, Literal, assert_type
 
 import grpc
 
@@ -88,7 +88,7 @@ def deadlines() -> None:
 
 def pending_calls(error: CallTimeout) -> None:
     with PendingCalls(ManualTimer(), name="orders", max_pending=10) as calls:
-        assert_type(calls, PendingCalls)
+        assert_type(calls, PendingCalls[Any])
         future: CallFuture[bytes] = calls.open(7, timeout=timedelta(seconds=2), connection="a")
         assert_type(future.result(1.0), bytes)
         assert_type(future.exception(), BaseException | None)
@@ -103,15 +103,20 @@ def pending_calls(error: CallTimeout) -> None:
         assert_type(calls.close(), list[Hashable])
         calls.open(7)  # type: ignore[call-arg]
         calls.open([], timeout=None)  # type: ignore[arg-type]
+    lines = PendingCalls[str](name="lines")
+    assert_type(lines.open(7, timeout=2.0), CallFuture[str])
+    lines.received(7, b"answer")  # type: ignore[arg-type]
     assert_type(error.side, Literal["client", "server"])
     assert_type(error.sent, float | None)
 
 
 async def pending_calls_on_a_loop() -> None:
     async with deadline_aio.PendingCalls() as calls:
-        assert_type(calls, deadline_aio.PendingCalls)
+        assert_type(calls, deadline_aio.PendingCalls[Any])
         future: deadline_aio.CallFuture[bytes] = calls.open(7, timeout=None)
         assert_type(await future, bytes)
         assert_type(future.cancel("enough"), bool)
         assert_type(calls.received(7, b"answer"), bool)
         assert_type(calls.close(OSError()), list[Hashable])
+    lines = deadline_aio.PendingCalls[str](name="lines")
+    assert_type(await lines.open(7, timeout=2.0), str)

@@ -1,6 +1,5 @@
 """The kit as type checkers see it. Never run; `make types` reads it."""
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -41,9 +40,11 @@ def settings() -> None:
     assert_type(Kit.from_file(Path("shop.toml")), Kit)
     assert_type(rpcwheel.aio.Kit.from_env("SHOP_RPC_"), aio.Kit)
     assert_type(Kit(timeout=timedelta(seconds=2)).policy, CallPolicy)
+    assert_type(policy.changed(timeout=3.0), CallPolicy)
     Kit(timeout=DeadlinePolicy(timeout=2.0), failsafe=FailsafePolicy(on=OSError, default=b""))
     Kit(timeout="2")  # type: ignore[arg-type]
     Kit(heartbeat=1)  # type: ignore[call-arg]
+    Kit(2.0)  # type: ignore[call-arg]
     RetryPolicy(on="UNAVAILABLE", attempts="3")  # type: ignore[arg-type]
 
 
@@ -53,7 +54,7 @@ def at_work(mine: grpc.Channel) -> None:
         assert_type(kit.intercept_channel(mine), grpc.Channel)
         grpc.intercept_channel(mine, *kit.client_interceptors())
         servers = kit.server_interceptors()
-        assert_type(servers, Sequence[grpc.ServerInterceptor])
+        assert_type(servers, list[grpc.ServerInterceptor])
         grpc.server(ThreadPoolExecutor(), interceptors=servers)
         assert_type(kit.pending, int)
         assert_type(kit.stats(), dict[str, FailbackStats])
@@ -66,6 +67,8 @@ async def at_work_on_a_loop(mine: grpc.aio.Channel) -> None:
         assert_type(kit, aio.Kit)
         assert_type(kit.intercept_channel(mine), grpc.aio.Channel)
         grpc.aio.insecure_channel("shop", interceptors=kit.client_interceptors())
-        grpc.aio.server(interceptors=kit.server_interceptors())
+        servers = kit.server_interceptors()
+        assert_type(servers, list[grpc.aio.ServerInterceptor])
+        grpc.aio.server(interceptors=servers)
         assert_type(await kit.flush(1.0), bool)
         assert_type(await kit.close(drain=1.0), list[FailedCall])

@@ -1,0 +1,78 @@
+"""What all calls of one method have in common, on an event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel.durations import NEVER
+
+from .parked import KEPT_BYTES
+
+if TYPE_CHECKING:
+    from rpcwheel.call import Kind
+    from rpcwheel.failback.aio import FailbackInvoker
+    from rpcwheel.timer import Timeout
+
+    from .core import CallRules
+    from .state import ClientState
+
+    State = ClientState[FailbackInvoker]
+
+__all__ = ["Listening", "Member", "State"]
+
+
+class Member:
+    """One method of one client: what all its calls have in common."""
+
+    __slots__ = (
+        "answers",
+        "keep_bytes",
+        "keeps",
+        "kind",
+        "method",
+        "plain",
+        "relay",
+        "rules",
+        "state",
+    )
+
+    def __init__(self, state: State, method: str, kind: Kind) -> None:
+        self.state = state
+        self.method = method
+        self.kind = kind
+        self.relay = relay_of(kind)
+        """What the caller of a call holds; made with its tries."""
+        rules = self.rules = state.rules.of(method)
+        self.answers = rules.failback is not None or rules.failsafe is not None
+        """Whether a failure may be answered otherwise."""
+        watched = rules.slow_ns != NEVER
+        listened = kind.streams_responses and rules.message_timeout_ns != NEVER
+        self.plain = not (self.answers or rules.retry or watched or listened)
+        """Whether there is nothing but a timeout, so that the try itself can go to the caller."""
+        self.keeps = rules.retry is not None or rules.failback is not None
+        """Whether a request may be sent again."""
+        self.keep_bytes = self._keep_bytes(rules) if kind.streams_requests else None
+        """How much is kept of a request stream; None where it is never sent again."""
+
+    @staticmethod
+    def _keep_bytes(rules: CallRules) -> int | None:
+        if rules.retry is not None:
+            return rules.retry.replay_bytes
+        return KEPT_BYTES if rules.failback is not None else None
+
+
+class Listening:
+    """Somebody waits for a message."""
+
+    __slots__ = ("over", "timeout")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.timeout: Timeout | None = None
+
+    def cancel(self) -> None:
+        """It has come, or nobody waits any more."""
+        self.over = True
+        if self.timeout is not None:
+            self.timeout.cancel()
