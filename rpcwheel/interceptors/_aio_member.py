@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel.durations import NEVER
 
-from .parked import KEPT_BYTES
-
 if TYPE_CHECKING:
     from rpcwheel.call import Kind
     from rpcwheel.failback.aio import FailbackInvoker
     from rpcwheel.timer import Timeout
 
-    from .core import CallRules
     from .state import ClientState
 
     State = ClientState[FailbackInvoker]
@@ -52,14 +49,8 @@ class Member:
         """Whether there is nothing but a timeout, so that the try itself can go to the caller."""
         self.keeps = rules.retry is not None or rules.failback is not None
         """Whether a request may be sent again."""
-        self.keep_bytes = self._keep_bytes(rules) if kind.streams_requests else None
+        self.keep_bytes = rules.keep_bytes if kind.streams_requests else None
         """How much is kept of a request stream; None where it is never sent again."""
-
-    @staticmethod
-    def _keep_bytes(rules: CallRules) -> int | None:
-        if rules.retry is not None:
-            return rules.retry.replay_bytes
-        return KEPT_BYTES if rules.failback is not None else None
 
 
 class Listening:

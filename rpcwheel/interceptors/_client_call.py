@@ -23,7 +23,7 @@ from rpcwheel.observe import HookFailed, emit
 
 from ._client_requests import Feed
 from .core import Answer, messages_of
-from .parked import KEPT_BYTES, copy_of, kept_metadata, kept_request, resend_timeout
+from .parked import copy_of, kept_metadata, kept_request, resend_timeout
 from .state import ANSWER_KEY, answered_by, seconds_left
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ class Outgoing:
         self._request = request
         self._attempts = 1
         self.feed: Feed | None = None
-        if kind.streams_requests and (rules.retry is not None or rules.failback is not None):
-            limit = KEPT_BYTES if rules.retry is None else rules.retry.replay_bytes
+        if kind.streams_requests and (limit := rules.keep_bytes) is not None:
             self.feed = Feed(request, limit)
 
     @property

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "CallRules", "RuleBook", "messages_of"]
 
 
+KEPT_BYTES: Final = 1 << 20
+"""How much of a request stream is kept for failback, where no retry policy says it."""
+
 MOST_METHODS: Final = 4096
 """Rules kept. A proxy may call any name, and its clients may make them up."""
 
@@ -85,6 +88,13 @@ class CallRules:
     def recovers(self) -> bool:
         """Whether a failed call may end in another way than with its failure."""
         return self.retry is not None or self.failback is not None or self.failsafe is not None
+
+    @property
+    def keep_bytes(self) -> int | None:
+        """How much is kept of a request stream; None where it is never sent again."""
+        if self.retry is not None:
+            return self.retry.replay_bytes
+        return KEPT_BYTES if self.failback is not None else None
 
     @property
     def has_message_timeout(self) -> bool:

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
     from .core import CallRules
 
-__all__ = ["GATHER_S", "KEPT_BYTES", "copy_of", "kept_metadata", "kept_request", "resend_timeout"]
-
-KEPT_BYTES: Final = 1 << 20
-"""How much of a request stream is kept for failback, where no retry policy says it."""
+__all__ = ["GATHER_S", "copy_of", "kept_metadata", "kept_request", "resend_timeout"]
 
 GATHER_S: Final = 1.0
 """How long to wait for the rest of a request stream that is to be kept for later."""
