@@ -20,7 +20,8 @@ from rpcwheel.call import DEADLINE
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import CallsClosed, ConfigurationError
 from rpcwheel.observe import AnswerLate, AnswerUnknown, emit
-from rpcwheel.timer import ManualTimer, shared_timer
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .pending import Book, Ending, Entry, Stray
 
@@ -60,11 +61,11 @@ class PendingTable(Generic[F, V]):
             TypeError: An argument is of the wrong type.
             ConfigurationError: `max_pending` is below 1.
         """
-        _check(timer, name, max_pending)
+        _check(name, max_pending)
         self.name = name
         self._book = Book(name, max_pending)
-        self._timer = timer
-        self._manual = timer if isinstance(timer, ManualTimer) else None
+        self._timer = checked_timer(timer)
+        self._now_ns = clock_of(timer)
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._me = weakref.ref(self)
@@ -252,11 +253,6 @@ class PendingTable(Generic[F, V]):
 
     # Inside
 
-    def _now_ns(self) -> int:
-        """The time on the clock of the timer in use."""
-        manual = self._manual
-        return time.monotonic_ns() if manual is None else round(manual.now * 1e9)
-
     def _arm(self, entry: Entry) -> None:
         """Have the timer end the call; not under the lock, so it may have ended meanwhile."""
         timer = shared_timer() if self._timer is None else self._timer
@@ -355,12 +351,7 @@ def _checked(error: BaseException) -> BaseException:
     return error
 
 
-def _check(timer: object, name: object, max_pending: object) -> None:
-    if timer is not None and not callable(getattr(timer, "new_timeout", None)):
-        raise TypeError(
-            "timer must be a WheelTimer, AsyncWheelTimer or ManualTimer, or None for "
-            f"shared_timer(), not {timer!r}"
-        )
+def _check(name: object, max_pending: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, not {name!r}")
     if max_pending is None:

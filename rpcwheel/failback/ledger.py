@@ -8,7 +8,6 @@ references and the workers' keep the ledger.
 from __future__ import annotations
 
 import math
-import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +24,8 @@ from rpcwheel.observe import (
     DeadLetterFailed,
     emit,
 )
-from rpcwheel.timer import ManualTimer, shared_timer
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .book import Book
 from .core import Admission, First, GiveUp, Last
@@ -51,20 +51,12 @@ class Ledger:
     """One queue, without the I/O of either world. Thread-safe; entries of any loop may be in it."""
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
-        if timer is not None and not callable(getattr(timer, "new_timeout", None)):
-            raise TypeError(
-                "timer must be a WheelTimer, AsyncWheelTimer or ManualTimer, or None for "
-                f"shared_timer(), not {timer!r}"
-            )
         self.policy = policy
         self.name = policy.name or "failback"
         self.book = Book(policy)
-        self._timer = timer
-
-    def now_ns(self) -> int:
-        """The time on the clock that all times of this queue are measured by."""
-        timer = self._timer
-        return round(timer.now * 1e9) if isinstance(timer, ManualTimer) else time.monotonic_ns()
+        self._timer = checked_timer(timer)
+        self.now_ns = clock_of(timer)
+        """The clock that all times of this queue are measured by."""
 
     # --- First tries ---
 

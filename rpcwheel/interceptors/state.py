@@ -26,7 +26,8 @@ from rpcwheel.observe import (
     StreamSilent,
     emit,
 )
-from rpcwheel.timer import ManualTimer, shared_timer
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import clock_of
 from rpcwheel.workers import POOL
 
 from .core import MOST_METHODS, Answer, RuleBook
@@ -81,7 +82,8 @@ class ClientState(Generic[Invoker]):
         self.rules = RuleBook(policy)
         self.invoker_of = invoker_of
         self._timer = timer
-        self._manual = timer if isinstance(timer, ManualTimer) else None
+        self.now_ns = clock_of(timer)
+        """The clock of the timer in use."""
         self._slow: dict[tuple[str, str], tuple[Callable[[Timeout], object], float]] = {}
         self._budgets: dict[tuple[float, int], RetryBudget] = {}
         self._bare: set[str] = set()
@@ -90,12 +92,6 @@ class ClientState(Generic[Invoker]):
     def timer(self) -> Timer:
         """The timer in use."""
         return shared_timer() if self._timer is None else self._timer
-
-    def now_ns(self) -> int:
-        """The time on the clock of the timer in use."""
-        if self._manual is not None:
-            return round(self._manual.now * 1e9)
-        return time.monotonic_ns()
 
     def plan(self, rules: CallRules, own_ns: int | None, now_ns: int | None = None) -> DeadlinePlan:
         """Begin a call whose caller gave a timeout of `own_ns`, or none.
@@ -117,7 +113,7 @@ class ClientState(Generic[Invoker]):
             Now, the call's deadline, and that of its first try. Where the deadline has passed there
             is no first try: the call has not begun.
         """
-        now_ns = time.monotonic_ns() if self._manual is None else self.now_ns()
+        now_ns = self.now_ns()
         deadline_ns = try_ns = rules.deadline_ns(now_ns, own_ns, _left_ns())
         if rules.retry is not None and now_ns < deadline_ns:
             try_ns = cut_short(rules.retry, now_ns, deadline_ns)
