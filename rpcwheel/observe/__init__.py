@@ -2,7 +2,7 @@
 
 Whatever loses, delays or saves work says so with an event: a frozen record such as `CallParked` or
 `TaskSlow`. One sink is there from the start, `log_event`, which writes to the loggers
-`rpcwheel.timer`, `rpcwheel.failback` and `rpcwheel.call`. Add your own::
+`rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call` and `rpcwheel.connection`. Add your own::
 
     from rpcwheel.observe import CallAbandoned, add_sink
 
@@ -30,9 +30,18 @@ from .events import (
     CallRetrying,
     CallSlow,
     CallsUndelivered,
+    ConnectionAlive,
+    ConnectionClosed,
+    ConnectionDead,
+    ConnectionIdle,
+    ConnectionKept,
+    ConnectionReplaced,
     DeadLetterFailed,
     HandOffRefused,
+    HeartbeatMissed,
     HookFailed,
+    IdleLimited,
+    ListenerFailed,
     StreamSilent,
     TaskFailed,
     TaskSlow,
@@ -55,9 +64,18 @@ __all__ = [
     "CallRetrying",
     "CallSlow",
     "CallsUndelivered",
+    "ConnectionAlive",
+    "ConnectionClosed",
+    "ConnectionDead",
+    "ConnectionIdle",
+    "ConnectionKept",
+    "ConnectionReplaced",
     "DeadLetterFailed",
     "HandOffRefused",
+    "HeartbeatMissed",
     "HookFailed",
+    "IdleLimited",
+    "ListenerFailed",
     "Sink",
     "StreamSilent",
     "TaskFailed",

@@ -183,6 +183,95 @@ class HookFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerFailed:
+    """A listener of the user's raised; it goes on being called."""
+
+    target: str
+    listener: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatMissed:
+    """A heartbeat was not answered in time; `misses` counts those in a row."""
+
+    target: str
+    misses: int
+    silent_s: float
+    """Since anything was read."""
+    answer: str
+    """How the probe ended: the name of a status, or why its answer does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionDead:
+    """Nothing was read for the heartbeat timeout, heartbeats were not answered."""
+
+    target: str
+    silent_s: float
+    misses: int
+    calls: int
+    """Calls in flight on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionReplaced:
+    """A channel has a new connection in the place of its old one; `number` counts them, from 1."""
+
+    target: str
+    number: int
+    reason: str
+    calls: int
+    """Calls in flight on the old one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionAlive:
+    """A connection that was suspect, dead or new is answered on; `after_s` of silence."""
+
+    target: str
+    after_s: float
+    rtt_s: float | None
+    """None if it was a call of the user's that was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionIdle:
+    """A server's connection does nothing any more, and is going to be closed (or only told of)."""
+
+    peer: str
+    reason: str
+    idle_s: float
+    calls: int
+    streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionClosed:
+    """A server has closed a connection; `how` is "shutdown" or "goaway"."""
+
+    peer: str
+    reason: str
+    idle_s: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionKept:
+    """A connection that was to be closed is still open; `reason` says why."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdleLimited:
+    """An idle detector can't do all it should, on this system or for these addresses."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerLate:
     """An answer came to a pending call that had ended `late_s` before; `ending` says how."""
 

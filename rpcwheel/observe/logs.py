@@ -1,10 +1,10 @@
 """How events read in the log: the sink that is there from the start.
 
 Timers write to the logger `rpcwheel.timer`, failback to `rpcwheel.failback`, calls to
-`rpcwheel.call`. What loses work is an
-error, what will be tried again a warning, what went right is told at level info. The event itself
-is on the record as `record.event`, and `record.msg` is the same for all events of a kind, so that
-log collectors can group them.
+`rpcwheel.call`, connections to `rpcwheel.connection`. What loses work is an error, what will be
+tried again a warning, what went right is told at level info. The event itself is on the record as
+`record.event`, and `record.msg` is the same for all events of a kind, so that log collectors can
+group them.
 """
 
 import logging
@@ -18,6 +18,7 @@ from . import events
 TIMER: Final = logging.getLogger("rpcwheel.timer")
 FAILBACK: Final = logging.getLogger("rpcwheel.failback")
 CALL: Final = logging.getLogger("rpcwheel.call")
+CONNECTION: Final = logging.getLogger("rpcwheel.connection")
 OTHER: Final = logging.getLogger("rpcwheel")
 _LONGEST: Final = 240
 """Characters of an error's text: a gRPC error is ten lines long and says the same in two."""
@@ -26,9 +27,15 @@ _LONGEST: Final = 240
 SELDOM_S: Final = 1.0
 """Seconds between two lines that say the same of one queue for each of its calls."""
 
-_SAID: Final[dict[str, tuple[float, int]]] = {}
-"""When such a line was last written, by queue, and how many were held back since. Without a lock,
-as a finalizer may log in the middle of it: a line more or a count less does no harm."""
+RARELY_S: Final = 60.0
+"""Seconds between two lines that say the same of one target: what is gone may stay so for days."""
+
+MOST_SAID: Final = 4096
+"""Names remembered; clients come from any number of ports."""
+
+_SAID: Final[dict[tuple[type, str], tuple[float, int]]] = {}
+"""When such a line was last written, by kind and name, and how many were held back since. Without a
+lock, as a finalizer may log in the middle of it: a line more or a count less does no harm."""
 
 
 class _Line(NamedTuple):
@@ -38,8 +45,9 @@ class _Line(NamedTuple):
     """A template over the event's fields, with two more: `said` is its error in one line, `call`
     the failback's name and the function, or one of them where both are the same."""
     traceback: bool = False
-    seldom: bool = False
-    """Whether it is written once in `SELDOM_S` for each name; `held` tells of the others."""
+    every_s: float = 0.0
+    """It is written at most once in so many seconds for each name or target; the template's `held`
+    tells of the others."""
 
 
 _LINES: Final[dict[type, _Line]] = {
@@ -87,7 +95,7 @@ _LINES: Final[dict[type, _Line]] = {
         FAILBACK,
         logging.ERROR,
         "%(call)s dropped, the queue is full, %(pending)d pending: %(said)s%(held)s",
-        seldom=True,
+        every_s=SELDOM_S,
     ),
     events.CallsUndelivered: _Line(
         FAILBACK,
@@ -128,6 +136,58 @@ _LINES: Final[dict[type, _Line]] = {
     events.HookFailed: _Line(
         CALL, logging.ERROR, "%(method)s: a %(hook)s raised %(said)s", traceback=True
     ),
+    events.ListenerFailed: _Line(
+        CONNECTION,
+        logging.ERROR,
+        "%(target)s: listener %(listener)s raised %(said)s",
+        traceback=True,
+    ),
+    events.HeartbeatMissed: _Line(
+        CONNECTION,
+        logging.INFO,
+        "%(target)s: heartbeat missed, %(misses)d in a row, "
+        "nothing read for %(silent_s).3g s (%(answer)s)%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.ConnectionDead: _Line(
+        CONNECTION,
+        logging.WARNING,
+        "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses)d heartbeat(s) "
+        "missed, %(calls)d call(s) in flight%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.ConnectionReplaced: _Line(
+        CONNECTION,
+        logging.INFO,
+        "%(target)s: connection %(number)d in the place of the last, %(reason)s, "
+        "which had %(calls)d call(s) in flight%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.ConnectionAlive: _Line(
+        CONNECTION,
+        logging.INFO,
+        "%(target)s: connection alive after %(after_s).3g s of silence%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.ConnectionIdle: _Line(
+        CONNECTION,
+        logging.INFO,
+        "%(peer)s: connection idle for %(idle_s).3g s, %(reason)s, "
+        "%(calls)d call(s) and %(streams)d stream(s) open%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.ConnectionClosed: _Line(
+        CONNECTION,
+        logging.INFO,
+        "%(peer)s: connection closed (%(how)s) after %(idle_s).3g s, %(reason)s",
+    ),
+    events.ConnectionKept: _Line(
+        CONNECTION,
+        logging.WARNING,
+        "%(peer)s: connection not closed, %(reason)s%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.IdleLimited: _Line(CONNECTION, logging.WARNING, "idle connections: %(reason)s"),
     events.AnswerLate: _Line(
         CALL,
         logging.WARNING,
@@ -147,8 +207,9 @@ def log_event(event: object) -> None:
         return
     if line.logger.isEnabledFor(line.level):
         told = _told(event)
-        if line.seldom:
-            held = _held_back(str(told["name"]), time.monotonic())
+        if line.every_s:
+            key = type(event), str(told.get("name", told.get("target", told.get("peer"))))
+            held = _held_back(key, line.every_s, time.monotonic())
             if held is None:
                 return
             told["held"] = f"; {held} more since the last such line" if held else ""
@@ -162,13 +223,15 @@ def log_event(event: object) -> None:
         )
 
 
-def _held_back(name: str, now_s: float) -> int | None:
+def _held_back(key: tuple[type, str], every_s: float, now_s: float) -> int | None:
     """How many lines were held back since the last one; None if this one is to be, too."""
-    last_s, held = _SAID.get(name, (-math.inf, 0))
-    if now_s - last_s < SELDOM_S:
-        _SAID[name] = last_s, held + 1
+    last_s, held = _SAID.get(key, (-math.inf, 0))
+    if now_s - last_s < every_s:
+        _SAID[key] = last_s, held + 1
         return None
-    _SAID[name] = now_s, 0
+    if len(_SAID) >= MOST_SAID:
+        _SAID.clear()
+    _SAID[key] = now_s, 0
     return held
 
 

@@ -133,6 +133,69 @@ READS = [
         "/shop.Orders/Get: a done callback raised ValueError: no such shop",
     ),
     (
+        events.ListenerFailed("shop:1", "page_me", BOOM),
+        "rpcwheel.connection",
+        logging.ERROR,
+        "shop:1: listener page_me raised ValueError: no such shop",
+    ),
+    (
+        events.HeartbeatMissed("shop:1", misses=2, silent_s=140.0, answer="DEADLINE_EXCEEDED"),
+        "rpcwheel.connection",
+        logging.INFO,
+        ("shop:1: heartbeat missed, 2 in a row, nothing read for 140 s (DEADLINE_EXCEEDED)"),
+    ),
+    (
+        events.ConnectionDead("shop:1", silent_s=180.0, misses=3, calls=1),
+        "rpcwheel.connection",
+        logging.WARNING,
+        (
+            "shop:1: connection dead, nothing read for 180 s, 3 heartbeat(s) missed, "
+            "1 call(s) in flight"
+        ),
+    ),
+    (
+        events.ConnectionReplaced("shop:1", 2, "no answer to heartbeats for 180 s", calls=1),
+        "rpcwheel.connection",
+        logging.INFO,
+        (
+            "shop:1: connection 2 in the place of the last, no answer to heartbeats for 180 s, "
+            "which had 1 call(s) in flight"
+        ),
+    ),
+    (
+        events.ConnectionAlive("shop:1", after_s=181.0, rtt_s=0.001),
+        "rpcwheel.connection",
+        logging.INFO,
+        "shop:1: connection alive after 181 s of silence",
+    ),
+    (
+        events.ConnectionIdle("ipv4:10.0.0.1:5", "neither read nor written", 180.0, 0, 1),
+        "rpcwheel.connection",
+        logging.INFO,
+        (
+            "ipv4:10.0.0.1:5: connection idle for 180 s, neither read nor written, "
+            "0 call(s) and 1 stream(s) open"
+        ),
+    ),
+    (
+        events.ConnectionClosed("ipv4:10.0.0.1:5", "neither read nor written", 180.0, "shutdown"),
+        "rpcwheel.connection",
+        logging.INFO,
+        ("ipv4:10.0.0.1:5: connection closed (shutdown) after 180 s, neither read nor written"),
+    ),
+    (
+        events.ConnectionKept("ipv4:10.0.0.1:5", "it is in use again"),
+        "rpcwheel.connection",
+        logging.WARNING,
+        "ipv4:10.0.0.1:5: connection not closed, it is in use again",
+    ),
+    (
+        events.IdleLimited("Unix sockets do not tell their peers"),
+        "rpcwheel.connection",
+        logging.WARNING,
+        "idle connections: Unix sockets do not tell their peers",
+    ),
+    (
         events.AnswerLate("orders", "7", "timed out", 0.25),
         "rpcwheel.call",
         logging.WARNING,
@@ -187,12 +250,10 @@ def test_a_failback_named_after_its_function_is_named_once(caplog):
 def test_dropped_calls_are_logged_once_a_second_for_each_queue_with_their_number(
     caplog, monkeypatch
 ):
-    monkeypatch.setattr(logs, "SELDOM_S", 1e9)
-    for name in ("a", "a", "b", "a"):
+    seconds = iter([0.0, 0.1, 0.2, 0.9, 1.5, 2.6])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    for name in ("a", "a", "b", "a", "a", "a"):
         log_event(events.CallDropped(name, "push", BOOM, pending=100))
-    monkeypatch.setattr(logs, "SELDOM_S", 0.0)
-    log_event(events.CallDropped("a", "push", BOOM, pending=100))
-    log_event(events.CallDropped("a", "push", BOOM, pending=100))
     said = "push dropped, the queue is full, 100 pending: ValueError: no such shop"
     more = "; 2 more since the last such line"
     assert caplog.messages == [f"a: {said}", f"b: {said}", f"a: {said}{more}", f"a: {said}"]
@@ -233,3 +294,27 @@ def test_an_event_of_an_unknown_kind_is_told_at_level_debug(caplog):
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("rpcwheel", logging.DEBUG)
     assert record.getMessage() == "'something new'"
+
+
+def test_what_is_said_of_a_target_is_said_once_a_minute_each_kind_of_event_by_itself(
+    caplog, monkeypatch
+):
+    caplog.set_level("INFO")
+    seconds = iter([0.0, 1.0, 59.0, 61.0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    dead = events.ConnectionDead("shop:1", silent_s=180.0, misses=3, calls=0)
+    for event in (dead, events.ConnectionReplaced("shop:1", 2, "it is dead", calls=0), dead, dead):
+        log_event(event)
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "shop:1: connection dead",
+        "shop:1: connection 2 in the place of the last",
+        "shop:1: connection dead",
+    ]
+    assert caplog.messages[-1].endswith("; 1 more since the last such line")
+
+
+def test_what_was_said_of_names_long_gone_is_forgotten(monkeypatch):
+    monkeypatch.setattr(logs, "MOST_SAID", 3)
+    for port in range(10):
+        log_event(events.ConnectionKept(f"ipv4:127.0.0.1:{port}", "it is busy"))
+    assert len(logs._SAID) <= 3
