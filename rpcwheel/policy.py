@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 
     Place = tuple[int | str, ...]
 
-__all__ = ["Number", "Policy", "Seconds", "Wait", "checked", "field_at", "findings", "types_in"]
+__all__ = [
+    "Number",
+    "Policy",
+    "Seconds",
+    "Wait",
+    "checked",
+    "field_at",
+    "findings",
+    "or_short",
+    "types_in",
+]
 
 
 R = TypeVar("R")
@@ -41,6 +51,9 @@ class Policy(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    short: ClassVar[str | None] = None
+    """The setting that a plain number, or a `timedelta`, stands for; None: it stands for none."""
 
     if not TYPE_CHECKING:  # type checkers take the fields for the signature
 
@@ -97,6 +110,18 @@ def _seconds(value: object) -> object:
 
 Seconds = Annotated[float | timedelta, BeforeValidator(_seconds)]
 """A finite time above zero: seconds, or a `timedelta`. No strings: `"2 min"` has no one meaning."""
+
+
+def or_short(kind: type[Policy]) -> BeforeValidator:
+    """Let a plain number stand for a policy of this kind; see `Policy.short`."""
+
+    def made(value: object) -> object:
+        if value is None or isinstance(value, (kind, dict)):
+            return value
+        return checked(lambda number: kind(**{str(kind.short): number}), value)
+
+    return BeforeValidator(made)
+
 
 Number = Annotated[float, Strict()]
 """A float or an int; no string and no bool."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 from tenacity import wait_random_exponential
@@ -37,6 +37,8 @@ class DeadlinePolicy(Policy):
     A call's deadline is the earliest of three: what its caller gave as `timeout=`, `timeout` here,
     and, with `propagate`, the deadline of the call that is being served. All its attempts share it.
     """
+
+    short: ClassVar[str | None] = "timeout"
 
     timeout: Seconds | None = None
     """The whole call at most, with all its attempts, in seconds. None: no limit of its own."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     StrictBool,
     field_validator,
@@ -19,7 +18,7 @@ from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy, beyond
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import WANTED, Matcher
 from rpcwheel.failback.policy import FailbackPolicy
-from rpcwheel.policy import Policy, checked
+from rpcwheel.policy import Policy, checked, or_short
 
 from .selector import MethodPattern, matches, overlap, specificity
 
@@ -46,20 +45,13 @@ class FailsafePolicy(Policy):
         return on
 
 
-def _deadline(value: object) -> object:
-    """A plain number, or a `timedelta`, is the timeout."""
-    if value is None or isinstance(value, (DeadlinePolicy, dict)):
-        return value
-    return checked(lambda timeout: DeadlinePolicy(timeout=timeout), value)
-
-
 class MethodPolicy(Policy):
     """What holds for the calls of some methods. What is not given comes from a more general one.
 
     None switches off what a more general policy has switched on.
     """
 
-    timeout: Annotated[DeadlinePolicy | None, BeforeValidator(_deadline)] = None
+    timeout: Annotated[DeadlinePolicy | None, or_short(DeadlinePolicy)] = None
     """A number of seconds, a `timedelta`, or a `DeadlinePolicy`. What a `DeadlinePolicy` does not
     set comes from the more general one, as far as the call lasts long enough for it."""
 

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from rpcwheel.deadline.policy import DeadlinePolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.policy import Policy, field_at, findings, types_in
@@ -236,6 +235,7 @@ def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> N
 def _table(place: Place, value: object) -> object:
     """The value; for `timeout = 2.0` the table that it stands for."""
     _, field = field_at(CallPolicy, place)
-    short = isinstance(value, (int, float)) and not isinstance(value, bool)
-    whole = field is not None and DeadlinePolicy in types_in(field.annotation)
-    return {"timeout": value} if short and whole else value
+    if field is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    kinds = (kind for kind in types_in(field.annotation) if issubclass(kind, Policy))
+    return next(({kind.short: value} for kind in kinds if kind.short), value)
