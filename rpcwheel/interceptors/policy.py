@@ -18,9 +18,8 @@ from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy, beyond
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import WANTED, Matcher
 from rpcwheel.failback.policy import FailbackPolicy
+from rpcwheel.methods import MethodPattern, matches, overlap, specificity
 from rpcwheel.policy import Policy, checked, or_short
-
-from .selector import MethodPattern, matches, overlap, specificity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

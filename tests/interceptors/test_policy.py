@@ -13,7 +13,7 @@ from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import CallPolicy, FailsafePolicy, MethodPolicy
-from rpcwheel.interceptors.selector import matches
+from rpcwheel.methods import matches
 
 SAFE = RetryPolicy(on="UNAVAILABLE")
 UNSAFE = RetryPolicy(on=["INTERNAL", "ABORTED"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from rpcwheel.interceptors.selector import MethodPattern, matches, overlap, specificity
+from rpcwheel.methods import MethodPattern, matches, overlap, specificity
 
 PATTERN = TypeAdapter(MethodPattern)
 
