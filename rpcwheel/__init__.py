@@ -7,6 +7,7 @@ The map, from what you import down to what it stands on:
 `interceptors`  Where gRPC's calls come in, client and server: `client_interceptors`, `CallPolicy`.
 `deadline`      Every call ends in time: `RetryPolicy`, `current_deadline`, `PendingCalls`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
+`channel`       Stubs that outlive connections: `ReconnectingChannel`.
 `timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
 `observe`       What happened, and who is told: events, `add_sink`, the standard log.
 `errors`        Every exception, drawn as a tree.
@@ -21,6 +22,9 @@ To read the code, begin with `call.py` (the words), `failback/core.py` (a decisi
 `failback/sync.py` (its hands).
 """
 
+from rpcwheel.channel import (
+    ReconnectingChannel,
+)
 from rpcwheel.deadline import (
     CallFuture,
     Deadline,
@@ -114,6 +118,7 @@ __all__ = [
     "PendingStats",
     "PeriodicTask",
     "Queues",
+    "ReconnectingChannel",
     "RetryPolicy",
     "RetryTask",
     "RpcWheelError",

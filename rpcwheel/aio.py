@@ -9,6 +9,7 @@ rest (policies, errors, timers) is the same in both worlds, and stands here too,
         server = grpc.aio.server(interceptors=kit.server_interceptors())
 """
 
+from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.deadline import (
     Deadline,
     DeadlinePolicy,
@@ -102,6 +103,7 @@ __all__ = [
     "PendingStats",
     "PeriodicTask",
     "Queues",
+    "ReconnectingChannel",
     "RetryPolicy",
     "RetryTask",
     "RpcWheelError",

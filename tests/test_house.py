@@ -53,6 +53,9 @@ TESTED_BY = {  # one behaviour, four structures, two forms: the queues share the
     **{f"timer/{part}.py": "timer/test_queues.py" for part in QUEUES},
     "aio.py": "test_house.py",  # names only
     "_grpc/aio_kinds.py": "interceptors/test_aio_contract.py",  # in use, beside a bare channel
+    "channel/_members.py": "channel/test_sync_drain.py",
+    "channel/_subscriptions.py": "channel/test_sync_state.py",
+    "channel/_switch.py": "channel/test_sync_races.py",
     "interceptors/_aio_member.py": "interceptors/test_aio_client.py",
     "interceptors/_aio_tries.py": "interceptors/test_aio_client.py",
     "interceptors/_client_hooks.py": "interceptors/test_client_ends.py",

@@ -40,21 +40,33 @@ class _Awaited(Relay):
                 self._awaited = self._tells_once
                 try:
                     response = yield from call.__await__()
+                except asyncio.CancelledError:
+                    if not self._was_given_up(call):
+                        raise
                 except Exception as error:
-                    self._ended(call, error)
-                    while call is self._try:  # it is being decided what follows
-                        yield from self._change().__await__()
+                    yield from self._decision(call, error)
                     if call is self._final:
                         raise
                 else:
-                    self._awaited = False
-                    if self._final is None:
-                        self.finish(call)
-                    return response
+                    if self._answers(call):
+                        return response
         except asyncio.CancelledError as error:
             self._ended(self._try, error)
             self.cancel()
             raise
+
+    def _answers(self, call: object) -> bool:
+        """End with a try that has its response, unless there is another end."""
+        self._awaited = False
+        if self._final is None:
+            self.finish(call)
+        return call is self._final
+
+    def _decision(self, call: Any, error: Exception) -> Generator[Any, None, None]:  # noqa: ANN401
+        """Wait until it is decided what follows."""
+        self._ended(call, error)
+        while call is self._try:
+            yield from self._change().__await__()
 
     def _ended(self, call: Any, error: BaseException) -> None:  # noqa: ANN401
         """Do what was left to us when the try ended."""
@@ -148,10 +160,9 @@ class _Read(Relay):
         except StopAsyncIteration:
             return grpc.aio.EOF
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if call is self._source or call is self._try or (task and task.cancelling()):
+            if not self._was_given_up(call):
                 raise
-            return None  # the try was given up, not we
+            return None
         finally:
             if listening is not None:
                 listening.cancel()
@@ -171,7 +182,7 @@ class _Written(Relay):
     async def write(self, request: object) -> None:
         requests = self._conductor.requests
         if requests is None:
-            await (self._final or self._try).write(request)
+            await self._of_the_try("write", request)
             return
         if requests.iterates:
             raise grpc.aio.UsageError(MIXED)
@@ -186,6 +197,16 @@ class _Written(Relay):
             raise
         self._raise_end()
 
+    async def _of_the_try(self, name: str, *args: object) -> None:
+        """Have the try itself do it, the only one there is."""
+        call = self._final or self._try
+        try:
+            await getattr(call, name)(*args)
+        except (Exception, asyncio.CancelledError):
+            if not self._was_given_up(call):
+                raise
+            self._raise_end()
+
     def _raise_end(self) -> None:
         """Say that the call ended while a request was to be written, as grpc.aio does."""
         if self._final is None:
@@ -199,7 +220,7 @@ class _Written(Relay):
         """Tell the server that there are no more requests. Idempotent."""
         requests = self._conductor.requests
         if requests is None:
-            await (self._final or self._try).done_writing()
+            await self._of_the_try("done_writing")
             return
         if requests.iterates:
             raise grpc.aio.UsageError(MIXED)

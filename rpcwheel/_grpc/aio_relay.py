@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from rpcwheel.call import Kind
 
+    from .aio_calls import Ended
+
     Callback = Callable[[Any], None]
 
 __all__ = ["Conductor", "Relay", "Signal", "tell_weakly"]
@@ -180,6 +182,31 @@ class Relay(grpc.aio.Call):
             for callback in callbacks:
                 self._call_back(callback)
 
+    def end(self, call: Ended) -> None:
+        """End with what this call says, and give up the try that runs; not if it has ended."""
+        running = self._try
+        self._settle(running)
+        if self._final is None:
+            self.finish(call)
+            if running is not None:
+                give_up(running)
+
+    def _settle(self, call: Any) -> None:  # noqa: ANN401
+        """Act on the end of a try that was left to whoever awaits it."""
+        if call is not None and self._awaited and call.done():
+            self._awaited = False
+            self._on_done(call)
+
+    def _was_given_up(self, call: object) -> bool:
+        """Whether a `CancelledError` that came out of this try is nobody's but ours.
+
+        If the caller's task is to be cancelled too, it is its own.
+        """
+        if call is self._final or call is self._source or call is self._try:
+            return False
+        task = asyncio.current_task()
+        return task is None or not task.cancelling()
+
     def shows(self, call: object) -> bool:
         """Whether this try is the one that runs."""
         return call is self._try
@@ -238,13 +265,11 @@ class Relay(grpc.aio.Call):
 
     def cancel(self) -> bool:
         call = self._try
-        if call is not None and call.done() and self._awaited:
-            self._awaited = False
-            self._on_done(call)
+        self._settle(call)
         if self._final is not None:
             return False
         if call is not None and not call.done():
-            return bool(call.cancel())  # its done-callback finishes us
+            return give_up(call)  # its done-callback finishes us
         self.finish(ended(self._conductor.kind, CANCELLED, CANCELLED_HERE))
         return True
 
@@ -297,6 +322,9 @@ class Relay(grpc.aio.Call):
                 continue
             try:
                 await call.wait_for_connection()
+            except asyncio.CancelledError:
+                if not self._was_given_up(call):
+                    raise
             except grpc.RpcError:
                 if call is self._final:
                     raise
@@ -325,6 +353,19 @@ class Relay(grpc.aio.Call):
                 self.finish(ended_by(self._conductor.kind, error))
             elif not call.done():  # type: ignore[attr-defined]
                 self._conductor.failed(self, call, error)
+
+
+def give_up(call: Any) -> bool:  # noqa: ANN401
+    """Cancel a try, so that whoever writes to it learns of it; False if it had ended.
+
+    Who waits to write the first request to a call of grpc.aio (1.60 to 1.85) waits for ever if it
+    is cancelled before its metadata is on the way.
+    """
+    cancelled = bool(call.cancel())
+    sent = getattr(call, "_metadata_sent", None)
+    if isinstance(sent, asyncio.Event):
+        sent.set()
+    return cancelled
 
 
 def _tell(relays: list[Relay], number: int, _: object) -> None:

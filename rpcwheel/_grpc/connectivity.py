@@ -1,4 +1,4 @@
-"""Whether the channel behind a continuation has a connection.
+"""What grpc's core knows of the connection below a channel, and the end of all calls on it.
 
 gRPC fails a call at once, and sends nothing, only while its channel is in TRANSIENT_FAILURE: every
 attempt to connect has failed since it last was connected. The status of such a call proves nothing
@@ -15,10 +15,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["is_cut_off"]
+import grpc
+from grpc._cython import cygrpc
+
+__all__ = ["core_below", "end_calls", "is_cut_off", "is_polled", "state_below"]
 
 TRANSIENT_FAILURE: Final = 3
 """Of core's `grpc_connectivity_state`."""
+
+STATES: Final = (
+    grpc.ChannelConnectivity.IDLE,
+    grpc.ChannelConnectivity.CONNECTING,
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+)
+"""In the order of core's `grpc_connectivity_state`."""
 
 DEEPEST: Final = 32
 """Interceptors that a call is looked up through."""
@@ -27,26 +39,89 @@ DEEPEST: Final = 32
 def is_cut_off(continuation: Any) -> bool:  # noqa: ANN401 - grpcio's, or anybody's
     """Whether it is sure that the channel of a continuation has no connection now.
 
-    Never raises; some microseconds.
+    Asked right after a call has ended. A channel on the way that has more than one connection says
+    so itself, by a method of the same name. Never raises; some microseconds.
     """
-    try_to_connect = False
     try:
-        channel = _core_channel(continuation)
-        return channel is not None and (
-            channel.check_connectivity_state(try_to_connect) == TRANSIENT_FAILURE
-        )
+        owner = _walk(_owner_of(continuation), "is_cut_off", "check_connectivity_state")
+        own: Any = getattr(owner, "is_cut_off", None)
+        if own is not None:
+            return bool(own())
+        return owner is not None and _state_of(owner) == TRANSIENT_FAILURE
     except Exception:  # noqa: BLE001 - closed, or of another make: nothing is proved
         return False
 
 
-def _core_channel(continuation: Any) -> Any:  # noqa: ANN401
-    """The channel of grpc's core; None if it can't be found."""
-    aio = getattr(getattr(continuation, "func", None), "__self__", None)  # a partial of a method
-    owner = _free(continuation, "self") if aio is None else aio
-    if aio is None:
-        owner = _free(getattr(owner, "_thunk", None), "self")
+def core_below(channel: Any) -> Any:  # noqa: ANN401 - any make of channel, and core's own
+    """The channel of grpc's core below a channel and its interceptors; None if it can't be found.
+
+    grpcio 1.60 to 1.85 keep it, and each channel that interceptors are put on, as `_channel`.
+    """
+    return _walk(channel, "check_connectivity_state")
+
+
+def state_below(
+    channel: Any,  # noqa: ANN401
+    *,
+    try_to_connect: bool = False,
+) -> grpc.ChannelConnectivity | None:
+    """The state of the connection below a channel; None if it can't be known, SHUTDOWN if closed.
+
+    Args:
+        channel: Of grpc's make, or with interceptors on.
+        try_to_connect: Whether to begin to connect if it is IDLE.
+    """
+    core = core_below(channel)
+    if core is None:
+        return None
+    try:
+        return STATES[_state_of(core, try_to_connect)]
+    except ValueError:  # "Cannot invoke RPC: Channel closed!"
+        return grpc.ChannelConnectivity.SHUTDOWN
+
+
+def end_calls(channel: grpc.Channel, details: str) -> None:
+    """Close a channel; its calls end with UNAVAILABLE and these details.
+
+    Of a channel whose core can't be found they end with CANCELLED, as `close` does it. Waits until
+    grpc's thread has told the ends, so any thread but that one; any number of times.
+    """
+    core = core_below(channel)
+    if core is not None:
+        core.close(cygrpc.StatusCode.unavailable, details)
+    channel.close()
+
+
+def is_polled(channel: Any) -> bool:  # noqa: ANN401
+    """Whether a thread of grpc's still looks for changes of a channel's state.
+
+    It does so for up to 0.2 s after nobody has subscribed any more, and raises if the channel is
+    closed in the wrong moment of that (grpc #18995).
+    """
     for _ in range(DEEPEST):
-        if owner is None or hasattr(owner, "check_connectivity_state"):
+        state = getattr(channel, "_connectivity_state", None)
+        if state is not None:
+            return bool(getattr(state, "polling", False))
+        channel = getattr(channel, "_channel", None)
+    return False
+
+
+def _state_of(core: Any, try_to_connect: bool = False) -> int:  # noqa: ANN401, FBT001, FBT002 - as core has it
+    return int(core.check_connectivity_state(try_to_connect))
+
+
+def _owner_of(continuation: Any) -> Any:  # noqa: ANN401
+    """What a continuation makes its calls with, the channel or something on top of it."""
+    aio = getattr(getattr(continuation, "func", None), "__self__", None)  # a partial of a method
+    if aio is not None:
+        return aio
+    return _free(getattr(_free(continuation, "self"), "_thunk", None), "self")
+
+
+def _walk(owner: Any, *names: str) -> Any:  # noqa: ANN401
+    """The first, from `owner` down through its channels, that has a method of such a name."""
+    for _ in range(DEEPEST):
+        if owner is None or any(hasattr(owner, name) for name in names):
             return owner
         owner = getattr(owner, "_channel", None)
     return None

@@ -239,3 +239,95 @@ async def test_a_made_up_status_that_stays_is_told_in_the_end():
     going.ends(ended(Kind.STREAM_UNARY, grpc.StatusCode.INTERNAL, "Internal error from Core"))
     await until(lambda: conductor.failures)
     relay.finish(going)
+
+
+# Ended over a try that runs
+
+
+class Hung(Going):
+    """A try that says that it ended only when it is looked at: what it raises comes first."""
+
+    def cancel(self):
+        self.cancels = getattr(self, "cancels", 0) + 1
+        self._ended.set()
+        return True
+
+    def __await__(self):
+        yield from self._ended.wait().__await__()
+        raise asyncio.CancelledError
+
+
+def awaiting(relay):
+    async def wait():
+        return await relay
+
+    return asyncio.create_task(wait())
+
+
+async def test_an_end_over_a_try_that_runs_gives_it_up(relay, conductor):
+    relay.begin(hung := Hung())
+    waiting = awaiting(relay)
+    await asyncio.sleep(0)
+    relay.end(bad())
+    assert (relay.done(), relay.cancelled(), conductor.ends, hung.cancels) == (True, False, 1, 1)
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        await waiting
+    relay.end(bad("NOT_FOUND"))
+    assert await relay.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_who_is_cancelled_while_a_try_is_given_up_is_cancelled(relay):
+    relay.begin(Hung())
+    waiting = awaiting(relay)
+    await asyncio.sleep(0)
+    relay.end(bad())
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
+async def test_an_answer_that_is_there_but_not_yet_fetched_goes_before_an_end(relay):
+    relay.begin(going := Going())
+    waiting = awaiting(relay)
+    await asyncio.sleep(0)
+    going.ends(good(b"in time"))
+    relay.end(bad())
+    assert await waiting == b"in time"
+    assert await relay.code() is OK
+
+
+async def test_what_a_try_gives_after_the_end_is_not_the_answer(relay):
+    relay.begin(going := Going())
+    waiting = awaiting(relay)
+    await asyncio.sleep(0)
+    going.cancel = lambda: going.ends(good(b"too late"))
+    relay.end(bad())
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        await waiting
+
+
+async def test_who_writes_to_a_try_that_is_cancelled_before_it_is_on_its_way_learns_of_it(shop):
+    """A bare call of grpc.aio 1.85 would hang here; see the next test."""
+    async with grpc.aio.insecure_channel(shop.target) as channel:
+        conductor = Conductor(Kind.STREAM_STREAM)
+        conductor.failed = lambda relay, call, _: relay.finish(call)
+        relay = relay_of(Kind.STREAM_STREAM)(conductor)
+        relay.begin(channel.stream_stream("/test.Shop/StreamStream")())
+        writing = asyncio.create_task(relay.write(b"x"))
+        await asyncio.sleep(0)
+        relay.cancel()
+        await asyncio.wait([writing], timeout=20)
+        assert writing.cancelled()
+
+
+async def test_canary_a_bare_call_cancelled_before_it_is_on_its_way_hangs_who_writes(shop):
+    """Once it does not, `give_up` needs no more than `cancel`."""
+    async with grpc.aio.insecure_channel(shop.target) as channel:
+        call = channel.stream_stream("/test.Shop/StreamStream")()
+        writing = asyncio.create_task(call.write(b"x"))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([writing], timeout=0.5)
+        assert not writing.done()
+        writing.cancel()
+        await asyncio.wait([writing])

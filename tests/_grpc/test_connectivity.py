@@ -1,4 +1,4 @@
-"""Whether the channel behind a continuation is connected, for every way to get at one."""
+"""What is known of the connection below a channel or a continuation, and the end of its calls."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,9 @@ import contextlib
 import grpc
 import pytest
 
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
-from rpcwheel._grpc.connectivity import is_cut_off
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
+from fixtures.timers import PATIENCE, eventually
+from rpcwheel._grpc.connectivity import core_below, end_calls, is_cut_off, is_polled, state_below
 
 
 class Look(
@@ -93,3 +94,92 @@ async def test_a_channel_of_aio_is_found_too(shop):
 @pytest.mark.parametrize("continuation", [None, print, lambda: None, asyncio.sleep, object()])
 def test_of_what_is_not_grpcios_nothing_is_known(continuation):
     assert is_cut_off(continuation) is False
+
+
+def test_a_channel_on_the_way_that_knows_it_better_is_asked(shop_channel):
+    class Knows:
+        answers = [True, False]  # noqa: RUF012
+
+        def __init__(self, channel) -> None:
+            self._channel = channel
+
+        def __getattr__(self, name):
+            return getattr(self._channel, name)
+
+        def is_cut_off(self):
+            return self.answers.pop(0)
+
+    look = Look()
+    call = grpc.intercept_channel(Knows(shop_channel), look).unary_unary(UNARY_UNARY)
+    for _ in range(3):  # the third time it raises
+        call(b"x")
+    assert look.saw == [True, False, False]
+
+
+# A channel
+
+
+class Through(Look):
+    """An interceptor that waits for nothing."""
+
+    def intercept_unary_unary(self, continuation, details, request):
+        return continuation(details, request)
+
+    intercept_unary_stream = intercept_unary_unary
+
+
+def intercepted(channel):
+    return grpc.intercept_channel(channel, Through(), Through())
+
+
+@pytest.mark.parametrize("wrap", [lambda channel: channel, intercepted])
+def test_the_state_of_a_channel_is_found_below_its_interceptors(shop, wrap):
+    with grpc.insecure_channel(shop.target) as channel:
+        assert state_below(wrap(channel)) is grpc.ChannelConnectivity.IDLE
+        assert state_below(wrap(channel), try_to_connect=True) is grpc.ChannelConnectivity.IDLE
+        assert eventually(lambda: state_below(wrap(channel)) is grpc.ChannelConnectivity.READY)
+    assert state_below(wrap(channel)) is grpc.ChannelConnectivity.SHUTDOWN
+
+
+def test_the_states_are_in_the_order_of_grpcs_core(shop):
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        state_below(channel, try_to_connect=True)
+        failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        assert eventually(lambda: state_below(channel) is failing)
+
+
+@pytest.mark.parametrize("other", [None, object(), grpc])
+def test_of_a_channel_of_another_make_nothing_is_known(other):
+    assert (core_below(other), state_below(other), is_polled(other)) == (None, None, False)
+
+
+def test_a_channel_is_polled_while_somebody_subscribes_and_a_little_longer(shop_channel):
+    told = []
+    channel = intercepted(shop_channel)
+    assert not is_polled(channel)
+    channel.subscribe(told.append)
+    assert is_polled(channel)
+    channel.unsubscribe(told.append)
+    assert eventually(lambda: not is_polled(channel))
+
+
+@pytest.mark.parametrize("wrap", [lambda channel: channel, intercepted])
+def test_all_calls_of_a_channel_end_with_the_words_they_are_given(shop, wrap):
+    hang, silent = Hang(), Silent(after=1)
+    channel = wrap(grpc.insecure_channel(shop.target))
+    shop.then(hang)
+    future = channel.unary_unary(UNARY_UNARY).future(b"x")
+    assert hang.begun.wait(PATIENCE)
+    shop.then(silent)
+    stream = channel.unary_stream(UNARY_STREAM)(b"x")
+    assert next(stream) == b"x"
+    assert silent.begun.wait(PATIENCE)
+    end_calls(channel, "no more")
+    end_calls(channel, "again")
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    for error in future.exception(), caught.value:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert error.details() in {"no more", "Stream removed (no more)"}  # as grpc's core likes it
+    with pytest.raises(ValueError, match="closed channel"):
+        channel.unary_unary(UNARY_UNARY).with_call(b"x")[0]

@@ -1,0 +1,22 @@
+"""Channels whose connection can be replaced while stubs and calls go on: `ReconnectingChannel`.
+
+A stub made of such a channel works for as long as the channel does, whatever becomes of the
+connection. `replace()` puts a new one in the place of the old: new calls go there at once, calls in
+flight end where they began. The new one shares nothing with the old, not even gRPC's memory of
+failed attempts to connect. `rpcwheel.heartbeat` replaces connections that have died in silence.
+
+`rpcwheel.channel.aio` has the same for `grpc.aio`.
+
+==================  ================================================================================
+`core.py`           Which connection serves the next call: pure, for both worlds.
+`sync.py`           The channel for threads.
+`_switch.py`        Its connections under a lock: calls come and go, one takes another's place.
+`_members.py`       Its multi-callables, which find the connection of the moment for each call.
+`_subscriptions.py` Its state, told to whoever subscribes, across replacements.
+`aio.py`            The channel for `grpc.aio`; its multi-callables are in `_aio_members.py`.
+==================  ================================================================================
+"""
+
+from .sync import ReconnectingChannel
+
+__all__ = ["ReconnectingChannel"]

@@ -1,0 +1,298 @@
+"""The members of a stub on an event loop: each call goes to the connection that is active then.
+
+What the caller holds is a `Relay` (`rpcwheel._grpc.aio_relay`) with one try, grpc's own call. So a
+call that is still on a connection that was given up can be ended with a status that says why, and
+its caller finds no `CancelledError` that nobody asked for. No call costs a task.
+"""
+
+from __future__ import annotations
+
+import weakref
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from rpcwheel._grpc.aio_calls import NotAtOnceError, blurred, ended, ended_by, failure_of
+from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel.call import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel._grpc.aio_relay import Relay
+
+    from .aio import ReconnectingChannel
+    from .core import Link, Traffic
+
+__all__ = ["MEMBERS", "Ping", "Running", "Wire"]
+
+UNANSWERED: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    }
+)
+"""What a call may end with though no server has said anything."""
+
+
+class Wire:
+    """A channel of grpc.aio, and the calls that run on it."""
+
+    __slots__ = ("channel", "foreign", "running")
+
+    def __init__(self, channel: grpc.aio.Channel, *, foreign: bool) -> None:
+        self.channel = channel
+        self.foreign = foreign
+        """Whether its calls may be of another make, or have others' interceptors in them."""
+        self.running: set[Running] = set()
+
+    def end(self, details: str) -> None:
+        """End all that runs on it with UNAVAILABLE."""
+        for running in list(self.running):
+            running.end(details)
+
+
+class Running:
+    """A call on one connection; conducts its relay (see `rpcwheel._grpc.aio_relay`)."""
+
+    __slots__ = ("__weakref__", "_call", "_counts", "_link", "_member", "_relay")
+
+    requests = None
+    """The caller writes to grpc's call itself."""
+
+    def __init__(self, member: _Member, link: Link[Wire], call: Any, *, counts: bool) -> None:  # noqa: ANN401
+        self._member = member
+        self._link = link
+        self._call = call
+        self._counts = counts
+
+    def begin(self) -> Relay:
+        """Make what the caller holds."""
+        relay, wire = self._member.relay(self), self._link.channel
+        # Weakly: a stream that its caller has forgotten is cancelled. A call whose interceptor has
+        # raised, and that nobody awaits, never tells that it ended (grpc.aio 1.60;
+        # proved not to be so on 1.85).
+        self._relay = weakref.ref(relay, self._forgotten if wire.foreign else None)
+        wire.running.add(self)
+        relay.begin(self._call)
+        return relay
+
+    def end(self, details: str) -> None:
+        """End the call, as its connection is given up."""
+        relay = self._relay()
+        if relay is not None:
+            relay.end(ended(self.kind, grpc.StatusCode.UNAVAILABLE, details))
+
+    # --- For the relay ---
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the four."""
+        return self._member.kind
+
+    @property
+    def method(self) -> str:
+        """In full."""
+        return self._member.method
+
+    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        """End the relay as the call has ended."""
+        try:
+            error = failure_of(call) if error is None else error
+        except NotAtOnceError:  # a foreign call, which says that it is done and is not
+            relay.finish(call)
+            return
+        except BaseException as raised:  # noqa: BLE001 - an interceptor's; the caller gets it
+            error = raised
+        if isinstance(error, grpc.aio.AioRpcError):
+            if error.code() not in UNANSWERED and not blurred(call):
+                self._link.traffic.saw_read()  # no message, but the server has answered
+            if self.kind.streams_requests:  # or grpc.aio may tell another status later
+                relay.finish(ended_by(self.kind, error), source=call)
+                return
+        relay.finish(call if error is None or call.done() else ended_by(self.kind, error))
+
+    def finished(self) -> None:
+        """Take note that the call has ended; on any thread, if it was forgotten."""
+        link, channel = self._link, self._member.channel
+        running = link.channel.running
+        if self not in running:
+            return
+        if get_ident() != channel.thread and channel.hand_over(self.finished):
+            return
+        running.remove(self)
+        if self._counts:
+            channel.leave(link)
+
+    def _forgotten(self, _: object) -> None:
+        self.finished()
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline of the call."""
+        left: float | None = self._call.time_remaining()
+        return left
+
+    def listen(self, relay: Relay, call: object) -> None:
+        """Nothing is done while the caller waits for a message."""
+
+
+class _Member:
+    """One method of a stub. The base of the four kinds."""
+
+    kind: Kind
+
+    def __init__(
+        self,
+        channel: ReconnectingChannel,
+        method: str,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        *args: Any,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        self.channel = channel
+        self.method = method
+        self.relay: type[Relay] = relay_of(self.kind)
+        self._codec = (request_serializer, response_deserializer)
+        self._given = (args, options)
+        self._links = channel.links
+        self._make(channel.links.active)
+
+    def _make(self, link: Link[Wire]) -> Any:  # noqa: ANN401
+        """Make grpc's own member on another connection; the one before is let go."""
+        serializer, deserializer = self._codec
+        args, options = self._given
+        make = getattr(link.channel.channel, self.kind.name.lower())
+        traffic = link.traffic
+        self._call = make(
+            self.method,
+            _writing(traffic, serializer),
+            _reading(traffic, deserializer),
+            *args,
+            **options,
+        )
+        self._link = link
+        return self._call
+
+    def _begin(self, request: Any, **options: Any) -> Any:  # noqa: ANN401
+        link = self._links.enter()
+        try:
+            member = self._call if link is self._link else self._make(link)
+            call = member(request, **options)
+        except BaseException:  # such as `UsageError` of a channel that is closed
+            self.channel.leave(link)
+            raise
+        return Running(self, link, call, counts=True).begin()
+
+
+def _writing(traffic: Traffic, serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """The serializer, which notes when a message goes out."""
+    saw_write = traffic.saw_write
+
+    def write(message: Any) -> bytes:  # noqa: ANN401
+        data: bytes = message if serializer is None else serializer(message)
+        saw_write()
+        return data
+
+    return write
+
+
+def _reading(traffic: Traffic, deserializer: Callable[[bytes], Any] | None) -> Callable[[Any], Any]:
+    """The deserializer, which notes when a message came in."""
+    saw_read = traffic.saw_read
+
+    def read(data: bytes) -> Any:  # noqa: ANN401
+        saw_read()
+        return data if deserializer is None else deserializer(data)
+
+    return read
+
+
+class _OneRequest(_Member):
+    """The caller gives one request."""
+
+    def __call__(
+        self,
+        request: Any,  # noqa: ANN401
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        return self._begin(
+            request,
+            timeout=timeout,
+            metadata=metadata,
+            credentials=credentials,
+            wait_for_ready=wait_for_ready,
+            compression=compression,
+        )
+
+
+class _ManyRequests(_Member):
+    """The caller gives an iterator of requests, or writes them."""
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any = None,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        relay = self._begin(
+            request_iterator,
+            timeout=timeout,
+            metadata=metadata,
+            credentials=credentials,
+            wait_for_ready=wait_for_ready,
+            compression=compression,
+        )
+        self._link.traffic.saw_write()  # it begins before there is a request
+        return relay
+
+
+class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+    kind = Kind.UNARY_UNARY
+
+
+class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+    kind = Kind.UNARY_STREAM
+
+
+class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    kind = Kind.STREAM_UNARY
+
+
+class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    kind = Kind.STREAM_STREAM
+
+
+class Ping(_UnaryUnary):
+    """A heartbeat's calls: of bytes, neither use nor calls in flight.
+
+    On whatever connection is active when one begins.
+    """
+
+    def _make(self, link: Link[Wire]) -> Any:  # noqa: ANN401
+        self._call = link.channel.channel.unary_unary(self.method)
+        self._link = link
+        return self._call
+
+    def _begin(self, request: Any, **options: Any) -> Any:  # noqa: ANN401
+        link = self._links.active
+        member = self._call if link is self._link else self._make(link)
+        return Running(self, link, member(request, **options), counts=False).begin()
+
+
+MEMBERS: Final = {
+    Kind.UNARY_UNARY: _UnaryUnary,
+    Kind.UNARY_STREAM: _UnaryStream,
+    Kind.STREAM_UNARY: _StreamUnary,
+    Kind.STREAM_STREAM: _StreamStream,
+}

@@ -1,0 +1,356 @@
+"""The multi-callables of a channel for threads: each call finds the connection of the moment.
+
+The calls themselves are grpc's own objects. What was read and written is seen by the functions that
+make messages of bytes and bytes of messages; a call is counted from its begin to its end.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import grpc
+
+from rpcwheel._grpc.styles import call_at_end, failure_of, has_ended, is_single_threaded
+from rpcwheel.call import Kind
+from rpcwheel.workers import POOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ._switch import AnyLink, Switch
+    from .core import Traffic
+
+    Convert: TypeAlias = Callable[[Any], Any]
+
+__all__ = ["Ping", "Recipe", "StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
+
+ANSWERS: Final = frozenset(
+    {
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.DATA_LOSS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+"""Status codes that only a server gives; the others may be of gRPC's own making on this side."""
+
+
+class Recipe:
+    """How a multi-callable is made of any link's channel."""
+
+    __slots__ = ("_args", "_deserializer", "_kind", "_method", "_options", "_serializer", "key")
+
+    def __init__(  # noqa: PLR0917
+        self,
+        kind: Kind,
+        method: str,
+        serializer: Convert | None = None,
+        deserializer: Convert | None = None,
+        args: tuple[Any, ...] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._kind = kind
+        self._method = method
+        self._serializer = serializer
+        self._deserializer = deserializer
+        self._args = args
+        self._options = options
+        self.key: Any = (kind, method, id(serializer), id(deserializer), args, *options.items())
+
+    def __call__(self, link: AnyLink) -> Any:  # noqa: ANN401
+        """Make it."""
+        traffic, serializer = link.traffic, self._serializer
+        make = getattr(link.channel, self._kind.name.lower())
+        return make(
+            self._method,
+            _writing(traffic, serializer) if self._kind.streams_requests else serializer,
+            _reading(traffic, self._deserializer),
+            *self._args,
+            **self._options,
+        )
+
+
+class _Unseen(Recipe):
+    """One whose messages are not seen as traffic."""
+
+    __slots__ = ()
+
+    def __init__(self, kind: Kind, method: str) -> None:
+        super().__init__(kind, method)
+        self.key = "unseen", *self.key
+
+    def __call__(self, link: AnyLink) -> Any:  # noqa: ANN401
+        return getattr(link.channel, self._kind.name.lower())(self._method)
+
+
+def _reading(traffic: Traffic, deserializer: Convert | None) -> Convert:
+    saw_read = traffic.saw_read
+
+    def deserialize(message: Any) -> Any:  # noqa: ANN401
+        saw_read()
+        return message if deserializer is None else deserializer(message)
+
+    return deserialize
+
+
+def _writing(traffic: Traffic, serializer: Convert | None) -> Convert:
+    saw_write = traffic.saw_write
+
+    def serialize(message: Any) -> Any:  # noqa: ANN401
+        saw_write()
+        return message if serializer is None else serializer(message)
+
+    return serialize
+
+
+class _Member:
+    """One method of a stub. The base of the four kinds."""
+
+    __slots__ = ("_bound", "_recipe", "_switch")
+
+    def __init__(self, switch: Switch, recipe: Recipe) -> None:
+        self._switch = switch
+        self._recipe = recipe
+        self._bound: tuple[AnyLink | None, Any] = (None, None)
+
+    def _enter(self) -> tuple[AnyLink, Any]:
+        """The link for a call that begins now, and grpc's multi-callable there."""
+        switch = self._switch
+        while True:
+            link = switch.enter()
+            link.traffic.saw_write()
+            bound, call = self._bound  # as one: another thread may change it
+            if bound is link:
+                return link, call
+            try:
+                call = switch.make(link, self._recipe.key, self._recipe)
+            except BaseException as error:
+                switch.leave(link)
+                if not self._has_moved(link, error):
+                    raise
+            else:
+                self._bound = link, call
+                return link, call
+
+    def _has_moved(self, link: AnyLink, error: BaseException | None) -> bool:
+        """Whether nothing was begun on `link`, as another has taken its place meanwhile."""
+        closed = isinstance(error, ValueError) and str(error).startswith("Cannot invoke RPC")
+        return closed and self._switch.has_moved(link)
+
+    def _wait(self, name: str, request: Any, *options: Any) -> Any:  # noqa: ANN401
+        """Carry out a call on its caller's thread."""
+        switch = self._switch
+        link, call = self._enter()
+        try:
+            return getattr(call, name)(request, *options)
+        except grpc.RpcError as error:
+            _note_answer(link, error)
+            raise
+        except ValueError as error:
+            if not self._has_moved(link, error):
+                raise
+        finally:
+            switch.leave(link)
+        return self._wait(name, request, *options)
+
+    def _begin(self, name: str, request: Any, *options: Any) -> Any:  # noqa: ANN401
+        """Begin a call that goes on by itself."""
+        switch = self._switch
+        link, call = self._enter()
+        try:
+            running = getattr(call, name)(request, *options)
+        except BaseException as error:
+            switch.leave(link)
+            if not self._has_moved(link, error):
+                raise
+            return self._begin(name, request, *options)
+        _leave_at_end(running, switch, link)
+        # Interceptors on the link's own channel make a call of what is raised below them.
+        if link.ended and has_ended(running) and self._has_moved(link, failure_of(running)):
+            return self._begin(name, request, *options)
+        return running
+
+
+def _note_answer(link: AnyLink, error: Any) -> None:  # noqa: ANN401
+    code = getattr(error, "code", None)
+    if callable(code) and code() in ANSWERS:
+        link.traffic.saw_read()
+
+
+def _leave_at_end(call: Any, switch: Switch, link: AnyLink) -> None:  # noqa: ANN401
+    """Leave `link` when `call` has ended; the call is not kept alive for that."""
+    if not is_single_threaded(call):
+        call_at_end(call, partial(switch.leave, link))
+        return
+    # One that is dropped or cancelled tells nobody of its end.
+    leave = _Once(partial(switch.leave, link))
+    call_at_end(call, leave)
+    weakref.finalize(call, _on_a_worker, leave).atexit = False
+
+
+class _Once:
+    """Calls a function, the first time it is called itself."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._functions = [function]
+
+    def __call__(self) -> None:
+        functions, self._functions = self._functions, []
+        for function in functions:
+            function()
+
+
+def _on_a_worker(job: Callable[[], object]) -> None:
+    """The garbage collector's thread may hold any lock."""
+    POOL.submit(job, job)
+
+
+class UnaryUnary(_Member, grpc.UnaryUnaryMultiCallable):
+    """One request, one response."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("__call__", request, *options)
+
+    def with_call(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("with_call", request, *options)
+
+    def future(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("future", request, *options)
+
+
+class Ping(UnaryUnary):
+    """Heartbeats: bytes in and out; neither use of the connection nor calls in flight."""
+
+    __slots__ = ()
+
+    def __init__(self, switch: Switch, method: str) -> None:
+        super().__init__(switch, _Unseen(Kind.UNARY_UNARY, method))
+
+    def _begin(self, name: str, request: Any, *options: Any) -> Any:  # noqa: ANN401
+        switch, recipe = self._switch, self._recipe
+        link = switch.active()
+        try:
+            call = switch.make(link, recipe.key, recipe)
+            return getattr(call, name)(request, *options)
+        except ValueError as error:
+            if not self._has_moved(link, error):
+                raise
+        return self._begin(name, request, *options)
+
+    _wait = _begin
+
+
+class StreamUnary(_Member, grpc.StreamUnaryMultiCallable):
+    """Many requests, one response."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("__call__", request_iterator, *options)
+
+    def with_call(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("with_call", request_iterator, *options)
+
+    def future(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("future", request_iterator, *options)
+
+
+class UnaryStream(_Member, grpc.UnaryStreamMultiCallable):
+    """One request, many responses."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("__call__", request, *options)
+
+
+class StreamStream(_Member, grpc.StreamStreamMultiCallable):
+    """Many requests, many responses."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("__call__", request_iterator, *options)

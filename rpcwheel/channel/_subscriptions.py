@@ -1,0 +1,156 @@
+"""The state of a channel, told to whoever subscribes to it, across replacements of its connection.
+
+gRPC's thread that polls for it runs only while somebody subscribes. It tells us, and a worker calls
+the subscribers: one after the other, each change in the order in which it came. Nothing is told of
+a connection that is not the active one any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rpcwheel.observe import ListenerFailed, emit
+from rpcwheel.workers import POOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from .core import Link, Links
+
+    State: TypeAlias = grpc.ChannelConnectivity
+    Callback: TypeAlias = Callable[[State], object]
+
+__all__ = ["Subscriptions"]
+
+
+class _Subscription:
+    __slots__ = ("callback", "last", "over")
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
+        self.last: State | None = None
+        self.over = False
+
+
+class Subscriptions:
+    """Who is told of one channel's state. Thread-safe."""
+
+    def __init__(self, target: str, links: Links[grpc.Channel]) -> None:
+        self._target = target
+        self._links = links
+        self._lock = threading.RLock()
+        self._all: list[_Subscription] = []
+        self._closed = False
+        self._connects = False
+        self._watched: tuple[Link[grpc.Channel], Callback] | None = None
+        self._state: State | None = None
+        self._to_tell: deque[tuple[_Subscription, State]] = deque()
+        self._telling = False
+
+    def add(self, callback: Callback, *, try_to_connect: bool) -> None:
+        """Tell `callback` the state, and each change from now on."""
+        with self._lock:
+            if self._closed:
+                return
+            one = _Subscription(callback)
+            self._all.append(one)
+            self._connects |= try_to_connect
+            if self._watched is None:
+                try:
+                    self.follow()
+                except BaseException:  # a channel of the user's make that can't do it
+                    self._all.remove(one)
+                    self._watched = None
+                    raise
+                return
+            if try_to_connect:
+                link, watch = self._watched  # grpc connects by a subscription only
+                link.channel.unsubscribe(watch)
+                link.channel.subscribe(watch, try_to_connect=True)
+            if self._state is not None:
+                self._note(one, self._state)
+
+    def remove(self, callback: Callback) -> None:
+        """Tell `callback` no more; once, if it was added more than once. Unknown ones: nothing."""
+        with self._lock:
+            for one in self._all:
+                if one.callback == callback:
+                    self._all.remove(one)
+                    one.over = True
+                    break
+            if not self._all:
+                self._connects = False
+                self.follow()
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        with self._lock:
+            self._closed = True
+            for one in self._all:
+                one.over = True
+            self._all.clear()
+            self.follow()
+
+    def follow(self) -> None:
+        """Watch the active link, if anybody wants it, and no other."""
+        with self._lock:
+            wanted = self._links.active if self._all else None
+            watched, before = self._watched, None if self._watched is None else self._watched[0]
+            if before is wanted:
+                return
+            if watched is not None:
+                self._watched = self._state = None
+                watched[0].channel.unsubscribe(watched[1])
+            if wanted is not None:
+                watch = partial(_seen, weakref.ref(self), wanted.number)
+                self._watched = wanted, watch
+                wanted.channel.subscribe(watch, try_to_connect=self._connects)
+
+    def seen(self, number: int, state: State) -> None:
+        """The link of this number has this state now."""
+        with self._lock:
+            watched = self._watched
+            if watched is None or watched[0].number != number:
+                return
+            if watched[0] is not self._links.active:
+                return
+            self._state = state
+            for one in self._all:
+                self._note(one, state)
+
+    def _note(self, one: _Subscription, state: State) -> None:
+        if one.last is state:
+            return
+        one.last = state
+        self._to_tell.append((one, state))
+        if not self._telling:
+            self._telling = True
+            POOL.submit(self, self._tell)
+
+    def _tell(self) -> None:
+        """On a worker, one at a time."""
+        while True:
+            with self._lock:
+                if not self._to_tell:
+                    self._telling = False
+                    return
+                one, state = self._to_tell.popleft()
+                if one.over:
+                    continue
+            try:
+                one.callback(state)
+            except Exception as error:  # noqa: BLE001 - the user's; told as an event
+                emit(ListenerFailed(self._target, listener=repr(one.callback), error=error))
+
+
+def _seen(subscriptions: weakref.ref[Subscriptions], number: int, state: Any) -> None:  # noqa: ANN401
+    """On gRPC's thread, which holds no channel alive."""
+    alive = subscriptions()
+    if alive is not None:
+        alive.seen(number, state)

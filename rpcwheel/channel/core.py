@@ -1,0 +1,203 @@
+"""Which connection serves the next call: one is active, those before it drain, none is shared.
+
+A `Link` is one channel of grpc's with a connection of its own; `Links` are those of one channel of
+ours, the newest of which takes new calls. Nothing here does I/O or reads a clock, and nothing is
+thread-safe: whoever owns the links calls in under a lock, or on one loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from rpcwheel.durations import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.backoff import Backoff
+
+__all__ = ["Link", "Links", "Traffic"]
+
+C = TypeVar("C")
+
+MOST_BACKOFF: Final = 64
+"""Replacements in a row after which the backoff grows no more: wait objects may overflow."""
+
+ASKED_NS: Final = 1_000_000_000
+"""After this long nobody asks any more whether a call that has ended was sent at all."""
+
+
+class Traffic:
+    """When something was last read, written and used, on the timer's clock; None: never yet.
+
+    Stamped by any thread without a lock: each stamp is one assignment.
+    """
+
+    __slots__ = ("last_read_ns", "last_use_ns", "last_write_ns", "now_ns")
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self.now_ns = now_ns
+        self.last_read_ns: int | None = None
+        """A message or an answer of the server's, to a heartbeat too: the peer lives."""
+        self.last_write_ns: int | None = None
+        """A message to the server, a heartbeat's too."""
+        self.last_use_ns: int | None = None
+        """A message either way, or the begin of a call, of the user's calls only."""
+
+    def saw_read(self) -> None:
+        """A message of a user's call came in."""
+        self.last_read_ns = self.last_use_ns = self.now_ns()
+
+    def saw_write(self) -> None:
+        """A message of a user's call goes out, or a call begins."""
+        self.last_write_ns = self.last_use_ns = self.now_ns()
+
+
+class Link(Generic[C]):
+    """One connection's worth: grpc's channel, what was seen of it, and the calls on it."""
+
+    __slots__ = (
+        "began_ns",
+        "calls",
+        "channel",
+        "drain_until_ns",
+        "ended",
+        "members",
+        "number",
+        "reason",
+        "traffic",
+    )
+
+    def __init__(self, number: int, channel: C, now_ns: Callable[[], int]) -> None:
+        self.number = number
+        """1 for the first of a channel."""
+        self.channel = channel
+        self.began_ns = now_ns()
+        self.traffic = Traffic(now_ns)
+        self.calls = 0
+        """Calls of the user's that run on it."""
+        self.drain_until_ns = NEVER
+        """When the calls that are still on it are ended; of no meaning while it is active."""
+        self.ended = False
+        """Whether it is to be closed or closed already: nothing may be begun or made on it."""
+        self.reason = ""
+        """Why another took its place."""
+        self.members: dict[Any, Any] = {}
+        """grpc's multi-callables, by what each was made of."""
+
+
+class Links(Generic[C]):
+    """The links of one channel."""
+
+    def __init__(self, first: C, now_ns: Callable[[], int], backoff: Backoff) -> None:
+        self._now_ns = now_ns
+        self._backoff = backoff
+        self._silent = 0  # links in a row that were given up and had never been heard
+        self._not_before_ns = -NEVER
+        self._left_ns = -NEVER  # when a call last ended on a link that was draining
+        self.active: Link[C] = Link(1, first, now_ns)
+        self.draining: list[Link[C]] = []
+        self.closed = False
+        self.calls = 0
+        """How many calls run, on all links; on those too that are to be closed."""
+
+    def enter(self) -> Link[C]:
+        """The link for a call that begins now."""
+        link = self.active
+        link.calls += 1
+        self.calls += 1
+        return link
+
+    def leave(self, link: Link[C]) -> bool:
+        """Take note that a call on `link` has ended; True if the link is to be closed now."""
+        link.calls -= 1
+        self.calls -= 1
+        if link is self.active or link.ended:
+            return False
+        self._left_ns = self._now_ns()
+        if link.calls:
+            return False
+        self.draining.remove(link)
+        link.ended = True
+        return True
+
+    def wait_ns(self) -> int:
+        """How long the backoff forbids another replacement; 0 if it may be now."""
+        if self.active.traffic.last_read_ns is not None:
+            return 0  # this one worked: what is wrong with it is new
+        return max(0, self._not_before_ns - self._now_ns())
+
+    def rest_ns(self) -> int:
+        """How long the backoff wants to rest after a replacement that were made now.
+
+        Raises:
+            Exception: Whatever a wait object of the user's raises; so ask before anything is done.
+        """
+        silent = self._silent_ones() + 1
+        rest_ns = self._backoff.next_delay_ns(min(silent, MOST_BACKOFF), elapsed_ns=0, error=None)
+        return NEVER if rest_ns is None else rest_ns
+
+    def _silent_ones(self) -> int:
+        """Links in a row that were never heard from, once the active one is given up too."""
+        return 0 if self.active.traffic.last_read_ns is not None else self._silent + 1
+
+    def replace(
+        self, channel: C, drain_ns: int, reason: str = "", rest_ns: int | None = None
+    ) -> tuple[Link[C], bool]:
+        """Put a new link in the place of the active one.
+
+        Args:
+            channel: The new one's.
+            drain_ns: How long calls may go on on the old one; `NEVER` for as long as they take.
+            reason: Why.
+            rest_ns: What `rest_ns()` said; None to ask it now.
+
+        Returns:
+            The old link, and whether it is to be closed now: no calls, or no time for them.
+        """
+        rest_ns = self.rest_ns() if rest_ns is None else rest_ns
+        old, now_ns = self.active, self._now_ns()
+        self._silent = self._silent_ones()
+        self._not_before_ns = NEVER if rest_ns == NEVER else now_ns + rest_ns
+        self.active = Link(old.number + 1, channel, self._now_ns)
+        old.reason = reason
+        if not old.calls or drain_ns <= 0:
+            old.ended = True
+            return old, True
+        old.drain_until_ns = NEVER if drain_ns == NEVER else now_ns + drain_ns
+        self.draining.append(old)
+        return old, False
+
+    def expire(self, link: Link[C]) -> bool:
+        """Take note that the time of `link` to drain is over; True if it is to be closed now."""
+        if link not in self.draining:
+            return False
+        self.draining.remove(link)
+        link.ended = True
+        return True
+
+    def overdue(self) -> list[Link[C]]:
+        """Take out the links whose time to drain is over; they are to be closed now."""
+        now_ns = self._now_ns()
+        return [
+            link
+            for link in tuple(self.draining)
+            if link.drain_until_ns <= now_ns and self.expire(link)
+        ]
+
+    def is_alone(self) -> bool:
+        """Whether a call that has just ended is sure to have run on the active link.
+
+        A call on an old link ends there and then asks; within `ASKED_NS`, by a wide margin.
+        """
+        return not self.draining and self._now_ns() - self._left_ns > ASKED_NS
+
+    def close(self) -> list[Link[C]]:
+        """Take no more calls; gives the links that are to be closed now. A second time, none."""
+        if self.closed:
+            return []
+        self.closed = True
+        links, self.draining = [self.active, *self.draining], []
+        for link in links:
+            link.ended = True
+        return links

@@ -1,0 +1,360 @@
+"""A channel of grpc.aio whose connection is replaced: what becomes of it, its state and its end."""
+
+import asyncio
+import gc
+import weakref
+
+import grpc
+import pytest
+
+from fixtures.aio_channels import KINDS, Stub
+from fixtures.aio_doors import refused, until
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.small_servers import METHOD, aio_serving
+from rpcwheel.channel.aio import DEFAULT_BACKOFF, ReconnectingChannel
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.observe import ConnectionReplaced, ListenerFailed
+from rpcwheel.timer import ManualTimer
+
+READY = grpc.ChannelConnectivity.READY
+IDLE = grpc.ChannelConnectivity.IDLE
+SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def hanging(shop, channel, kind="unary_unary"):
+    """A call that the server has begun and does not answer."""
+    shop.then(hang := Hang())
+    call = getattr(Stub(channel), kind)(b"" if kind.startswith("unary") else None)
+    await until(hang.begun.is_set)
+    return call
+
+
+def awaited(call, kind="unary_unary"):
+    """A task that waits for the call's answer."""
+
+    async def wait():
+        return await (call if kind.endswith("unary") else call.read())
+
+    return asyncio.create_task(wait())
+
+
+# Replacing
+
+
+async def test_a_new_connection_is_another_one_of_tcp():
+    async def peer(request, context):
+        return context.peer().encode()
+
+    async with (
+        aio_serving(grpc.unary_unary_rpc_method_handler(peer)) as target,
+        ReconnectingChannel(target) as one,
+        ReconnectingChannel(target) as other,
+    ):
+        first, second = (channel.unary_unary(METHOD) for channel in (one, other))
+        peers = [await first(b""), await first(b""), await second(b"")]
+        one.replace()
+        peers += [await first(b""), await second(b"")]
+    assert peers[0] == peers[1] != peers[3]
+    assert peers[2] == peers[4]
+    assert len(set(peers)) == 3
+
+
+async def test_it_tells_what_it_is(channel, shop, events):
+    await channel.channel_ready()
+    call = await hanging(shop, channel)
+    seen = (channel.target, channel.number, channel.calls, channel.closed)
+    assert seen == (shop.target, 1, 1, False)
+    assert channel.replace("rebalancing")
+    assert (channel.number, channel.calls) == (2, 1)
+    assert events == [ConnectionReplaced(shop.target, number=2, reason="rebalancing", calls=1)]
+    call.cancel()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_calls_in_flight_go_on_for_as_long_as_they_take(shop, channel, timer, kind):
+    shop.then(hang := Hang())
+    call = getattr(Stub(channel), kind)(b"x" if kind.startswith("unary") else None)
+    await until(hang.begun.is_set)
+    old = channel.links.active
+    channel.replace()
+    timer.advance(10**6)
+    await asyncio.sleep(0.05)
+    assert (channel.calls, call.done(), timer.pending) == (1, False, 0)
+    shop.calls[-1].ended.set()  # the server's handler goes on, and ends the call
+    if kind.startswith("stream"):
+        await call.done_writing()
+    await asyncio.wait([awaited(call, kind)])
+    await until(lambda: channel.calls == 0)
+    await until(lambda: old.channel.channel.get_state() is SHUTDOWN)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("drain", [0, 0.0, 3.0])
+async def test_calls_that_are_out_of_time_end_with_the_reason(shop, channel, timer, kind, drain):
+    call = await hanging(shop, channel, kind)
+    waiting = awaited(call, kind)
+    await asyncio.sleep(0)
+    channel.replace("no answer for 3 s", drain=drain)
+    if drain:
+        timer.advance(2.9)
+        await asyncio.sleep(0.01)
+        assert not call.done()
+        timer.advance(0.2)
+        await until(call.done)
+    assert channel.calls == 0
+    assert call.done()
+    assert not call.cancelled()
+    error = await refused(waiting)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.details() == "connection replaced: no answer for 3 s"
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    await until(shop.calls[-1].ended.is_set)  # the server learns of it
+
+
+async def test_a_time_to_drain_that_is_not_needed_is_forgotten(shop, channel, timer):
+    channel.replace(drain=5)
+    assert timer.pending == 0
+    await channel.unary_unary(UNARY_UNARY)(b"x")
+    call = await hanging(shop, channel)
+    channel.replace(drain=5)
+    assert timer.pending == 1
+    call.cancel()
+    await until(lambda: timer.pending == 0)
+
+
+async def test_a_timer_that_was_stopped_leaves_it_to_the_loop(shop, make):
+    timer = ManualTimer()
+    channel = make(timer=timer)
+    timer.stop()
+    call = await hanging(shop, channel)
+    channel.replace(drain=0.05)
+    assert (await refused(call)).details() == "connection replaced: asked for"
+
+
+async def test_without_a_timer_the_shared_one_ends_what_is_left(shop, make):
+    channel = make(timer=None)
+    call = await hanging(shop, channel)
+    channel.replace(drain=0.05)
+    assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_one_that_never_worked_is_replaced_again_only_after_a_while(make, timer):
+    channel = make(backoff=2.0)
+    assert [channel.replace(), channel.replace()] == [True, False]
+    timer.advance(2.0)
+    assert [channel.replace(), channel.replace()] == [True, False]
+    assert [channel.replace(force=True), channel.number] == [True, 4]
+    await channel.unary_unary(UNARY_UNARY)(b"x")
+    assert channel.replace()
+
+
+async def test_what_connect_raises_comes_out_and_nothing_has_changed(make, shop):
+    answers = [grpc.aio.insecure_channel, OSError("no way"), lambda *_: None]
+
+    def connect(options):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        assert ("grpc.use_local_subchannel_pool", 1) in options
+        return answer(shop.target, options)
+
+    channel = make(connect=connect, options=IMPATIENT)
+    with pytest.raises(OSError, match="no way"):
+        channel.replace()
+    with pytest.raises(TypeError, match="connect must return a new grpc"):
+        channel.replace()
+    assert channel.number == 1
+    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
+async def test_connect_must_not_give_the_same_channel_twice(make, shop):
+    bare = grpc.aio.insecure_channel(shop.target)
+    channel = make(connect=lambda _: bare)
+    with pytest.raises(ConfigurationError, match="a new channel each time"):
+        channel.replace()
+    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
+async def test_what_a_wait_object_raises_comes_out_and_nothing_has_changed(make):
+    channel = make(backoff=lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        channel.replace()
+    assert channel.number == 1
+
+
+async def test_tls_is_as_of_any_channel(make):
+    channel = make(credentials=grpc.ssl_channel_credentials())
+    assert channel.replace()
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"target": 7}, TypeError),
+        ({"target": ""}, ConfigurationError),
+        ({"connect": 7}, TypeError),
+        ({"connect": print, "interceptors": [object()]}, ConfigurationError),
+        ({"options": {"a": 1}}, TypeError),
+        ({"backoff": "soon"}, TypeError),
+        ({"timer": 7}, TypeError),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_at_once(make, given, error):
+    with pytest.raises(error):
+        make(**given)
+
+
+async def test_replace_refuses_what_makes_no_sense(channel):
+    with pytest.raises(TypeError):
+        channel.replace(7)
+    with pytest.raises(TypeError):
+        channel.replace(drain="soon")
+    assert channel.number == 1
+
+
+def test_it_is_replaced_on_a_loop_only():
+    made = []
+
+    async def use():
+        made.append(ReconnectingChannel("127.0.0.1:1"))
+
+    asyncio.run(use())
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        made[0].replace()
+
+
+def test_the_default_backoff_is_full_jitter_up_to_a_minute():
+    assert (DEFAULT_BACKOFF.multiplier, DEFAULT_BACKOFF.max, DEFAULT_BACKOFF.min) == (1, 60, 0)
+
+
+# Its end
+
+
+@pytest.mark.parametrize("grace", [None, 0.05])
+async def test_close_ends_the_calls_on_all_connections_as_grpc_does(shop, channel, timer, grace):
+    calls = []
+    for drain in (None, 60.0, None):
+        calls.append(await hanging(shop, channel))
+        channel.replace(drain=drain, force=True)
+    waiting = [awaited(call) for call in calls]
+    await asyncio.sleep(0)
+    assert timer.pending == 1
+    await channel.close(grace)
+    for task in waiting:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    seen = (channel.closed, channel.calls, timer.pending, channel.get_state(), channel.replace())
+    assert seen == (True, 0, 0, SHUTDOWN, False)
+    await channel.close()
+
+
+async def test_the_grace_of_close_is_for_all_connections(shop, channel):
+    calls = [await hanging(shop, channel)]
+    channel.replace()
+    calls.append(await hanging(shop, channel))
+    closing = asyncio.create_task(channel.close(30))
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    with pytest.raises(grpc.aio.UsageError):
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    for seen in shop.calls:
+        seen.ended.set()
+    await closing
+    assert [call.done() and not call.cancelled() for call in calls] == [True, True]
+
+
+async def test_who_asked_is_told_of_the_close_once(channel, events):
+    told = []
+    channel.on_close(lambda: 1 / 0)
+    channel.on_close(lambda: told.append(1))
+    forget = channel.on_close(lambda: told.append("never"))
+    forget()
+    forget()
+    await channel.close()
+    await channel.close()
+    assert told == [1]
+    channel.on_close(lambda: told.append(2))
+    assert told == [1, 2]
+    (event,) = events
+    assert isinstance(event, ListenerFailed)
+
+
+async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, timer):
+    channel = ReconnectingChannel(shop.target, timer=timer)
+    call = await hanging(shop, channel)
+    channel.replace(drain=600)
+    call.cancel()
+    await asyncio.sleep(0.05)  # not `until`: a lambda would hold the channel
+    assert channel.calls == 0
+    gone = weakref.ref(channel)
+    del channel, call
+    await until(lambda: (gc.collect(), gone())[1] is None)
+
+
+# State
+
+
+async def test_its_state_is_that_of_the_active_connection(channel):
+    assert channel.get_state() is IDLE
+    assert channel.is_idle()
+    await asyncio.wait_for(channel.channel_ready(), 20)
+    assert channel.get_state() is READY
+    assert not channel.is_idle()
+    channel.replace()
+    assert channel.is_idle()
+    await channel.close()
+    assert not channel.is_idle()
+
+
+async def test_a_replacement_is_a_change_of_state(shop, channel):
+    call = await hanging(shop, channel)  # so that the old connection stays as it is
+    waiting = [asyncio.create_task(channel.wait_for_state_change(READY)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in waiting)
+    channel.replace()
+    await asyncio.wait_for(asyncio.gather(*waiting), 20)
+    await channel.wait_for_state_change(READY)  # at once: it is idle
+    call.cancel()
+
+
+async def test_who_waits_for_another_state_is_woken_by_no_old_connection(shop, channel):
+    waiting = asyncio.create_task(channel.wait_for_state_change(IDLE))
+    await asyncio.sleep(0.01)
+    channel.replace(force=True)  # idle again
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    channel.get_state(try_to_connect=True)
+    await asyncio.wait_for(waiting, 20)
+
+
+async def test_ready_is_waited_for_across_replacements(make, shop):
+    targets = ["127.0.0.1:1", shop.target]
+    channel = make(connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), options))
+    waiting = asyncio.create_task(channel.channel_ready())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    channel.replace()
+    await asyncio.wait_for(waiting, 20)
+    assert channel.get_state() is READY
+
+
+async def test_close_wakes_who_waits_as_grpc_does(shop, channel):
+    bare = grpc.aio.insecure_channel(shop.target)
+    told = []
+    for one in (bare, channel):
+        await one.channel_ready()
+        change = asyncio.create_task(one.wait_for_state_change(READY))
+        await asyncio.sleep(0.01)
+        await one.close()
+        told.append(await asyncio.wait_for(asyncio.gather(change, return_exceptions=True), 20))
+        after = one.wait_for_state_change(SHUTDOWN)
+        told[-1] += await asyncio.gather(after, one.channel_ready(), return_exceptions=True)
+    assert [repr(end) for end in told[1]] == [repr(end) for end in told[0]]
+
+
+async def test_to_stop_waiting_leaves_nothing(channel):
+    before = asyncio.all_tasks()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(channel.wait_for_state_change(IDLE), 0.01)
+    assert asyncio.all_tasks() == before
