@@ -6,6 +6,7 @@ The map, from what you import down to what it stands on:
 `kit`           All of it in one object: `Kit(timeout=2.0, retry=...)`, from code or a file.
 `interceptors`  Where gRPC's calls come in, client and server: `client_interceptors`, `CallPolicy`.
 `deadline`      Every call ends in time: `RetryPolicy`, `current_deadline`, `PendingCalls`.
+`heartbeat`     Silent connections are asked whether they live: `HeartbeatManager`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
 `channel`       Stubs that outlive connections: `ReconnectingChannel`.
 `timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
@@ -56,6 +57,15 @@ from rpcwheel.failback import (
     FailbackStats,
     FailedCall,
     with_failback,
+)
+from rpcwheel.heartbeat import (
+    HealthProbe,
+    Heartbeat,
+    HeartbeatManager,
+    HeartbeatPolicy,
+    HeartbeatState,
+    MethodProbe,
+    Probe,
 )
 from rpcwheel.interceptors import (
     CallPolicy,
@@ -108,15 +118,22 @@ __all__ = [
     "FailedCall",
     "FailsafePolicy",
     "HashedWheel",
+    "HealthProbe",
+    "Heartbeat",
+    "HeartbeatManager",
+    "HeartbeatPolicy",
+    "HeartbeatState",
     "HierarchicalWheel",
     "KeyPending",
     "Kit",
     "Lateness",
     "ManualTimer",
     "MethodPolicy",
+    "MethodProbe",
     "PendingCalls",
     "PendingStats",
     "PeriodicTask",
+    "Probe",
     "Queues",
     "ReconnectingChannel",
     "RetryPolicy",

@@ -44,6 +44,8 @@ from rpcwheel.failback import (
     with_failback,
 )
 from rpcwheel.failback.aio import FailbackInvoker
+from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe, Probe
+from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
 from rpcwheel.interceptors import (
     CallPolicy,
     FailsafePolicy,
@@ -93,15 +95,22 @@ __all__ = [
     "FailedCall",
     "FailsafePolicy",
     "HashedWheel",
+    "HealthProbe",
+    "Heartbeat",
+    "HeartbeatManager",
+    "HeartbeatPolicy",
+    "HeartbeatState",
     "HierarchicalWheel",
     "KeyPending",
     "Kit",
     "Lateness",
     "ManualTimer",
     "MethodPolicy",
+    "MethodProbe",
     "PendingCalls",
     "PendingStats",
     "PeriodicTask",
+    "Probe",
     "Queues",
     "ReconnectingChannel",
     "RetryPolicy",

@@ -1,0 +1,125 @@
+"""Heartbeats for channels of `grpc.aio`: the twin of `sync.py`, with the same names.
+
+All of it happens on the loop that ran when the connection was attached: heartbeats, replacements,
+listeners and events. The timer may be another thread's; it only hands over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import grpc
+
+from rpcwheel.durations import to_seconds
+
+from .base import SLACK_S, HeartbeatBase
+from .manager import ManagerBase
+from .probe import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .rules import Send
+
+__all__ = ["Heartbeat", "HeartbeatManager"]
+
+
+class Heartbeat(HeartbeatBase):
+    """The heartbeat of one connection; made by `HeartbeatManager.attach`.
+
+    `detach`, `withdraw` and `beat` may be called from any thread.
+    """
+
+    def __init__(self, connection: Any, **settings: Any) -> None:  # noqa: ANN401 - see the base
+        """For `HeartbeatManager.attach`; a loop must be running."""
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__(connection, **settings)
+
+    def _soon(self, job: Callable[[], object]) -> None:
+        # Always in a later round: an AsyncWheelTimer's own must not wait for what users do.
+        try:
+            if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - None off every loop, and cheap
+                self._loop.call_soon(job)
+            else:
+                self._loop.call_soon_threadsafe(job)
+        except RuntimeError:  # the loop is closed: nobody is there to be told
+            with self._lock:
+                self._core.close()
+                self._tidy()
+            self._forget(self)
+
+    _soon_told = _soon
+
+    def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
+        made = call(
+            self._probe.request,
+            timeout=to_seconds(step.limit_ns) + SLACK_S,
+            metadata=grpc.aio.Metadata(*MARK),
+            wait_for_ready=step.patient or None,
+        )
+        task = self._loop.create_task(self._watch(made, settle))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _watch(self, call: Any, settle: Callable[[int, str, object], None]) -> None:  # noqa: ANN401
+        """Wait for the answer; cancelled if nobody waits for it any more."""
+        code, response = "OK", None
+        try:
+            response = await call
+        except asyncio.CancelledError:
+            call.cancel()
+            code = "CANCELLED"
+        except grpc.RpcError as error:
+            status = error.code() if hasattr(error, "code") else None
+            code = getattr(status, "name", "UNKNOWN")
+        except Exception as error:  # noqa: BLE001 - of the user's interceptors
+            code = type(error).__name__
+        settle(self._now_ns(), code, response)
+
+    def _give_up(self, call: asyncio.Task[None]) -> None:
+        self._soon(call.cancel)
+
+    async def ended(self) -> None:
+        """Wait until no task of it runs any more; after `detach()`."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class HeartbeatManager(ManagerBase[Heartbeat]):
+    """Asks silent connections whether they live, and replaces the dead; see `rpcwheel.heartbeat`.
+
+    Args:
+        timer: Where the heartbeats wait; None: `shared_timer()`. A thread's timer does as well as
+            an `AsyncWheelTimer`.
+        interval: A heartbeat is sent when nothing was read, or nothing written, for more than so
+            many seconds. None: never.
+        timeout: Dead when nothing was read for more than so many seconds; None: three intervals.
+        probe: What is asked; None: `HealthProbe()`.
+        drain: Seconds that calls in flight on a dead connection may go on; 0: they are ended at
+            once with UNAVAILABLE; None: as long as they take.
+        replace: Whether dead connections are replaced, or only told of.
+
+    An async context manager, whose end waits until no task is left. `attach` needs a running loop;
+    each heartbeat lives on the loop where it was attached.
+
+    Raises:
+        TypeError, ConfigurationError: An argument makes no sense.
+    """
+
+    _kind: ClassVar[type[Heartbeat]] = Heartbeat
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Detach all, as `close()` does, and wait until no task of theirs is left."""
+        heartbeats = self.heartbeats
+        self.close()
+        for heartbeat in heartbeats:
+            await heartbeat.ended()

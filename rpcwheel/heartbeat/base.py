@@ -1,0 +1,351 @@
+"""The heartbeat of one connection, and who keeps them: what both worlds share.
+
+One one-shot timeout per heartbeat, set to the next moment that matters; traffic only moves stamps,
+so a busy connection costs one wake-up per interval. On the timer's thread the stamps are looked at
+and the timeout is set again, nothing else: heartbeats, replacements, listeners and events happen
+where the twin says (`_soon`: a worker, or the loop).
+
+`_lock` guards the core, the timeout and the call in flight; no user code runs under it. It is
+re-entrant because a finalizer may detach anything at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rpcwheel.channel.core import Traffic
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.observe.events import HandOffRefused, ListenerFailed
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import clock_of
+
+from .core import HeartbeatCore
+from .probe import ALIVE, UNANSWERED, Verdict
+from .rules import HeartbeatState, Replace, Seen, Send
+from .teller import Teller, checked_listener
+from .view import HeartbeatView
+from .watched import Watched, seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .probe import Probe
+    from .rules import HeartbeatRules
+
+__all__ = ["SLACK_S", "HeartbeatBase"]
+
+SLACK_S: Final = 1.0
+"""How much longer than our own timeout gRPC's deadline of a heartbeat is, as a backstop."""
+
+
+class HeartbeatBase(HeartbeatView):
+    """The heartbeat of one connection; made by `HeartbeatManager.attach`. Thread-safe."""
+
+    def __init__(
+        self,
+        connection: Any,  # noqa: ANN401 - a channel of either world
+        *,
+        rules: HeartbeatRules,
+        drain: Any,  # noqa: ANN401 - seconds, a timedelta or None
+        probe: Probe,
+        timer: Timer | None,
+        forget: Callable[[HeartbeatBase], object],
+    ) -> None:
+        """For `HeartbeatManager.attach`."""
+        self._watched = Watched(connection, clock_of(timer))
+        self.target = self._watched.target
+        self._probe = probe
+        self._drain = drain
+        self._forget = forget
+        self._unhook: Callable[[], object] | None = None
+        self._timer = timer
+        self._now_ns = clock_of(timer)
+        self._lock = threading.RLock()
+        self._timeout: Timeout | None = None
+        self._call: tuple[int, Any] | None = None
+        self._traffic: Traffic = self._watched.traffic() or Traffic(self._now_ns)
+        if not self._watched.ours:
+            rules = dataclasses.replace(rules, replace=False)
+        self._core = HeartbeatCore(
+            rules, random.random, now_ns=self._now_ns(), begun=not self._watched.ours
+        )
+        self._teller = Teller(self, self._lock, self._soon_told, self._watched.calls)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its channel was dropped by its user."""
+        return self._watched.channel is None
+
+    # What users do with it
+
+    def add_listener(
+        self, listener: Callable[[Any, HeartbeatState, HeartbeatState], object]
+    ) -> None:
+        """Have `listener(heartbeat, old, new)` called at each change of state, in order.
+
+        On a worker of rpcwheel's, in the aio twin on the loop; one call at a time. One that raises
+        is told as `ListenerFailed`, and goes on being called.
+
+        Raises:
+            TypeError: It can't be called, or is a coroutine function.
+        """
+        self._teller.add(checked_listener(listener))
+
+    def remove_listener(self, listener: object) -> None:
+        """Call it no more; an unknown one is no error."""
+        self._teller.remove(listener)
+
+    def beat(self) -> bool:
+        """Send a heartbeat now, soon that is; False if one is on its way, or none is to be sent."""
+        with self._lock:
+            wanted = self._core.beat()
+        if wanted:
+            self._soon(self._act)
+        return wanted
+
+    def withdraw(self) -> None:
+        """The target is gone on purpose (its registry says so): ask and replace it no more."""
+        with self._lock:
+            self._core.withdraw()
+            self._tidy()
+        self._flush()
+
+    def detach(self) -> None:
+        """End it; the connection stays as it is. Idempotent, from any thread, never waits."""
+        with self._lock:
+            self._core.close()
+            self._tidy()
+        self._flush()
+
+    # The timer
+
+    def start(self) -> None:
+        """Set the first timeout.
+
+        Raises:
+            TimerStopped, TooManyTimeouts: The timer doesn't take it.
+        """
+        with self._lock:
+            now_ns = self._now_ns()
+            at_ns = self._core.next_ns(now_ns, self._seen())
+            if at_ns != NEVER:
+                timer = self._timer = shared_timer() if self._timer is None else self._timer
+                delay = to_seconds(max(0, at_ns - now_ns))
+                self._timeout = timer.new_timeout(self._expired, delay)
+        self._flush()
+
+    def _expired(self, timeout: Timeout) -> None:
+        """On the timer's thread: look whether anything is to be done, and hand it on."""
+        with self._lock:
+            if timeout is not self._timeout:
+                return
+            self._timeout = None
+            due = self.orphaned or self._plan()
+        if due:
+            self._soon(self._act)
+        self._flush()
+
+    def _plan(self) -> bool:
+        """Set the timeout to the next moment that matters; True if that is now. Under the lock."""
+        now_ns = self._now_ns()
+        at_ns = self._core.next_ns(now_ns, self._seen())
+        if at_ns <= now_ns or at_ns == NEVER:
+            self._tidy()
+            return at_ns <= now_ns
+        delay = to_seconds(at_ns - now_ns)
+        if self._timeout is None or not self._timeout.reschedule(delay):
+            self._timeout = None
+            self._arm(delay)
+        return False
+
+    def _arm(self, delay: float) -> None:
+        timer: Any = self._timer
+        try:  # the place in the timer that it has just left is still its own
+            submit = getattr(timer, "readmit", timer.new_timeout)
+            self._timeout = submit(self._expired, delay)
+        except Exception as error:  # noqa: BLE001 - stopped, full, no thread: told, and it ends
+            name = str(getattr(timer, "name", type(timer).__name__))
+            self._teller.take(HandOffRefused(name, f"heartbeat of {self.target}", error))
+            self._core.close()
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop the timeout, and the call in flight if it is not waited for. Under the lock."""
+        timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
+        self._drop()
+
+    def _drop(self) -> None:
+        call = self._call
+        if call is not None and call[0] != self._core.probe:
+            self._call = None
+            self._give_up(call[1])
+
+    def _seen(self) -> Seen:
+        """The stamps of the connection that is there now. Under the lock."""
+        traffic = self._watched.traffic()
+        if traffic is not None and traffic is not self._traffic:
+            self._traffic = traffic
+            self._core.renewed(self._now_ns())
+        return seen(self._traffic)
+
+    # What is done, where `_soon` says
+
+    def _act(self) -> None:
+        if self.orphaned:
+            self.detach()
+            return
+        due = True
+        while due:
+            idle = self._watched.is_idle()
+            with self._lock:
+                step = self._core.step(self._now_ns(), self._seen(), idle=idle)
+                self._drop()
+                due = step is None and self._plan()
+                if isinstance(step, Send):
+                    self._plan()
+                    self._traffic.last_write_ns = self._now_ns()
+                traffic = self._traffic
+            match step:
+                case Send():
+                    self._send(step, traffic)
+                case Replace():
+                    self._flush()  # its death is told first
+                    self._soon(partial(self._replace, step))
+                case None:
+                    pass
+        self._flush()
+
+    def _replace(self, step: Replace) -> None:
+        channel = self._watched.channel
+        done, failure = False, None
+        with self._lock:
+            wanted = channel is not None and self._core.confirm(self._now_ns(), self._seen())
+        if wanted:
+            try:
+                # Calls that wait for a connection (`wait_for_ready`) were not sent: they go on.
+                drain = None if self._watched.is_cut_off() else self._drain
+                done = channel.replace(step.reason, drain=drain)
+            except Exception as error:  # noqa: BLE001 - the user's connect(): told
+                failure = error
+        with self._lock:
+            if failure is not None:
+                self._teller.take(ListenerFailed(self.target, "connect", failure))
+            if done:
+                self._traffic = self._watched.traffic() or self._traffic
+                self._core.renewed(self._now_ns(), by_us=True)
+            else:
+                self._core.refused()
+            due = self._plan()
+        self._flush()
+        if due:
+            self._act()
+
+    def _send(self, step: Send, traffic: Traffic) -> None:
+        """Start the call; what comes of it goes to `_settle`."""
+        began_ns = self._now_ns()
+        settle = partial(self._settle, _Sent(step.number, began_ns, traffic))
+        try:
+            call = self._start(self._watched.member(self._probe.method), step, settle)
+        except Exception as error:  # noqa: BLE001 - a closed channel, the user's interceptor
+            if not self._watched.ours and _says_closed(error):
+                self.detach()
+            else:
+                settle(began_ns, type(error).__name__, None)
+            return
+        with self._lock:
+            if self._core.probe == step.number:
+                self._call = step.number, call
+                return
+        self._give_up(call)
+
+    def _settle(self, sent: _Sent, at_ns: int, code: str, response: object) -> None:
+        """Take note of how a heartbeat ended. Never waits: it may run on gRPC's thread."""
+        if code in UNANSWERED or (response is None and not code.isupper()):
+            verdict, answer = Verdict(alive=False), code
+        else:
+            verdict = self._judge(response) if isinstance(response, bytes) else ALIVE
+            answer = "NOT_SERVING"
+        with self._lock:
+            core, now_ns = self._core, self._now_ns()
+            self._seen()
+            if not verdict.alive:
+                known = core.missed(now_ns, sent.number, answer, serving=verdict.serving)
+            elif known := core.heard(
+                now_ns, sent.number, rtt_ns=max(0, at_ns - sent.at_ns), serving=verdict.serving
+            ):
+                sent.traffic.last_read_ns = now_ns
+            if known:
+                self._call = None
+            due = known and self._plan()
+        self._flush()
+        if due:
+            self._soon(self._act)
+
+    def _judge(self, response: bytes) -> Verdict:
+        try:
+            return self._probe.judge(response)
+        except Exception as error:  # noqa: BLE001 - the user's: told; an answer it was
+            self._teller.take(ListenerFailed(self.target, repr(self._probe), error))
+            return ALIVE
+
+    def _flush(self) -> None:
+        """Have told what there is to tell, in order, where users' code may run."""
+        with self._lock:
+            told, self._core.told = self._core.told, []
+            self._teller.take(*told)
+            over = self._core.state is HeartbeatState.CLOSED
+            unhook, self._unhook = (self._unhook, None) if over else (None, self._unhook)
+        if over:  # never under the lock: others' locks are taken
+            self._forget(self)
+        if unhook is not None:
+            unhook()
+        self._teller.flush()
+
+    def when_over(self, unhook: object) -> None:
+        """Call `unhook()` at the end; whatever else it is, is ignored."""
+        if callable(unhook):
+            with self._lock:
+                self._unhook = unhook
+            self._flush()
+
+    # What the twins do
+
+    def _soon(self, job: Callable[[], object]) -> None:
+        """Run it where what may block, and users' code, may run; from any thread."""
+        raise NotImplementedError
+
+    def _soon_told(self, job: Callable[[], object]) -> None:
+        """As `_soon`, for events and listeners, which may hang without holding up the others."""
+        raise NotImplementedError
+
+    def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
+        """Begin a heartbeat; `settle(at_ns, code, response)` once, where `_soon` would run it."""
+        raise NotImplementedError
+
+    def _give_up(self, call: Any) -> None:  # noqa: ANN401
+        """Cancel a heartbeat whose answer nobody waits for; on any thread, must not block."""
+        raise NotImplementedError
+
+
+class _Sent(NamedTuple):
+    """A heartbeat that was sent."""
+
+    number: int
+    at_ns: int
+    traffic: Traffic
+    """Of the connection on which it was sent."""
+
+
+def _says_closed(error: Exception) -> bool:
+    """Whether grpc refused a call because the channel was closed; the words of 1.60 and 1.85."""
+    said = str(error).lower()
+    return "closed" in said and "channel" in said

@@ -1,0 +1,164 @@
+"""Who keeps the heartbeats of many connections: what both worlds share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.timer.clock import checked_timer
+
+from .base import HeartbeatBase
+from .policy import HeartbeatPolicy
+from .probe import HealthProbe, Probe
+from .rules import HeartbeatRules
+
+if TYPE_CHECKING:
+    from rpcwheel.durations import Duration
+    from rpcwheel.timer.api import Timer
+
+__all__ = ["ManagerBase"]
+
+H = TypeVar("H", bound=HeartbeatBase)
+
+
+class ManagerBase(Generic[H]):
+    """Keeps heartbeats, by connection. Thread-safe."""
+
+    _kind: ClassVar[type[Any]]
+    """What it makes."""
+
+    def __init__(
+        self,
+        timer: Timer | None = None,
+        *,
+        interval: Duration | None = 60.0,
+        timeout: Duration | None = None,
+        probe: Probe | None = None,
+        drain: Duration | None = 0.0,
+        replace: bool = True,
+    ) -> None:
+        policy = HeartbeatPolicy(interval=interval, timeout=timeout, drain=drain, replace=replace)
+        self._timer = checked_timer(timer)
+        self._probe = checked_probe(HealthProbe() if probe is None else probe)
+        self.policy = policy
+        """What holds for every connection that is attached."""
+        self._rules = HeartbeatRules.of(policy)
+        self._lock = threading.RLock()
+        self._kept: dict[int, H] = {}
+        self._closed = False
+
+    @classmethod
+    def of(
+        cls, policy: HeartbeatPolicy, *, timer: Timer | None = None, probe: Probe | None = None
+    ) -> Self:
+        """Make one of a policy.
+
+        Raises:
+            TypeError: It is no `HeartbeatPolicy`; the timer or the probe is none.
+        """
+        if not isinstance(policy, HeartbeatPolicy):
+            raise TypeError(f"policy must be a HeartbeatPolicy, not {policy!r}")
+        settings = {name: getattr(policy, name) for name in HeartbeatPolicy.model_fields}
+        return cls(timer, probe=probe, **settings)
+
+    @property
+    def heartbeats(self) -> tuple[H, ...]:
+        """Those that are attached."""
+        with self._lock:
+            return tuple(self._kept.values())
+
+    def attach(self, connection: Any, *, probe: Probe | None = None) -> H:  # noqa: ANN401
+        """Begin to watch a connection; a second time, gives the same heartbeat.
+
+        Args:
+            connection: A `ReconnectingChannel`. Any other gRPC channel can be watched too, but
+                its traffic is not seen, so that it is asked once each interval, and it can't be
+                replaced: that it is dead is only told.
+            probe: What to ask this one; None: what the manager was made with.
+
+        Returns:
+            Its heartbeat, until `detach()`, `close()`, or the channel's own end.
+
+        Raises:
+            TypeError: It is no channel; the probe is none.
+            RuntimeError: This manager is closed.
+            TimerStopped, TooManyTimeouts: The timer doesn't take it; nothing is attached.
+        """
+        if not callable(getattr(connection, "unary_unary", None)):
+            raise TypeError(f"connection must be a gRPC channel, not {connection!r}")
+        probe = self._probe if probe is None else checked_probe(probe)
+        self._prune()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this HeartbeatManager is closed; make another one")
+            known = self._kept.get(id(connection))
+            if known is not None:
+                return known
+            heartbeat: H = self._make(connection, probe)
+            heartbeat.start()
+            self._kept[id(connection)] = heartbeat
+        on_close = getattr(connection, "on_close", None)
+        if callable(on_close):
+            heartbeat.when_over(on_close(partial(_detach, weakref.ref(heartbeat))))
+        return heartbeat
+
+    def close(self) -> None:
+        """Detach all; the connections stay their users'. Idempotent."""
+        with self._lock:
+            self._closed = True
+        for heartbeat in self.heartbeats:
+            heartbeat.detach()
+
+    def _make(self, connection: Any, probe: Probe) -> H:  # noqa: ANN401
+        made: H = self._kind(
+            connection,
+            rules=self._rules,
+            drain=self.policy.drain,
+            probe=probe,
+            timer=self._timer,
+            forget=partial(_forget, weakref.ref(self), id(connection)),
+        )
+        return made
+
+    def _prune(self) -> None:
+        """Let go of heartbeats whose channels were dropped."""
+        for heartbeat in self.heartbeats:
+            if heartbeat.orphaned:
+                heartbeat.detach()
+
+
+def _forget(manager: weakref.ref[ManagerBase[Any]], key: int, heartbeat: HeartbeatBase) -> None:
+    owner = manager()
+    if owner is not None:
+        with owner._lock:  # noqa: SLF001
+            if owner._kept.get(key) is heartbeat:  # noqa: SLF001
+                del owner._kept[key]  # noqa: SLF001
+
+
+def _detach(heartbeat: weakref.ref[HeartbeatBase]) -> None:
+    one = heartbeat()
+    if one is not None:
+        one.detach()
+
+
+def checked_probe(probe: object) -> Probe:
+    """Give `probe` back.
+
+    Raises:
+        TypeError: It is no probe.
+        ConfigurationError: Its method is no full name.
+    """
+    if isinstance(probe, type) or not isinstance(probe, Probe) or not callable(probe.judge):
+        raise TypeError(
+            "probe must be HealthProbe(), MethodProbe('/shop.Orders/Ping'), or an object with "
+            f"`method`, `request` and `judge(response)`; not {probe!r}"
+        )
+    method: object = probe.method
+    if not isinstance(method, str) or not method.startswith("/"):
+        raise ConfigurationError(
+            f"a probe's method is a full name such as '/shop.Orders/Ping'; not {method!r}"
+        )
+    return probe

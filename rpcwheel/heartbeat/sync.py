@@ -1,0 +1,103 @@
+"""Heartbeats for channels of `grpc`: calls are futures, what may block runs on workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+import grpc
+
+from rpcwheel.durations import to_seconds
+from rpcwheel.workers import POOL
+
+from .base import SLACK_S, HeartbeatBase
+from .manager import ManagerBase
+from .probe import MARK, HealthProbe, MethodProbe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .rules import Send
+
+__all__ = ["Heartbeat", "HeartbeatManager"]
+
+OWN: Final = (HealthProbe, MethodProbe)
+"""Probes whose answers may be read on gRPC's thread: they are not the user's code."""
+
+GRPCS_OWN: Final = "grpc._channel"
+"""Where the futures are from that no interceptor has made or wrapped."""
+
+
+class Heartbeat(HeartbeatBase):
+    """The heartbeat of one connection; made by `HeartbeatManager.attach`. Thread-safe."""
+
+    def _soon(self, job: Callable[[], object]) -> None:
+        POOL.submit(self, job)
+
+    def _soon_told(self, job: Callable[[], object]) -> None:
+        POOL.submit((self, "listeners"), job)
+
+    def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
+        future = call.future(
+            self._probe.request,
+            timeout=to_seconds(step.limit_ns) + SLACK_S,
+            metadata=MARK,
+            wait_for_ready=step.patient or None,
+        )
+        future.add_done_callback(partial(self._ended, settle))
+        return future
+
+    def _ended(self, settle: Callable[[int, str, object], None], future: Any) -> None:  # noqa: ANN401
+        """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""
+        read = partial(_read, settle, self._now_ns(), future)
+        if type(future).__module__ == GRPCS_OWN and type(self._probe) in OWN:
+            read()
+        else:
+            self._soon(read)
+
+    def _give_up(self, call: Any) -> None:  # noqa: ANN401
+        if not call.done():
+            self._soon(call.cancel)
+
+
+class HeartbeatManager(ManagerBase[Heartbeat]):
+    """Asks silent connections whether they live, and replaces the dead; see `rpcwheel.heartbeat`.
+
+    Args:
+        timer: Where the heartbeats wait; None: `shared_timer()`.
+        interval: A heartbeat is sent when nothing was read, or nothing written, for more than so
+            many seconds. None: never.
+        timeout: Dead when nothing was read for more than so many seconds; None: three intervals.
+        probe: What is asked; None: `HealthProbe()`.
+        drain: Seconds that calls in flight on a dead connection may go on; 0: they are ended at
+            once with UNAVAILABLE; None: as long as they take.
+        replace: Whether dead connections are replaced, or only told of.
+
+    A context manager. Thread-safe.
+
+    Raises:
+        TypeError, ConfigurationError: An argument makes no sense.
+    """
+
+    _kind: ClassVar[type[Heartbeat]] = Heartbeat
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read(settle: Callable[[int, str, object], None], at_ns: int, future: Any) -> None:  # noqa: ANN401
+    """How a call that is done has ended."""
+    code, response = "OK", None
+    try:
+        response = future.result(timeout=0)
+    except grpc.FutureCancelledError:
+        code = "CANCELLED"
+    except grpc.RpcError as error:
+        status = error.code() if hasattr(error, "code") else None
+        code = getattr(status, "name", "UNKNOWN")
+    except Exception as error:  # noqa: BLE001 - of an interceptor's own future
+        code = type(error).__name__
+    settle(at_ns, code, response)

@@ -1,0 +1,369 @@
+"""When a heartbeat is sent, and when a connection is dead. Interval 60, timeout 180, tick 20."""
+
+import pytest
+
+from fixtures.heartbeat_driver import Driver, S
+from rpcwheel.durations import NEVER
+from rpcwheel.heartbeat.rules import (
+    Changed,
+    Died,
+    HeartbeatState,
+    Missed,
+    Replace,
+    Revived,
+    Seen,
+    Send,
+)
+
+UNUSED, ALIVE, PROBING = HeartbeatState.UNUSED, HeartbeatState.ALIVE, HeartbeatState.PROBING
+SUSPECT, DEAD = HeartbeatState.SUSPECT, HeartbeatState.DEAD
+
+
+def test_a_heartbeat_is_sent_after_more_than_the_interval_without_a_read_and_not_before():
+    driver = Driver().called(at=5 * S)
+    assert driver.next_at() == 65 * S + 1
+    assert driver.step(at=65 * S) is None
+    assert driver.step(at=65 * S + 1) == Send(1, 60 * S, patient=False)
+    assert driver.state is PROBING
+
+
+@pytest.mark.parametrize("silent", ["read", "write"])
+def test_silence_in_one_direction_is_enough(silent):
+    driver = Driver().called(at=S)
+    for second in range(2, 62):
+        driver.now = second * S
+        driver.wrote() if silent == "read" else driver.read()
+        driver.next_at()
+    assert driver.step(at=61 * S) is None
+    assert isinstance(driver.step(at=61 * S + 1), Send)
+
+
+def test_what_is_read_and_written_puts_the_heartbeat_off():
+    driver = Driver().called(at=0)
+    for second in range(0, 600, 59):
+        driver.called(at=second * S)
+        assert driver.step(at=second * S) is None
+        assert driver.next_at() == (second + 60) * S + 1
+    assert driver.core.sent == 0
+
+
+def test_a_busy_connection_is_looked_at_once_an_interval():
+    driver, looks = Driver().called(at=0), 0
+    at = driver.next_at()
+    for ms in range(0, 600_000, 10):
+        driver.called(at=ms * 10**6)
+        if driver.now >= at:
+            looks += 1
+            at = driver.next_at()
+    assert looks == 9
+    assert driver.core.sent == 0
+
+
+def test_an_unused_connection_is_left_alone_for_ever():
+    driver = Driver()
+    for _ in range(100):
+        driver.now = driver.next_at()
+        assert driver.step() is None
+    assert driver.now >= 90 * 60 * S
+    assert (driver.state, driver.core.sent) == (UNUSED, 0)
+
+
+def test_the_first_use_is_seen_in_time_for_its_heartbeat():
+    driver = Driver(share=0.999)
+    driver.next_at()
+    driver.called(at=61 * S)
+    due = driver.now + 60 * S + 1
+    while driver.next_at() < due:
+        driver.now = driver.next_at()
+    assert due <= driver.next_at() <= due + 60 * S
+
+
+def test_silence_of_what_is_not_seen_counts_from_the_begin():
+    driver = Driver(begun=True)
+    assert driver.next_at() == 60 * S + 1
+    assert isinstance(driver.step(at=60 * S + 1), Send)
+
+
+def test_an_answer_makes_it_alive_and_the_next_heartbeat_follows_an_interval_later():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    driver.answer(at=61 * S, serving=True)
+    core = driver.core
+    assert (driver.state, core.rtt_ns, core.serving) == (ALIVE, S - 1, True)
+    assert (core.sent, core.answered, core.misses) == (1, 1, 0)
+    assert driver.next_at() == 120 * S + 2  # from when it was written
+
+
+def test_while_it_is_suspect_heartbeats_follow_each_tick_until_it_is_dead():
+    driver = Driver().called(at=0)
+    sent = []
+    while driver.state is not DEAD:
+        driver.now = driver.next_at()
+        step = driver.step()
+        if isinstance(step, Send):
+            sent.append(driver.now)
+            driver.miss("UNAVAILABLE")
+    assert [round(at / S) for at in sent] == [60, 80, 100, 120, 140, 160]
+    assert driver.now == 180 * S + 1
+
+
+def test_one_heartbeat_is_on_its_way_at_a_time_and_waits_no_longer_than_the_interval():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    assert driver.next_at() == 120 * S + 1
+    assert driver.step(at=120 * S) is None
+    assert isinstance(driver.step(at=120 * S + 1), Send)
+    assert driver.core.misses == 1
+    assert driver.state is SUSPECT
+
+
+def test_the_last_heartbeat_waits_until_the_connection_is_dead():
+    driver = Driver(share=0.5).called(at=0)
+    assert driver.step(at=90 * S + 1).limit_ns == 60 * S
+    assert driver.step(at=150 * S + 1).limit_ns == 30 * S
+    assert isinstance(driver.step(at=180 * S + 1), Replace)
+
+
+def test_dead_is_more_than_the_timeout_without_a_read_however_much_is_written():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    driver.miss("UNAVAILABLE")
+    driver.now = 179 * S
+    driver.wrote()
+    driver.step()
+    driver.miss("UNAVAILABLE")
+    assert driver.step(at=180 * S) is None
+    assert driver.step(at=180 * S + 1) == Replace("no answer to heartbeats for 180.0 s")
+    assert driver.state is DEAD
+    assert driver.told[-1] == Died(180 * S + 1, 2)
+
+
+def test_a_connection_that_never_answered_a_call_is_dead_too():
+    driver = Driver()
+    driver.now = 7 * S
+    driver.wrote()
+    driver.next_at()
+    assert driver.state is UNUSED
+    driver.step(at=67 * S + 1)
+    driver.miss("DEADLINE_EXCEEDED", at=127 * S)
+    driver.step()
+    assert isinstance(driver.step(at=187 * S + 1), Replace)
+
+
+def test_a_process_that_stood_still_gives_a_heartbeat_its_chance_first():
+    driver = Driver().called(at=0)
+    step = driver.step(at=1000 * S)
+    assert step == Send(1, 20 * S, patient=False)
+    driver.answer(at=1001 * S)
+    assert driver.state is ALIVE
+
+
+def test_an_answer_that_came_while_the_process_stood_still_is_waited_for():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    assert driver.step(at=1000 * S) is None
+    assert driver.next_at() == 1020 * S
+    assert driver.core.misses == 0
+    driver.answer(at=1001 * S)
+    assert driver.state is ALIVE
+
+
+def test_what_calls_read_meanwhile_makes_a_missed_heartbeat_harmless():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    driver.now = 61 * S
+    driver.read()
+    driver.miss("DEADLINE_EXCEEDED", at=120 * S)
+    assert (driver.state, driver.core.misses) == (ALIVE, 0)
+    assert not [fact for fact in driver.told if isinstance(fact, Missed)]
+
+
+def test_a_read_in_the_moment_of_the_decision_keeps_the_connection():
+    driver = Driver().called(at=0)
+    driver.starve()
+    assert driver.state is DEAD
+    driver.read()
+    assert not driver.confirm()
+    assert driver.state is ALIVE
+
+
+def test_a_replaced_connection_is_asked_at_once_and_patiently():
+    driver = Driver().called(at=0)
+    driver.starve()
+    driver.renew(by_us=True)
+    assert driver.next_at() <= driver.now
+    assert driver.step() == Send(driver.core.sent, 60 * S, patient=True)
+    assert (driver.state, driver.core.replaced) == (DEAD, 1)
+    driver.answer(at=driver.now + S)
+    assert driver.state is ALIVE
+    assert driver.told[-1] == Revived(driver.now, S)
+
+
+def test_a_replaced_connection_that_is_silent_for_the_timeout_is_dead_again():
+    driver = Driver().called(at=0)
+    driver.starve()
+    driver.renew(by_us=True)
+    since = driver.now
+    driver.starve()
+    assert driver.now == since + 180 * S + 1
+    assert [type(fact) for fact in driver.told].count(Died) == 2
+
+
+def test_a_refused_replacement_is_tried_again_after_another_heartbeat_each_tick():
+    driver = Driver().called(at=0)
+    driver.starve()
+    began = driver.now
+    for _ in range(5):
+        driver.core.refused()
+        driver.starve()
+    assert 4 * 20 * S <= driver.now - began <= 6 * 20 * S
+    assert [type(fact) for fact in driver.told].count(Died) == 1
+
+
+def test_what_can_t_be_replaced_is_told_dead_once_and_asked_on():
+    driver = Driver(replace=False).called(at=0)
+    sent = driver.run(until=1000 * S, answer="UNAVAILABLE")
+    assert driver.state is DEAD
+    assert [type(fact) for fact in driver.told].count(Died) == 1
+    assert sent[-1] > 980 * S
+    driver.now = driver.next_at()
+    driver.step()
+    driver.answer()
+    assert driver.state is ALIVE
+
+
+def test_an_idle_channel_is_asked_nothing_until_its_next_use():
+    driver = Driver().called(at=0)
+    driver.idle = True
+    assert driver.run(until=1000 * S, answer=None) == []
+    assert driver.state is UNUSED
+    driver.idle = False
+    driver.called(at=1001 * S)
+    assert driver.run(until=1100 * S, answer=None) == [1061 * S + 1]
+
+
+def test_a_channel_that_was_used_just_now_is_not_idle_but_about_to_connect():
+    driver = Driver().called(at=0)
+    driver.now = 60 * S
+    driver.wrote()
+    driver.idle = True
+    assert driver.step(at=60 * S + 1) is None
+    assert driver.state is ALIVE
+    assert driver.next_at() == 80 * S + 1
+    driver.idle = False
+    assert isinstance(driver.step(at=80 * S + 1), Send)
+
+
+def test_a_suspect_channel_that_has_lost_its_connection_is_left_alone_a_dead_one_is_not():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    driver.miss("UNAVAILABLE")
+    driver.idle = True
+    assert driver.step(at=81 * S) is None
+    assert driver.state is UNUSED
+    other = Driver().called(at=0)
+    other.starve()
+    other.core.refused()
+    other.idle = True
+    assert isinstance(other.step(at=other.next_at()), Send)
+
+
+def test_a_connection_replaced_by_others_is_asked_at_once_if_it_was_used():
+    driver = Driver().called(at=0)
+    driver.renew(by_us=False)
+    driver.idle = True  # the new one, until it is asked
+    assert driver.step() == Send(1, 60 * S, patient=True)
+    assert driver.core.replaced == 0
+    unused = Driver()
+    unused.renew(by_us=False)
+    assert unused.step() is None
+
+
+def test_an_answer_nobody_waits_for_changes_nothing():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    driver.renew(by_us=False)
+    told = list(driver.told)
+    assert not driver.core.heard(61 * S, 1, rtt_ns=S, serving=True)
+    assert not driver.core.missed(61 * S, 1, "UNAVAILABLE")
+    assert (driver.core.answered, driver.core.misses, driver.core.rtt_ns) == (0, 0, None)
+    assert driver.told == told
+
+
+def test_a_heartbeat_can_be_asked_for_on_an_unused_idle_channel_too():
+    driver = Driver()
+    driver.idle = True
+    assert driver.core.beat()
+    assert isinstance(driver.step(), Send)
+    assert not driver.core.beat()
+    driver.answer()
+    assert driver.state is ALIVE
+
+
+def test_a_heartbeat_that_was_asked_for_is_sent_whatever_is_read_meanwhile():
+    driver = Driver().called(at=0)
+    assert driver.core.beat()
+    driver.now = S
+    driver.read()
+    assert isinstance(driver.step(), Send)
+
+
+@pytest.mark.parametrize("end", ["withdraw", "close"])
+def test_after_the_end_nothing_is_done(end):
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    getattr(driver.core, end)()
+    assert driver.core.probe is None
+    assert driver.next_at() == NEVER
+    assert driver.step(at=1000 * S) is None
+    assert not driver.core.beat()
+    assert not driver.core.heard(1000 * S, 1, rtt_ns=1, serving=None)
+    assert driver.core.close() is (end == "withdraw")
+    assert not driver.core.close()
+    driver.core.withdraw()
+    assert driver.state is HeartbeatState.CLOSED
+
+
+def test_switched_off_nothing_is_ever_due():
+    driver = Driver(interval=None).called(at=0)
+    assert driver.next_at() == NEVER
+    assert driver.step(at=10**6 * S) is None
+    assert not driver.core.beat()
+    assert driver.state is HeartbeatState.OFF
+
+
+def test_the_first_heartbeat_after_a_use_is_late_by_a_share_of_the_spread_later_ones_of_a_tick():
+    driver = Driver(share=0.5).called(at=0)
+    assert driver.next_at() == 90 * S + 1
+    driver.step(at=90 * S + 1)
+    driver.answer(at=91 * S)
+    assert driver.next_at() == (90 + 60 + 10) * S + 2
+    driver.called(at=100 * S)
+    assert driver.next_at() == (100 + 60 + 30) * S + 1
+
+
+def test_what_is_told_when_all_goes_well_and_when_it_does_not():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    driver.answer(at=60 * S + 2)
+    driver.step(at=driver.next_at())
+    driver.miss("UNAVAILABLE")
+    driver.step(at=driver.next_at())
+    driver.answer()
+    assert driver.told == [
+        *(Changed(UNUSED, ALIVE), Revived(0, None)),
+        *(Changed(ALIVE, PROBING), Changed(PROBING, ALIVE)),
+        *(Changed(ALIVE, PROBING), Changed(PROBING, SUSPECT), Missed(1, 60 * S, "UNAVAILABLE")),
+        *(Changed(SUSPECT, ALIVE), Revived(80 * S, 0)),
+    ]
+
+
+def test_stamps_that_were_forgotten_do_not_count_again():
+    driver = Driver().called(at=0)
+    driver.idle = True
+    driver.step(at=60 * S + 1)
+    assert driver.state is UNUSED
+    driver.idle = False
+    driver.next_at()
+    assert driver.core.step(200 * S, Seen(0, 0, 0), idle=False) is None
+    assert driver.state is UNUSED

@@ -1,0 +1,237 @@
+"""Any story of a connection, beside a naive model that remembers everything and knows the rules."""
+
+import random
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fixtures.heartbeat_driver import Driver
+from rpcwheel.durations import NEVER
+from rpcwheel.heartbeat.rules import (
+    TRANSITIONS,
+    Changed,
+    Died,
+    HeartbeatState,
+    Missed,
+    Replace,
+    Send,
+)
+
+MS = 10**6
+ENDED = {HeartbeatState.WITHDRAWN, HeartbeatState.CLOSED}
+TROUBLED = {HeartbeatState.SUSPECT, HeartbeatState.DEAD}
+
+
+class Story(RuleBasedStateMachine):
+    """Calls, silence, answers, misses, replacements and ends in any order."""
+
+    @initialize(
+        interval=st.integers(1, 50),
+        more=st.integers(0, 100),
+        replace=st.booleans(),
+        begun=st.booleans(),
+        seed=st.integers(0, 9),
+    )
+    def begin(self, interval, more, replace, begun, seed):
+        share = random.Random(seed).random
+        self.driver = Driver(
+            share=share,
+            begun=begun,
+            interval=interval / 1000,
+            timeout=(2 * interval + more) / 1000,
+            replace=replace,
+        )
+        self.reads, self.writes = [], []  # of this connection, heartbeats too
+        self.since = 0 if begun else None  # silence counts from here, if nothing was read
+        self.missed_since_read = False
+        self.in_flight = None  # when it was sent
+        self.pending = False  # a replacement
+        self.urgent = self.forced = False  # as the connection is new; as somebody asks
+        self.sent = self.answered = 0
+        self.last_sent = -NEVER
+        self.chain = self.driver.state
+        self.facts = 0
+
+    # What happens
+
+    @rule(ms=st.integers(1, 200) | st.integers(1, 5))
+    def time_passes(self, ms):
+        until = self.driver.now + ms * MS
+        for _ in range(1000):
+            at = self.driver.next_at()
+            if at > until:
+                break
+            self.driver.now = max(self.driver.now, at)
+            self.take(self.driver.step())
+        else:
+            raise AssertionError("it does something all the time")
+        self.driver.now = until
+        self.hear()
+
+    def take(self, step):
+        driver, rules = self.driver, self.driver.rules
+        if self.in_flight is not None and driver.core.probe != self.sent:
+            assert driver.now > self.in_flight  # given up
+            self.in_flight = None
+            self.miss()
+        if isinstance(step, Send):
+            assert self.in_flight is None
+            assert not self.pending
+            assert driver.state not in ENDED
+            assert (
+                not driver.idle or self.urgent or self.forced or driver.state is HeartbeatState.DEAD
+            )
+            self.allowed_to_send()
+            assert 0 < step.limit_ns <= rules.interval_ns
+            self.sent += 1
+            assert step.number == self.sent
+            self.in_flight = self.last_sent = driver.now
+            self.writes.append(driver.now)
+            self.since = driver.now if self.since is None and not self.reads else self.since
+            self.urgent = self.forced = False
+        elif isinstance(step, Replace):
+            assert rules.replace
+            assert self.silence() > rules.timeout_ns
+            assert self.missed_since_read
+            self.pending = True
+
+    def allowed_to_send(self):
+        rules, now = self.driver.rules, self.driver.now
+        if self.urgent or self.forced:
+            return
+        if self.driver.state in TROUBLED:
+            assert now >= self.last_sent + rules.tick_ns
+            return
+        written = self.writes[-1] if self.writes else self.since
+        assert self.silence() > rules.interval_ns or now - written > rules.interval_ns
+
+    def silence(self):
+        return self.driver.now - (self.reads[-1] if self.reads else self.since)
+
+    @rule(read=st.booleans())
+    def a_call(self, read):
+        self.driver.wrote()
+        self.writes.append(self.driver.now)
+        if read:
+            self.driver.read()
+            self.reads.append(self.driver.now)
+        self.hear()
+
+    def hear(self):
+        """Let the core look, and do what follows from what was read."""
+        self.driver.next_at()
+        if self.since is None and not self.reads and self.writes:
+            self.since = self.writes[0]
+        if self.reads and self.reads[-1] > self.last_heard():
+            self.missed_since_read = self.urgent = False
+            self.heard = self.reads[-1]
+        if self.driver.state not in ENDED and self.pending:
+            self.pending = self.driver.confirm()
+
+    heard = -1
+
+    def last_heard(self):
+        return self.heard
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule(answered=st.booleans())
+    def a_heartbeat_ends(self, answered):
+        self.in_flight = None
+        if answered:
+            self.driver.answer()
+            self.answered += 1
+            self.reads.append(self.driver.now)
+            self.hear()
+        else:
+            self.driver.miss("UNAVAILABLE")
+            self.miss()
+
+    def miss(self):
+        if not (self.reads and self.reads[-1] > self.last_sent):
+            self.missed_since_read = True
+
+    @precondition(lambda self: self.pending)
+    @rule(done=st.booleans())
+    def the_replacement_ends(self, done):
+        self.pending = False
+        if done:
+            self.renew(by_us=True)
+        else:
+            self.driver.core.refused()
+            self.missed_since_read = False
+
+    @precondition(lambda self: self.driver.state not in ENDED)
+    @rule()
+    def others_replace(self):
+        self.pending = False
+        self.renew(by_us=False)
+
+    def renew(self, *, by_us):
+        self.driver.renew(by_us=by_us)
+        known = self.reads or self.since is not None
+        self.reads, self.writes, self.heard = [], [], -1
+        self.in_flight, self.missed_since_read = None, False
+        if self.driver.state is not HeartbeatState.UNUSED:
+            self.urgent = True
+        self.since = self.driver.now if known else None
+
+    @rule(idle=st.booleans())
+    def the_connection_comes_or_goes(self, idle):
+        self.driver.idle = idle
+
+    @rule()
+    def somebody_asks(self):
+        wanted = self.driver.core.beat()
+        assert wanted is (
+            self.driver.state not in ENDED and self.in_flight is None and not self.pending
+        )
+        self.forced = self.forced or wanted
+
+    @rule(which=st.sampled_from(["withdraw", "close"]), really=st.integers(0, 9))
+    def it_ends(self, which, really):
+        if really == 0:
+            getattr(self.driver.core, which)()
+            self.in_flight, self.pending = None, False
+
+    # What is always true
+
+    @invariant()
+    def states_follow_each_other_as_the_table_says(self):
+        if not hasattr(self, "driver"):
+            return
+        for fact in self.driver.told[self.facts :]:
+            match fact:
+                case Changed(old, new):
+                    assert old is self.chain
+                    assert new in TRANSITIONS[old]
+                    self.chain = new
+                    if new is HeartbeatState.UNUSED:  # forgotten
+                        self.reads, self.writes, self.heard = [], [], -1
+                        self.since, self.missed_since_read, self.urgent = None, False, False
+                case Missed(misses, silent_ns, _):
+                    assert misses > 0
+                    assert silent_ns >= 0
+                case Died(silent_ns, misses):
+                    assert silent_ns > self.driver.rules.timeout_ns
+                    assert misses > 0
+        self.facts = len(self.driver.told)
+        assert self.chain is self.driver.state
+
+    @invariant()
+    def the_counts_are_right_and_nothing_is_late(self):
+        if not hasattr(self, "driver"):
+            return
+        core, rules, now = self.driver.core, self.driver.rules, self.driver.now
+        assert (core.sent, core.answered) == (self.sent, self.answered)
+        assert (core.probe is not None) == (self.in_flight is not None)
+        if self.driver.state in ENDED or self.pending:
+            assert self.driver.next_at() == NEVER
+            return
+        assert self.driver.next_at() <= now + 3 * rules.timeout_ns
+        if self.forced:
+            assert self.driver.next_at() <= now
+        if core.state is HeartbeatState.ALIVE and core.probe is None and not self.driver.idle:
+            assert self.silence() <= rules.interval_ns + max(rules.spread_ns, rules.tick_ns) + 2
+
+
+TestStory = Story.TestCase

@@ -1,0 +1,51 @@
+"""The states, and the figures that are derived from a policy."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcwheel.durations import NEVER
+from rpcwheel.heartbeat import HeartbeatPolicy
+from rpcwheel.heartbeat.rules import TRANSITIONS, HeartbeatRules, HeartbeatState
+
+S = 10**9
+
+
+def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
+    rules = HeartbeatRules.of(HeartbeatPolicy())
+    assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, replace=True)
+
+
+def test_switched_off_is_never():
+    assert HeartbeatRules.of(HeartbeatPolicy(interval=None)).interval_ns == NEVER
+
+
+@pytest.mark.parametrize(("timeout", "spread"), [(20, 5), (26, 8), (30, 10), (1000, 10)])
+def test_heartbeats_spread_over_an_interval_or_half_of_what_is_left(timeout, spread):
+    rules = HeartbeatRules.of(HeartbeatPolicy(interval=10, timeout=timeout, replace=False))
+    assert (rules.spread_ns, rules.replace) == (spread * S, False)
+
+
+@given(st.integers(1, 10**15), st.integers(0, 10**15))
+def test_the_latest_heartbeat_leaves_time_for_an_answer(interval_us, more_us):
+    interval, timeout = interval_us / 1e6, (2 * interval_us + more_us) / 1e6
+    if timeout < 2 * interval:
+        return
+    rules = HeartbeatRules.of(HeartbeatPolicy(interval=interval, timeout=timeout))
+    assert rules.tick_ns > 0
+    late_ns = rules.interval_ns + max(rules.spread_ns, rules.tick_ns)
+    assert rules.timeout_ns - late_ns >= rules.interval_ns // 2
+
+
+def test_every_state_has_its_transitions_and_closed_has_none():
+    assert TRANSITIONS.keys() == set(HeartbeatState)
+    assert TRANSITIONS[HeartbeatState.CLOSED] == frozenset()
+    for state, following in TRANSITIONS.items():
+        assert state not in following
+        assert state is HeartbeatState.CLOSED or HeartbeatState.CLOSED in following
+
+
+def test_states_are_strings_for_logs_and_metrics():
+    assert [str(state) for state in HeartbeatState] == [
+        *("off", "unused", "alive", "probing", "suspect", "dead", "withdrawn", "closed")
+    ]
