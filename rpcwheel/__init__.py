@@ -7,6 +7,7 @@ The map, from what you import down to what it stands on:
 `interceptors`  Where gRPC's calls come in, client and server: `client_interceptors`, `CallPolicy`.
 `deadline`      Every call ends in time: `RetryPolicy`, `current_deadline`, `PendingCalls`.
 `heartbeat`     Silent connections are asked whether they live: `HeartbeatManager`.
+`idle`          Connections of a server that nobody uses are closed: `IdleConnectionDetector`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
 `channel`       Stubs that outlive connections: `ReconnectingChannel`.
 `timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
@@ -67,6 +68,12 @@ from rpcwheel.heartbeat import (
     MethodProbe,
     Probe,
 )
+from rpcwheel.idle import (
+    Connection,
+    ConnectionTable,
+    IdleConnectionDetector,
+    IdlePolicy,
+)
 from rpcwheel.interceptors import (
     CallPolicy,
     FailsafePolicy,
@@ -106,6 +113,8 @@ __all__ = [
     "CallTimeout",
     "CallsClosed",
     "ConfigurationError",
+    "Connection",
+    "ConnectionTable",
     "Deadline",
     "DeadlineHeap",
     "DeadlinePolicy",
@@ -124,6 +133,8 @@ __all__ = [
     "HeartbeatPolicy",
     "HeartbeatState",
     "HierarchicalWheel",
+    "IdleConnectionDetector",
+    "IdlePolicy",
     "KeyPending",
     "Kit",
     "Lateness",

@@ -46,6 +46,8 @@ from rpcwheel.failback import (
 from rpcwheel.failback.aio import FailbackInvoker
 from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe, Probe
 from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
+from rpcwheel.idle import Connection, IdlePolicy
+from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 from rpcwheel.interceptors import (
     CallPolicy,
     FailsafePolicy,
@@ -83,6 +85,8 @@ __all__ = [
     "CallTimeout",
     "CallsClosed",
     "ConfigurationError",
+    "Connection",
+    "ConnectionTable",
     "Deadline",
     "DeadlineHeap",
     "DeadlinePolicy",
@@ -101,6 +105,8 @@ __all__ = [
     "HeartbeatPolicy",
     "HeartbeatState",
     "HierarchicalWheel",
+    "IdleConnectionDetector",
+    "IdlePolicy",
     "KeyPending",
     "Kit",
     "Lateness",

@@ -1,0 +1,282 @@
+"""The idle connections of a server of grpc.aio: the twins of `ConnectionTable` and the detector.
+
+    from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
+
+    connections = ConnectionTable()
+    server = grpc.aio.server(interceptors=[connections])
+    port = server.add_insecure_port("[::]:50051")
+    async with IdleConnectionDetector(server, 180.0, connections=connections, ports=port):
+        await server.start()
+        await server.wait_for_termination()
+
+Calls are seen on the loop; the looks at the sockets are a worker's, so that they hold up no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import weakref
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import grpc
+
+from rpcwheel._grpc.aio_serving import is_running
+from rpcwheel._grpc.handlers import behavior_of, kind_of
+from rpcwheel.workers import POOL
+
+from .aio_calls import Answers, Context, Served, seen
+from .detector import Detector
+from .policy import IDLE_TIMEOUT_S
+from .table import HEARTBEAT_KEY, Connections
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from rpcwheel._grpc.handlers import Behavior
+    from rpcwheel.call import Kind
+    from rpcwheel.durations import Duration
+
+    from .entry import Connection
+    from .table import Method
+
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
+    Task = asyncio.Task[Any]
+
+__all__ = ["ConnectionTable", "IdleConnectionDetector"]
+
+PAUSE_S: Final = 0.05
+"""What a loop is given for calls that have come in; it is the worker that waits."""
+
+LAG_S: Final = 0.05
+"""A loop that is later than this was busy, and may have calls waiting that nobody has seen."""
+
+SLOW_NS: Final = 20_000_000
+"""A call that needs longer from its headers to its handler has its request still on its way."""
+
+TASK: Final[ContextVar[Callable[[], Task | None]]] = ContextVar(
+    "rpcwheel_idle_task", default=lambda: None
+)
+"""Gives the task that serves the call, wherever an interceptor has its handler run."""
+
+
+class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
+    """The connections of one `grpc.aio.server`, as its calls show them: one of its interceptors.
+
+    Give it first: calls that an interceptor before it refuses are not seen, and do not count.
+    """
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of `Connections`
+        super().__init__(**options)
+        self._arriving: dict[Task, int] = {}
+
+    def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Awaitable[grpc.RpcMethodHandler | None]:
+        """Have a call seen; for the server.
+
+        Raises:
+            TypeError: It is a server of grpc's other world, which would take a coroutine for a
+                handler, and end the thread that serves all calls.
+        """
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 - cheap, and None off every loop
+            raise TypeError(
+                "this ConnectionTable is for grpc.aio.server(), and this is a grpc.server(); use "
+                "that of rpcwheel.idle"
+            )
+        return self._intercepted(continuation, handler_call_details)
+
+    async def _intercepted(
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        made = self.around(handler, details.method, self._wrapped)
+        task = asyncio.current_task()
+        if task is not None:
+            TASK.set(weakref.ref(task))  # a task that its own context held would be a cycle
+            if _tells_its_begin(made):
+                self._arriving[task] = self.now_ns()
+                task.add_done_callback(self._arrived)
+        return made
+
+    def _arrived(self, task: Task) -> None:
+        self._arriving.pop(task, None)
+
+    def is_slow(self) -> bool:
+        """Whether a call has come in that takes its time to reach its handler. Any thread."""
+        now_ns = self.now_ns()
+        return any(now_ns - since_ns > SLOW_NS for since_ns in list(self._arriving.values()))
+
+    def _wrapped(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
+        """The behavior in one of the same nature; asked in the same order as grpc.aio asks."""
+        if inspect.iscoroutinefunction(behavior):
+            return self._awaited(kind, behavior, method)
+        if inspect.isasyncgenfunction(behavior):
+            return self._generating(kind, behavior, method)
+        return self._plain(kind, behavior, method)
+
+    def _awaited(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
+        """For one answer, and for streams in the style of `context.read()` and `.write()`."""
+        streams = kind.streams_requests or kind.streams_responses
+
+        async def serve(request: Any, context: Any) -> object:  # noqa: ANN401
+            call = self._begin(context, method, streams=streams)
+            if call is None:
+                return await behavior(request, context)
+            try:
+                if streams:
+                    request, context = seen(kind, request, call), Context(context, call)
+                answer = await behavior(request, context)
+                if not kind.streams_responses:
+                    call.wrote()
+                return answer
+            finally:
+                call.returned()
+
+        return serve
+
+    def _generating(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
+        async def serve(request: Any, context: Any) -> AsyncGenerator[object, None]:  # noqa: ANN401
+            call = self._begin(context, method, streams=True)
+            if call is not None:
+                request, context = seen(kind, request, call), Context(context, call)
+            answers: AsyncGenerator[object, None] = behavior(request, context)
+            try:
+                async for answer in answers:
+                    yield answer
+                    if call is not None:
+                        call.wrote()
+            finally:
+                if call is not None:
+                    call.returned()
+                await answers.aclose()
+
+        return serve
+
+    def _plain(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
+        """For a function that grpc.aio runs in a pool, or calls, to iterate the result there."""
+        streams = kind.streams_requests or kind.streams_responses
+
+        def serve(request: Any, context: Any) -> object:  # noqa: ANN401
+            call = self._begin(context, method, streams=streams)
+            if call is None:
+                return behavior(request, context)
+            try:
+                answer = behavior(seen(kind, request, call) if streams else request, context)
+                if kind.streams_responses:
+                    return Answers(iter(answer), call)
+                call.wrote()
+            except BaseException:
+                call.returned()
+                raise
+            call.returned()
+            return answer
+
+        return serve
+
+    def _begin(self, context: Any, method: Method, *, streams: bool) -> Served | None:  # noqa: ANN401
+        """Note that a call begins; None if it can't be told where it comes from."""
+        task = TASK.get()()
+        if task is not None:
+            self._arriving.pop(task, None)
+        call = None
+        try:
+            beats = method.heartbeat or any(
+                key == HEARTBEAT_KEY for key, _ in context.invocation_metadata()
+            )
+            call = Served(self, context.peer(), streams=streams, heartbeat=beats)
+            call.served_by(task, context)
+        except Exception:  # noqa: BLE001 - another's context; the detector tells it, and is careful
+            self.uncounted += 1
+            if call is not None:
+                call.ended()
+            return None
+        return call
+
+
+def _tells_its_begin(handler: grpc.RpcMethodHandler) -> bool:
+    """Whether the begin of its calls is seen on the loop: all but plain functions in a pool."""
+    if kind_of(handler).streams_responses:
+        return True
+    return inspect.iscoroutinefunction(behavior_of(handler))
+
+
+class IdleConnectionDetector(Detector):
+    """Closes the connections of a `grpc.aio.server` that do nothing any more.
+
+    Made on the server's loop. It ends with the server, or by `close()`. What it needs of the system
+    is Linux; elsewhere, and for unix sockets, it tells of idle connections and closes none.
+    """
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        idle_timeout: Duration | None = IDLE_TIMEOUT_S,
+        *,
+        connections: ConnectionTable,
+        **settings: Any,  # noqa: ANN401 - those of `Detector`, which checks them
+    ) -> None:
+        """Begin to look; for the arguments and errors see `rpcwheel.idle.IdleConnectionDetector`.
+
+        Raises:
+            RuntimeError: No loop is running.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._ran = False
+        if not isinstance(connections, ConnectionTable):
+            raise TypeError(
+                "connections must be the ConnectionTable of rpcwheel.idle.aio among the server's "
+                f"interceptors, not {connections!r}"
+            )
+        self._table = connections
+        super().__init__(server, idle_timeout, connections=connections, **settings)
+
+    def _is_over(self) -> bool:
+        running = is_running(self._server())
+        self._ran = self._ran or bool(running)
+        return super()._is_over() or self._loop.is_closed() or (self._ran and running is False)
+
+    def _calls_wait(self) -> bool:
+        """Give the loop a while, in which what has come in before reaches its handler."""
+        passed = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(self._loop.call_later, PAUSE_S, passed.set)
+        except RuntimeError:  # closed: nobody takes calls in
+            return False
+        return not passed.wait(PAUSE_S + LAG_S) or self._table.is_slow()
+
+    async def check(self) -> list[Connection]:
+        """Look now, and close what is to be closed.
+
+        Returns:
+            The connections that are idle; none after `close()`. Those that are closed are so within
+            the next tenths of a second.
+
+        On any loop; a worker looks, after a look that is under way.
+        """
+        looked: Future[list[Connection]] = Future()
+
+        def look() -> None:
+            if looked.set_running_or_notify_cancel():
+                try:
+                    looked.set_result(self._round())
+                except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+                    looked.set_exception(error)
+
+        POOL.submit(("idle", id(self)), look)
+        return await asyncio.wrap_future(looked)
+
+    def close(self) -> None:
+        """Look no more; afterwards no connection is touched. Idempotent, any thread, no wait."""
+        self._stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()

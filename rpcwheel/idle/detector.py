@@ -1,0 +1,377 @@
+"""The rounds of an idle detector: look at all connections, decide, tell, and close some.
+
+A round runs on a worker, never on the timer's thread: it asks the kernel about each connection. It
+is a scan of the process's sockets, then a decision for each connection, then a second scan that
+closes those that were marked, each after one more look. What is not over then (a status that is
+still on its way to the client, a client that was asked to leave) is looked at again by a timeout of
+its own, until nothing is marked any more. Rounds come one after the other, under a lock, and the
+timeout of the next is set when one has ended: they never overlap, and never pile up.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
+from rpcwheel.observe import ConnectionIdle, IdleLimited, emit
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.workers import POOL
+
+from .closing import close_marked
+from .core import Limits, Mark, judge
+from .entry import Sighting
+from .peers import SUPPORTED, open_sockets
+from .policy import IDLE_TIMEOUT_S, IdlePolicy
+from .ports import Ports
+from .table import Connections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .entry import Connection, Entry
+    from .peers import Address
+
+__all__ = ["Detector"]
+
+BLIND: Final = (
+    "an interceptor before ConnectionTable hides who calls (context.peer() failed), so that only "
+    "connections on which nothing at all comes in are closed; give ConnectionTable first"
+)
+
+
+class Detector:
+    """What the twins of `IdleConnectionDetector` have in common."""
+
+    def __init__(
+        self,
+        server: object,
+        idle_timeout: Duration | None = IDLE_TIMEOUT_S,
+        *,
+        connections: Connections,
+        ports: int | str | Iterable[int | str] | None = None,
+        policy: IdlePolicy | None = None,
+        timer: Timer | None = None,
+        **settings: Any,  # noqa: ANN401 - those of IdlePolicy, which checks them
+    ) -> None:
+        """Begin to look, every `check` seconds of the policy, until `close()`.
+
+        Args:
+            server: Whose connections these are. Held weakly; the detector ends with it.
+            idle_timeout: As in `IdlePolicy`; 180 s. None: no such limit.
+            connections: The table that was given to the server, among its `interceptors`. Each
+                server has its own.
+            ports: Where the server listens: what `add_insecure_port()` returned, or the address.
+                No socket of another port is ever touched. None: wherever a call has come in.
+            policy: All settings at once, in place of `idle_timeout` and the others.
+            timer: Any rpcwheel timer; None takes `shared_timer()`.
+            **settings: Those of `IdlePolicy`, by name.
+
+        Raises:
+            TypeError: An argument is of a wrong type.
+            ConfigurationError: A setting is out of range, `policy` and settings are both given, or
+                another detector has the table.
+        """
+        self._policy = _policy(policy, idle_timeout, settings)
+        self._limits = Limits.of(self._policy)
+        self._ports = Ports.of(ports)
+        self._learned: set[int] = set()
+        self._timer = checked_timer(timer)
+        self._now_ns = clock_of(timer)
+        self._server = weakref.ref(server)
+        self._connections = connections
+        self._rounds = threading.RLock()
+        """Held by a round; taken before `_lock`."""
+        self._lock = threading.RLock()
+        self._closed = False
+        self._next: Timeout | None = None
+        self._again: Timeout | None = None
+        self._limited: set[str] = set()
+        self._events: deque[object] = deque()
+        self._telling = False
+        _own(connections, self)
+        connections.now_ns = self._now_ns
+        connections.set_heartbeats(self._policy.heartbeats)
+        self._say_what_is_not_possible()
+        self._arm()
+
+    # What a twin knows
+
+    def _is_over(self) -> bool:
+        """Whether the server has ended. On a worker."""
+        return self._server() is None
+
+    def _calls_wait(self) -> bool:
+        """Whether calls have come in that no handler has begun to serve. On a worker."""
+        return False
+
+    # For users
+
+    @property
+    def policy(self) -> IdlePolicy:
+        """What it goes by."""
+        return self._policy
+
+    @property
+    def connections(self) -> Connections:
+        """The table it looks after."""
+        return self._connections
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
+    def change(self, **settings: Any) -> IdlePolicy:  # noqa: ANN401 - those of IdlePolicy
+        """Change settings of the policy while it runs; connections already marked are judged anew.
+
+        Returns:
+            The new policy. The next look is a whole `check` of it away.
+
+        Raises:
+            ConfigurationError, TypeError: As `IdlePolicy`; then nothing has changed.
+
+        Thread-safe.
+        """
+        with self._lock:
+            policy = self._policy.changed(**settings)
+            self._policy, self._limits = policy, Limits.of(policy)
+            self._connections.set_heartbeats(policy.heartbeats)
+            self._arm()
+        for entry in self._connections.entries():
+            with self._connections.lock:
+                mark = entry.mark
+                if mark is not None and (mark.left_ns is None or self._limits.report):
+                    entry.mark = None
+        return policy
+
+    def _stop(self) -> bool:
+        """Start no more rounds; False if that was done before. Any thread, does not wait."""
+        with self._lock:
+            was, self._closed = self._closed, True
+            for timeout in (self._next, self._again):
+                if timeout is not None:
+                    timeout.cancel()
+            self._next = self._again = None
+        with self._connections.lock:
+            if self._connections.owner is self:
+                self._connections.owner = None
+                for entry in self._connections.entries():
+                    entry.mark = None
+        return not was
+
+    def _wait(self) -> None:
+        """Wait until no round runs: milliseconds."""
+        with self._rounds:
+            pass
+
+    def __repr__(self) -> str:
+        kind = type(self)
+        state = "closed" if self._closed else f"{len(self._connections.entries())} connections"
+        return f"<{kind.__module__}.{kind.__name__} {state}>"
+
+    # The timer
+
+    def _arm(self) -> None:
+        with self._lock:
+            if self._next is not None:
+                self._next.cancel()
+            self._next = self._timeout(self._limits.check_ns, self._round)
+
+    def _arm_again(self) -> None:
+        """Have what is marked looked at when its next step is."""
+        marks = [entry.mark for entry in self._connections.entries()]
+        next_ns = min((mark.next_ns for mark in marks if mark is not None), default=NEVER)
+        with self._lock:
+            if self._again is not None:
+                self._again.cancel()
+            delay_ns = NEVER if next_ns == NEVER else max(0, next_ns - self._now_ns())
+            self._again = self._timeout(delay_ns, self._act)
+
+    def _timeout(self, delay_ns: int, work: Callable[[], object]) -> Timeout | None:
+        if self._closed or delay_ns == NEVER:
+            return None
+        timer = shared_timer() if self._timer is None else self._timer
+        try:
+            return timer.new_timeout(partial(self._hand_over, work), to_seconds(delay_ns))
+        except TimerStopped:  # the program is ending
+            return None
+        except TimerError as error:
+            self._limit("timer", f"no more looks, until check() or change(): {error}")
+            return None
+
+    def _hand_over(self, work: Callable[[], object], _: Timeout) -> None:
+        POOL.submit(("idle", id(self)), work)
+
+    # A round
+
+    def _round(self) -> list[Connection]:
+        """Look at everything; gives those that are idle. On a worker, or on a user's thread."""
+        found: list[Entry] = []
+        if not self._closed and self._is_over():
+            self._stop()
+        with self._rounds:
+            if self._closed:
+                return []
+            events: list[object] = []
+            try:
+                self._look()
+                found = self._decide(events)
+                self._close_marked(events)
+            finally:
+                self._tell(*events)
+                self._arm()
+                self._arm_again()
+        return [entry.connection() for entry in found]
+
+    def _act(self) -> None:
+        """Go on with what is marked. On a worker."""
+        with self._rounds:
+            if self._closed:
+                return
+            events: list[object] = []
+            try:
+                self._close_marked(events)
+            finally:
+                self._tell(*events)
+                self._arm_again()
+
+    def _tell(self, *events: object) -> None:
+        """Emit on a worker, in order: sinks are the user's, and may call `close()`."""
+        with self._lock:
+            self._events.extend(events)
+            if self._telling or not self._events:
+                return
+            self._telling = True
+        POOL.submit(("idle events", id(self)), self._emit_all)
+
+    def _emit_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._events:
+                    self._telling = False
+                    return
+                event = self._events.popleft()
+            emit(event)
+
+    def _look(self) -> None:
+        """Scan the sockets, and bring the table up to date."""
+        if not SUPPORTED:
+            return
+        connections, ports = self._connections, self._ports.tcp
+        began_ns, known = self._now_ns(), connections.addresses()
+        of_server = self._learned if ports is None else ports
+        wanted = (lambda peer, port: port in of_server or peer in known) if ports is None else None
+        found = [
+            Sighting.of(socket)
+            for socket in open_sockets(wanted or (lambda _, port: port in of_server))
+        ]
+        if ports is None:
+            self._learn(found, known)
+        mine = [one for one in found if one.local_port in of_server]
+        lost = connections.reconcile(mine, began_ns)
+        unknown = [entry for entry in lost if entry.inode is None and entry.sighted_ns < began_ns]
+        if ports is not None and unknown:
+            self._limit(
+                "ports",
+                f"a call came in from {unknown[0].peer}, but no socket of that peer is open at "
+                f"port {', '.join(map(str, sorted(ports)))}; are these the server's ports?",
+            )
+        if connections.uncounted:
+            self._limit("blind", BLIND)
+
+    def _learn(self, found: list[Sighting], known: set[Address]) -> None:
+        """The ports at which calls come in; a peer with two sockets says nothing."""
+        peers = [one.peer for one in found]
+        for one in found:
+            if one.peer in known and peers.count(one.peer) == 1:
+                self._learned.add(one.local_port)
+
+    def _decide(self, events: list[object]) -> list[Entry]:
+        """Judge each connection, tell of the idle ones, and mark those that are to be closed."""
+        limits, connections, idle = self._limits, self._connections, []
+        for entry in connections.entries():
+            with connections.lock:
+                if entry.gone or connections.owner is not self:
+                    continue
+                now_ns = self._now_ns()
+                due = judge(entry.seen, limits, now_ns)
+                if due is None:
+                    continue
+                idle.append(entry)
+                moves = entry.seen.moves(limits)
+                if entry.is_news(due, moves):
+                    calls, streams = entry.seen.user.calls, entry.seen.user.streams
+                    idle_s = due.idle_ns / 1e9
+                    events.append(ConnectionIdle(entry.peer, due.text, idle_s, calls, streams))
+                closable = entry.inode is not None and not entry.ambiguous and not limits.report
+                if closable and entry.mark is None:
+                    entry.mark = Mark(due, moves, now_ns)
+        return idle
+
+    def _close_marked(self, events: list[object]) -> None:
+        connections = self._connections
+        if not any(entry.mark for entry in connections.entries()):
+            return
+        doubtful = connections.uncounted > 0 or self._calls_wait()
+        for call, details in close_marked(connections, self._limits, events, doubtful=doubtful):
+            call.finish(details)
+
+    # What can't be done
+
+    def _say_what_is_not_possible(self) -> None:
+        said = None
+        if not SUPPORTED:
+            said = "this system does not show a process its sockets: connections are only told of"
+        elif self._ports.others:
+            said = f"clients at {', '.join(self._ports.others)} can't be told apart, nor closed"
+        if said is not None:
+            warnings.warn(f"IdleConnectionDetector: {said}", RuntimeWarning, stacklevel=4)
+            self._limit("system", said)
+
+    def _limit(self, what: str, said: str) -> None:
+        """Tell once what does not work."""
+        if what not in self._limited:
+            self._limited.add(what)
+            self._tell(IdleLimited(said))
+
+
+def _policy(
+    policy: IdlePolicy | None, idle_timeout: Duration | None, settings: dict[str, Any]
+) -> IdlePolicy:
+    if policy is None:
+        return IdlePolicy(idle_timeout=idle_timeout, **settings)
+    if not isinstance(policy, IdlePolicy):
+        raise TypeError(f"policy must be an IdlePolicy, or None, not {policy!r}")
+    if settings or idle_timeout != IDLE_TIMEOUT_S:
+        raise ConfigurationError(
+            "give either policy, or idle_timeout and the other settings, not both; "
+            "policy.changed(...) makes another policy of one"
+        )
+    return policy
+
+
+def _own(connections: Connections, detector: Detector) -> None:
+    """Give a table its detector."""
+    if not isinstance(connections, Connections):
+        raise TypeError(
+            "connections must be the ConnectionTable among the server's interceptors, not "
+            f"{connections!r}"
+        )
+    with connections.lock:
+        if connections.owner is not None:
+            raise ConfigurationError(
+                "connections belongs to another detector; close that one first, and give each "
+                "server a table of its own"
+            )
+        connections.owner = detector

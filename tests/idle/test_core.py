@@ -1,0 +1,281 @@
+"""Which connection is idle, and what is done about it next."""
+
+import pytest
+
+from rpcwheel.durations import NEVER
+from rpcwheel.idle.core import QUIET_NS, TRIES, Limits, Look, Mark, Reason, Seen, Step, judge, step
+from rpcwheel.idle.policy import IdlePolicy
+
+S = 1_000_000_000
+QUIET = Look(unread=0, unsent=0, received_ago_ns=1000 * S)
+
+
+def limits(**settings) -> Limits:
+    return Limits.of(IdlePolicy(**settings))
+
+
+def seen(at=0, **settings) -> Seen:
+    return Seen(at, **settings)
+
+
+def reason(one: Seen, at: int, **settings) -> Reason | None:
+    due = judge(one, limits(**settings), at * S)
+    return None if due is None else due.reason
+
+
+# Limits
+
+
+def test_the_check_is_a_third_of_the_shortest_limit():
+    assert limits().check_ns == 60 * S
+    assert limits(idle_timeout=90, read_idle=30, max_age=60).check_ns == 10 * S
+    assert limits(check=7).check_ns == 7 * S
+
+
+def test_without_limits_nothing_is_looked_at():
+    assert limits(idle_timeout=None).check_ns == NEVER
+    assert reason(seen(), 10**6, idle_timeout=None) is None
+
+
+# Idle
+
+
+def test_a_connection_is_idle_after_the_limit_and_not_at_it():
+    assert judge(seen(), limits(idle_timeout=10), 10 * S) is None
+    due = judge(seen(), limits(idle_timeout=10), 10 * S + 1)
+    assert (due.reason, due.idle_ns) == (Reason.IDLE, 10 * S + 1)
+    assert due.text == "connection idle for 10 s"
+
+
+def test_what_was_read_and_what_was_written_keep_it_open():
+    one = seen()
+    one.user.begin(1 * S, streams=False)
+    one.user.wrote(5 * S)
+    one.user.end(5 * S, streams=False)
+    assert reason(one, 15, idle_timeout=10) is None
+    assert reason(one, 16, idle_timeout=10) is Reason.IDLE
+
+
+def test_a_call_in_flight_is_not_idle_however_long_it_takes():
+    one = seen()
+    one.user.begin(1 * S, streams=False)
+    assert reason(one, 10**6, idle_timeout=1, read_idle=1, write_idle=1, close_streams=True) is None
+
+
+def test_the_end_of_a_call_begins_all_the_limits_anew():
+    one = seen()
+    one.user.begin(1 * S, streams=False)
+    one.user.end(100 * S, streams=False)
+    limited = {"idle_timeout": 10, "read_idle": 10, "write_idle": 10}
+    assert reason(one, 110, **limited) is None
+    assert reason(one, 111, **limited) is Reason.IDLE
+
+
+def test_a_silent_stream_is_idle_only_if_the_policy_says_so():
+    one = seen()
+    one.user.begin(0, streams=True)
+    assert reason(one, 100, idle_timeout=10) is None
+    assert reason(one, 100, idle_timeout=10, close_streams=True) is Reason.IDLE
+
+
+@pytest.mark.parametrize("way", ["read", "wrote"])
+def test_a_stream_that_goes_one_way_only_is_not_all_idle(way):
+    one = seen()
+    one.user.begin(0, streams=True)
+    getattr(one.user, way)(95 * S)
+    assert reason(one, 100, idle_timeout=10, close_streams=True) is None
+
+
+def test_read_idle_and_write_idle_look_one_way_each():
+    one = seen()
+    one.user.begin(0, streams=True)
+    one.user.wrote(95 * S)
+    streams = {"idle_timeout": None, "close_streams": True}
+    assert reason(one, 100, read_idle=10, **streams) is Reason.READ
+    assert reason(one, 100, write_idle=10, **streams) is None
+    other = seen()
+    other.user.begin(0, streams=True)
+    other.user.read(95 * S)
+    assert reason(other, 100, write_idle=10, **streams) is Reason.WRITE
+    assert reason(other, 100, read_idle=10, **streams) is None
+
+
+def test_heartbeats_keep_nothing_open_unless_asked():
+    one = seen()
+    one.beats.begin(95 * S, streams=True)
+    assert reason(one, 100, idle_timeout=10) is Reason.IDLE
+    assert reason(one, 200, idle_timeout=10, count_heartbeats=True) is None  # its stream is open
+    one.beats.end(95 * S, streams=True)
+    assert reason(one, 100, idle_timeout=10, count_heartbeats=True) is None
+    assert reason(one, 106, idle_timeout=10, count_heartbeats=True) is Reason.IDLE
+
+
+# Age
+
+
+def test_a_connection_that_is_too_old_is_closed_though_it_is_used():
+    one = seen()
+    one.user.begin(59 * S, streams=False)
+    one.user.end(60 * S, streams=False)
+    assert reason(one, 60, max_age=60) is None
+    assert reason(one, 61, max_age=60) is Reason.AGE
+
+
+def test_what_is_open_on_one_that_is_too_old_has_its_grace():
+    one = seen()
+    one.user.begin(59 * S, streams=True)
+    aged = {"max_age": 60, "max_age_grace": 30, "close_streams": True, "idle_timeout": None}
+    assert reason(one, 90, **aged) is None
+    assert reason(one, 91, **aged) is Reason.AGE
+
+
+def test_the_client_of_one_that_is_too_old_is_asked_to_leave_before_the_grace_is_over():
+    one = seen()
+    one.plain = True
+    one.user.begin(59 * S, streams=False)
+    aged = limits(max_age=60, max_age_grace=30, close="goaway")
+    assert judge(one, aged, 61 * S).asks
+    assert not judge(one, aged, 91 * S).asks
+    one.plain = False  # under TLS it can't be asked
+    assert judge(one, aged, 61 * S) is None
+
+
+def test_a_share_of_a_tenth_keeps_those_apart_that_came_together():
+    one = seen(share=0.5)
+    assert reason(one, 63, max_age=60) is None
+    assert reason(one, 64, max_age=60) is Reason.AGE
+
+
+# Steps
+
+
+def marked(one: Seen, at: int, **settings) -> tuple[Mark, Limits]:
+    found = limits(**settings)
+    due = judge(one, found, at * S)
+    assert due is not None
+    return Mark(due, one.moves(found), at * S), found
+
+
+def test_one_that_is_idle_and_quiet_is_shut():
+    one = seen()
+    mark, found = marked(one, 11, idle_timeout=10)
+    assert step(one, mark, QUIET, found, 11 * S) is Step.SHUTDOWN
+
+
+def test_a_call_that_began_since_the_decision_keeps_it():
+    one = seen()
+    mark, found = marked(one, 11, idle_timeout=10)
+    one.user.begin(11 * S, streams=False)
+    assert step(one, mark, QUIET, found, 11 * S) is Step.KEEP_USED
+    one.user.end(11 * S, streams=False)
+    assert step(one, mark, QUIET, found, 11 * S) is Step.KEEP_USED
+
+
+@pytest.mark.parametrize("way", ["read", "wrote"])
+def test_a_message_since_the_decision_keeps_it(way):
+    one = seen()
+    one.user.begin(0, streams=True)
+    mark, found = marked(one, 11, idle_timeout=10, close_streams=True)
+    getattr(one.user, way)(11 * S)
+    assert step(one, mark, QUIET, found, 11 * S) is Step.KEEP_USED
+
+
+def test_a_heartbeat_since_the_decision_keeps_it_only_if_heartbeats_count():
+    for count, then in ((False, Step.END_CALLS), (True, Step.KEEP_USED)):
+        one = seen()
+        mark, found = marked(one, 11, idle_timeout=10, count_heartbeats=count)
+        one.beats.begin(11 * S, streams=False)
+        assert step(one, mark, QUIET, found, 11 * S) is then
+
+
+@pytest.mark.parametrize(
+    "look", [QUIET._replace(unread=1), QUIET._replace(received_ago_ns=QUIET_NS - 1)]
+)
+def test_bytes_that_just_came_are_waited_for_and_keep_it_if_they_go_on(look):
+    one = seen()
+    mark, found = marked(one, 11, idle_timeout=10)
+    assert step(one, mark, look, found, 11 * S) is Step.WAIT
+    mark.tries = TRIES
+    assert step(one, mark, look, found, 11 * S) is Step.KEEP_BUSY
+
+
+def test_bytes_that_came_after_the_last_use_count_however_late_they_are_looked_at():
+    one = seen()
+    mark, found = marked(one, 11, idle_timeout=10)
+    for came_at, then in ((1, Step.KEEP_DOUBTFUL), (0, Step.SHUTDOWN)):
+        look = QUIET._replace(doubtful=True, received_ago_ns=(13 - came_at) * S)
+        assert step(one, mark, look, found, 13 * S) is then
+
+
+def test_bytes_that_just_came_keep_streams_from_being_ended():
+    one = seen()
+    one.user.begin(0, streams=True)
+    mark, found = marked(one, 11, idle_timeout=10, close_streams=True)
+    look = QUIET._replace(unread=1)
+    assert step(one, mark, look, found, 11 * S) is Step.WAIT
+
+
+def test_streams_are_ended_first_and_their_status_is_let_out():
+    one = seen()
+    one.user.begin(0, streams=True)
+    mark, found = marked(one, 11, idle_timeout=10, close_streams=True)
+    assert step(one, mark, QUIET, found, 11 * S) is Step.END_CALLS
+    one.user.end(11 * S, streams=True)
+    unsent = QUIET._replace(unsent=1)
+    assert step(one, mark, unsent, found, 11 * S) is Step.WAIT
+    assert step(one, mark, QUIET, found, 11 * S) is Step.SHUTDOWN
+    mark.tries = TRIES  # the client takes nothing any more
+    assert step(one, mark, unsent, found, 11 * S) is Step.SHUTDOWN
+
+
+def test_what_can_not_be_known_keeps_one_on_which_anything_came_in():
+    one = seen()
+    mark, found = marked(one, 11, idle_timeout=10)
+    look = QUIET._replace(received_ago_ns=5 * S, doubtful=True)
+    assert step(one, mark, look, found, 11 * S) is Step.KEEP_DOUBTFUL
+    silent = QUIET._replace(doubtful=True)
+    assert step(one, mark, silent, found, 11 * S) is Step.SHUTDOWN
+
+
+def test_a_client_in_plaintext_is_asked_to_leave_and_shut_when_it_does_not():
+    one = seen()
+    one.plain = True
+    mark, found = marked(one, 11, idle_timeout=10, close="goaway", goaway_grace=5)
+    assert step(one, mark, QUIET._replace(unsent=1), found, 11 * S) is Step.WAIT
+    assert step(one, mark, QUIET, found, 11 * S) is Step.GOAWAY
+    mark.left_ns = 11 * S
+    one.user.begin(11 * S, streams=False)  # it was on its way
+    assert step(one, mark, QUIET, found, 100 * S) is Step.WAIT_LONG
+    one.user.end(12 * S, streams=False)
+    assert step(one, mark, QUIET, found, 15 * S) is Step.WAIT_LONG
+    assert step(one, mark, QUIET, found, 16 * S) is Step.SHUTDOWN
+
+
+def test_a_client_that_may_speak_tls_is_not_asked():
+    one = seen()
+    mark, found = marked(one, 11, idle_timeout=10, close="goaway")
+    assert step(one, mark, QUIET, found, 11 * S) is Step.SHUTDOWN
+
+
+def test_one_that_is_too_old_is_ended_at_the_end_of_its_grace_whatever_comes():
+    one = seen()
+    one.user.begin(0, streams=True)
+    mark, found = marked(one, 91, max_age=60, max_age_grace=30)
+    one.user.read(91 * S)
+    busy = Look(unread=1, unsent=1, received_ago_ns=0)
+    assert step(one, mark, busy, found, 91 * S) is Step.END_CALLS
+    mark.tries = TRIES
+    assert step(one, mark, busy, found, 91 * S) is Step.SHUTDOWN
+
+
+def test_one_that_was_asked_to_leave_is_ended_at_the_end_of_its_grace():
+    one = seen()
+    one.plain = True
+    one.user.begin(0, streams=True)
+    mark, found = marked(one, 61, max_age=60, max_age_grace=30, close="goaway")
+    assert step(one, mark, QUIET, found, 61 * S) is Step.GOAWAY
+    mark.left_ns = 61 * S
+    assert step(one, mark, QUIET, found, 90 * S) is Step.WAIT_LONG
+    assert step(one, mark, QUIET, found, 91 * S) is Step.END_CALLS
+    one.user.end(91 * S, streams=True)
+    assert step(one, mark, QUIET, found, 91 * S) is Step.SHUTDOWN
