@@ -10,6 +10,7 @@ The map, from what you import down to what it stands on:
 `idle`          Connections of a server that nobody uses are closed: `IdleConnectionDetector`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
 `channel`       Stubs that outlive connections: `ReconnectingChannel`.
+`options`       Options of grpc that do what they say, and a check of yours: `channel_options`.
 `timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
 `observe`       What happened, and who is told: events, `add_sink`, the standard log.
 `errors`        Every exception, drawn as a tree.
@@ -84,6 +85,12 @@ from rpcwheel.interceptors import (
     server_interceptors,
 )
 from rpcwheel.kit import Kit
+from rpcwheel.options import (
+    Finding,
+    channel_options,
+    check_options,
+    server_options,
+)
 from rpcwheel.timer import (
     AsyncWheelTimer,
     DeadlineHeap,
@@ -126,6 +133,7 @@ __all__ = [
     "FailbackStats",
     "FailedCall",
     "FailsafePolicy",
+    "Finding",
     "HashedWheel",
     "HealthProbe",
     "Heartbeat",
@@ -161,11 +169,14 @@ __all__ = [
     "WheelTimer",
     "__version__",
     "aio",
+    "channel_options",
+    "check_options",
     "client_interceptors",
     "current_deadline",
     "deadline_scope",
     "intercept_channel",
     "server_interceptors",
+    "server_options",
     "shared_timer",
     "with_failback",
 ]

@@ -60,6 +60,7 @@ from rpcwheel.interceptors.aio import (
     server_interceptors,
 )
 from rpcwheel.kit.aio import Kit
+from rpcwheel.options import Finding, channel_options, check_options, server_options
 from rpcwheel.timer import (
     AsyncWheelTimer,
     DeadlineHeap,
@@ -98,6 +99,7 @@ __all__ = [
     "FailbackStats",
     "FailedCall",
     "FailsafePolicy",
+    "Finding",
     "HashedWheel",
     "HealthProbe",
     "Heartbeat",
@@ -131,11 +133,14 @@ __all__ = [
     "TooManyCalls",
     "TooManyTimeouts",
     "WheelTimer",
+    "channel_options",
+    "check_options",
     "client_interceptors",
     "current_deadline",
     "deadline_scope",
     "intercept_channel",
     "server_interceptors",
+    "server_options",
     "shared_timer",
     "with_failback",
 ]

@@ -33,6 +33,7 @@ from rpcwheel.deadline import (
 from rpcwheel.deadline import aio as deadline_aio
 from rpcwheel.errors import CallTimeout
 from rpcwheel.failback import aio
+from rpcwheel.options import Finding, channel_options, check_options, server_options
 
 
 def the_timer() -> None:
@@ -120,3 +121,14 @@ async def pending_calls_on_a_loop() -> None:
         assert_type(calls.close(OSError()), list[Hashable])
     lines = deadline_aio.PendingCalls[str](name="lines")
     assert_type(await lines.open(7, timeout=2.0), str)
+
+
+def options() -> None:
+    assert_type(
+        channel_options(preset="lan", keepalive=timedelta(seconds=5)), list[tuple[str, int]]
+    )
+    assert_type(server_options(permit_every=2), list[tuple[str, int]])
+    channel_options(preset="moon")  # type: ignore[arg-type]
+    found = check_options(channel=[("grpc.keepalive_time_ms", 10_000)], server=None)
+    assert_type(found, list[Finding])
+    assert_type(found[0].severity, Literal["error", "warning", "note"])
