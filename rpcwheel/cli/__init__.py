@@ -1,8 +1,8 @@
 """The command line: `rpcwheel`, or `python -m rpcwheel`.
 
-One command so far: `demo` shows failback at work on a real gRPC server that is killed and comes
-back (`cli/demo.py` tells the story, `cli/checks.py` judges it). It needs protobuf:
-`pip install 'rpcwheel[cli]'`.
+`doctor` says why a gRPC server can't be reached (`cli/doctor.py`). `demo` shows failback at work on
+a real gRPC server that is killed and comes back (`cli/demo.py` tells the story, `cli/checks.py`
+judges it); it needs protobuf: `pip install 'rpcwheel[cli]'`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import signal
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NoReturn
+
+from . import doctor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; those of the process by default.
 
     Returns:
-        The exit status: 0 if the command did what it promises, 1 if not, 2 if a package is missing,
-        130 after Ctrl-C.
+        The exit status: 0 if all is well, 1 if not (the command says what), 2 if a package is
+        missing, 130 after Ctrl-C.
 
     Raises:
         SystemExit: With 2 for a wrong argument, 143 after SIGTERM.
@@ -45,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _hurry_old_grpcio()
     try:
         with _sigterm_as_exit():
-            return _demo(args)
+            status: int = args.run(args)
+            return status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader is gone (`| head`); what is buffered has nowhere to go
@@ -87,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rpcwheel {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    doctor.add_to(commands)
     demo = commands.add_parser(
         "demo",
         help="kill a real gRPC server under calls and see every one of them arrive",
@@ -94,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "between and during calls, restart it, and check that every call arrived exactly as sent. "
         "Exit status 0 only if so.",
     )
+    demo.set_defaults(run=_demo)
     demo.add_argument(
         "--events",
         type=_events,

@@ -1,0 +1,315 @@
+"""What the doctor says of real listeners, and how it ends."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import pytest
+
+from fixtures.listeners import answers, checked_by, closes, http2_answering, says, silent
+from rpcwheel.cli import main
+
+QUICK = ["--timeout", "2", "--samples", "2"]
+
+
+@pytest.fixture
+def doctor(capsys):
+    """Runs it; gives the exit status, and what it found by step."""
+
+    def run(target, *arguments):
+        status = main(["doctor", target, "--json", *QUICK, *arguments])
+        report = json.loads(capsys.readouterr().out)
+        assert report["healthy"] is (status == 0)
+        return status, {finding["step"]: finding for finding in report["findings"]}
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_proxy_of_this_machine(monkeypatch):
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# Nobody there
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def test_where_nothing_listens_it_says_refused(doctor):
+    status, found = doctor(f"127.0.0.1:{free_port()}")
+    assert (status, list(found)) == (1, ["name", "tcp"])
+    assert "refused" in found["tcp"]["said"]
+    assert "start the server" in found["tcp"]["do"]
+
+
+def test_a_name_that_nobody_knows_is_said_to_be_so(doctor):
+    status, found = doctor("no-such-host.invalid:50051")
+    assert (status, list(found)) == (1, ["name"])
+    assert "no-such-host.invalid" in found["name"]["said"]
+
+
+def test_a_machine_that_never_answers_is_given_up_after_the_timeout(doctor):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:  # the kernel drops what comes when the queue is full
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        status, found = doctor(f"127.0.0.1:{full.getsockname()[1]}", "--timeout", "0.5")
+        for one in waiting:
+            one.close()
+    assert status == 1
+    assert found["tcp"]["said"].endswith("no answer within 0.5 s")
+    assert "firewalls" in found["tcp"]["do"]
+
+
+def test_a_unix_socket_that_is_not_there_is_said_to_be_so(doctor, tmp_path):
+    status, found = doctor(f"unix:{tmp_path}/none.sock")
+    assert (status, found["tcp"]["said"]) == (1, f"{tmp_path}/none.sock: no such socket")
+
+
+# Somebody else there
+
+
+class Page(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_http_1_server_is_named(doctor):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        status, found = doctor(f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+    assert status == 1
+    assert "HTTP/1.1 server answers" in found["http2"]["said"]
+
+
+@pytest.mark.parametrize(
+    ("talk", "said"),
+    [
+        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "this is SSH ('SSH-2.0-OpenSSH_9.6'), no gRPC server"),
+        (answers(b"-ERR unknown command 'PRI'\r\n"), "this is Redis"),
+        (says(b"J\0\0\0\x0a8.0.36\0abcdefgh"), "this is MySQL ('8.0.36')"),
+        (says(b"220 mail.example ESMTP\r\n"), "this is SMTP or FTP"),
+        (says(b"hello, who are you?"), "something else than HTTP/2 answers: 'hello, who"),
+        (closes, "closes it at once"),
+        (lambda _: None, "closes it at once"),
+        (silent, "says nothing for 0.5 s"),
+    ],
+)
+def test_what_is_no_grpc_server_is_named(doctor, listen, talk, said):
+    status, found = doctor(listen(talk).target, "--timeout", "0.5")
+    assert (status, list(found)) == (1, ["name", "tcp", "http2"])
+    assert said in found["http2"]["said"]
+    assert found["http2"]["do"]
+
+
+@pytest.mark.parametrize("code", [b"404", b"503"])
+def test_a_proxy_without_a_backend_is_told_by_its_status(doctor, listen, code):
+    status, found = doctor(listen(http2_answering(code)).target)
+    assert (status, found["http2"]["level"]) == (1, "ok")
+    assert f"HTTP {code.decode()} instead of a gRPC answer" in found["health"]["said"]
+
+
+# A gRPC server
+
+
+def test_a_healthy_server_is_healthy(doctor, health_server):
+    server = health_server()
+    status, found = doctor(server.target)
+    assert status == 0
+    assert list(found) == ["name", "tcp", "http2", "connect", "ping", "health", "call"]
+    assert found["health"]["said"] == "the server is SERVING"
+    for step in ("connect", "ping", "call"):
+        times = found[step]["ms"]
+        assert 0 < times["min"] <= times["median"] <= times["max"]
+        assert found[step]["samples"] == 2
+
+
+def test_ten_round_trips_are_not_too_many_pings(doctor, health_server):
+    status, found = doctor(health_server().target, "--samples", "10")
+    assert (status, found["ping"]["samples"]) == (0, 10)
+
+
+def test_the_limit_of_concurrent_calls_is_told(doctor, health_server):
+    _, found = doctor(health_server(options=[("grpc.max_concurrent_streams", 7)]).target)
+    assert "at most 7 concurrent calls" in found["http2"]["said"]
+    assert found["http2"]["settings"]["max_concurrent_streams"] == 7
+
+
+def test_a_server_that_does_not_serve_is_not_healthy(doctor, health_server):
+    server = health_server()
+    server.set("", "NOT_SERVING")
+    server.set("shop.Orders", "SERVING")
+    status, found = doctor(server.target)
+    assert (status, found["health"]["said"]) == (1, "the server says NOT_SERVING")
+    status, found = doctor(server.target, "--service", "shop.Orders")
+    assert (status, found["health"]["said"]) == (0, "service 'shop.Orders' is SERVING")
+
+
+def test_a_service_that_nobody_knows_is_told(doctor, health_server):
+    status, found = doctor(health_server().target, "--service", "shop.Order")
+    assert status == 1
+    assert "does not know 'shop.Order'" in found["health"]["said"]
+
+
+def test_a_server_without_health_works_and_is_told_how_to_have_it(doctor, serve):
+    status, found = doctor(serve())
+    assert (status, found["health"]["level"]) == (0, "note")
+    assert "grpcio-health-checking" in found["health"]["do"]
+    assert "call" in found
+
+
+def test_a_handler_that_hangs_is_told_from_a_dead_connection(doctor, health_server):
+    gate = threading.Event()
+
+    def hang(request, context):
+        gate.wait(20)
+        return request
+
+    server = health_server(service=checked_by(hang))
+    status, found = doctor(server.target, "--timeout", "0.5")
+    gate.set()
+    assert (status, list(found)[-1]) == (1, "health")
+    assert "though the connection stands" in found["health"]["said"]
+
+
+def test_a_server_that_wants_credentials_for_health_is_a_warning(doctor, health_server):
+    def refuse(request, context):
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
+
+    status, found = doctor(health_server(service=checked_by(refuse)).target)
+    assert (status, found["health"]["level"]) == (0, "warn")
+    assert "UNAUTHENTICATED who are you?" in found["health"]["said"]
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on the loopback")
+def test_ipv6_works_too(doctor, health_server):
+    status, found = doctor(health_server(place="[::1]:0").target)
+    assert (status, found["tcp"]["said"]) == (0, "::1: connected")
+
+
+def test_a_unix_socket_works_too(doctor, health_server, tmp_path):
+    assert doctor(health_server(place=f"unix:{tmp_path}/app.sock").target)[0] == 0
+
+
+def test_one_address_of_several_is_enough(doctor, health_server, monkeypatch):
+    server = health_server()
+    real = socket.getaddrinfo
+
+    def both(host, port, *args, **kwargs):
+        return [
+            *real("127.0.0.2", port, *args, **kwargs),
+            *real("127.0.0.1", port, *args, **kwargs),
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    status, found = doctor(f"localhost:{server.port}")
+    assert (status, found["name"]["said"]) == (0, "localhost is 127.0.0.2, 127.0.0.1")
+
+
+def test_a_proxy_in_the_environment_is_told(doctor, health_server, monkeypatch):
+    server = health_server()
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "example.org")
+    _, found = doctor(server.target)
+    assert found["proxy"]["level"] == "warn"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert "proxy" not in doctor(server.target)[1]
+
+
+# Keepalive
+
+
+def test_a_stock_server_is_found_to_refuse_pings_without_calls(doctor, health_server):
+    status, found = doctor(health_server().target, "--keepalive", "0.1")
+    assert (status, found["keepalive"]["level"]) == (1, "fail")
+    assert "too_many_pings') at ping 4" in found["keepalive"]["said"]
+    assert "rpcwheel.server_options(permit_every=0.09)" in found["keepalive"]["do"]
+
+
+def test_a_server_that_permits_pings_is_found_to_do_so(doctor, health_server):
+    permitting = [
+        ("grpc.http2.min_ping_interval_without_data_ms", 50),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    status, found = doctor(health_server(options=permitting).target, "--keepalive", "0.1")
+    assert (status, found["keepalive"]["level"]) == (0, "ok")
+
+
+def test_a_server_that_ends_idle_connections_is_told_from_one_that_refuses(doctor, health_server):
+    server = health_server(options=[("grpc.max_connection_idle_ms", 300)])
+    status, found = doctor(server.target, "--keepalive", "0.4")
+    assert (status, found["keepalive"]["level"]) == (0, "warn")
+    assert "gracefully" in found["keepalive"]["said"]
+
+
+# What it prints, and what it takes
+
+
+def test_people_read_lines_that_say_what_to_do(capsys, health_server):
+    server = health_server()
+    server.set("", "NOT_SERVING")
+    assert main(["doctor", server.target, *QUICK, "--keepalive", "0.1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"rpcwheel doctor {server.target}"
+    assert "FAIL  health     the server says NOT_SERVING" in lines
+    assert "note  keepalive  4 pings without calls, one each 0.1 s: takes 0.3 s" in lines
+    assert lines[-1] == "NOT healthy: health, keepalive."
+
+
+def test_a_machine_reads_one_object_and_people_beside_it_how_long_it_takes(capsys, health_server):
+    main(["doctor", health_server().target, *QUICK, "--json", "--keepalive", "0.1"])
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["target"].startswith("127.0.0.1:")
+    assert captured.err == "4 pings without calls, one each 0.1 s: takes 0.3 s\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["localhost"], "'localhost' has no port"),
+        (["localhost:0"], "from 1 to 65535, not '0'"),
+        (["a:1", "--timeout", "0"], "give seconds above zero"),
+        (["a:1", "--keepalive", "soon"], "give seconds above zero, not 'soon'"),
+        (["a:1", "--samples", "0"], "give a whole number of 1 or more"),
+        (["a:1", "--cert", "c.pem"], "--cert and --key go together"),
+        (["a:1", "--ca", "no-such.pem"], "no-such.pem can't be used"),
+        ([], "HOST:PORT"),
+    ],
+)
+def test_a_wrong_argument_is_said_at_once(capsys, arguments, said):
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_it_needs_no_protobuf_and_no_rich(health_server):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['google', 'rich']))\n"
+        "from rpcwheel.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "doctor", health_server().target, *QUICK]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "healthy."), run.stderr

@@ -1,0 +1,171 @@
+"""What the doctor says of TLS: asked for or not, and with each kind of certificate."""
+
+import datetime as dt
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+
+from fixtures.listeners import answers, over_tls, says
+from rpcwheel.cli import main
+
+QUICK = ["--timeout", "2", "--samples", "1"]
+TODAY = dt.datetime.now(dt.UTC)
+
+
+@pytest.fixture
+def doctor(capfd):
+    """Runs it; gives the exit status, and what it found by step. gRPC's own lines go by."""
+
+    def run(target, *arguments):
+        capfd.readouterr()
+        status = main(["doctor", target, "--json", *QUICK, *arguments])
+        out = capfd.readouterr().out
+        return status, {finding["step"]: finding for finding in json.loads(out)["findings"]}
+
+    return run
+
+
+@pytest.fixture
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def ca(authority, tmp_path):
+    """The file to give with `--ca`."""
+    path = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return str(path)
+
+
+@pytest.fixture
+def secure_server(authority, health_server):
+    """A gRPC server with TLS, whose certificate is for these names."""
+
+    def start(*names, client_ca=None, **given):
+        leaf = authority.issue_cert(*(names or ["127.0.0.1"]), **given)
+        chain = b"".join(blob.bytes() for blob in leaf.cert_chain_pems)
+        pairs = [(leaf.private_key_pem.bytes(), chain)]
+        credentials = grpc.ssl_server_credentials(
+            pairs, root_certificates=client_ca, require_client_auth=client_ca is not None
+        )
+        return health_server(credentials=credentials)
+
+    return start
+
+
+def files(authority, tmp_path, *names) -> tuple[Path, Path]:
+    """A chain and its key, for Python's own TLS."""
+    leaf = authority.issue_cert(*names)
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    chain.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+    key.write_bytes(leaf.private_key_pem.bytes())
+    return chain, key
+
+
+@pytest.fixture
+def own_files(authority, tmp_path):
+    """Makes a chain and its key."""
+    return lambda *names: files(authority, tmp_path, *names)
+
+
+def test_a_server_with_tls_says_so_to_who_comes_without(doctor, secure_server):
+    status, found = doctor(secure_server().target)
+    assert (status, found["tls"]["said"]) == (1, "the server wants TLS")
+    assert "--tls" in found["tls"]["do"]
+
+
+def test_a_server_without_tls_is_told_to_who_comes_with_it(doctor, health_server):
+    status, found = doctor(health_server().target, "--tls")
+    assert (status, found["tls"]["said"]) == (1, "the server speaks HTTP/2 without TLS")
+    assert "leave out --tls" in found["tls"]["do"]
+
+
+def test_something_else_without_tls_is_named_to_who_comes_with_it(doctor, listen):
+    status, found = doctor(listen(says(b"SSH-2.0-OpenSSH_9.6\r\n")).target, "--tls")
+    assert status == 1
+    assert "this is SSH" in found["tls"]["said"]
+
+
+def test_with_the_right_ca_all_is_well(doctor, secure_server, ca):
+    status, found = doctor(secure_server("127.0.0.1").target, "--ca", ca)
+    assert (status, found["health"]["said"]) == (0, "the server is SERVING")
+    assert found["tls"]["version"].startswith("TLSv1.")
+
+
+def test_the_fixture_of_all_tests_is_well_too(doctor, health_server, certificates, tmp_path):
+    (tmp_path / "root.pem").write_bytes(certificates.root)
+    server = health_server(credentials=certificates.server_credentials())
+    assert doctor(f"localhost:{server.port}", "--ca", str(tmp_path / "root.pem"))[0] == 0
+
+
+def test_a_ca_that_grpc_does_not_know_has_to_be_given(doctor, secure_server):
+    status, found = doctor(secure_server().target, "--tls")
+    assert status == 1
+    assert "signed by an unknown CA" in found["tls"]["said"]
+    assert "--ca FILE" in found["tls"]["do"]
+
+
+def test_a_self_signed_certificate_is_told_from_one_of_an_unknown_ca(doctor, listen, tmp_path):
+    alone = trustme.CA()
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    alone.cert_pem.write_to_path(str(chain))
+    alone.private_key_pem.write_to_path(str(key))
+    status, found = doctor(listen(over_tls(says(b""), (chain, key))).target, "--tls")
+    assert status == 1
+    assert "is self-signed" in found["tls"]["said"]
+
+
+def test_a_certificate_for_another_name_says_for_which(doctor, secure_server, ca):
+    target = secure_server("shop.example", "www.shop.example").target
+    status, found = doctor(target, "--ca", ca)
+    assert status == 1
+    assert "not for '127.0.0.1', but for shop.example, www.shop.exa" in found["tls"]["said"]
+    assert doctor(target, "--ca", ca, "--servername", "shop.example")[0] == 0
+
+
+def test_a_certificate_that_has_expired_says_so(doctor, secure_server, ca):
+    server = secure_server(not_after=TODAY - dt.timedelta(days=1))
+    status, found = doctor(server.target, "--ca", ca)
+    assert (status, found["tls"]["said"]) == (1, "the certificate has expired")
+
+
+def test_a_certificate_that_expires_soon_is_a_warning(doctor, secure_server, ca):
+    server = secure_server(not_after=TODAY + dt.timedelta(days=5, hours=1))
+    status, found = doctor(server.target, "--ca", ca)
+    assert (status, found["tls"]["level"], found["tls"]["do"]) == (0, "warn", "renew it")
+    assert "holds for 5 days" in found["tls"]["said"]
+
+
+def test_a_server_that_wants_a_certificate_of_the_client_says_so(
+    doctor, secure_server, authority, ca, own_files
+):
+    server = secure_server(client_ca=authority.cert_pem.bytes())
+    status, found = doctor(server.target, "--ca", ca)
+    assert status == 1
+    assert "wants a certificate of the client" in found["tls"]["said"]
+    chain, key = own_files("client.example")
+    ours = ["--cert", str(chain), "--key", str(key)]
+    assert doctor(server.target, "--ca", ca, *ours)[0] == 0
+
+
+def test_a_certificate_of_a_stranger_is_refused_in_words(
+    doctor, secure_server, authority, ca, tmp_path
+):
+    server = secure_server(client_ca=authority.cert_pem.bytes())
+    chain, key = files(trustme.CA(), tmp_path, "client.example")
+    status, found = doctor(server.target, "--ca", ca, "--cert", str(chain), "--key", str(key))
+    assert status == 1
+    assert "does not take our certificate" in found["tls"]["said"]
+
+
+@pytest.mark.parametrize("alpn", [None, "http/1.1"])
+def test_tls_without_http_2_is_not_enough(doctor, listen, ca, own_files, alpn):
+    refuse = answers(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    served = over_tls(refuse, own_files("127.0.0.1"), alpn=alpn)
+    status, found = doctor(listen(served).target, "--ca", ca)
+    assert status == 1
+    assert "ALPN h2" in found["tls"]["said"]

@@ -1,0 +1,138 @@
+"""Frames over a pair of sockets: the far end writes what the test says."""
+
+import socket
+import struct
+import time
+
+import pytest
+
+from rpcwheel.cli.http2 import (
+    ACK,
+    PREFACE,
+    Closed,
+    Connection,
+    Frame,
+    GoneAway,
+    Kind,
+    OtherProtocol,
+    protocol_of,
+)
+
+SETTINGS = Frame(Kind.SETTINGS, struct.pack(">HIHI", 3, 100, 0xFE03, 1))
+
+
+@pytest.fixture
+def ends():
+    """The connection under test, and the socket at its far end."""
+    near, far = socket.socketpair()
+    far.settimeout(5.0)
+    with near, far:
+        yield Connection(near), far
+
+
+def soon(seconds=5.0):
+    return time.monotonic() + seconds
+
+
+def goaway(code, debug=b""):
+    return Frame(Kind.GOAWAY, struct.pack(">II", 0, code) + debug).encoded()
+
+
+def test_a_greeting_is_the_preface_and_settings_and_their_acknowledgement(ends):
+    connection, far = ends
+    far.sendall(SETTINGS.encoded())
+    connection.greet(soon())
+    said = far.recv(1000)
+    acknowledged = Frame(Kind.SETTINGS, b"", ACK).encoded()
+    assert said == PREFACE + Frame(Kind.SETTINGS).encoded() + acknowledged
+    assert connection.settings == {"max_concurrent_streams": 100, "65027": 1}
+
+
+@pytest.mark.parametrize("first", [b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0-x\r\n", b"-E"])
+def test_what_is_no_settings_frame_is_another_protocol(ends, first):
+    connection, far = ends
+    far.sendall(first)
+    far.shutdown(socket.SHUT_WR)
+    with pytest.raises(OtherProtocol) as other:
+        connection.greet(soon())
+    assert other.value.first == first
+
+
+def test_who_closes_or_says_nothing_is_told_apart(ends):
+    connection, far = ends
+    with pytest.raises(TimeoutError):
+        connection.greet(soon(0.05))
+    far.shutdown(socket.SHUT_WR)
+    with pytest.raises(Closed):
+        connection.greet(soon())
+
+
+def test_a_ping_takes_its_own_answer_and_no_other(ends):
+    connection, far = ends
+    far.sendall(Frame(Kind.PING, b"somebody", ACK).encoded())
+    with pytest.raises(TimeoutError):
+        connection.ping(soon(0.05))
+    ping = far.recv(1000)
+    far.sendall(Frame(Kind.PING, ping[9:], ACK).encoded())  # late: of the one before
+    with pytest.raises(TimeoutError):
+        connection.ping(soon(0.05))
+
+
+def test_the_pings_of_the_peer_are_answered_while_we_listen(ends):
+    connection, far = ends
+    far.sendall(Frame(Kind.PING, b"12345678").encoded() + Frame(Kind.WINDOW_UPDATE).encoded())
+    connection.listen(soon(0.05))
+    assert far.recv(1000) == Frame(Kind.PING, b"12345678", ACK).encoded()
+    assert connection.pings_seen == 1
+
+
+def test_a_frame_may_come_in_pieces(ends):
+    connection, far = ends
+    whole = SETTINGS.encoded()
+    far.sendall(whole[:11])
+    with pytest.raises(TimeoutError):
+        connection._next(soon(0.05))
+    far.sendall(whole[11:])
+    assert connection._next(soon()) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("frame", "said", "pings"),
+    [
+        (goaway(11, b"too_many_pings"), "GOAWAY ENHANCE_YOUR_CALM ('too_many_pings')", True),
+        (goaway(0, b"max_idle"), "GOAWAY NO_ERROR ('max_idle')", False),
+        (goaway(1), "GOAWAY PROTOCOL_ERROR", False),
+        (goaway(77), "GOAWAY code 77", False),
+    ],
+)
+def test_a_goaway_says_why(ends, frame, said, pings):
+    connection, far = ends
+    far.sendall(frame)
+    with pytest.raises(GoneAway) as gone:
+        connection.listen(soon())
+    assert (str(gone.value), gone.value.too_many_pings) == (said, pings)
+
+
+def test_a_frame_that_is_too_long_is_no_frame(ends):
+    connection, far = ends
+    far.sendall(b"GET / HTTP/1.0\r\n")
+    with pytest.raises(OtherProtocol):
+        connection.listen(soon())
+
+
+@pytest.mark.parametrize(
+    ("first", "name", "said"),
+    [
+        (b"HTTP/1.0 200 OK\r\nServer: x", "HTTP/1.1", "200 OK"),
+        (b"<!DOCTYPE HTML>\n<html>", "HTTP/1.1", "<!DOCTYPE HTML"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "TLS", ""),
+        (b"-NOAUTH Authentication required.\r\n", "Redis", "-NOAUTH Authentication required."),
+        (b"J\x00\x00\x00\x0a8.0.36\x00abc", "MySQL", "8.0.36"),
+        (b"E\x00\x00\x00\xffj\x04Host is blocked", "MySQL", ""),
+        (b"AMQP\x00\x00\x09\x01", "AMQP (RabbitMQ)", ""),
+        (b"RFB 003.008\n", "VNC", "RFB 003.008"),
+        (b"\x00\x01what", "", "'\\x00\\x01what'"),
+    ],
+)
+def test_others_are_known_by_what_they_say_first(first, name, said):
+    assert protocol_of(first) == (name, said)

@@ -1,0 +1,14 @@
+"""The doctor at a server that is no Python: grpc-go."""
+
+import pytest
+
+from rpcwheel.cli import main
+
+pytestmark = pytest.mark.timeout(140)  # the server is built first
+
+
+def test_the_doctor_finds_what_a_go_server_speaks_and_refuses(go_shop, capsys):
+    assert main(["doctor", go_shop.target, "--samples", "8"]) == 0
+    assert "gRPC works; the server has no health service" in capsys.readouterr().out
+    assert main(["doctor", go_shop.target, "--samples", "1", "--keepalive", "0.1"]) == 1
+    assert "too_many_pings') at ping 4" in capsys.readouterr().out
