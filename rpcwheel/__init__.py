@@ -84,7 +84,7 @@ from rpcwheel.interceptors import (
     intercept_channel,
     server_interceptors,
 )
-from rpcwheel.kit import Kit
+from rpcwheel.kit import Kit, KitPolicy
 from rpcwheel.options import (
     Finding,
     channel_options,
@@ -145,6 +145,7 @@ __all__ = [
     "IdlePolicy",
     "KeyPending",
     "Kit",
+    "KitPolicy",
     "Lateness",
     "ManualTimer",
     "MethodPolicy",

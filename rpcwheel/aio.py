@@ -59,6 +59,7 @@ from rpcwheel.interceptors.aio import (
     intercept_channel,
     server_interceptors,
 )
+from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.aio import Kit
 from rpcwheel.options import Finding, channel_options, check_options, server_options
 from rpcwheel.timer import (
@@ -111,6 +112,7 @@ __all__ = [
     "IdlePolicy",
     "KeyPending",
     "Kit",
+    "KitPolicy",
     "Lateness",
     "ManualTimer",
     "MethodPolicy",

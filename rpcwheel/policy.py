@@ -7,6 +7,7 @@ a table too, and an error says its place: `retry.attempts`.
 from __future__ import annotations
 
 import difflib
+import re
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self, TypeVar, get_args
@@ -242,5 +243,7 @@ def _path(place: Place) -> str:
 
 
 def _at(place: Place, said: str) -> str:
-    """The message, with its place if it does not name it itself."""
-    return said if _path(place) in said else f"{_path(place)}: {said}"
+    """The message, with its place if it does not begin with it."""
+    path = _path(place)
+    named = not path or re.match(rf"{re.escape(path)}(?!\w)", said)
+    return said if named else f"{path}: {said}"

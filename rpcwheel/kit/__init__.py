@@ -5,11 +5,15 @@
     server = grpc.server(pool, interceptors=kit.server_interceptors())
     kit.close()                              # at the end: [] if every parked call arrived
 
+With `heartbeat` there is `kit.channel(target)`, whose connection is replaced when it is dead, and
+with `idle` there is `kit.detect_idle(server)`, which closes connections that nobody uses.
+
 `Kit.from_file("shop.toml")` and `Kit.from_env()` take the settings from where operators keep them;
 `config.py` has the rules, `docs/policies.md` every setting. For `grpc.aio` there is
 `rpcwheel.aio.Kit`.
 """
 
+from .policy import KitPolicy
 from .sync import Kit
 
-__all__ = ["Kit"]
+__all__ = ["Kit", "KitPolicy"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from rpcwheel.channel.aio import ReconnectingChannel
+from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
+from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 from rpcwheel.interceptors.aio import (
     Queues,
     client_interceptors,
@@ -14,16 +17,19 @@ from rpcwheel.interceptors.aio import (
 from .base import KitBase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import grpc.aio
 
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.heartbeat.policy import HeartbeatPolicy
 
 __all__ = ["Kit"]
 
 
-class Kit(KitBase[Queues]):
-    """Deadlines, retries, failsafe and failback for your own channels and servers of `grpc.aio`.
+class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetector]):
+    """What `rpcwheel.Kit` is, for your own channels and servers of `grpc.aio`.
 
     As `rpcwheel.Kit`, with coroutines where it waits; an async context manager that closes.
 
@@ -37,6 +43,39 @@ class Kit(KitBase[Queues]):
     def _make_queues(self) -> Queues:
         return Queues(self._timer)
 
+    def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
+        return HeartbeatManager.of(policy, timer=self._timer)
+
+    def channel(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        *,
+        options: Sequence[tuple[str, Any]] = (),
+        compression: grpc.Compression | None = None,
+        interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
+    ) -> grpc.aio.Channel:
+        """Make a channel with the policies in front, whose connection is replaced when it is dead.
+
+        As in the sync twin; on a running loop. `interceptors` are grpc's, inside the policies.
+        """
+        channel = ReconnectingChannel(
+            target,
+            credentials,
+            options=options,
+            compression=compression,
+            interceptors=interceptors,
+            timer=self._timer,
+        )
+        if self._manager is not None:
+            self._manager.attach(channel)  # what it refuses was never used: nothing to close
+        return self.intercept_channel(channel)
+
+    @property
+    def heartbeats(self) -> tuple[Heartbeat, ...]:
+        """Those of the channels that `channel()` made and that are open."""
+        return () if self._manager is None else self._manager.heartbeats
+
     def client_interceptors(self) -> list[Any]:
         """Make those of one channel: `grpc.aio.insecure_channel(target, interceptors=these)`.
 
@@ -45,8 +84,30 @@ class Kit(KitBase[Queues]):
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
     def server_interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """Make the interceptors for a server: `grpc.aio.server(interceptors=these)`."""
-        return server_interceptors(self._policy, timer=self._timer)
+        """Make those of one server: `grpc.aio.server(interceptors=these)`; as in the sync twin."""
+        interceptors = server_interceptors(self._policy, timer=self._timer)
+        if self._policy.idle is None:
+            return interceptors
+        table = ConnectionTable()
+        self._tables.append(table)
+        return [table, *interceptors]
+
+    def detect_idle(
+        self,
+        server: grpc.aio.Server,
+        ports: int | str | Iterable[int | str] | None = None,
+        *,
+        connections: ConnectionTable | None = None,
+    ) -> IdleConnectionDetector:
+        """Begin to close the connections of a server that do nothing; as in the sync twin.
+
+        On the server's loop.
+        """
+        table = self._claim(connections)
+        detector = IdleConnectionDetector(
+            server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
+        )
+        return self._looked_after(table, detector)
 
     def intercept_channel(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
         """Put the policies in front of a channel that exists already, and stays yours to close."""
@@ -60,9 +121,15 @@ class Kit(KitBase[Queues]):
         """Park no more calls, try to deliver those that are, and report the others; as the twin.
 
         [] if nothing was still waiting; calls given up earlier went to `dead_letter`, the log and
-        an event.
+        an event. Then the heartbeats and the idle detectors end.
         """
-        return await self._queues.close(drain)
+        try:
+            return await self._queues.close(drain)
+        finally:
+            if self._manager is not None:
+                await self._manager.aclose()
+            for detector in self._detectors:
+                detector.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,14 +1,22 @@
-"""What a kit is in both worlds: one policy, one timer, the queues of the calls that it parked."""
+"""What a kit is in both worlds: one policy, one timer, and what it keeps for calls and connections.
+
+That is the queues of the calls that it parked, the heartbeats of the channels that it made, and the
+detectors of its servers. Channels and servers themselves are the user's.
+"""
 
 from __future__ import annotations
 
 import inspect
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
+from rpcwheel.options import server_options
 
 from .config import PREFIX, policy_from_env, policy_from_file
+from .policy import KitPolicy
 
 if TYPE_CHECKING:
     import os
@@ -18,6 +26,8 @@ if TYPE_CHECKING:
     from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy
     from rpcwheel.failback.core import FailbackStats
     from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.heartbeat.policy import HeartbeatPolicy
+    from rpcwheel.idle.policy import IdlePolicy
     from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
     from rpcwheel.timer.api import Timer
 
@@ -35,8 +45,21 @@ class Queues(Protocol):
         """Count by queue."""
 
 
+class Detector(Protocol):
+    """What the idle detectors of both worlds have."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+
+
 Q = TypeVar("Q", bound=Queues)
+M = TypeVar("M")
+T = TypeVar("T")
+D = TypeVar("D", bound=Detector)
 P = ParamSpec("P")
+
+SETTINGS: Final = ("timeout", "retry", "failsafe", "failback", "idempotent", "heartbeat", "idle")
 
 
 def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:
@@ -49,13 +72,13 @@ def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:
             raise TypeError(f"settings are given by name: timeout=2.0, for one; not {args[1]!r}")
         if not settings.keys() <= known.keys():
             rest: dict[str, Any] = {name: settings[name] for name in settings if name != "timer"}
-            CallPolicy(**rest)  # raises, with the nearest that there is
+            KitPolicy(**rest)  # raises, with the nearest that there is
         init(*args, **settings)
 
     return checking
 
 
-class KitBase(Generic[Q]):
+class KitBase(Generic[Q, M, T, D]):
     """All but what makes and what waits."""
 
     @_in_our_words
@@ -68,6 +91,8 @@ class KitBase(Generic[Q]):
         failback: FailbackPolicy | None = None,
         idempotent: bool = False,
         methods: Mapping[str, MethodPolicy] | None = None,
+        heartbeat: float | timedelta | HeartbeatPolicy | None = None,
+        idle: float | timedelta | IdlePolicy | None = None,
         timer: Timer | None = None,
     ) -> None:
         """Check the settings; nothing runs before the first call.
@@ -79,6 +104,10 @@ class KitBase(Generic[Q]):
             failback: Which failed calls are answered with a default and delivered later.
             idempotent: Whether every method may be carried out twice; better said for some.
             methods: What holds for some methods instead, by pattern: `"/shop.Orders/Get*"`.
+            heartbeat: Seconds of silence after which channels made by `channel()` are asked whether
+                they live, or a `HeartbeatPolicy`.
+            idle: Seconds without use after which connections of servers that `detect_idle()` looks
+                after are closed, or an `IdlePolicy`.
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
 
         Raises:
@@ -86,28 +115,32 @@ class KitBase(Generic[Q]):
                 world.
             TypeError: A setting is of a wrong type.
         """
-        policy = CallPolicy(
+        policy = KitPolicy(
             timeout=timeout,
             retry=retry,
             failsafe=failsafe,
             failback=failback,
             idempotent=idempotent,
             methods={} if methods is None else methods,
+            heartbeat=heartbeat,
+            idle=idle,
         )
         self._begin(policy, timer)
 
     @classmethod
     def of(cls, policy: CallPolicy, *, timer: Timer | None = None) -> Self:
-        """Make a kit of a policy that was made elsewhere.
+        """Make a kit of a policy that was made elsewhere; a `KitPolicy` has all that it may have.
 
         Raises:
-            TypeError: `policy` is no `CallPolicy`.
+            TypeError: `policy` is neither a `KitPolicy` nor a `CallPolicy`.
         """
         if not isinstance(policy, CallPolicy):
             raise TypeError(
-                f"policy must be a CallPolicy, not {policy!r}; {cls.__name__}(...) takes its "
-                "settings by name"
+                f"policy must be a KitPolicy or a CallPolicy, not {policy!r}; {cls.__name__}(...) "
+                "takes its settings by name"
             )
+        if not isinstance(policy, KitPolicy):
+            policy = KitPolicy(**{name: getattr(policy, name) for name in policy.model_fields_set})
         kit = cls.__new__(cls)
         kit._begin(policy, timer)  # noqa: SLF001 - its own
         return kit
@@ -136,18 +169,61 @@ class KitBase(Generic[Q]):
         """
         return cls.of(policy_from_env(prefix), timer=timer)
 
-    def _begin(self, policy: CallPolicy, timer: Timer | None) -> None:
+    def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:
         self._policy = policy
         self._timer = timer
         self._queues = self._make_queues()
+        self._manager = None if policy.heartbeat is None else self._make_manager(policy.heartbeat)
+        self._tables: list[T] = []  # of servers that no detector looks after yet
+        self._detectors: list[D] = []
 
     def _make_queues(self) -> Q:
         raise NotImplementedError
 
+    def _make_manager(self, policy: HeartbeatPolicy) -> M:
+        raise NotImplementedError
+
     @property
-    def policy(self) -> CallPolicy:
+    def policy(self) -> KitPolicy:
         """All settings. Immutable."""
         return self._policy
+
+    def server_options(self) -> list[tuple[str, int]]:
+        """Make the options for a server: `grpc.server(pool, options=kit.server_options())`.
+
+        With them the server finds dead clients by pings, and permits those of clients
+        (`rpcwheel.options.server_options`). With `heartbeat` its interval and timeout are theirs.
+        """
+        beat = self._policy.heartbeat
+        if beat is None or beat.interval is None:
+            return server_options()
+        every_ns = to_ns(beat.interval)
+        whole_ns = 3 * every_ns if beat.timeout is None else to_ns(beat.timeout)
+        return server_options(
+            keepalive=max(1.0, to_seconds(every_ns)), ping_timeout=to_seconds(whole_ns - every_ns)
+        )
+
+    def _claim(self, connections: T | None) -> T:
+        """The table for a detector: the one given, or the only one that has none."""
+        if self._policy.idle is None:
+            raise ConfigurationError(
+                "this kit has no `idle`; make it with one, such as Kit(idle=180.0)"
+            )
+        if connections is None:
+            if len(self._tables) != 1:
+                raise ConfigurationError(
+                    f"server_interceptors() was called for {len(self._tables)} servers that no "
+                    "detector looks after; call it once for each server, and give its first "
+                    "interceptor here: detect_idle(server, connections=interceptors[0])"
+                )
+            connections = self._tables[0]
+        return connections
+
+    def _looked_after(self, connections: T, detector: D) -> D:
+        self._tables = [table for table in self._tables if table is not connections]
+        self._detectors = [one for one in self._detectors if not one.closed]
+        self._detectors.append(detector)
+        return detector
 
     @property
     def pending(self) -> int:
@@ -164,7 +240,7 @@ class KitBase(Generic[Q]):
 
     def _switched_on(self) -> Iterator[str]:
         """The names of the settings, not what is in them: a default may be anything."""
-        for name in ("timeout", "retry", "failsafe", "failback", "idempotent"):
+        for name in SETTINGS:
             if getattr(self._policy, name):
                 yield name
         if self._policy.methods:

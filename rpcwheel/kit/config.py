@@ -1,6 +1,6 @@
 """The policy of a kit from a file, and from the environment.
 
-A file is TOML or YAML; its keys are the fields of `CallPolicy`, its tables the policies in them::
+A file is TOML or YAML; its keys are the fields of `KitPolicy`, its tables the policies in them::
 
     timeout = 2.0
     retry = { on = ["UNAVAILABLE"], attempts = 4, wait = { initial = 0.1, max = 2.0 } }
@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.policy import Policy, field_at, findings, types_in
+
+from .policy import KitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +53,7 @@ NO_SETTINGS: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
 
 
-def policy_from_file(path: str | os.PathLike[str]) -> CallPolicy:
+def policy_from_file(path: str | os.PathLike[str]) -> KitPolicy:
     """Read a policy from a TOML or YAML file.
 
     Args:
@@ -65,7 +66,7 @@ def policy_from_file(path: str | os.PathLike[str]) -> CallPolicy:
     return _policy(_read(Path(path)), lambda _: str(path))
 
 
-def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = None) -> CallPolicy:
+def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = None) -> KitPolicy:
     """Read a policy from the environment, and from the file that `<prefix>CONFIG` names.
 
     Args:
@@ -105,12 +106,12 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     return _policy(tree, origin)
 
 
-def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> CallPolicy:
+def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
     try:
-        return CallPolicy.model_validate(_without_false(tree, ()))
+        return KitPolicy.model_validate(_without_false(tree, ()))
     except ValidationError as error:
         said: dict[str, list[str]] = {}
-        for place, what in findings(error, CallPolicy):
+        for place, what in findings(error, KitPolicy):
             said.setdefault(origin(tuple(map(str, place))), []).append(what)
     raise ConfigurationError(
         "; ".join(f"{where}: {'; '.join(what)}" for where, what in said.items())
@@ -130,7 +131,7 @@ def _without_false(tree: dict[str, Any], place: Place) -> dict[str, Any]:
 
 def _may_be_off(place: Place) -> bool:
     """Whether `false` means None here: not for a count, where it could as well be 0."""
-    _, field = field_at(CallPolicy, place)
+    _, field = field_at(KitPolicy, place)
     kinds = set() if field is None else set(types_in(field.annotation))
     return type(None) in kinds and int not in kinds
 
@@ -180,7 +181,7 @@ def _yaml(text: str, path: Path) -> object:
 
 def _place(name: str, prefix: str) -> Place:
     place = tuple(name.removeprefix(prefix).lower().split("__"))
-    known = [*CallPolicy.model_fields, "config"]
+    known = [*KitPolicy.model_fields, "config"]
     if place[0] in known:
         return place
     paths = {path.replace("__", "_"): path for path in (*known, *_inner_paths())}
@@ -191,8 +192,8 @@ def _place(name: str, prefix: str) -> Place:
 
 
 def _inner_paths() -> Iterator[str]:
-    """The settings of the policies in a `CallPolicy`, as variables name them."""
-    for outer, field in CallPolicy.model_fields.items():
+    """The settings of the policies in a `KitPolicy`, as variables name them."""
+    for outer, field in KitPolicy.model_fields.items():
         for kind in types_in(field.annotation):
             if outer != "methods" and issubclass(kind, Policy):
                 yield from (f"{outer}__{inner}" for inner in kind.model_fields)
@@ -234,7 +235,7 @@ def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> N
 
 def _table(place: Place, value: object) -> object:
     """The value; for `timeout = 2.0` the table that it stands for."""
-    _, field = field_at(CallPolicy, place)
+    _, field = field_at(KitPolicy, place)
     if field is None or isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     kinds = (kind for kind in types_in(field.annotation) if issubclass(kind, Policy))

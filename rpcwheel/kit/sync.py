@@ -1,10 +1,13 @@
-"""The kit for `grpc`: its policies in front of your channels and servers."""
+"""The kit for `grpc`: its policies in front of your channels and servers, and around them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from rpcwheel.channel.sync import ReconnectingChannel
 from rpcwheel.failback.sync import FailbackInvoker
+from rpcwheel.heartbeat.sync import Heartbeat, HeartbeatManager
+from rpcwheel.idle.sync import ConnectionTable, IdleConnectionDetector
 from rpcwheel.interceptors.sync import (
     Queues,
     client_interceptors,
@@ -15,16 +18,19 @@ from rpcwheel.interceptors.sync import (
 from .base import KitBase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import grpc
 
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.heartbeat.policy import HeartbeatPolicy
 
 __all__ = ["Kit"]
 
 
-class Kit(KitBase[Queues]):
-    """Deadlines, retries, failsafe and failback for your own channels and servers.
+class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetector]):
+    """Deadlines, retries, failsafe, failback, heartbeats and idle detection for your own gRPC.
 
     One kit serves any number of channels and servers; `rpcwheel.aio.Kit` is that of `grpc.aio`.
     Close it at the end: calls may be queued. Thread-safe; a context manager that closes.
@@ -42,6 +48,48 @@ class Kit(KitBase[Queues]):
                 FailbackInvoker(policy.failback)  # refuses now what no thread could carry out
         return Queues(self._timer)
 
+    def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
+        return HeartbeatManager.of(policy, timer=self._timer)
+
+    def channel(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        *,
+        options: Sequence[tuple[str, Any]] = (),
+        compression: grpc.Compression | None = None,
+    ) -> grpc.Channel:
+        """Make a channel with the policies in front, whose connection is replaced when it is dead.
+
+        A `ReconnectingChannel` with a heartbeat, if this kit has `heartbeat`; the channel is yours
+        to close.
+
+        Args:
+            target: As grpc takes it: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
+            credentials: None for a channel without encryption.
+            options: As grpc takes them; `rpcwheel.channel_options()` has some that work.
+            compression: As grpc takes it.
+
+        Raises:
+            TypeError, ConfigurationError: An argument makes no sense.
+            RuntimeError: The kit has `heartbeat` and is closed.
+        """
+        channel = ReconnectingChannel(
+            target, credentials, options=options, compression=compression, timer=self._timer
+        )
+        if self._manager is not None:
+            try:
+                self._manager.attach(channel)
+            except BaseException:
+                channel.close()
+                raise
+        return self.intercept_channel(channel)
+
+    @property
+    def heartbeats(self) -> tuple[Heartbeat, ...]:
+        """Those of the channels that `channel()` made and that are open."""
+        return () if self._manager is None else self._manager.heartbeats
+
     def client_interceptors(self) -> list[Any]:
         """Make the interceptors for one channel: `grpc.intercept_channel(channel, *these)`.
 
@@ -51,8 +99,43 @@ class Kit(KitBase[Queues]):
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
     def server_interceptors(self) -> list[grpc.ServerInterceptor]:
-        """Make the interceptors for a server: `grpc.server(pool, interceptors=these)`."""
-        return server_interceptors(self._policy, timer=self._timer)
+        """Make the interceptors for one server: `grpc.server(pool, interceptors=these)`.
+
+        With `idle` the first is the server's `ConnectionTable`: call it once for each server.
+        """
+        interceptors = server_interceptors(self._policy, timer=self._timer)
+        if self._policy.idle is None:
+            return interceptors
+        table = ConnectionTable()
+        self._tables.append(table)
+        return [table, *interceptors]
+
+    def detect_idle(
+        self,
+        server: grpc.Server,
+        ports: int | str | Iterable[int | str] | None = None,
+        *,
+        connections: ConnectionTable | None = None,
+    ) -> IdleConnectionDetector:
+        """Begin to close the connections of a server that do nothing, as `idle` says.
+
+        Args:
+            server: One that has `server_interceptors()`.
+            ports: Where it listens: what `add_insecure_port()` returned. None: wherever a call has
+                come in.
+            connections: The first of its interceptors; needed only where there are several servers.
+
+        Returns:
+            The detector; it ends with the server, or with this kit.
+
+        Raises:
+            ConfigurationError: This kit has no `idle`, or it is not clear which table is meant.
+        """
+        table = self._claim(connections)
+        detector = IdleConnectionDetector(
+            server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
+        )
+        return self._looked_after(table, detector)
 
     def intercept_channel(self, channel: grpc.Channel) -> grpc.Channel:
         """Put the policies in front of a channel, which stays yours to close."""
@@ -69,7 +152,8 @@ class Kit(KitBase[Queues]):
     def close(self, drain: Duration = 5.0) -> list[FailedCall]:
         """Park no more calls, try to deliver those that are, and report the others.
 
-        Calls go on to work, but one that failback would park raises `FailbackClosed`. Idempotent.
+        Calls go on to work, but one that failback would park raises `FailbackClosed`. Then the
+        heartbeats and the idle detectors end. Idempotent.
         Channels and servers are not closed: they are yours. Close the kit before the channels: it
         delivers through them. `with kit:` closes too, but drops the list.
 
@@ -81,7 +165,13 @@ class Kit(KitBase[Queues]):
             was. Calls given up earlier went to `dead_letter`, the log and an event; `stats()` has
             their number, `abandoned`.
         """
-        return self._queues.close(drain)
+        try:
+            return self._queues.close(drain)
+        finally:
+            if self._manager is not None:
+                self._manager.close()
+            for detector in self._detectors:
+                detector.close()
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,9 @@ from rpcwheel import (
     DeadlinePolicy,
     FailbackPolicy,
     FailsafePolicy,
+    HeartbeatPolicy,
+    IdlePolicy,
+    KitPolicy,
     MethodPolicy,
     RetryPolicy,
 )
@@ -25,7 +28,7 @@ def kind(request):
     return request.param
 
 
-def test_a_kit_s_settings_are_those_of_a_call_policy(kind):
+def test_a_kit_s_settings_are_those_of_a_kit_policy(kind):
     methods = {"/a/*": MethodPolicy(idempotent=True)}
     settings = {
         "timeout": DeadlinePolicy(timeout=2.0),
@@ -34,15 +37,20 @@ def test_a_kit_s_settings_are_those_of_a_call_policy(kind):
         "failback": None,
         "idempotent": True,
         "methods": methods,
+        "heartbeat": HeartbeatPolicy(interval=10.0),
+        "idle": IdlePolicy(idle_timeout=60.0),
     }
-    assert kind(**settings).policy == CallPolicy(**settings)
-    assert set(settings) == set(CallPolicy.model_fields)
-    assert kind(timeout=2).policy.timeout.timeout == 2.0
+    assert kind(**settings).policy == KitPolicy(**settings)
+    assert set(settings) == set(KitPolicy.model_fields)
+    short = kind(timeout=2, heartbeat=10, idle=60).policy
+    assert short.timeout.timeout == 2.0
+    assert (short.heartbeat, short.idle) == (settings["heartbeat"], settings["idle"])
 
 
 def test_by_default_a_kit_switches_nothing_on(kind):
     kit = kind()
-    assert kit.policy == CallPolicy()
+    assert kit.policy == KitPolicy()
+    assert kit.heartbeats == ()
     assert kit.pending == 0
     assert kit.stats() == {}
 
@@ -59,7 +67,7 @@ def test_settings_are_given_by_name_only(kind):
         ({"timeot": 2}, "there is no setting 'timeot'; did you mean 'timeout'?"),
         ({"message_timeout": 3}, "did you mean timeout=DeadlinePolicy(message_timeout=3)?"),
         ({"attempts": 3, "timer": None}, "did you mean retry=RetryPolicy(attempts=3)?"),
-        ({"heartbeat": 10.0}, "there is no setting 'heartbeat'; there are timeout, retry, "),
+        ({"hedge": 2}, "there is no setting 'hedge'; there are timeout, retry, "),
     ],
 )
 def test_a_setting_that_there_is_not_is_refused_with_what_was_meant(kind, settings, said):
@@ -81,16 +89,22 @@ def test_settings_that_make_no_sense_are_refused_before_anything_runs(kind, sett
 
 
 def test_a_kit_can_be_made_of_a_policy(kind):
-    policy = CallPolicy(timeout=2.0)
+    policy = KitPolicy(timeout=2.0, heartbeat=10.0)
     kit = kind.of(policy)
     assert type(kit) is kind
     assert kit.policy is policy
 
 
+def test_a_kit_can_be_made_of_a_policy_for_calls_alone(kind):
+    methods = {"/a/*": MethodPolicy(idempotent=True)}
+    kit = kind.of(CallPolicy(timeout=2.0, methods=methods))
+    assert kit.policy == KitPolicy(timeout=2.0, methods=methods)
+
+
 @pytest.mark.parametrize("given", [{"timeout": 2}, MethodPolicy(timeout=2), None])
-def test_a_kit_is_made_of_a_call_policy_only(kind, given):
+def test_a_kit_is_made_of_a_policy_only(kind, given):
     with pytest.raises(
-        TypeError, match=r"policy must be a CallPolicy, not .*; Kit\(\.\.\.\) takes"
+        TypeError, match=r"policy must be a KitPolicy or a CallPolicy, not .*; Kit\("
     ):
         kind.of(given)
 
@@ -100,7 +114,7 @@ def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
     path.write_text('retry = { on = ["UNAVAILABLE"], attempts = 4 }')
     kit = kind.from_file(path)
     assert type(kit) is kind
-    assert kit.policy == CallPolicy(retry=RETRY)
+    assert kit.policy == KitPolicy(retry=RETRY)
     with pytest.raises(ConfigurationError, match="can't be read"):
         kind.from_file(tmp_path / "none.toml")
 
@@ -108,9 +122,9 @@ def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
 def test_a_kit_can_be_made_of_the_environment(kind, monkeypatch):
     monkeypatch.setenv("RPCWHEEL_RETRY__ON", '["UNAVAILABLE"]')
     monkeypatch.setenv("RPCWHEEL_RETRY__ATTEMPTS", "4")
-    assert kind.from_env().policy == CallPolicy(retry=RETRY)
+    assert kind.from_env().policy == KitPolicy(retry=RETRY)
     monkeypatch.setenv("SHOP_RPC_TIMEOUT", "3")
-    assert kind.from_env("SHOP_RPC_").policy == CallPolicy(timeout={"timeout": 3.0})
+    assert kind.from_env("SHOP_RPC_").policy == KitPolicy(timeout={"timeout": 3.0})
 
 
 def test_a_kit_shows_what_is_switched_on_and_nothing_of_what_is_in_it(kind):

@@ -9,7 +9,10 @@ import tenacity
 from rpcwheel.deadline import RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy, FailsafePolicy, MethodPolicy
+from rpcwheel.heartbeat import HeartbeatPolicy
+from rpcwheel.idle import IdlePolicy
+from rpcwheel.interceptors import FailsafePolicy, MethodPolicy
+from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.config import policy_from_env, policy_from_file
 
 TOML = """
@@ -37,7 +40,7 @@ methods:
     retry: null
     failback: {on: UNAVAILABLE, retries: 8, wait: 1.0, metadata: ["x-*"]}
 """
-MEANT = CallPolicy(
+MEANT = KitPolicy(
     timeout={"timeout": 2.0, "slow_after": 1.0},
     retry=RetryPolicy(on={"UNAVAILABLE", "INTERNAL"}, attempts=4, wait=0.5),
     methods={
@@ -53,7 +56,7 @@ MEANT = CallPolicy(
 )
 
 
-def from_env(prefix="RPCWHEEL_", **variables: str) -> CallPolicy:
+def from_env(prefix="RPCWHEEL_", **variables: str) -> KitPolicy:
     return policy_from_env(prefix, {prefix + name: value for name, value in variables.items()})
 
 
@@ -82,7 +85,7 @@ def test_a_file_says_the_same_as_code(file, name, text):
 
 @pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
 def test_an_empty_file_switches_nothing_on(file, name):
-    assert policy_from_file(file("", name)) == CallPolicy()
+    assert policy_from_file(file("", name)) == KitPolicy()
 
 
 def test_a_wait_in_a_file_is_seconds_or_a_table(file):
@@ -201,10 +204,8 @@ def test_yaml_without_its_extra_says_what_to_install_and_toml_needs_nothing(file
 
 
 def test_without_variables_nothing_is_switched_on():
-    assert policy_from_env(environ={}) == CallPolicy()
-    assert (
-        policy_from_env(environ={"HOME": "/", "RPCWHEEL": "x", "rpcwheel_x": "y"}) == CallPolicy()
-    )
+    assert policy_from_env(environ={}) == KitPolicy()
+    assert policy_from_env(environ={"HOME": "/", "RPCWHEEL": "x", "rpcwheel_x": "y"}) == KitPolicy()
 
 
 def test_the_process_s_own_environment_is_the_default(monkeypatch):
@@ -268,11 +269,11 @@ def test_a_variable_can_switch_off_what_the_file_switches_on(file, off):
 
 
 def test_an_empty_variable_is_as_one_that_is_not_set():
-    assert from_env(TIMEOUT="", CONFIG=" ") == CallPolicy()
+    assert from_env(TIMEOUT="", CONFIG=" ") == KitPolicy()
 
 
 def test_variables_of_ours_that_are_no_settings_do_no_harm():
-    assert from_env(PURE="1", EXPECT="native") == CallPolicy()
+    assert from_env(PURE="1", EXPECT="native") == KitPolicy()
     with pytest.raises(ConfigurationError, match="SHOP_PURE: there is no such setting"):
         from_env("SHOP_", PURE="1")
 
@@ -355,3 +356,15 @@ def test_a_contradiction_names_all_that_it_may_come_from(file):
     path = file("timeout = 1.0")
     with pytest.raises(ConfigurationError, match=r"shop\.toml, RPCWHEEL_RETRY: retry: wait \(5"):
         from_env(CONFIG=str(path), RETRY='{"on": "UNAVAILABLE", "wait": 5}')
+
+
+def test_a_number_for_heartbeats_and_idle_connections_is_short_for_a_table(file):
+    policy = policy_from_file(file("heartbeat = 10\nidle = { close = 'report' }\n"))
+    assert policy == KitPolicy(heartbeat=10, idle=IdlePolicy(close="report"))
+
+
+def test_a_variable_changes_one_setting_of_what_a_number_stood_for(file):
+    path = file("heartbeat = 10\n")
+    policy = from_env(CONFIG=str(path), HEARTBEAT__TIMEOUT="25", IDLE="60")
+    assert policy.heartbeat == HeartbeatPolicy(interval=10, timeout=25)
+    assert policy.idle == IdlePolicy(idle_timeout=60)

@@ -13,6 +13,9 @@ from rpcwheel import (
     DeadlinePolicy,
     FailbackPolicy,
     FailsafePolicy,
+    HeartbeatPolicy,
+    IdlePolicy,
+    KitPolicy,
     MethodPolicy,
     RetryPolicy,
     observe,
@@ -24,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT.joinpath("docs", "policies.md").read_text()
 EVENTS = ROOT.joinpath("docs", "events.md").read_text()
 
-MEANT = CallPolicy(
+MEANT = KitPolicy(
+    heartbeat=10,
+    idle=IdlePolicy(idle_timeout=180, close_streams=True),
     timeout=DeadlinePolicy(timeout=2.0, slow_after=1.0),
     retry=RetryPolicy(on=["UNAVAILABLE", "INTERNAL"], attempts=4),
     methods={
@@ -80,12 +85,23 @@ def test_the_variables_of_the_page_mean_what_the_page_says(file):
 
 
 @pytest.mark.parametrize(
-    "kind", [CallPolicy, DeadlinePolicy, RetryPolicy, FailsafePolicy, FailbackPolicy]
+    "kind",
+    [
+        CallPolicy,
+        DeadlinePolicy,
+        RetryPolicy,
+        FailsafePolicy,
+        FailbackPolicy,
+        KitPolicy,
+        HeartbeatPolicy,
+        IdlePolicy,
+    ],
 )
 def test_each_setting_stands_on_the_page_with_its_default(kind):
     section = re.search(rf"^## `{kind.__name__}`$(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
-    assert set(rows) == set(kind.model_fields)
+    inherited = CallPolicy.model_fields if kind is KitPolicy else ()
+    assert set(rows) == set(kind.model_fields) - set(inherited)
     for name, cell in rows.items():
         field = kind.model_fields[name]
         if field.is_required():

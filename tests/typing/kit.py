@@ -16,7 +16,12 @@ from rpcwheel import (
     FailbackStats,
     FailedCall,
     FailsafePolicy,
+    Heartbeat,
+    HeartbeatPolicy,
+    IdleConnectionDetector,
+    IdlePolicy,
     Kit,
+    KitPolicy,
     ManualTimer,
     MethodPolicy,
     RetryPolicy,
@@ -39,11 +44,13 @@ def settings() -> None:
     assert_type(Kit.of(policy, timer=ManualTimer()), Kit)
     assert_type(Kit.from_file(Path("shop.toml")), Kit)
     assert_type(rpcwheel.aio.Kit.from_env("SHOP_RPC_"), aio.Kit)
-    assert_type(Kit(timeout=timedelta(seconds=2)).policy, CallPolicy)
+    assert_type(Kit(timeout=timedelta(seconds=2)).policy, KitPolicy)
     assert_type(policy.changed(timeout=3.0), CallPolicy)
     Kit(timeout=DeadlinePolicy(timeout=2.0), failsafe=FailsafePolicy(on=OSError, default=b""))
     Kit(timeout="2")  # type: ignore[arg-type]
-    Kit(heartbeat=1)  # type: ignore[call-arg]
+    Kit(heartbeat=10.0, idle=timedelta(minutes=3))
+    Kit(heartbeat=HeartbeatPolicy(interval=None), idle=IdlePolicy(close="goaway"))
+    Kit(heartbeat="10")  # type: ignore[arg-type]
     Kit(2.0)  # type: ignore[call-arg]
     RetryPolicy(on="UNAVAILABLE", attempts="3")  # type: ignore[arg-type]
 
@@ -58,6 +65,10 @@ def at_work(mine: grpc.Channel) -> None:
         grpc.server(ThreadPoolExecutor(), interceptors=servers)
         assert_type(kit.pending, int)
         assert_type(kit.stats(), dict[str, FailbackStats])
+        assert_type(kit.channel("orders:50051", grpc.ssl_channel_credentials()), grpc.Channel)
+        assert_type(kit.heartbeats, tuple[Heartbeat, ...])
+        server = grpc.server(ThreadPoolExecutor(), options=kit.server_options())
+        assert_type(kit.detect_idle(server, 50051), IdleConnectionDetector)
         assert_type(kit.flush(1.0), bool)
         assert_type(kit.close(drain=1.0), list[FailedCall])
 

@@ -1,0 +1,52 @@
+"""What a kit may be set to: the policies of calls, and those of connections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from rpcwheel.heartbeat.policy import HeartbeatPolicy
+from rpcwheel.idle.policy import IdlePolicy
+from rpcwheel.interceptors.policy import CallPolicy
+from rpcwheel.policy import or_short
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+
+    from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy
+    from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
+
+__all__ = ["KitPolicy"]
+
+
+class KitPolicy(CallPolicy):
+    """A `CallPolicy`, and what holds for the connections that the calls go through.
+
+    Example::
+
+        KitPolicy(timeout=2.0, heartbeat=10.0, idle=IdlePolicy(idle_timeout=180.0, max_age=3600.0))
+    """
+
+    heartbeat: Annotated[HeartbeatPolicy | None, or_short(HeartbeatPolicy)] = None
+    """A number of seconds, a `timedelta`, or a `HeartbeatPolicy`: channels that the kit makes are
+    asked whether they live when they are silent for so long, and replaced when dead."""
+
+    idle: Annotated[IdlePolicy | None, or_short(IdlePolicy)] = None
+    """A number of seconds, a `timedelta`, or an `IdlePolicy`: connections of the kit's servers that
+    do nothing for so long are closed."""
+
+    if TYPE_CHECKING:  # what may be given is more than what is kept
+
+        def __init__(
+            self,
+            *,
+            timeout: float | timedelta | DeadlinePolicy | None = None,
+            retry: RetryPolicy | None = None,
+            failsafe: FailsafePolicy | None = None,
+            failback: FailbackPolicy | None = None,
+            idempotent: bool = False,
+            methods: Mapping[str, MethodPolicy] = ...,
+            heartbeat: float | timedelta | HeartbeatPolicy | None = None,
+            idle: float | timedelta | IdlePolicy | None = None,
+        ) -> None: ...
