@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -17,23 +18,32 @@ from audit_pb2_grpc import AuditServicer, add_AuditServicer_to_server
 
 
 class AuditServer:
-    """Starts, kills and starts again this file as a program, on one port."""
+    """Starts, freezes, kills and starts again this file as a program, on one port."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "server") -> None:
+        self._name = name  # before each line that it prints
         # Below the ephemeral ports, one of which a knocking client may be given as its own.
         self._port = random.randrange(20_000, 32_768)
         self.target = f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Return when the server listens."""
-        command = [sys.executable, __file__, self.target]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 - this file
+        command = [sys.executable, __file__, self.target, self._name]
+        self._process = subprocess.Popen(  # noqa: S603 - this file
+            command,
+            stdin=subprocess.PIPE,
+            process_group=0,  # so the system ends it, even frozen, should this process die
+        )
         while self._process.poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self._port)) == 0:
                     return
             time.sleep(0.02)
         raise RuntimeError(f"the server on {self.target} ended with {self._process.returncode}")
+
+    def freeze(self) -> None:
+        """Stop it with SIGSTOP: its connections stay open, and nothing answers."""
+        self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""
@@ -56,7 +66,7 @@ class Audit(AuditServicer):
 
     def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: ARG002, N802
         """Take one line."""
-        print(f"    server: {request.text}", flush=True)
+        print(f"    {sys.argv[2]}: {request.text}", flush=True)
         return Receipt(number=next(self._numbers))
 
 

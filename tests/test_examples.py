@@ -80,6 +80,28 @@ def test_a_silent_stream_is_cut_on_both_sides() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["heartbeat.py", "heartbeat_aio.py"])
+def test_a_frozen_server_is_replaced_by_the_other(name: str) -> None:
+    told = story(name)
+    assert re.findall(r"(\w+): (order \d)$", told, re.MULTILINE) == [
+        ("one", "order 1"),
+        ("two", "order 3"),
+    ]
+    assert re.search(r"order 2: UNAVAILABLE after .* s, .*no answer to heartbeats", told)
+    assert "DEAD" in told
+    assert "order 3: answered on connection 2\n" in told
+
+
+@pytest.mark.parametrize("name", ["idle.py", "idle_aio.py"])
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
+    told = story(name)
+    assert re.findall(r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: (.*)", told) == [
+        "connection idle for 1 s"
+    ]
+    assert "the busy connection was kept: True\n" in told
+    assert told.endswith("the other client calls again, and is answered\n")
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in EXAMPLES.glob("*.py") if path.stem not in SHARED and "_pb2" not in path.stem],
