@@ -63,7 +63,7 @@ def measure(scale: Scale) -> list[Row]:
         for what in measures("client"):
             bursts = {
                 name: partial(
-                    _burst, runner, LOOPS[what](channels[name], scale, timeout), scale.units(what)
+                    burst, runner, LOOPS[what](channels[name], scale, timeout), scale.units(what)
                 )
                 for name, timeout in callers("client", "aio", what)
             }
@@ -78,7 +78,8 @@ async def _open(target: str, stack: AsyncExitStack) -> dict[str, grpc.aio.Channe
     return {name: await stack.enter_async_context(CHANNELS[name](target)) for name in names}
 
 
-def _burst(runner: asyncio.Runner, work: Work, units: int) -> Cost:
+def burst(runner: asyncio.Runner, work: Work, units: int) -> Cost:
+    """What the work took on the loop, for each of its units."""
     return runner.run(_timed(work, units))
 
 

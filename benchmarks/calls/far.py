@@ -24,8 +24,10 @@ ROOT = Path(__file__).parents[2]
 class FarSide:
     """A process with a server for each subject."""
 
+    program = "benchmarks.calls.server"
+
     def __init__(self, world: World, *subjects: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.calls.server", world, *subjects]
+        command = [sys.executable, "-m", self.program, world, *subjects]
         self._processors = sorted(_processors())
         _stay_on(self._processors[-1:])  # as the far side will, which inherits it
         self._process = subprocess.Popen(

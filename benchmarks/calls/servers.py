@@ -28,7 +28,7 @@ def measure(world: World, scale: Scale) -> list[Row]:
         for what in measures("server"):
             bursts = {
                 name: partial(
-                    _burst, far, LOOPS[what](channels[name], scale, timeout), scale.units(what)
+                    burst, far, LOOPS[what](channels[name], scale, timeout), scale.units(what)
                 )
                 for name, timeout in callers("server", world, what)
             }
@@ -37,7 +37,8 @@ def measure(world: World, scale: Scale) -> list[Row]:
     return rows
 
 
-def _burst(far: FarSide, work: Callable[[], None], units: int) -> Cost:
+def burst(far: FarSide, work: Callable[[], None], units: int) -> Cost:
+    """What the work took on the far side, for each of its units."""
     used_ns, began_ns = far.cpu_ns(), time.perf_counter_ns()
     work()
     wall_ns = time.perf_counter_ns() - began_ns

@@ -24,13 +24,13 @@ class Taken:
 
     def rows(self, side: Side, world: World, measure: str) -> list[Row]:
         """One for each subject."""
-        return [Row(side, world, measure, name, self._values(name)) for name in self.costs]
+        return [Row(side, world, measure, name, self.values(name)) for name in self.costs]
 
-    def _values(self, name: str) -> dict[str, float]:
+    def values(self, name: str, yardstick: str = YARDSTICK) -> dict[str, float]:
         """The medians in microseconds, and the ratios over the yardstick's."""
         cost = median_cost(self.costs[name])
         values = {"cpu_us": cost.cpu_ns / 1e3, "wall_us": cost.wall_ns / 1e3}
-        pairs = list(zip(self.costs[name], self.costs[YARDSTICK], strict=True))
+        pairs = list(zip(self.costs[name], self.costs[yardstick], strict=True))
         values |= _ratio("cpu_ratio", [own.cpu_ns / its.cpu_ns for own, its in pairs])
         return values | _ratio("wall_ratio", [own.wall_ns / its.wall_ns for own, its in pairs])
 

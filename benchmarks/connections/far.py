@@ -1,0 +1,49 @@
+"""The far side of connections: it can be asked more, frozen and thawed; and room for sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.calls.far import FarSide
+
+LONG_S = 3600.0
+"""After so long connections are idle, unless said otherwise."""
+
+
+class Far(FarSide):
+    """A process with a server for each subject (`server.py`)."""
+
+    program = "benchmarks.connections.server"
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def ask(self, question: str, *about: str) -> Any:  # noqa: ANN401 - whatever it answers
+        """Have a question answered; see `server.py`."""
+        return json.loads(self._ask("\t".join((question, *about))))
+
+    def freeze(self) -> None:
+        """Stop it: its connections stay open, and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+        status = Path(f"/proc/{self.pid}/stat")
+        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)  # a signal takes its time
+
+    def close(self) -> None:
+        """End it, frozen or not."""
+        os.kill(self.pid, signal.SIGCONT)
+        super().close()
+
+
+def make_room() -> None:
+    """Allow this process and its children as many descriptors as the system lets them have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,207 @@
+"""The page that a run leaves: `docs/benchmarks/connections.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from benchmarks.calls.report import facts as call_facts
+from benchmarks.calls.scale import Results, Row, Side
+from benchmarks.calls.subjects import Skipped
+from benchmarks.connections.notes import notes
+from benchmarks.connections.scale import Scale
+from benchmarks.connections.subjects import (
+    CHURN,
+    FROZEN,
+    HEARTBEATS,
+    RECOVERY,
+    REPLACEMENT,
+    ROUND,
+    SERVING,
+    UNARY,
+    WORLDS,
+)
+from benchmarks.connections.verdict import TARGETS, percent
+from benchmarks.timer.tables import EMPTY, figure, table
+
+Cell = Callable[[Row], str]
+Columns = tuple[tuple[str, Cell], ...]
+
+
+def page(
+    results: Results,
+    scale: Scale,
+    *,
+    facts: Mapping[str, str],
+    skipped: Sequence[Skipped],
+    command: str,
+) -> str:
+    """All of it, as Markdown."""
+    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Made by `{command}`"]
+    parts = ["# What watched connections cost", "\n".join(origin)]
+    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    verdicts = [target.verdict(results) for target in TARGETS]
+    parts += ["## Target", table(("", "measured", "asked for", ""), verdicts)]
+    for title, side, measures in _SECTIONS:
+        shown = [text for what in measures for text in _tables(results, side, what)]
+        parts += [f"## {title.format(scale=scale)}", *shown] if shown else []
+    return "\n\n".join([*parts, notes(scale)])
+
+
+def facts(load: str) -> dict[str, str]:
+    """The machine and the versions, by name."""
+    told = call_facts(load)
+    return told | {"Versions": told["Versions"].split(", ")[0]}  # of grpcio
+
+
+def _tables(results: Results, side: Side, what: str) -> Iterator[str]:
+    for world in WORLDS:
+        rows = list(results.of(side, world, what))
+        if not rows:
+            continue
+        name = "`grpc`" if world == "sync" else "`grpc.aio`"
+        yield _table(f"{_TITLES[what]}, {name}", _columns(what, results), rows)
+        if what == HEARTBEATS:
+            yield _spread(name, rows)
+
+
+def _table(title: str, columns: Columns, rows: Sequence[Row]) -> str:
+    lines = [(row.subject, *(cell(row) for _, cell in columns)) for row in rows]
+    return table((title, *(header for header, _ in columns)), lines)
+
+
+def _spread(name: str, rows: Sequence[Row]) -> str:
+    """Which share of the heartbeats came in each tenth of the interval."""
+    tenths = [f"tenth_{at}" for at in range(10)]
+    lines = [
+        (row.subject, *(f"{100 * row.values[tenth]:.0f} %" for tenth in tenths))
+        for row in rows
+        if tenths[0] in row.values
+    ]
+    headers = (f"came in this tenth of it, {name}", *(str(at + 1) for at in range(10)))
+    return table(headers, lines) if lines else "No heartbeats came."
+
+
+def _value(key: str, digits: int | None = None) -> Cell:
+    """A figure, if it is there."""
+
+    def cell(row: Row) -> str:
+        value = row.values.get(key)
+        if value is None or digits is None:
+            return figure(value)
+        return f"{value:.{digits}f}"
+
+    return cell
+
+
+def _largest_tenth(row: Row) -> str:
+    tenths = [value for key, value in row.values.items() if key.startswith("tenth_")]
+    return f"{100 * max(tenths):.0f} %" if tenths else EMPTY
+
+
+def _within(key: str) -> Cell:
+    def cell(row: Row) -> str:
+        value = row.values.get(key)
+        return f"> {row.values['waited_s']:g}" if value is None else f"{value:.2f}"
+
+    return cell
+
+
+def _ratio(clock: str) -> Cell:
+    def cell(row: Row) -> str:
+        ratio, q1, q3 = (row.values[f"{clock}_ratio{part}"] for part in ("", "_q1", "_q3"))
+        return f"{ratio:.2f} ({q1:.2f}–{q3:.2f})"
+
+    return cell
+
+
+def _before_after(key: str) -> Cell:
+    return lambda row: (
+        f"{figure(row.values[f'{key}_before'])} → {figure(row.values[f'{key}_after'])}"
+    )
+
+
+def _columns(what: str, results: Results) -> Columns:
+    if what != HEARTBEATS:
+        return _COLUMNS[what]
+
+    def at_full(row: Row) -> str:
+        value = percent(results, row.world, row.subject)
+        return EMPTY if value is None else f"{value:.2f}"
+
+    return (
+        ("CPU, % of a core", _value("cpu_percent", 2)),
+        ("1,000 at 60 s", at_full),
+        ("threads", _value("threads", 0)),
+        ("at most", _value("most_threads", 0)),
+        ("sent an interval", _value("sent", 0)),
+        ("expected", _value("expected", 0)),
+        ("came", _value("came", 0)),
+        ("largest tenth", _largest_tenth),
+    )
+
+
+def _costs(yardstick: str) -> Columns:
+    return (
+        ("CPU, µs", _value("cpu_us")),
+        (f"× {yardstick}", _ratio("cpu")),
+        ("wall, µs", _value("wall_us")),
+        (f"× {yardstick}", _ratio("wall")),
+    )
+
+
+_COLUMNS: Final[dict[str, Columns]] = {
+    UNARY: _costs("bare"),
+    SERVING: _costs("no-op"),
+    REPLACEMENT: (
+        ("there after, µs", _value("renewed_us")),
+        ("a call answered after, µs", _value("answered_us")),
+        ("× own connection", _value("ratio", 2)),
+    ),
+    RECOVERY: (
+        ("a call answered after, ms", _value("answered_ms")),
+        ("the longest, ms", _value("longest_ms")),
+    ),
+    FROZEN: (
+        ("the call under way ended after, s", _within("found_s")),
+        ("another answered after, s", _within("answered_s")),
+    ),
+    ROUND: (
+        ("CPU, ms", _value("cpu_ms")),
+        ("wall, ms", _value("wall_ms")),
+        ("connections found", _value("count", 0)),
+        ("descriptors freed", _value("closed", 0)),
+        ("all gone after, ms", _value("gone_ms")),
+    ),
+    CHURN: (
+        ("cycles", _value("cycles")),
+        ("CPU, µs a cycle", lambda row: figure(1e3 * row.values["cpu_ms"] / row.values["cycles"])),
+        ("descriptors", _before_after("descriptors")),
+        ("entries", _before_after("entries")),
+        ("memory, MiB", _before_after("memory")),
+    ),
+}
+
+_TITLES: Final = {
+    HEARTBEATS: "CPU of the client",
+    UNARY: "a unary call",
+    REPLACEMENT: "a new connection",
+    RECOVERY: "after an outage",
+    FROZEN: "the server is frozen",
+    SERVING: "a unary call",
+    ROUND: "the detector",
+    CHURN: "before → after",
+}
+
+_SECTIONS: Final[tuple[tuple[str, Side, tuple[str, ...]], ...]] = (
+    (
+        "Heartbeats of {scale.channels:,} idle channels, each {scale.interval_s:g} s",
+        "client",
+        (HEARTBEATS,),
+    ),
+    ("A channel that reconnects", "client", (UNARY, REPLACEMENT, RECOVERY)),
+    ("A server that falls silent", "client", (FROZEN,)),
+    ("A server that knows its connections", "server", (SERVING,)),
+    ("Looking at {scale.connections:,} connections", "server", (ROUND,)),
+    ("Connections that come and go", "server", (CHURN,)),
+)

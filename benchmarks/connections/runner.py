@@ -1,0 +1,77 @@
+"""Runs the measurements, each in a process of its own, and collects their rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks.calls.far import ROOT
+from benchmarks.calls.scale import Row, World
+from benchmarks.calls.subjects import Skipped
+from benchmarks.connections.subjects import PSUTIL, WORLDS, beating, has_psutil
+
+PATIENCE_S = 600.0
+
+STEPS = {
+    "heartbeats": True,
+    "calls": False,
+    "replacing": False,
+    "outages": True,
+    "frozen": True,
+    "serving": False,
+    "rounds": False,
+    "churn": False,
+}
+"""What can be asked for, and whether its processes run at once: those that mostly wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One process."""
+
+    step: str
+    world: World
+    scale: str
+    who: tuple[str, ...] = ()
+
+
+def jobs(step: str, scale: str) -> list[Job]:
+    """The processes of a step."""
+    if step == "heartbeats":
+        return [Job(step, world, scale, (who,)) for world in WORLDS for who in beating(world)]
+    if step == "churn":
+        return [Job(step, "sync", scale)]
+    return [Job(step, world, scale) for world in WORLDS]
+
+
+def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
+    """Measure what is asked for, and say on stderr what is under way."""
+    if "rounds" in only and not has_psutil():
+        yield Skipped(PSUTIL, "it is not installed")
+    for step, at_once in STEPS.items():
+        if step not in only:
+            continue
+        began, todo = time.monotonic(), jobs(step, scale)
+        with ThreadPoolExecutor(len(todo) if at_once else 1) as pool:
+            for rows in pool.map(_child, todo):
+                yield from rows
+        print(f"{step}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _child(job: Job) -> list[Row | Skipped]:
+    command = [sys.executable, "-m", "benchmarks.connections.child"]
+    command += [job.step, job.world, job.scale, *job.who]
+    env = os.environ | {"GRPC_VERBOSITY": "NONE"}  # it tells of each connection that is lost
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        return [Skipped(" ".join((job.step, job.world, *job.who)), str(error))]
+    return [Row(**row) for row in json.loads(done.stdout)]

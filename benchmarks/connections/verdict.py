@@ -1,0 +1,47 @@
+"""The targets, and whether they are met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.calls.scale import Results, World
+from benchmarks.connections.scale import FULL
+from benchmarks.connections.subjects import HEARTBEATS, OURS, UNWATCHED
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The CPU time of a client whose idle channels are kept alive, of a core's."""
+
+    world: World
+    below_percent: float
+
+    def verdict(self, results: Results) -> tuple[str, str, str, str]:
+        """What it is about, what was measured, what is asked for, and whether it is met."""
+        value = percent(results, self.world, OURS)
+        text = f"{self.world}: heartbeats of {FULL.channels:,} idle channels, every 60 s"
+        asked = f"< {self.below_percent:g} % of a core"
+        if value is None:
+            return text, "–", asked, "not measured"
+        return text, f"{value:.2f} %", asked, "met" if value < self.below_percent else "**missed**"
+
+
+TARGETS = (Target("sync", 2.0), Target("aio", 2.0))
+
+
+def percent(results: Results, world: World, subject: str) -> float | None:
+    """A subject's CPU time with 1,000 channels at an interval of 60 s.
+
+    Measured with others, what is more than that of the same channels without heartbeats is scaled.
+    """
+
+    def value(name: str, key: str) -> float | None:
+        return results.value("client", world, HEARTBEATS, name, key)
+
+    measured = value(subject, "cpu_percent")
+    interval_s, channels = value(subject, "interval_s"), value(subject, "channels")
+    if measured is None or not interval_s or not channels:
+        return None
+    rest = min(value(UNWATCHED, "cpu_percent") or 0.0, measured)
+    scaled = (measured - rest) * interval_s / FULL.interval_s * FULL.channels / channels
+    return rest + scaled
