@@ -58,7 +58,12 @@ class Policy(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers take the fields for the signature
 
-        def __init__(self, **settings: object) -> None:
+        def __init__(self, *args: object, **settings: object) -> None:
+            if args:
+                name = type(self).short or next(iter(type(self).model_fields), "...")
+                raise TypeError(
+                    f"settings are given by name: {type(self).__name__}({name}={args[0]!r})"
+                )
             try:
                 super().__init__(**settings)
             except ValidationError as error:
@@ -119,7 +124,10 @@ def or_short(kind: type[Policy]) -> BeforeValidator:
     def made(value: object) -> object:
         if value is None or isinstance(value, (kind, dict)):
             return value
-        return checked(lambda number: kind(**{str(kind.short): number}), value)
+        if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
+            return checked(lambda number: kind(**{str(kind.short): number}), value)
+        said = f"it must be seconds or a {kind.__name__}, not {value!r}"
+        raise PydanticCustomError("own_type", "{said}", {"said": said})
 
     return BeforeValidator(made)
 
@@ -214,8 +222,9 @@ def _said(one: ErrorDetails, policy: type[BaseModel]) -> str:
             return _at(one["loc"], one["msg"])
         case "value_error":
             return _at(one["loc"], str(one["ctx"]["error"]))
-        case _:
-            return f"{_path(one['loc'])}: {one['msg']}, not {one['input']!r}"
+        case kind:
+            wanted = "it must be true or false" if kind == "bool_type" else one["msg"]
+            return f"{_path(one['loc'])}: {wanted}, not {one['input']!r}"
 
 
 def _meant(name: str, value: object, owner: type[BaseModel]) -> str:

@@ -11,6 +11,8 @@ import tenacity
 from pydantic import Field, StrictInt
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.idle import IdlePolicy
+from rpcwheel.kit import KitPolicy
 from rpcwheel.policy import Number, Policy, Seconds, Wait, field_at, types_in
 
 
@@ -150,3 +152,13 @@ def test_a_field_is_found_through_tables_and_optional_policies():
         timedelta,
         type(None),
     }
+
+
+def test_settings_are_given_by_name_and_the_error_says_how():
+    with pytest.raises(TypeError, match=r"by name: IdlePolicy\(idle_timeout=180\)"):
+        IdlePolicy(180)
+
+
+def test_another_policy_stands_for_none():
+    with pytest.raises(TypeError, match="heartbeat: it must be seconds or a HeartbeatPolicy, not"):
+        KitPolicy(heartbeat=IdlePolicy())

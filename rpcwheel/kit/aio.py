@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
+    from rpcwheel.heartbeat.probe import Probe
 
 __all__ = ["Kit"]
 
@@ -54,6 +55,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         options: Sequence[tuple[str, Any]] = (),
         compression: grpc.Compression | None = None,
         interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
+        probe: Probe | None = None,
     ) -> grpc.aio.Channel:
         """Make a channel with the policies in front, whose connection is replaced when it is dead.
 
@@ -68,12 +70,12 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
             timer=self._timer,
         )
         if self._manager is not None:
-            self._manager.attach(channel)  # what it refuses was never used: nothing to close
+            self._manager.attach(channel, probe=probe)  # refused, it was never used: no connection
         return self.intercept_channel(channel)
 
     @property
     def heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Those of the channels that `channel()` made and that are open."""
+        """Those of open channels, made by `channel()` or given to `intercept_channel()`."""
         return () if self._manager is None else self._manager.heartbeats
 
     def client_interceptors(self) -> list[Any]:
@@ -110,7 +112,12 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         return self._looked_after(table, detector)
 
     def intercept_channel(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
-        """Put the policies in front of a channel that exists already, and stays yours to close."""
+        """Put the policies in front of a channel that exists already, and stays yours to close.
+
+        With `heartbeat` a `ReconnectingChannel` gets one; as in the sync twin.
+        """
+        if self._manager is not None and isinstance(channel, ReconnectingChannel):
+            self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
@@ -128,8 +135,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         finally:
             if self._manager is not None:
                 await self._manager.aclose()
-            for detector in self._detectors:
-                detector.close()
+            self._end_detectors()
 
     async def __aenter__(self) -> Self:
         return self

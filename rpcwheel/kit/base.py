@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
+from rpcwheel.observe import IdleLimited, emit
 from rpcwheel.options import server_options
 
 from .config import PREFIX, policy_from_env, policy_from_file
@@ -51,6 +52,9 @@ class Detector(Protocol):
     @property
     def closed(self) -> bool:
         """Whether it has ended."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 Q = TypeVar("Q", bound=Queues)
@@ -188,20 +192,23 @@ class KitBase(Generic[Q, M, T, D]):
         """All settings. Immutable."""
         return self._policy
 
-    def server_options(self) -> list[tuple[str, int]]:
+    def server_options(self, **settings: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - theirs
         """Make the options for a server: `grpc.server(pool, options=kit.server_options())`.
 
-        With them the server finds dead clients by pings, and permits those of clients
-        (`rpcwheel.options.server_options`). With `heartbeat` its interval and timeout are theirs.
+        With them the server finds dead clients by pings, and permits those of clients. With
+        `heartbeat` it pings after as long a silence, and a client is dead after as long a silence
+        as a server is for `channel()`.
+
+        Args:
+            **settings: Those of `rpcwheel.server_options`, in place of what is taken from the kit.
         """
         beat = self._policy.heartbeat
-        if beat is None or beat.interval is None:
-            return server_options()
-        every_ns = to_ns(beat.interval)
-        whole_ns = 3 * every_ns if beat.timeout is None else to_ns(beat.timeout)
-        return server_options(
-            keepalive=max(1.0, to_seconds(every_ns)), ping_timeout=to_seconds(whole_ns - every_ns)
-        )
+        if beat is not None and beat.interval is not None:
+            every_ns = to_ns(beat.interval)
+            whole_ns = 3 * every_ns if beat.timeout is None else to_ns(beat.timeout)
+            every_s, answer_s = max(1.0, to_seconds(every_ns)), to_seconds(whole_ns - every_ns)
+            settings = {"keepalive": every_s, "ping_timeout": answer_s} | settings
+        return server_options(**settings)
 
     def _claim(self, connections: T | None) -> T:
         """The table for a detector: the one given, or the only one that has none."""
@@ -210,7 +217,12 @@ class KitBase(Generic[Q, M, T, D]):
                 "this kit has no `idle`; make it with one, such as Kit(idle=180.0)"
             )
         if connections is None:
-            if len(self._tables) != 1:
+            if not self._tables:
+                raise ConfigurationError(
+                    "no server waits for a detector: make it with "
+                    "interceptors=kit.server_interceptors() first, and give it one detector"
+                )
+            if len(self._tables) > 1:
                 raise ConfigurationError(
                     f"server_interceptors() was called for {len(self._tables)} servers that no "
                     "detector looks after; call it once for each server, and give its first "
@@ -224,6 +236,14 @@ class KitBase(Generic[Q, M, T, D]):
         self._detectors = [one for one in self._detectors if not one.closed]
         self._detectors.append(detector)
         return detector
+
+    def _end_detectors(self) -> None:
+        for detector in self._detectors:
+            detector.close()
+        if self._tables:
+            said = "a kit with `idle` is closed, and detect_idle(server) was not called for"
+            emit(IdleLimited(f"{said} {len(self._tables)} of its servers"))
+            self._tables.clear()
 
     @property
     def pending(self) -> int:

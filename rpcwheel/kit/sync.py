@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
+    from rpcwheel.heartbeat.probe import Probe
 
 __all__ = ["Kit"]
 
@@ -58,17 +59,19 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         *,
         options: Sequence[tuple[str, Any]] = (),
         compression: grpc.Compression | None = None,
+        probe: Probe | None = None,
     ) -> grpc.Channel:
         """Make a channel with the policies in front, whose connection is replaced when it is dead.
 
-        A `ReconnectingChannel` with a heartbeat, if this kit has `heartbeat`; the channel is yours
-        to close.
+        A `ReconnectingChannel`, with a heartbeat if this kit has `heartbeat`; it is yours to close.
+        For more of its settings make one yourself, and give it to `intercept_channel`.
 
         Args:
             target: As grpc takes it: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
             credentials: None for a channel without encryption.
             options: As grpc takes them; `rpcwheel.channel_options()` has some that work.
             compression: As grpc takes it.
+            probe: What its heartbeat asks; None: the standard health service.
 
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
@@ -77,17 +80,17 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         channel = ReconnectingChannel(
             target, credentials, options=options, compression=compression, timer=self._timer
         )
-        if self._manager is not None:
-            try:
-                self._manager.attach(channel)
-            except BaseException:
-                channel.close()
-                raise
-        return self.intercept_channel(channel)
+        try:
+            if self._manager is not None:
+                self._manager.attach(channel, probe=probe)
+            return self.intercept_channel(channel)
+        except BaseException:
+            channel.close()
+            raise
 
     @property
     def heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Those of the channels that `channel()` made and that are open."""
+        """Those of open channels, made by `channel()` or given to `intercept_channel()`."""
         return () if self._manager is None else self._manager.heartbeats
 
     def client_interceptors(self) -> list[Any]:
@@ -138,7 +141,13 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         return self._looked_after(table, detector)
 
     def intercept_channel(self, channel: grpc.Channel) -> grpc.Channel:
-        """Put the policies in front of a channel, which stays yours to close."""
+        """Put the policies in front of a channel, which stays yours to close.
+
+        With `heartbeat` a `ReconnectingChannel` gets one. Another channel of grpc can't be
+        replaced, and gets none: have a `HeartbeatManager` tell of it.
+        """
+        if self._manager is not None and isinstance(channel, ReconnectingChannel):
+            self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 
     def flush(self, timeout: Duration | None = None) -> bool:
@@ -170,8 +179,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         finally:
             if self._manager is not None:
                 self._manager.close()
-            for detector in self._detectors:
-                detector.close()
+            self._end_detectors()
 
     def __enter__(self) -> Self:
         return self

@@ -48,6 +48,8 @@ class _Line(NamedTuple):
     every_s: float = 0.0
     """It is written at most once in so many seconds for each name or target; the template's `held`
     tells of the others."""
+    ends: type | None = None
+    """The kind of event that it is the end of: after such a line it is written in any case."""
 
 
 _LINES: Final[dict[type, _Line]] = {
@@ -168,6 +170,7 @@ _LINES: Final[dict[type, _Line]] = {
         logging.INFO,
         "%(target)s: connection alive after %(after_s).3g s of silence%(held)s",
         every_s=RARELY_S,
+        ends=events.ConnectionDead,
     ),
     events.ConnectionIdle: _Line(
         CONNECTION,
@@ -208,8 +211,9 @@ def log_event(event: object) -> None:
     if line.logger.isEnabledFor(line.level):
         told = _told(event)
         if line.every_s:
-            key = type(event), str(told.get("name", told.get("target", told.get("peer"))))
-            held = _held_back(key, line.every_s, time.monotonic())
+            name = str(told.get("name", told.get("target", told.get("peer"))))
+            begun = _SAID.get((line.ends, name)) if line.ends else None
+            held = _held_back((type(event), name), line.every_s, time.monotonic(), begun)
             if held is None:
                 return
             told["held"] = f"; {held} more since the last such line" if held else ""
@@ -223,10 +227,12 @@ def log_event(event: object) -> None:
         )
 
 
-def _held_back(key: tuple[type, str], every_s: float, now_s: float) -> int | None:
+def _held_back(
+    key: tuple[type, str], every_s: float, now_s: float, begun: tuple[float, int] | None
+) -> int | None:
     """How many lines were held back since the last one; None if this one is to be, too."""
     last_s, held = _SAID.get(key, (-math.inf, 0))
-    if now_s - last_s < every_s:
+    if now_s - last_s < every_s and not (begun and begun[0] > last_s):
         _SAID[key] = last_s, held + 1
         return None
     if len(_SAID) >= MOST_SAID:

@@ -93,7 +93,7 @@ def test_a_retry_that_makes_no_sense_is_refused_with_what_is_allowed(settings, s
 def test_a_setting_of_a_wrong_type_is_a_type_error(settings):
     with pytest.raises(TypeError):
         RetryPolicy(on="UNAVAILABLE", **settings)
-    with pytest.raises(TypeError, match="propagate: Input should be a valid boolean, not 1"):
+    with pytest.raises(TypeError, match="propagate: it must be true or false, not 1"):
         DeadlinePolicy(propagate=1)
 
 

@@ -11,7 +11,7 @@ from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.timers import until
 from rpcwheel import ConfigurationError, HeartbeatPolicy, HeartbeatState, ManualTimer, RetryPolicy
-from rpcwheel.aio import Kit
+from rpcwheel.aio import Kit, ReconnectingChannel
 from rpcwheel.observe import ConnectionClosed, ConnectionReplaced
 
 QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
@@ -120,3 +120,17 @@ async def test_a_kit_without_idle_looks_after_no_server():
     async with Kit(timeout=2.0) as kit, serving(kit) as (server, port, _):
         with pytest.raises(ConfigurationError, match=r"no `idle`"):
             kit.detect_idle(server, port)
+
+
+async def test_a_reconnecting_channel_that_is_intercepted_gets_a_heartbeat_and_a_plain_one_none(
+    shop,
+):
+    with ManualTimer() as timer:
+        async with Kit(heartbeat=10.0, timer=timer) as kit:
+            async with ReconnectingChannel(shop.target) as mine:
+                call = kit.intercept_channel(mine).unary_unary(UNARY_UNARY)
+                assert await call(b"a") == b"a"
+                assert len(kit.heartbeats) == 1
+            async with grpc.aio.insecure_channel(shop.target) as plain:
+                kit.intercept_channel(plain)
+                assert kit.heartbeats == ()

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.server_process import PING, SLOW, KillableServer
+from fixtures.server_process import CHECK, PING, SLOW, KillableServer
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.timers import eventually
@@ -18,9 +18,11 @@ from rpcwheel import (
     HeartbeatState,
     Kit,
     ManualTimer,
+    MethodProbe,
+    ReconnectingChannel,
     RetryPolicy,
 )
-from rpcwheel.observe import ConnectionClosed, ConnectionReplaced
+from rpcwheel.observe import ConnectionClosed, ConnectionReplaced, IdleLimited
 
 QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
 
@@ -97,6 +99,46 @@ def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(shop):
             kit.channel(shop.target)
 
 
+def test_a_reconnecting_channel_that_is_intercepted_gets_a_heartbeat_and_a_plain_one_none(shop):
+    with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
+        with ReconnectingChannel(shop.target) as mine:
+            call = kit.intercept_channel(mine).unary_unary(UNARY_UNARY)
+            assert call(b"a") == b"a"
+            assert len(kit.heartbeats) == 1
+        with grpc.insecure_channel(shop.target) as plain:
+            kit.intercept_channel(plain)
+            assert kit.heartbeats == ()
+
+
+def test_a_heartbeat_asks_what_the_channel_was_made_with():
+    probe = MethodProbe(PING)
+    with (
+        KillableServer(health="missing") as server,
+        Kit(heartbeat=QUICK) as kit,
+        kit.channel(server.target, probe=probe) as channel,
+    ):
+        channel.unary_unary(PING)(b"")
+        (heartbeat,) = kit.heartbeats
+        assert eventually(lambda: heartbeat.answered)
+        assert server.calls()["heartbeats"] > 0
+        assert server.calls()[CHECK] == 0
+
+
+def test_a_kit_that_was_set_to_idle_and_looked_after_no_server_says_so_at_its_end(events):
+    with Kit(idle=60.0) as kit:
+        kit.server_interceptors()
+    (limited,) = (one for one in events if isinstance(one, IdleLimited))
+    assert "detect_idle(server) was not called for 1 of its servers" in limited.reason
+
+
+def test_options_of_a_server_may_be_given_in_place_of_the_kit_s():
+    kit = Kit(heartbeat=10.0)
+    options = dict(kit.server_options(keepalive=30.0, connection_age=3600.0))
+    assert options["grpc.keepalive_time_ms"] == 30_000
+    assert options["grpc.http2.ping_timeout_ms"] == 20_000
+    assert options["grpc.max_connection_age_ms"] == 3_600_000
+
+
 def test_a_target_that_is_none_is_refused_and_nothing_is_kept():
     with Kit(heartbeat=10.0) as kit:
         with pytest.raises(TypeError, match="target must be a string"):
@@ -123,7 +165,7 @@ def test_each_server_of_a_kit_has_a_table_of_its_own_which_its_detector_must_kno
         detector = kit.detect_idle(one[0], one[1], connections=one[2][0])
         assert detector.connections is one[2][0]
         assert kit.detect_idle(other[0], other[1]).connections is other[2][0]
-        with pytest.raises(ConfigurationError, match="0 servers"):
+        with pytest.raises(ConfigurationError, match="no server waits for a detector"):
             kit.detect_idle(other[0], other[1])
 
 

@@ -313,6 +313,20 @@ def test_what_is_said_of_a_target_is_said_once_a_minute_each_kind_of_event_by_it
     assert caplog.messages[-1].endswith("; 1 more since the last such line")
 
 
+def test_that_a_connection_lives_again_is_always_said_after_it_was_said_to_be_dead(
+    caplog, monkeypatch
+):
+    caplog.set_level("INFO")
+    seconds = iter([0.0, 5.0, 10.0, 12.0, 14.0, 70.0, 71.0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    dead = events.ConnectionDead("shop:1", silent_s=3.0, misses=3, calls=0)
+    alive = events.ConnectionAlive("shop:1", after_s=4.0, rtt_s=None)
+    for event in (alive, dead, alive, dead, alive, dead, alive):
+        log_event(event)
+    said = [message.split()[2] for message in caplog.messages]
+    assert said == ["alive", "dead,", "alive", "dead,", "alive"]
+
+
 def test_what_was_said_of_names_long_gone_is_forgotten(monkeypatch):
     monkeypatch.setattr(logs, "MOST_SAID", 3)
     for port in range(10):
