@@ -141,8 +141,9 @@ _LINES: Final[dict[type, _Line]] = {
     events.ListenerFailed: _Line(
         CONNECTION,
         logging.ERROR,
-        "%(target)s: listener %(listener)s raised %(said)s",
+        "%(target)s: listener %(listener)s raised %(said)s%(held)s",
         traceback=True,
+        every_s=RARELY_S,
     ),
     events.HeartbeatMissed: _Line(
         CONNECTION,
