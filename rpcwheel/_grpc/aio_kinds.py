@@ -11,7 +11,7 @@ import grpc
 from rpcwheel.call import Kind
 
 from .aio_calls import FINISHED, Ended, failure_of
-from .aio_relay import Relay
+from .aio_relay import Relay, cancels_of_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
@@ -38,10 +38,11 @@ class _Awaited(Relay):
                     yield from self._change().__await__()
                     continue
                 self._awaited = self._tells_once
+                cancels = cancels_of_task()
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:
-                    if not self._was_given_up(call):
+                    if not self._was_given_up(call, cancels):
                         raise
                 except Exception as error:
                     yield from self._decision(call, error)
@@ -154,13 +155,13 @@ class _Read(Relay):
     async def _receive(self, call: Any) -> Any:  # noqa: ANN401
         if call is not self._unread_of:
             self._unread_of, self._unread = call, call.__aiter__()
-        listening = self._conductor.listen(self, call)
+        listening, cancels = self._conductor.listen(self, call), cancels_of_task()
         try:
             return await self._unread.__anext__()
         except StopAsyncIteration:
             return grpc.aio.EOF
         except asyncio.CancelledError:
-            if not self._was_given_up(call):
+            if not self._was_given_up(call, cancels):
                 raise
             return None
         finally:
@@ -199,11 +200,11 @@ class _Written(Relay):
 
     async def _of_the_try(self, name: str, *args: object) -> None:
         """Have the try itself do it, the only one there is."""
-        call = self._final or self._try
+        call, cancels = self._final or self._try, cancels_of_task()
         try:
             await getattr(call, name)(*args)
         except (Exception, asyncio.CancelledError):
-            if not self._was_given_up(call):
+            if not self._was_given_up(call, cancels):
                 raise
             self._raise_end()
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Callback = Callable[[Any], None]
 
-__all__ = ["Conductor", "Relay", "Signal", "tell_weakly"]
+__all__ = ["Conductor", "Relay", "Signal", "cancels_of_task", "tell_weakly"]
 
 STATUS_S: Final = 0.5
 """Seconds to wait for a status that is on its way to this process already."""
@@ -102,13 +102,22 @@ class Signal:
 
     async def wait(self) -> None:
         """Wait until it is given next."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        waiter = self.waiter()
         try:
             await waiter
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self.forget(waiter)
+
+    def waiter(self) -> asyncio.Future[None]:
+        """What is done when it is given next, be it before anybody waits; then `forget` it."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    def forget(self, waiter: asyncio.Future[None]) -> None:
+        """Let go of a waiter."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
 
     def give(self) -> None:
         """Wake all who wait now."""
@@ -197,15 +206,17 @@ class Relay(grpc.aio.Call):
             self._awaited = False
             self._on_done(call)
 
-    def _was_given_up(self, call: object) -> bool:
+    def _was_given_up(self, call: object, cancels: int) -> bool:
         """Whether a `CancelledError` that came out of this try is nobody's but ours.
 
-        If the caller's task is to be cancelled too, it is its own.
+        Args:
+            call: The try.
+            cancels: What `cancels_of_task()` said before it was waited for. If it says more now,
+                it is the caller's own.
         """
         if call is self._final or call is self._source or call is self._try:
             return False
-        task = asyncio.current_task()
-        return task is None or not task.cancelling()
+        return cancels_of_task() <= cancels
 
     def shows(self, call: object) -> bool:
         """Whether this try is the one that runs."""
@@ -320,10 +331,11 @@ class Relay(grpc.aio.Call):
             if call is None:
                 await self._change()
                 continue
+            cancels = cancels_of_task()
             try:
                 await call.wait_for_connection()
             except asyncio.CancelledError:
-                if not self._was_given_up(call):
+                if not self._was_given_up(call, cancels):
                     raise
             except grpc.RpcError:
                 if call is self._final:
@@ -353,6 +365,12 @@ class Relay(grpc.aio.Call):
                 self.finish(ended_by(self._conductor.kind, error))
             elif not call.done():  # type: ignore[attr-defined]
                 self._conductor.failed(self, call, error)
+
+
+def cancels_of_task() -> int:
+    """How often the running task was cancelled; one that cleans up after it runs on."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def give_up(call: Any) -> bool:  # noqa: ANN401

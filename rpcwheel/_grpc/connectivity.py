@@ -13,12 +13,20 @@ behind a wrapper of somebody else's, nothing is proved.
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 import grpc
 from grpc._cython import cygrpc
 
-__all__ = ["core_below", "end_calls", "is_cut_off", "is_polled", "state_below"]
+__all__ = [
+    "core_below",
+    "end_calls",
+    "is_cut_off",
+    "is_polled",
+    "state_below",
+    "wait_unpolled",
+]
 
 TRANSIENT_FAILURE: Final = 3
 """Of core's `grpc_connectivity_state`."""
@@ -34,6 +42,11 @@ STATES: Final = (
 
 DEEPEST: Final = 32
 """Interceptors that a call is looked up through."""
+
+LONGEST_POLL_S: Final = 0.5
+POLL_S: Final = 0.005
+"""How long, and how often, to look whether gRPC's polling thread has ended; it takes 0.2 s, or
+twice that if it has just been asked to connect."""
 
 
 def is_cut_off(continuation: Any) -> bool:  # noqa: ANN401 - grpcio's, or anybody's
@@ -85,11 +98,18 @@ def end_calls(channel: grpc.Channel, details: str) -> None:
 
     Of a channel whose core can't be found they end with CANCELLED, as `close` does it. Waits until
     grpc's thread has told the ends, so any thread but that one; any number of times.
+
+    Args:
+        channel: Of grpc's make, or with interceptors on.
+        details: Why; what no UTF-8 can say of it is replaced.
     """
     core = core_below(channel)
-    if core is not None:
-        core.close(cygrpc.StatusCode.unavailable, details)
-    channel.close()
+    try:
+        if core is not None:
+            readable = details.encode(errors="backslashreplace").decode()
+            core.close(cygrpc.StatusCode.unavailable, readable)
+    finally:
+        channel.close()
 
 
 def is_polled(channel: Any) -> bool:  # noqa: ANN401
@@ -104,6 +124,16 @@ def is_polled(channel: Any) -> bool:  # noqa: ANN401
             return bool(getattr(state, "polling", False))
         channel = getattr(channel, "_channel", None)
     return False
+
+
+def wait_unpolled(*channels: object) -> None:
+    """Wait until no thread of grpc's looks for changes of these channels' states any more.
+
+    Nobody may subscribe to them meanwhile. At most `LONGEST_POLL_S`, whatever comes.
+    """
+    until = time.monotonic() + LONGEST_POLL_S
+    while any(map(is_polled, channels)) and time.monotonic() < until:
+        time.sleep(POLL_S)
 
 
 def _state_of(core: Any, try_to_connect: bool = False) -> int:  # noqa: ANN401, FBT001, FBT002 - as core has it

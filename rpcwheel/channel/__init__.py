@@ -13,7 +13,11 @@ failed attempts to connect. `rpcwheel.heartbeat` replaces connections that have 
 `_switch.py`        Its connections under a lock: calls come and go, one takes another's place.
 `_members.py`       Its multi-callables, which find the connection of the moment for each call.
 `_subscriptions.py` Its state, told to whoever subscribes, across replacements.
-`aio.py`            The channel for `grpc.aio`; its multi-callables are in `_aio_members.py`.
+`aio.py`            The channel for `grpc.aio`.
+`_aio_seen.py`      What is seen of it: its state, across replacements.
+`_aio_members.py`   Its multi-callables; they end with a status when their connection is given up.
+`_drain.py`         When what still runs on an old connection is ended, for both worlds.
+`arguments.py`      What both are given, checked.
 ==================  ================================================================================
 """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import NotAtOnceError, blurred, ended, ended_by, failure_of
+from rpcwheel._grpc.aio_calls import NotAtOnceError, ended, ended_by, failure_of
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel.call import Kind
 
@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from .core import Link, Traffic
 
 __all__ = ["MEMBERS", "Ping", "Running", "Wire"]
-
-UNANSWERED: Final = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,
-    }
-)
-"""What a call may end with though no server has said anything."""
 
 
 class Wire:
@@ -52,6 +43,11 @@ class Wire:
         """End all that runs on it with UNAVAILABLE."""
         for running in list(self.running):
             running.end(details)
+
+    def cancel(self) -> None:
+        """Cancel all that runs on it."""
+        for running in list(self.running):
+            running.cancel()
 
 
 class Running:
@@ -85,6 +81,12 @@ class Running:
         if relay is not None:
             relay.end(ended(self.kind, grpc.StatusCode.UNAVAILABLE, details))
 
+    def cancel(self) -> None:
+        """Cancel the call, as its channel is closed."""
+        relay = self._relay()
+        if relay is not None:
+            relay.cancel()
+
     # --- For the relay ---
 
     @property
@@ -107,8 +109,7 @@ class Running:
         except BaseException as raised:  # noqa: BLE001 - an interceptor's; the caller gets it
             error = raised
         if isinstance(error, grpc.aio.AioRpcError):
-            if error.code() not in UNANSWERED and not blurred(call):
-                self._link.traffic.saw_read()  # no message, but the server has answered
+            self._link.traffic.saw_status(error.code())
             if self.kind.streams_requests:  # or grpc.aio may tell another status later
                 relay.finish(ended_by(self.kind, error), source=call)
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     Convert: TypeAlias = Callable[[Any], Any]
 
 __all__ = ["Ping", "Recipe", "StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
-
-ANSWERS: Final = frozenset(
-    {
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.DATA_LOSS,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.UNKNOWN,
-    }
-)
-"""Status codes that only a server gives; the others may be of gRPC's own making on this side."""
 
 
 class Recipe:
@@ -153,7 +137,8 @@ class _Member:
         try:
             return getattr(call, name)(request, *options)
         except grpc.RpcError as error:
-            _note_answer(link, error)
+            code = getattr(error, "code", None)
+            link.traffic.saw_status(code() if callable(code) else None)
             raise
         except ValueError as error:
             if not self._has_moved(link, error):
@@ -178,12 +163,6 @@ class _Member:
         if link.ended and has_ended(running) and self._has_moved(link, failure_of(running)):
             return self._begin(name, request, *options)
         return running
-
-
-def _note_answer(link: AnyLink, error: Any) -> None:  # noqa: ANN401
-    code = getattr(error, "code", None)
-    if callable(code) and code() in ANSWERS:
-        link.traffic.saw_read()
 
 
 def _leave_at_end(call: Any, switch: Switch, link: AnyLink) -> None:  # noqa: ANN401

@@ -3,16 +3,22 @@
 gRPC's thread that polls for it runs only while somebody subscribes. It tells us, and a worker calls
 the subscribers: one after the other, each change in the order in which it came. Nothing is told of
 a connection that is not the active one any more.
+
+At the interpreter's exit that thread is stopped amid its work, and gRPC would wait for ever for it
+when the garbage collector closes the channel. So nothing is watched from then on, and the exit
+waits until the threads have ended.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rpcwheel._grpc.connectivity import wait_unpolled
 from rpcwheel.observe import ListenerFailed, emit
 from rpcwheel.workers import POOL
 
@@ -63,10 +69,9 @@ class Subscriptions:
             self._connects |= try_to_connect
             if self._watched is None:
                 try:
-                    self.follow()
+                    self._follow()
                 except BaseException:  # a channel of the user's make that can't do it
                     self._all.remove(one)
-                    self._watched = None
                     raise
                 return
             if try_to_connect:
@@ -86,7 +91,7 @@ class Subscriptions:
                     break
             if not self._all:
                 self._connects = False
-                self.follow()
+        self.follow()
 
     def close(self) -> None:
         """Tell nobody any more."""
@@ -95,12 +100,23 @@ class Subscriptions:
             for one in self._all:
                 one.over = True
             self._all.clear()
-            self.follow()
+        self.follow()
 
     def follow(self) -> None:
-        """Watch the active link, if anybody wants it, and no other."""
+        """Watch the active link, if anybody wants it, and no other.
+
+        A channel of the user's make that can't be watched is told as `ListenerFailed`; the next one
+        is tried again.
+        """
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001 - told as an event; the connection goes on
+            emit(ListenerFailed(self._target, listener="subscribe", error=error))
+
+    def _follow(self) -> None:
         with self._lock:
-            wanted = self._links.active if self._all else None
+            link = self._links.active
+            wanted = link if self._all and _exit.allows(self, link) else None
             watched, before = self._watched, None if self._watched is None else self._watched[0]
             if before is wanted:
                 return
@@ -110,7 +126,11 @@ class Subscriptions:
             if wanted is not None:
                 watch = partial(_seen, weakref.ref(self), wanted.number)
                 self._watched = wanted, watch
-                wanted.channel.subscribe(watch, try_to_connect=self._connects)
+                try:
+                    wanted.channel.subscribe(watch, try_to_connect=self._connects)
+                except BaseException:
+                    self._watched = None
+                    raise
 
     def seen(self, number: int, state: State) -> None:
         """The link of this number has this state now."""
@@ -145,7 +165,7 @@ class Subscriptions:
                     continue
             try:
                 one.callback(state)
-            except Exception as error:  # noqa: BLE001 - the user's; told as an event
+            except BaseException as error:  # noqa: BLE001 - the user's; the others must be told
                 emit(ListenerFailed(self._target, listener=repr(one.callback), error=error))
 
 
@@ -154,3 +174,37 @@ def _seen(subscriptions: weakref.ref[Subscriptions], number: int, state: Any) ->
     alive = subscriptions()
     if alive is not None:
         alive.seen(number, state)
+
+
+class _Exit:
+    """Ends gRPC's polling threads at the interpreter's exit."""
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self._lock = threading.RLock()
+        self._all: weakref.WeakSet[Subscriptions] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Link[grpc.Channel]] = weakref.WeakSet()
+        atexit.register(self.comes)
+
+    def allows(self, one: Subscriptions, link: Link[grpc.Channel]) -> bool:
+        """Whether `link` may be watched; then a thread polls for its state, even for a while after.
+
+        Both are known weakly.
+        """
+        with self._lock:
+            if not self._has_come:
+                self._all.add(one)
+                self._watched.add(link)
+            return not self._has_come
+
+    def comes(self) -> None:
+        """Watch nothing any more, and wait until no thread of gRPC's does."""
+        with self._lock:
+            self._has_come = True
+            subscriptions, links = tuple(self._all), tuple(self._watched)
+        for one in subscriptions:
+            one.follow()
+        wait_unpolled(*(link.channel for link in links))
+
+
+_exit = _Exit()

@@ -9,21 +9,20 @@ gRPC waits then until its own thread has told the end of every call.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.connectivity import end_calls, is_polled, state_below
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel._grpc.connectivity import end_calls, state_below, wait_unpolled
+from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe import ConnectionReplaced, ListenerFailed, emit
-from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
 from rpcwheel.workers import POOL
 
+from ._drain import timeout_on
 from ._subscriptions import Subscriptions
 from .core import Links
 
@@ -43,12 +42,10 @@ __all__ = ["Switch"]
 CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """What grpc says to who makes a call on a closed channel."""
 
+READY: Final = grpc.ChannelConnectivity.READY
+
 MOST_MEMBERS: Final = 512
 """Multi-callables that are kept of a link, beside those that members of stubs keep themselves."""
-
-POLLS: Final = 60
-POLL_S: Final = 0.005
-"""How often and long to look whether gRPC's polling thread has ended; it takes 0.2 s at most."""
 
 
 class Switch:
@@ -140,13 +137,12 @@ class Switch:
         if self.links.closed or (not force and self.links.wait_ns() > 0):
             return False
         rest_ns = self.links.rest_ns()  # the user's, as `_connect` is: not under the lock
-        timer = self._timer_for(drain_ns)
         channel = self._connect()
-        if channel is seen.channel:
-            raise ConfigurationError("connect must make a new channel each time")
         with self._lock:
             calls = self.links.active.calls
             swapped = None
+            if any(link.channel is channel for link in self.links.opened()):
+                raise ConfigurationError("connect must make a new channel each time")
             if self._may_replace(seen, force=force):
                 swapped = self.links.replace(channel, drain_ns, reason, rest_ns)
         if swapped is None:
@@ -155,8 +151,10 @@ class Switch:
         old, over = swapped
         if over:
             self._retire(old)
-        elif timer is not None:
-            self._end_later(old, timer, drain_ns)
+        elif drain_ns != NEVER:
+            self._end_later(old, drain_ns)
+        if old.wanted:
+            state_below(channel, try_to_connect=True)
         self.subscriptions.follow()
         emit(ConnectionReplaced(self.target, number=old.number + 1, reason=reason, calls=calls))
         return True
@@ -165,21 +163,13 @@ class Switch:
         """Whether `seen` is still the one to replace, now that there is a channel for it."""
         return not self.links.closed and (force or self.links.active is seen)
 
-    def _timer_for(self, drain_ns: int) -> Timer | None:
-        if not 0 < drain_ns < NEVER:
-            return None
-        if self._timer is None:
-            self._timer = shared_timer()
-        return self._timer
-
-    def _end_later(self, link: AnyLink, timer: Timer, drain_ns: int) -> None:
+    def _end_later(self, link: AnyLink, drain_ns: int) -> None:
         """Give the calls on `link` their time to drain."""
         expire = partial(_expire, weakref.ref(self), link)
-        try:
-            timeout = timer.new_timeout(expire, to_seconds(drain_ns))
-        except Exception:
-            self.expire(link)  # a timer that was stopped ends nothing any more
-            raise
+        timeout = timeout_on(self._timer, expire, drain_ns)
+        if timeout is None:
+            self.expire(link)  # or they might go on for ever
+            return
         with self._lock:
             if not link.ended:
                 self._drains[link] = timeout
@@ -205,7 +195,7 @@ class Switch:
         self.subscriptions.follow()
         with self._making:  # whoever makes something of it has begun before it was ended
             pass
-        _when_unpolled(link.channel)
+        wait_unpolled(link.channel)  # to close it would wait as long anyway
         end_calls(link.channel, f"connection replaced: {link.reason}")
 
     def close(self) -> None:
@@ -217,13 +207,15 @@ class Switch:
         for timeout in timeouts:
             timeout.cancel()
         self.subscriptions.close()
-        for closer in closers:
-            self._tell(closer)
-        with self._making:
-            pass
-        for link in links:
-            _when_unpolled(link.channel)
-            link.channel.close()
+        try:
+            for closer in closers:
+                self._tell(closer)
+        finally:  # whatever a callback raises, be it `SystemExit`
+            with self._making:
+                pass
+            wait_unpolled(*(link.channel for link in links))
+            for link in links:
+                link.channel.close()
 
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """See `ReconnectingChannel.on_close`."""
@@ -233,9 +225,9 @@ class Switch:
                 self._closers.append(callback)
         if closed:
             self._tell(callback)
-        return partial(self._forget, callback)
+        return partial(_forget, weakref.ref(self), callback)
 
-    def _forget(self, callback: Callable[[], object]) -> None:
+    def forget(self, callback: Callable[[], object]) -> None:
         with self._lock:
             if callback in self._closers:
                 self._closers.remove(callback)
@@ -255,13 +247,22 @@ class Switch:
         while True:
             link = self.links.active
             state = state_below(link.channel, try_to_connect=try_to_connect)
+            link.wanted = state is not READY and (link.wanted or try_to_connect)
             if state is not grpc.ChannelConnectivity.SHUTDOWN or link is self.links.active:
                 return state
 
     def is_cut_off(self) -> bool:
         """Whether it is sure that the call that has just ended had no connection."""
         failing = self.state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        return failing and self.links.is_alone()
+        with self._lock:
+            return failing and self.links.is_alone()
+
+
+def _forget(switch: weakref.ref[Switch], callback: Callable[[], object]) -> None:
+    """What who is told of the end holds keeps no channel alive."""
+    alive = switch()
+    if alive is not None:
+        alive.forget(callback)
 
 
 def _expire(switch: weakref.ref[Switch], link: AnyLink, _: Timeout) -> None:
@@ -269,14 +270,3 @@ def _expire(switch: weakref.ref[Switch], link: AnyLink, _: Timeout) -> None:
     alive = switch()
     if alive is not None:
         POOL.submit(alive.jobs, partial(alive.expire, link))
-
-
-def _when_unpolled(channel: grpc.Channel) -> None:
-    """Wait until gRPC's thread has seen that nobody subscribes to the channel's state any more.
-
-    To close the channel would wait as long anyway.
-    """
-    for _ in range(POLLS):
-        if not is_polled(channel):
-            return
-        time.sleep(POLL_S)

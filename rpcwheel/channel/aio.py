@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from rpcwheel._grpc.aio_relay import Signal
 from rpcwheel.call import Kind
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import ConfigurationError, TimerError
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe import ConnectionReplaced, ListenerFailed, emit
-from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from ._aio_members import MEMBERS, Ping, Wire
+from ._aio_seen import Seen
+from ._drain import timeout_on
 from .arguments import (
     DEFAULT_BACKOFF,
     checked_backoff,
@@ -36,7 +36,7 @@ from .arguments import (
 from .core import Links
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from tenacity.wait import WaitBaseT
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
-    from .core import Link, Traffic
+    from .core import Link
 
     Options = list[tuple[str, Any]]
     Connect = Callable[[Options], grpc.aio.Channel]
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["ReconnectingChannel"]
 
 
-class ReconnectingChannel(grpc.aio.Channel):
+class ReconnectingChannel(Seen):
     """A channel that can be given a new connection: `replace()`.
 
     Stubs and interceptors made of it before a replacement work after it. Whatever `grpc.aio` gives
@@ -87,14 +87,14 @@ class ReconnectingChannel(grpc.aio.Channel):
                 heard on the connection: seconds, a `timedelta`, or a tenacity wait object. The
                 default is up to 1 s after the first, up to twice as long after each more, at most
                 60 s. A connection that has worked is replaced at once.
-            timer: Ends what runs on past `drain`; None for `shared_timer()`.
+            timer: Ends what runs on past `drain`; None for `shared_timer()`, which also stands in
+                for one that was stopped or is full.
 
         Raises:
             TypeError: An argument is of a wrong type.
             ConfigurationError: `connect` beside what it takes the place of; a wrong `backoff`.
         """
-        self.target = checked_target(target)
-        """As it was given."""
+        checked_target(target)
         refuse_both(
             connect, credentials=credentials, compression=compression, interceptors=interceptors
         )
@@ -103,13 +103,12 @@ class ReconnectingChannel(grpc.aio.Channel):
         self._foreign = connect is not None or interceptors is not None
         self._timer = checked_timer(timer)
         rhythm = checked_backoff(backoff)
-        self.links: Links[Wire] = Links(self._new(), clock_of(timer), rhythm)
-        """Internal: which connection serves what."""
+        super().__init__(target, Links(self._new(), clock_of(timer), rhythm))
         self.thread = threading.get_ident()
         """Internal: the loop's thread."""
         self._loop: asyncio.AbstractEventLoop | None = None  # once something was replaced
-        self._changed = Signal()
         self._drains: dict[Link[Wire], Any] = {}  # timeouts
+        self._ending: list[Wire] = []  # those that `close` has closed
         self._closing: set[asyncio.Task[None]] = set()
         self._on_close: list[Callable[[], object]] = []
 
@@ -118,43 +117,6 @@ class ReconnectingChannel(grpc.aio.Channel):
         if not isinstance(channel, grpc.aio.Channel):
             raise TypeError(f"connect must return a new grpc.aio channel, not {channel!r}")
         return Wire(channel, foreign=self._foreign)
-
-    # --- What is seen of it ---
-
-    @property
-    def number(self) -> int:
-        """Of the connection that is active, from 1."""
-        return self.links.active.number
-
-    @property
-    def calls(self) -> int:
-        """Calls in flight, those on connections that were replaced too."""
-        return self.links.calls
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self.links.closed
-
-    @property
-    def traffic(self) -> Traffic:
-        """When something was read, written and used on the active connection; for heartbeats."""
-        return self.links.active.traffic
-
-    def is_idle(self) -> bool:
-        """Whether there is no connection, and none is wanted; False where that is unknown."""
-        try:
-            return bool(self.get_state() is grpc.ChannelConnectivity.IDLE)
-        except Exception:  # noqa: BLE001 - closed, or of another make
-            return False
-
-    def is_cut_off(self) -> bool:
-        """Whether a call that failed just now is sure to have found no connection.
-
-        What retries ask, to know that nothing was sent.
-        """
-        failing = self.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        return failing and self.links.is_alone()
 
     # --- Replacing ---
 
@@ -191,10 +153,12 @@ class ReconnectingChannel(grpc.aio.Channel):
             return False
         rest_ns = links.rest_ns()  # the user's, as `_connect` is
         wire = self._new()
-        if wire.channel is links.active.channel.channel:
+        if any(link.channel.channel is wire.channel for link in links.opened()):
             raise ConfigurationError("connect must make a new channel each time")
         number, calls = links.active.number + 1, links.active.calls
         old, over = links.replace(wire, drain_ns, reason, rest_ns)
+        if old.wanted:
+            wire.channel.get_state(try_to_connect=True)
         self._changed.give()
         if over:
             self._end(old)
@@ -208,12 +172,8 @@ class ReconnectingChannel(grpc.aio.Channel):
         loop = self._loop
         assert loop is not None  # noqa: S101 - for mypy
         expire = partial(_expire, weakref.ref(self), link)
-        delay_s = to_seconds(drain_ns)
-        try:
-            timer = self._timer or shared_timer()
-            return timer.new_timeout(partial(_call_soon, loop, expire), delay_s)
-        except TimerError:  # stopped, or full: the loop has a clock of its own
-            return loop.call_later(delay_s, expire)
+        timeout = timeout_on(self._timer, partial(_call_soon, loop, expire), drain_ns)
+        return loop.call_later(to_seconds(drain_ns), expire) if timeout is None else timeout
 
     def expire(self, link: Link[Wire]) -> None:
         """Internal: the time of `link` to drain is over."""
@@ -231,13 +191,14 @@ class ReconnectingChannel(grpc.aio.Channel):
         if drain is not None:
             drain.cancel()
         link.channel.end(f"connection replaced: {link.reason}")
-        self._close_soon(link.channel)
+        if self._loop is not None and not self._loop.is_closed():
+            self._close_soon(self._loop, link.channel)
+        # else grpc's channel closes itself when it is dropped
 
-    def _close_soon(self, wire: Wire) -> None:
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            return  # grpc's channel closes itself when it is dropped
-        task = loop.create_task(_close(wire.channel, None))
+    def _close_soon(
+        self, loop: asyncio.AbstractEventLoop, wire: Wire, grace: float | None = None
+    ) -> None:
+        task = loop.create_task(_close(wire.channel, grace))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -255,22 +216,47 @@ class ReconnectingChannel(grpc.aio.Channel):
         """Take no more calls, and end those that run, on all connections, as grpc.aio does.
 
         Args:
-            grace: Seconds that they may go on; None or 0: they are cancelled now.
+            grace: Seconds that they may go on; None or 0: they are cancelled now. So they are if
+                this is cancelled while it waits, or called again without a grace.
 
-        A second time, nothing.
+        Raises:
+            ConfigurationError: `grace` is negative.
         """
+        if grace is not None and grace < 0:
+            raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
         links = self.links.close()
         for drain in self._drains.values():
             drain.cancel()
         self._drains.clear()
         callbacks, self._on_close = self._on_close, []
-        for callback in callbacks:
-            self._tell(callback)
         try:
-            closing = [_close(link.channel.channel, grace) for link in links]
-            await asyncio.gather(*closing, *self._closing)
+            for callback in callbacks:
+                self._tell(callback)
+        finally:  # whatever a callback raises, be it `SystemExit`
+            self._ending += [link.channel for link in links]
+            for link in links:
+                self._close_soon(asyncio.get_running_loop(), link.channel, grace)
+            await self._ended(grace)
+
+    async def _ended(self, grace: float | None) -> None:
+        """Wait until all is closed; grpc's own `close` does not end what a former one has left."""
+        closing = list(self._closing)
+        try:
+            if not grace:
+                self._cancel_calls()
+            if closing:
+                await asyncio.wait(closing)
+        except asyncio.CancelledError:
+            self._cancel_calls()
+            raise
         finally:
             self._changed.give()
+        for task in closing:
+            task.result()
+
+    def _cancel_calls(self) -> None:
+        for wire in self._ending:
+            wire.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -295,9 +281,10 @@ class ReconnectingChannel(grpc.aio.Channel):
             self._tell(callback)
         else:
             self._on_close.append(callback)
-        return partial(self._forget, callback)
+        return partial(_forget, weakref.ref(self), callback)
 
-    def _forget(self, callback: Callable[[], object]) -> None:
+    def forget(self, callback: Callable[[], object]) -> None:
+        """Internal: what `on_close` returns does it."""
         if callback in self._on_close:
             self._on_close.remove(callback)
 
@@ -306,37 +293,6 @@ class ReconnectingChannel(grpc.aio.Channel):
             callback()
         except Exception as error:  # noqa: BLE001 - told as an event; the others must be told too
             emit(ListenerFailed(target=self.target, listener=repr(callback), error=error))
-
-    # --- State ---
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 - as grpc has it
-        """Of the active connection."""
-        return self.links.active.channel.channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the state is another, be it that of a new connection."""
-        while True:
-            channel = self.links.active.channel.channel
-            if channel.get_state() is not last_observed_state:
-                return
-            await self._either(channel.wait_for_state_change(last_observed_state))
-
-    async def _either(self, change: Coroutine[Any, Any, None]) -> None:
-        """Wait for a change of state, or for a new connection."""
-        waiting = [asyncio.ensure_future(change), asyncio.ensure_future(self._changed.wait())]
-        try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-        if waiting[0] in done and waiting[1] not in done:
-            waiting[0].result()
-
-    async def channel_ready(self) -> None:
-        """Wait until there is a connection, and have it made."""
-        while (state := self.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-            await self.wait_for_state_change(state)
 
     # --- Members of stubs. They take whatever grpc's channel takes: `_registered_method`, for one.
 
@@ -379,6 +335,13 @@ def _connect(
 
 async def _close(channel: grpc.aio.Channel, grace: float | None) -> None:
     await channel.close(grace)
+
+
+def _forget(channel: weakref.ref[ReconnectingChannel], callback: Callable[[], object]) -> None:
+    """What who is told of the end holds keeps no channel alive."""
+    alive = channel()
+    if alive is not None:
+        alive.forget(callback)
 
 
 def _expire(channel: weakref.ref[ReconnectingChannel], link: Link[Wire]) -> None:

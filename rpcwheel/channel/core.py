@@ -27,6 +27,27 @@ ASKED_NS: Final = 1_000_000_000
 """After this long nobody asks any more whether a call that has ended was sent at all."""
 
 
+ANSWERS: Final = frozenset(
+    {
+        "ABORTED",
+        "ALREADY_EXISTS",
+        "DATA_LOSS",
+        "FAILED_PRECONDITION",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "OUT_OF_RANGE",
+        "PERMISSION_DENIED",
+        "UNIMPLEMENTED",
+    }
+)
+"""Status codes that only a server gives, so that the connection lives.
+
+The others gRPC makes on this side too: UNKNOWN of an iterator of requests that raises,
+RESOURCE_EXHAUSTED of a message that is too large to send, INTERNAL of one that has no bytes,
+UNAUTHENTICATED of call credentials that fail.
+"""
+
+
 class Traffic:
     """When something was last read, written and used, on the timer's clock; None: never yet.
 
@@ -48,6 +69,15 @@ class Traffic:
         """A message of a user's call came in."""
         self.last_read_ns = self.last_use_ns = self.now_ns()
 
+    def saw_status(self, code: object) -> None:
+        """A user's call has failed with this code: a read if only a server gives it.
+
+        Args:
+            code: A `grpc.StatusCode`, or whatever an interceptor has made of one.
+        """
+        if getattr(code, "name", None) in ANSWERS:
+            self.saw_read()
+
     def saw_write(self) -> None:
         """A message of a user's call goes out, or a call begins."""
         self.last_write_ns = self.last_use_ns = self.now_ns()
@@ -57,6 +87,7 @@ class Link(Generic[C]):
     """One connection's worth: grpc's channel, what was seen of it, and the calls on it."""
 
     __slots__ = (
+        "__weakref__",
         "began_ns",
         "calls",
         "channel",
@@ -66,6 +97,7 @@ class Link(Generic[C]):
         "number",
         "reason",
         "traffic",
+        "wanted",
     )
 
     def __init__(self, number: int, channel: C, now_ns: Callable[[], int]) -> None:
@@ -84,6 +116,8 @@ class Link(Generic[C]):
         """Why another took its place."""
         self.members: dict[Any, Any] = {}
         """grpc's multi-callables, by what each was made of."""
+        self.wanted = False
+        """Whether it was asked for a connection, and was not seen to have one since."""
 
 
 class Links(Generic[C]):
@@ -94,7 +128,7 @@ class Links(Generic[C]):
         self._backoff = backoff
         self._silent = 0  # links in a row that were given up and had never been heard
         self._not_before_ns = -NEVER
-        self._left_ns = -NEVER  # when a call last ended on a link that was draining
+        self._else_ns = -NEVER  # when a call may last have ended on another link than the active
         self.active: Link[C] = Link(1, first, now_ns)
         self.draining: list[Link[C]] = []
         self.closed = False
@@ -112,10 +146,10 @@ class Links(Generic[C]):
         """Take note that a call on `link` has ended; True if the link is to be closed now."""
         link.calls -= 1
         self.calls -= 1
-        if link is self.active or link.ended:
+        if link is self.active:
             return False
-        self._left_ns = self._now_ns()
-        if link.calls:
+        self._else_ns = self._now_ns()
+        if link.calls or link.ended:
             return False
         self.draining.remove(link)
         link.ended = True
@@ -153,13 +187,16 @@ class Links(Generic[C]):
             rest_ns: What `rest_ns()` said; None to ask it now.
 
         Returns:
-            The old link, and whether it is to be closed now: no calls, or no time for them.
+            The old link, and whether it is to be closed now: no calls, or no time for them. If it
+            is `wanted`, the new one is to be asked for a connection in its stead.
         """
         rest_ns = self.rest_ns() if rest_ns is None else rest_ns
         old, now_ns = self.active, self._now_ns()
         self._silent = self._silent_ones()
         self._not_before_ns = NEVER if rest_ns == NEVER else now_ns + rest_ns
+        self._else_ns = now_ns
         self.active = Link(old.number + 1, channel, self._now_ns)
+        self.active.wanted = old.wanted = old.wanted and old.traffic.last_read_ns is None
         old.reason = reason
         if not old.calls or drain_ns <= 0:
             old.ended = True
@@ -188,16 +225,24 @@ class Links(Generic[C]):
     def is_alone(self) -> bool:
         """Whether a call that has just ended is sure to have run on the active link.
 
-        A call on an old link ends there and then asks; within `ASKED_NS`, by a wide margin.
+        A call ends on its link and then asks; within `ASKED_NS`, by a wide margin. So it did not
+        run on an old link if no call runs on one, and for so long none has ended on one, nor before
+        it became one.
         """
-        return not self.draining and self._now_ns() - self._left_ns > ASKED_NS
+        if self.calls != self.active.calls:
+            return False
+        return self._now_ns() - self._else_ns > ASKED_NS
+
+    def opened(self) -> list[Link[C]]:
+        """Those that are not to be closed: the active one, and those that drain."""
+        return [self.active, *self.draining]
 
     def close(self) -> list[Link[C]]:
         """Take no more calls; gives the links that are to be closed now. A second time, none."""
         if self.closed:
             return []
         self.closed = True
-        links, self.draining = [self.active, *self.draining], []
+        links, self.draining = self.opened(), []
         for link in links:
             link.ended = True
         return links

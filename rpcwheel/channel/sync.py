@@ -65,8 +65,8 @@ class ReconnectingChannel(grpc.Channel):
                 the options above. On whichever thread replaces.
             backoff: Between replacements of connections that never answered at all: seconds, or a
                 tenacity wait object. That of one that had worked is immediate.
-            timer: What ends calls that take too long to drain; None for `shared_timer()`, when it
-                is first needed.
+            timer: What ends calls that take too long to drain; None for `shared_timer()`, which
+                also stands in for one that was stopped or is full.
 
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
@@ -139,7 +139,8 @@ class ReconnectingChannel(grpc.Channel):
         """Call `callback(state)` now and at each change, across replacements.
 
         On a worker, one callback of a channel at a time. One that raises is told as
-        `ListenerFailed` and goes on being called.
+        `ListenerFailed` and goes on being called. Nobody is called any more once the interpreter
+        exits (`atexit`).
 
         Args:
             callback: Told the state of the active connection, never of an old one.
@@ -158,6 +159,13 @@ class ReconnectingChannel(grpc.Channel):
         for itself.
         """
         self._switch.close()
+
+    def __repr__(self) -> str:
+        state = self.get_state()
+        return (
+            f"<ReconnectingChannel to {self.target!r}, connection {self.number}, "
+            f"{'UNKNOWN' if state is None else state.name}, calls in flight: {self.calls}>"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -199,7 +207,8 @@ class ReconnectingChannel(grpc.Channel):
         """The state of the active connection; SHUTDOWN once closed.
 
         Args:
-            try_to_connect: Whether to begin to connect if it is idle.
+            try_to_connect: Whether to begin to connect if it is idle; if it is replaced before it
+                is ready, so is the next.
 
         Returns:
             None if it can't be known, as `connect` made a channel that hides it.
@@ -238,7 +247,10 @@ class ReconnectingChannel(grpc.Channel):
 
     @property
     def traffic(self) -> Traffic:
-        """When something was last read, written and used on the active connection."""
+        """When something was read, written and used on the active connection; for heartbeats.
+
+        In nanoseconds on the timer's clock.
+        """
         return self._switch.links.active.traffic
 
     def heartbeat_call(self, method: str) -> Ping:

@@ -13,6 +13,7 @@ import pytest
 from fixtures.aio_doors import until
 from rpcwheel._grpc.aio_calls import ended, ended_by
 from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel._grpc.aio_relay import Signal, cancels_of_task
 from rpcwheel.call import Kind
 from rpcwheel.observe import HookFailed
 
@@ -331,3 +332,35 @@ async def test_canary_a_bare_call_cancelled_before_it_is_on_its_way_hangs_who_wr
         assert not writing.done()
         writing.cancel()
         await asyncio.wait([writing])
+
+
+# Signals, and who cancels
+
+
+async def test_a_signal_that_is_given_before_anybody_waits_is_not_missed():
+    signal = Signal()
+    first, second = signal.waiter(), signal.waiter()
+    signal.forget(second)
+    signal.give()
+    signal.give()
+    signal.forget(first)
+    await first
+    assert not second.done()
+
+
+async def test_a_task_that_goes_on_after_it_was_cancelled_has_been_so_once():
+    counts = [cancels_of_task()]
+
+    async def clean_up():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            counts.append(cancels_of_task())
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    asyncio.get_running_loop().call_soon(lambda: counts.append(cancels_of_task()))  # no task
+    await asyncio.sleep(0)
+    assert counts == [0, 1, 0]

@@ -8,7 +8,14 @@ import pytest
 
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.timers import PATIENCE, eventually
-from rpcwheel._grpc.connectivity import core_below, end_calls, is_cut_off, is_polled, state_below
+from rpcwheel._grpc.connectivity import (
+    core_below,
+    end_calls,
+    is_cut_off,
+    is_polled,
+    state_below,
+    wait_unpolled,
+)
 
 
 class Look(
@@ -163,6 +170,26 @@ def test_a_channel_is_polled_while_somebody_subscribes_and_a_little_longer(shop_
     assert eventually(lambda: not is_polled(channel))
 
 
+def test_who_waits_until_no_channel_is_polled_waits_for_all(shop_channel):
+    told = []
+    with grpc.insecure_channel("127.0.0.1:1") as other:
+        for channel in (shop_channel, other):
+            channel.subscribe(told.append)
+            channel.unsubscribe(told.append)
+        wait_unpolled(shop_channel, object(), intercepted(other))
+        assert (is_polled(shop_channel), is_polled(other)) == (False, False)
+    wait_unpolled()
+
+
+def test_who_waits_for_a_channel_that_stays_polled_gives_up(shop_channel):
+    told = []
+    shop_channel.subscribe(told.append)
+    wait_unpolled(shop_channel)
+    assert is_polled(shop_channel)
+    shop_channel.unsubscribe(told.append)
+    wait_unpolled(shop_channel)
+
+
 @pytest.mark.parametrize("wrap", [lambda channel: channel, intercepted])
 def test_all_calls_of_a_channel_end_with_the_words_they_are_given(shop, wrap):
     hang, silent = Hang(), Silent(after=1)
@@ -183,3 +210,13 @@ def test_all_calls_of_a_channel_end_with_the_words_they_are_given(shop, wrap):
         assert error.details() in {"no more", "Stream removed (no more)"}  # as grpc's core likes it
     with pytest.raises(ValueError, match="closed channel"):
         channel.unary_unary(UNARY_UNARY).with_call(b"x")[0]
+
+
+def test_details_that_are_no_text_end_the_calls_too(shop):
+    hang = Hang()
+    channel = grpc.insecure_channel(shop.target)
+    shop.then(hang)
+    future = channel.unary_unary(UNARY_UNARY).future(b"x")
+    assert hang.begun.wait(PATIENCE)
+    end_calls(channel, "no \udc80 more")
+    assert future.exception().details() == "no \\udc80 more"

@@ -1,4 +1,4 @@
-"""A channel of grpc.aio whose connection is replaced: what becomes of it, its state and its end."""
+"""A channel of grpc.aio whose connection is replaced: what becomes of it, and its end."""
 
 import asyncio
 import gc
@@ -7,27 +7,18 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import KINDS, Stub
+from fixtures.aio_channels import KINDS, Stub, hanging
 from fixtures.aio_doors import refused, until
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.small_servers import METHOD, aio_serving
+from rpcwheel.channel import _drain
 from rpcwheel.channel.aio import DEFAULT_BACKOFF, ReconnectingChannel
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe import ConnectionReplaced, ListenerFailed
 from rpcwheel.timer import ManualTimer
 
-READY = grpc.ChannelConnectivity.READY
-IDLE = grpc.ChannelConnectivity.IDLE
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
-
-
-async def hanging(shop, channel, kind="unary_unary"):
-    """A call that the server has begun and does not answer."""
-    shop.then(hang := Hang())
-    call = getattr(Stub(channel), kind)(b"" if kind.startswith("unary") else None)
-    await until(hang.begun.is_set)
-    return call
 
 
 def awaited(call, kind="unary_unary"):
@@ -123,12 +114,17 @@ async def test_a_time_to_drain_that_is_not_needed_is_forgotten(shop, channel, ti
     await until(lambda: timer.pending == 0)
 
 
-async def test_a_timer_that_was_stopped_leaves_it_to_the_loop(shop, make):
+@pytest.mark.parametrize("shared", [True, False])
+async def test_what_a_timer_can_not_end_another_does(shop, make, events, monkeypatch, shared):
     timer = ManualTimer()
+    if not shared:
+        monkeypatch.setattr(_drain, "shared_timer", lambda: timer)  # then the loop does
     channel = make(timer=timer)
     timer.stop()
     call = await hanging(shop, channel)
-    channel.replace(drain=0.05)
+    assert channel.replace(drain=0.05)
+    assert not call.done()
+    assert events == [ConnectionReplaced(shop.target, 2, "asked for", 1)]
     assert (await refused(call)).details() == "connection replaced: asked for"
 
 
@@ -173,6 +169,19 @@ async def test_connect_must_not_give_the_same_channel_twice(make, shop):
     channel = make(connect=lambda _: bare)
     with pytest.raises(ConfigurationError, match="a new channel each time"):
         channel.replace()
+    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
+async def test_connect_must_not_give_a_channel_that_drains(make, shop):
+    bare = [grpc.aio.insecure_channel(shop.target) for _ in range(2)]
+    turns = [*bare, bare[0]]
+    channel = make(connect=lambda _: turns.pop(0))
+    call = await hanging(shop, channel)
+    channel.replace()
+    with pytest.raises(ConfigurationError, match="a new channel each time"):
+        channel.replace(force=True)
+    call.cancel()
+    await until(lambda: channel.calls == 0)
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
@@ -264,6 +273,45 @@ async def test_the_grace_of_close_is_for_all_connections(shop, channel):
     assert [call.done() and not call.cancelled() for call in calls] == [True, True]
 
 
+async def test_a_close_that_is_cancelled_ends_all_at_once(shop, channel):
+    calls = [await hanging(shop, channel)]
+    channel.replace()
+    calls.append(await hanging(shop, channel))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(channel.close(60), 0.05)
+    await until(lambda: all(call.cancelled() for call in calls))
+    await until(lambda: (channel.calls, channel.get_state()) == (0, SHUTDOWN))
+
+
+async def test_a_second_close_has_the_last_word_on_the_grace(shop, channel):
+    call = await hanging(shop, channel)
+    first = asyncio.create_task(channel.close(60))
+    await asyncio.sleep(0)
+    await channel.close()
+    await asyncio.wait_for(first, 20)
+    assert call.cancelled()
+
+
+async def test_a_grace_that_makes_no_sense_changes_nothing(shop, channel):
+    call = await hanging(shop, channel)
+    with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
+        await channel.close(-1)
+    assert not channel.closed
+    call.cancel()
+
+
+async def test_whatever_a_callback_raises_the_channel_is_closed(shop, channel):
+    call = await hanging(shop, channel)
+
+    def callback():
+        raise GeneratorExit
+
+    channel.on_close(callback)
+    with pytest.raises(GeneratorExit):
+        await channel.close()
+    assert call.cancelled()
+
+
 async def test_who_asked_is_told_of_the_close_once(channel, events):
     told = []
     channel.on_close(lambda: 1 / 0)
@@ -280,6 +328,14 @@ async def test_who_asked_is_told_of_the_close_once(channel, events):
     assert isinstance(event, ListenerFailed)
 
 
+async def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
+    channel = ReconnectingChannel(shop.target)
+    forget, gone = channel.on_close(print), weakref.ref(channel)
+    del channel
+    await until(lambda: (gc.collect(), gone())[1] is None)
+    forget()
+
+
 async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, timer):
     channel = ReconnectingChannel(shop.target, timer=timer)
     call = await hanging(shop, channel)
@@ -290,71 +346,3 @@ async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, 
     gone = weakref.ref(channel)
     del channel, call
     await until(lambda: (gc.collect(), gone())[1] is None)
-
-
-# State
-
-
-async def test_its_state_is_that_of_the_active_connection(channel):
-    assert channel.get_state() is IDLE
-    assert channel.is_idle()
-    await asyncio.wait_for(channel.channel_ready(), 20)
-    assert channel.get_state() is READY
-    assert not channel.is_idle()
-    channel.replace()
-    assert channel.is_idle()
-    await channel.close()
-    assert not channel.is_idle()
-
-
-async def test_a_replacement_is_a_change_of_state(shop, channel):
-    call = await hanging(shop, channel)  # so that the old connection stays as it is
-    waiting = [asyncio.create_task(channel.wait_for_state_change(READY)) for _ in range(3)]
-    await asyncio.sleep(0.01)
-    assert not any(task.done() for task in waiting)
-    channel.replace()
-    await asyncio.wait_for(asyncio.gather(*waiting), 20)
-    await channel.wait_for_state_change(READY)  # at once: it is idle
-    call.cancel()
-
-
-async def test_who_waits_for_another_state_is_woken_by_no_old_connection(shop, channel):
-    waiting = asyncio.create_task(channel.wait_for_state_change(IDLE))
-    await asyncio.sleep(0.01)
-    channel.replace(force=True)  # idle again
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    channel.get_state(try_to_connect=True)
-    await asyncio.wait_for(waiting, 20)
-
-
-async def test_ready_is_waited_for_across_replacements(make, shop):
-    targets = ["127.0.0.1:1", shop.target]
-    channel = make(connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), options))
-    waiting = asyncio.create_task(channel.channel_ready())
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    channel.replace()
-    await asyncio.wait_for(waiting, 20)
-    assert channel.get_state() is READY
-
-
-async def test_close_wakes_who_waits_as_grpc_does(shop, channel):
-    bare = grpc.aio.insecure_channel(shop.target)
-    told = []
-    for one in (bare, channel):
-        await one.channel_ready()
-        change = asyncio.create_task(one.wait_for_state_change(READY))
-        await asyncio.sleep(0.01)
-        await one.close()
-        told.append(await asyncio.wait_for(asyncio.gather(change, return_exceptions=True), 20))
-        after = one.wait_for_state_change(SHUTDOWN)
-        told[-1] += await asyncio.gather(after, one.channel_ready(), return_exceptions=True)
-    assert [repr(end) for end in told[1]] == [repr(end) for end in told[0]]
-
-
-async def test_to_stop_waiting_leaves_nothing(channel):
-    before = asyncio.all_tasks()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(channel.wait_for_state_change(IDLE), 0.01)
-    assert asyncio.all_tasks() == before

@@ -157,6 +157,67 @@ async def test_a_caller_that_is_cancelled_stays_cancelled(shop, way, wait, when)
     await until(lambda: channel.calls == 0)
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(
+    shop, way, wait, again
+):
+    """Such a task says for good that it was cancelled. It may be so a second time."""
+    (outer, channel), (kind, answer) = way, wait
+    cleans, ends = asyncio.Event(), []
+
+    async def clean_up():
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            call = await begin(shop, outer, kind)
+            cleans.set()
+            try:
+                await answer(call)
+            except BaseException as error:  # noqa: BLE001 - whatever it is
+                ends.append(error)
+            raise
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait_for(cleans.wait(), 20)
+    await asyncio.sleep(0.01)
+    if again:
+        task.cancel()
+    channel.replace("it is dead", drain=0, force=True)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 20)
+    (end,) = ends
+    assert isinstance(end, asyncio.CancelledError) if again else end.details() == REASON
+
+
+async def test_who_writes_while_a_cancelled_task_cleans_up_is_told(shop, channel):
+    ends = []
+
+    async def clean_up():
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            call = await begin(shop, channel, "stream_unary")
+            asyncio.get_running_loop().call_later(
+                0.05, lambda: channel.replace("it is dead", drain=0)
+            )
+            try:
+                while True:
+                    await call.write(bytes(10**6))  # more than fits into any window
+            except BaseException as error:  # noqa: BLE001 - whatever it is
+                ends.append(error)
+            raise
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=20)
+    (end,) = ends
+    assert isinstance(end, (grpc.aio.AioRpcError, asyncio.InvalidStateError))
+
+
 @pytest.mark.parametrize("scope", ["wait_for", "timeout"])
 async def test_a_time_limit_stays_a_time_limit(shop, channel, scope):
     call = await begin(shop, channel, "unary_unary")

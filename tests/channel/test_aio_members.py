@@ -11,6 +11,7 @@ from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.aio_doors import others, refused, until
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from rpcwheel import RetryPolicy, aio
+from rpcwheel.channel import core
 
 
 class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
@@ -178,21 +179,27 @@ async def test_the_begin_of_a_request_stream_is_use_before_there_is_a_request(sh
     call.cancel()
 
 
-@pytest.mark.parametrize(("code", "answered"), [("NOT_FOUND", True), ("UNAVAILABLE", False)])
+@pytest.mark.parametrize("code", [code.name for code in grpc.StatusCode if code.name != "OK"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_status_that_only_a_server_gives_is_a_sign_of_life(
     shop,
     channel,
     kind,
     code,
-    answered,
 ):
     shop.then(Fail(code, read=True))
     for style in STYLES.values():
         with pytest.raises(grpc.aio.AioRpcError):
             await style(Stub(channel), kind)
         break
-    assert (channel.traffic.last_read_ns is not None) is answered
+    assert (channel.traffic.last_read_ns is not None) is (code in core.ANSWERS)
+
+
+async def test_a_failure_on_this_side_is_no_sign_of_life(make):
+    channel = make(options=[("grpc.max_send_message_length", 10)])
+    error = await refused(channel.unary_unary(UNARY_UNARY)(b"x" * 100))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert channel.traffic.last_read_ns is None
 
 
 async def test_serializers_are_kept_and_a_call_without_them_is_of_bytes(channel):

@@ -1,12 +1,13 @@
 """Which connection serves what: each rule by itself, then at random beside a naive model."""
 
+import grpc
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tenacity import stop_after_attempt, wait_exponential
 
 from rpcwheel.backoff import Backoff
-from rpcwheel.channel.core import ASKED_NS, Links
+from rpcwheel.channel.core import ANSWERS, ASKED_NS, Links
 from rpcwheel.durations import NEVER
 
 SECOND = 1_000_000_000
@@ -58,6 +59,17 @@ def test_what_comes_in_on_an_old_connection_says_nothing_of_the_new_one(links):
     links.replace("second", NEVER)
     old.traffic.saw_read()
     assert links.active.traffic.last_read_ns is None
+
+
+def test_only_what_no_client_makes_up_is_an_answer(links, clock):
+    made_here = {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED"}
+    made_here |= {"UNAUTHENTICATED", "UNAVAILABLE", "UNKNOWN"}
+    assert {code.name for code in grpc.StatusCode} - ANSWERS == {"OK", *made_here}
+    for code in (None, 5, "NOT_FOUND", *(grpc.StatusCode[name] for name in made_here)):
+        links.active.traffic.saw_status(code)
+    assert links.active.traffic.last_read_ns is None
+    links.active.traffic.saw_status(grpc.StatusCode.NOT_FOUND)
+    assert links.active.traffic.last_read_ns == clock.now_ns
 
 
 # Calls
@@ -221,6 +233,40 @@ def test_a_call_that_ended_is_sure_to_be_the_active_ones_only_while_no_other_has
     assert links.is_alone()
 
 
+@pytest.mark.parametrize("drain", [0, 1, NEVER])
+def test_a_call_on_a_connection_that_is_to_be_closed_counts_as_any(links, clock, drain):
+    call = links.enter()
+    links.replace("second", drain)
+    clock.pass_(100)
+    links.overdue()
+    assert not links.is_alone()
+    links.leave(call)
+    clock.now_ns += ASKED_NS
+    assert not links.is_alone()
+    clock.now_ns += 1
+    assert links.is_alone()
+
+
+def test_a_call_may_have_ended_just_before_its_connection_was_replaced(links, clock):
+    links.leave(links.enter())
+    links.replace("second", NEVER)
+    clock.now_ns += ASKED_NS
+    assert not links.is_alone()
+    clock.now_ns += 1
+    assert links.is_alone()
+
+
+def test_a_connection_that_is_wanted_is_wanted_of_the_next_until_there_was_one(links):
+    old = links.active
+    old.wanted = True
+    links.replace("second", NEVER)
+    assert (old.wanted, links.active.wanted) == (True, True)
+    old = links.active
+    old.traffic.saw_read()
+    links.replace("third", NEVER)
+    assert (old.wanted, links.active.wanted) == (False, False)
+
+
 class Model(RuleBasedStateMachine):
     """Beside it: what each call is on, and for each connection what must have become of it."""
 
@@ -234,6 +280,7 @@ class Model(RuleBasedStateMachine):
         self.ended: list[int] = []
         self.active = 1
         self.shut = False
+        self.else_ns = -NEVER  # when a call may last have ended on another than the active
 
     def end(self, link) -> None:
         self.ended.append(link.channel)
@@ -256,6 +303,8 @@ class Model(RuleBasedStateMachine):
             link = self.calls.pop(which % len(self.calls))
             last = link.channel in self.until and not self.on(link.channel)
             assert self.links.leave(link) == last
+            if link.channel != self.active:
+                self.else_ns = self.clock.now_ns
             if last:
                 self.end(link)
 
@@ -271,9 +320,10 @@ class Model(RuleBasedStateMachine):
         else:
             self.until[self.active] = NEVER if drain == NEVER else self.clock.now_ns + drain
         self.active += 1
+        self.else_ns = self.clock.now_ns
         self.open[self.active] = self.links.active
 
-    @rule(step=st.integers(0, 3))
+    @rule(step=st.integers(0, 3) | st.just(ASKED_NS))
     def wait(self, step: int) -> None:
         self.clock.now_ns += step
         over = self.links.overdue()
@@ -306,6 +356,12 @@ class Model(RuleBasedStateMachine):
         links = {id(link): link for link in self.calls}.values()
         assert all(link.calls == self.on(link.channel) for link in links)
         assert self.links.calls == len(self.calls)
+
+    @invariant()
+    def alone_is_the_active_one_only_if_nobody_of_another_may_ask(self) -> None:
+        others = any(link.channel != self.active for link in self.calls)
+        recent = self.clock.now_ns - self.else_ns <= ASKED_NS
+        assert self.links.is_alone() == (not others and not recent)
 
     @invariant()
     def each_connection_ends_once_and_only_then_takes_nothing(self) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import inspect
+import threading
 import weakref
 
 import grpc
@@ -223,6 +224,28 @@ def test_connect_has_to_make_a_new_channel_of_grpc(shop):
             ReconnectingChannel("shop", connect=lambda _: None)
 
 
+def test_connect_has_to_make_no_channel_that_still_drains(shop):
+    goes_on, made = threading.Event(), []
+
+    def connect(options):
+        made.append(made[0] if len(made) == 2 else grpc.insecure_channel(shop.target, options))
+        return made[-1]
+
+    def requests():
+        yield b"x"
+        assert goes_on.wait(20)
+
+    with ReconnectingChannel("shop", connect=connect) as channel:
+        call = channel.stream_unary(STREAM_UNARY).future(requests())
+        channel.replace()
+        with pytest.raises(ConfigurationError, match="new channel each time"):
+            channel.replace(force=True)
+        goes_on.set()
+        assert call.result(20) == b"x"
+        assert eventually(lambda: channel.calls == 0)
+        assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
@@ -314,28 +337,14 @@ def test_a_channel_can_be_used_for_one_call_each(channel):
     assert len(channel._switch.links.active.members) <= 512
 
 
-def test_who_wants_to_know_is_told_of_the_end_once(channel):
-    told = []
-    channel.on_close(lambda: told.append(1))
-    forget = channel.on_close(lambda: told.append(2))
-    channel.on_close(lambda: told.append(channel.closed))
-    forget()
-    forget()
+def test_it_says_what_it_is(shop, channel):
+    name = f"<ReconnectingChannel to {shop.target!r}"
+    assert repr(channel) == f"{name}, connection 1, IDLE, calls in flight: 0>"
+    channel.replace()
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    assert repr(channel) == f"{name}, connection 2, READY, calls in flight: 0>"
     channel.close()
-    channel.close()
-    assert told == [1, True]
-    channel.on_close(lambda: told.append(3))
-    assert told == [1, True, 3]
-
-
-def test_a_listener_that_raises_does_not_keep_the_channel_open(channel, events):
-    told = []
-    channel.on_close(lambda: 1 / 0)
-    channel.on_close(lambda: told.append(1))
-    channel.close()
-    assert told == [1]
-    (event,) = events
-    assert (type(event).__name__, type(event.error)) == ("ListenerFailed", ZeroDivisionError)
+    assert "SHUTDOWN" in repr(channel)
 
 
 def test_a_call_is_never_made_with_what_was_made_of_a_closed_channel(channel):

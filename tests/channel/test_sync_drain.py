@@ -19,8 +19,9 @@ from fixtures.shop import (
     Silent,
 )
 from fixtures.timers import PATIENCE, eventually
-from rpcwheel.channel import ReconnectingChannel
-from rpcwheel.errors import TimerStopped
+from rpcwheel.channel import ReconnectingChannel, _drain
+from rpcwheel.channel.core import ANSWERS
+from rpcwheel.errors import TimerStopped, TooManyTimeouts
 from rpcwheel.observe import ConnectionReplaced
 from rpcwheel.timer import ManualTimer
 
@@ -188,15 +189,46 @@ def test_a_done_callback_may_replace_the_connection_it_was_on(shop, channel):
     assert ran_on != [threading.current_thread()]
 
 
-def test_a_timer_that_was_stopped_ends_calls_now_and_says_so(shop, threads):
-    timer = ManualTimer()
+@pytest.mark.parametrize("drain", [0.05, 60])
+@pytest.mark.parametrize("broken", ["stopped", "full", "has no thread"])
+def test_what_a_timer_can_not_end_the_shared_one_does(shop, threads, events, broken, drain):
+    timer = Broken(broken)
     with ReconnectingChannel(shop.target, timer=timer) as channel:
         ends = begin(shop, channel, threads, "unary")
-        timer.stop()
-        with pytest.raises(TimerStopped):
-            channel.replace("why", drain=5)
-        assert ends() == ("UNAVAILABLE", "connection replaced: why")
+        assert channel.replace("why", drain=drain)
+        assert events == [ConnectionReplaced(channel.target, 2, "why", 1)]
+        if drain < 1:
+            assert ends() == ("UNAVAILABLE", "connection replaced: why")
+        else:
+            assert (channel.calls, len(channel._switch._drains)) == (1, 1)
         assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
+class Broken(ManualTimer):
+    """A timer that takes nothing."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        errors = {"full": TooManyTimeouts("full"), "has no thread": RuntimeError("can't start")}
+        self._error = errors.get(how, TimerStopped("stopped"))
+
+    def new_timeout(self, *_):
+        raise self._error
+
+
+def test_without_any_timer_calls_end_now(shop, threads, events, monkeypatch):
+    monkeypatch.setattr(_drain, "shared_timer", lambda: Broken("full"))
+    with ReconnectingChannel(shop.target) as channel:
+        ends = begin(shop, channel, threads, "unary")
+        assert channel.replace("why", drain=60)
+        assert ends() == ("UNAVAILABLE", "connection replaced: why")
+        assert len(events) == 1
+
+
+def test_a_reason_that_is_no_text_ends_calls_too(shop, channel, threads):
+    ends = begin(shop, channel, threads, "unary")
+    channel.replace("\udc80", drain=0)
+    assert ends() == ("UNAVAILABLE", "connection replaced: \\udc80")
 
 
 def test_calls_on_a_channel_that_hides_its_core_are_cancelled(shop, threads):
@@ -254,13 +286,22 @@ def test_each_message_is_seen_as_traffic_of_its_connection(shop, channel, timer)
 
 @pytest.mark.parametrize(
     ("code", "read"),
-    [("NOT_FOUND", True), ("UNIMPLEMENTED", True), ("UNAVAILABLE", False), ("CANCELLED", False)],
+    [(code.name, code.name in ANSWERS) for code in grpc.StatusCode if code.name != "OK"],
 )
 def test_a_status_that_only_a_server_gives_is_seen_as_read(shop, channel, code, read):
     shop.then(Fail(code))
     assert failure(lambda: channel.unary_unary(UNARY_UNARY)(b"x"))[0] == code
     assert (channel.traffic.last_read_ns is not None) == read
     assert channel.traffic.last_write_ns is not None
+
+
+def test_a_failure_on_this_side_is_not_seen_as_read(shop, channel):
+    def requests():
+        yield b"x"
+        raise KeyError("the user's")
+
+    assert failure(lambda: channel.stream_unary(STREAM_UNARY)(requests()))[0] == "UNKNOWN"
+    assert channel.traffic.last_read_ns is None
 
 
 def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(shop, channel):

@@ -1,10 +1,12 @@
 """The state of a channel whose connection is replaced, for all who ask or subscribe."""
 
+import asyncio
 import contextlib
 import gc
 import itertools
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -21,6 +23,10 @@ IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name]
     for name in ("IDLE", "CONNECTING", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
 )
+
+
+LONG = ASKED_NS / 1e9 + 0.001
+"""Seconds after which no call asks any more whether it was sent."""
 
 
 @pytest.fixture
@@ -160,6 +166,21 @@ def test_a_subscriber_that_raises_is_told_of_and_goes_on_being_called(channel, e
     assert {type(event) for event in events} == {ListenerFailed}
 
 
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+def test_whatever_a_subscriber_raises_the_others_are_told(channel, events, error):
+    told = []
+
+    def callback(_):
+        raise error
+
+    channel.subscribe(callback)
+    assert eventually(lambda: events)
+    channel.subscribe(told.append, try_to_connect=True)
+    assert eventually(lambda: told[-1:] == [READY])
+    assert {type(event) for event in events} == {ListenerFailed}
+    assert type(events[0].error) is error
+
+
 def test_a_subscriber_may_unsubscribe_and_close_within_its_call(channel):
     told = []
 
@@ -202,7 +223,34 @@ def test_a_channel_of_somebodys_that_can_not_be_subscribed_to_says_so_itself():
         assert channel.replace()
 
 
+def test_a_connection_that_can_not_be_watched_is_told_of_and_used(shop, events):
+    class Deaf(type(grpc.insecure_channel("127.0.0.1:1"))):
+        def subscribe(self, callback, try_to_connect=None):
+            raise NotImplementedError
+
+    kinds = [grpc.insecure_channel, lambda *given: Deaf(*given, None, None), grpc.insecure_channel]
+    with ReconnectingChannel("x", connect=lambda o: kinds.pop(0)(shop.target, o)) as channel:
+        told, call = [], channel.unary_unary(UNARY_UNARY)
+        channel.subscribe(told.append, try_to_connect=True)
+        assert eventually(lambda: told[-1:] == [READY])
+        assert channel.replace()
+        assert call(b"x") == b"x"
+        assert channel.replace()
+        assert eventually(lambda: told.count(READY) == 2)
+    failed = [event.error for event in events if isinstance(event, ListenerFailed)]
+    assert {type(error) for error in failed} == {NotImplementedError}
+
+
 # Ready
+
+
+def test_a_connection_that_was_asked_for_is_asked_of_the_next_too(channel):
+    assert channel.get_state(try_to_connect=True) is IDLE
+    channel.replace()
+    channel.replace(force=True)
+    assert eventually(lambda: channel.get_state() is READY)
+    channel.replace(force=True)
+    assert not channel._switch.links.active.wanted  # it had one
 
 
 def test_waiting_for_a_connection_goes_on_across_replacements(shop):
@@ -237,15 +285,51 @@ class Look(grpc.UnaryUnaryClientInterceptor):
         return call
 
 
-def test_a_call_that_found_no_connection_is_cut_off(shop):
+def test_a_call_that_found_no_connection_is_cut_off(shop, timer):
     at, look = Switched(shop), Look()
-    with ReconnectingChannel("shop", connect=at.connect, backoff=0) as channel:
+    with ReconnectingChannel("shop", connect=at.connect, backoff=0, timer=timer) as channel:
         call = grpc.intercept_channel(channel, Look(), look).unary_unary(UNARY_UNARY)
         for at.up in (False, True, True):  # the next connection
             with contextlib.suppress(grpc.RpcError):
                 call(b"x", timeout=10)
             channel.replace()
+            timer.advance(LONG)
     assert look.saw == [False, True, False]
+
+
+@pytest.mark.parametrize("subscribed", [False, True])
+def test_a_call_that_runs_on_a_connection_to_be_closed_is_not_cut_off(shop, timer, subscribed):
+    """It may end in the words of a server, while nobody can connect any more."""
+    at, look = Switched(shop), Look()
+    with ReconnectingChannel("shop", connect=at.connect, timer=timer) as channel:
+        if subscribed:
+            channel.subscribe(lambda _: None)  # the connection is closed 0.2 s later
+        call = grpc.intercept_channel(channel, look).unary_unary(UNARY_UNARY)
+        hang = Hang()
+        shop.then(hang)
+        with ThreadPoolExecutor(1) as threads:
+            ended = threads.submit(call, b"x")
+            assert hang.begun.wait(PATIENCE)
+            at.up = False
+            channel.replace(drain=0)
+            channel.get_state(try_to_connect=True)
+            assert eventually(lambda: channel.get_state() is FAILING)
+            assert not channel.is_cut_off()
+            assert isinstance(ended.exception(PATIENCE), grpc.RpcError)
+    assert look.saw == [False]
+
+
+def test_a_call_that_ended_just_before_a_replacement_is_not_cut_off(shop, timer):
+    at = Switched(shop)
+    with ReconnectingChannel("shop", connect=at.connect, timer=timer) as channel:
+        channel.unary_unary(UNARY_UNARY)(b"x")
+        at.up = False
+        channel.replace()
+        channel.get_state(try_to_connect=True)
+        assert eventually(lambda: channel.get_state() is FAILING)
+        assert not channel.is_cut_off()
+        timer.advance(LONG)
+        assert channel.is_cut_off()
 
 
 def test_while_a_call_may_have_run_on_an_old_connection_nothing_is_proved(shop, timer):
@@ -262,7 +346,7 @@ def test_while_a_call_may_have_run_on_an_old_connection_nothing_is_proved(shop, 
                 call(b"x", timeout=10)
             running.cancel()
             assert eventually(lambda: channel.calls == 0)
-        timer.advance(ASKED_NS / 1e9 + 0.001)
+        timer.advance(LONG)
         with contextlib.suppress(grpc.RpcError):
             call(b"x", timeout=10)
     assert look.saw == [False, False, False, True]
