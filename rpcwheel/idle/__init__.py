@@ -18,7 +18,10 @@ not read, not written, too old.
 
 What a connection is, grpc does not say; the process sees it itself, on Linux, for TCP. A connection
 is shut after its streams were ended with UNAVAILABLE and the reason; its client connects again when
-it next wants something. Only sockets on the server's own ports are touched.
+it next wants something. Only sockets on the server's own ports are touched. Two servers that share
+address and port in one process (`SO_REUSEPORT`) can't be told apart.
+
+Give `ConnectionTable` first: what other interceptors do with a call is then seen as part of it.
 """
 
 from .entry import Connection

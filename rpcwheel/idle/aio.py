@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 import weakref
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -25,10 +26,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from rpcwheel._grpc.aio_serving import is_running
-from rpcwheel._grpc.handlers import behavior_of, kind_of
+from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 from rpcwheel.workers import POOL
 
 from .aio_calls import Answers, Context, Served, seen
+from .closing import Doubt
+from .core import NOTHING
 from .detector import Detector
 from .policy import IDLE_TIMEOUT_S
 from .table import HEARTBEAT_KEY, Connections
@@ -72,6 +75,9 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of `Connections`
         super().__init__(**options)
         self._arriving: dict[Task, int] = {}
+        """Calls whose handler has not begun; since when."""
+        self._waiting: set[Task] = set()
+        """Those of them whose request is there, and which wait for a thread of a pool."""
 
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -98,19 +104,54 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         made = self.around(handler, details.method, self._wrapped)
         task = asyncio.current_task()
         if task is not None:
-            TASK.set(weakref.ref(task))  # a task that its own context held would be a cycle
-            if _tells_its_begin(made):
-                self._arriving[task] = self.now_ns()
-                task.add_done_callback(self._arrived)
+            itself = weakref.ref(task)
+            TASK.set(itself)  # a task that its own context held would be a cycle
+            self._arriving[task] = time.monotonic_ns()
+            task.add_done_callback(self._arrived)
+            if not _begins_on_the_loop(made):
+                return self._followed(made, itself)
         return made
+
+    def _followed(
+        self,
+        handler: Any,  # noqa: ANN401 - grpc's shows nothing
+        task: Callable[[], Task | None],
+    ) -> grpc.RpcMethodHandler:
+        """The handler for this one call, which tells when its request is there, and its begin."""
+        behavior: Any = behavior_of(handler)
+        deserialize = handler.request_deserializer
+
+        def begun(request: object, context: object) -> object:
+            if (of := task()) is not None:
+                self._arrived(of)
+            return behavior(request, context)
+
+        def there() -> None:
+            if (of := task()) is not None and of in self._arriving:
+                self._waiting.add(of)
+
+        def deserialized(request: bytes) -> object:
+            there()
+            return request if deserialize is None else deserialize(request)
+
+        made: Any = with_behavior(handler, begun)
+        if kind_of(handler).streams_requests:  # nothing is waited for but the thread
+            there()
+            return made  # type: ignore[no-any-return]
+        return made._replace(request_deserializer=deserialized)  # type: ignore[no-any-return]
 
     def _arrived(self, task: Task) -> None:
         self._arriving.pop(task, None)
+        self._waiting.discard(task)
 
-    def is_slow(self) -> bool:
-        """Whether a call has come in that takes its time to reach its handler. Any thread."""
-        now_ns = self.now_ns()
-        return any(now_ns - since_ns > SLOW_NS for since_ns in list(self._arriving.values()))
+    def doubt(self) -> Doubt:
+        """What calls have come in whose handler has not begun. Any thread."""
+        now_ns = time.monotonic_ns()
+        since_ns = min(list(self._arriving.values()), default=now_ns)
+        return Doubt(
+            unplaced=bool(self._waiting),
+            coming_ago_ns=NOTHING if now_ns - since_ns < SLOW_NS else now_ns - since_ns,
+        )
 
     def _wrapped(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
         """The behavior in one of the same nature; asked in the same order as grpc.aio asks."""
@@ -182,25 +223,27 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
     def _begin(self, context: Any, method: Method, *, streams: bool) -> Served | None:  # noqa: ANN401
         """Note that a call begins; None if it can't be told where it comes from."""
         task = TASK.get()()
-        if task is not None:
-            self._arriving.pop(task, None)
         call = None
         try:
             beats = method.heartbeat or any(
                 key == HEARTBEAT_KEY for key, _ in context.invocation_metadata()
             )
-            call = Served(self, context.peer(), streams=streams, heartbeat=beats)
-            call.served_by(task, context)
+            peer = context.peer()
+            if peer:  # else its client has gone
+                call = Served(self, peer, streams=streams, heartbeat=beats)
+                call.served_by(task, context)
+            if task is not None:
+                self._arrived(task)
         except Exception:  # noqa: BLE001 - another's context; the detector tells it, and is careful
-            self.uncounted += 1
+            self.has_hidden()
             if call is not None:
                 call.ended()
             return None
         return call
 
 
-def _tells_its_begin(handler: grpc.RpcMethodHandler) -> bool:
-    """Whether the begin of its calls is seen on the loop: all but plain functions in a pool."""
+def _begins_on_the_loop(handler: grpc.RpcMethodHandler) -> bool:
+    """Whether the handler is called there: all but plain functions, which wait for a pool."""
     if kind_of(handler).streams_responses:
         return True
     return inspect.iscoroutinefunction(behavior_of(handler))
@@ -225,9 +268,12 @@ class IdleConnectionDetector(Detector):
 
         Raises:
             RuntimeError: No loop is running.
+            TypeError: The server, or the table, is of the other world, or something else.
         """
         self._loop = asyncio.get_running_loop()
         self._ran = False
+        if isinstance(server, grpc.Server) or not hasattr(server, "wait_for_termination"):
+            raise TypeError(f"server must be what grpc.aio.server() gave, not {server!r}")
         if not isinstance(connections, ConnectionTable):
             raise TypeError(
                 "connections must be the ConnectionTable of rpcwheel.idle.aio among the server's "
@@ -241,14 +287,17 @@ class IdleConnectionDetector(Detector):
         self._ran = self._ran or bool(running)
         return super()._is_over() or self._loop.is_closed() or (self._ran and running is False)
 
-    def _calls_wait(self) -> bool:
+    def _settle(self) -> bool:
         """Give the loop a while, in which what has come in before reaches its handler."""
         passed = threading.Event()
         try:
             self._loop.call_soon_threadsafe(self._loop.call_later, PAUSE_S, passed.set)
         except RuntimeError:  # closed: nobody takes calls in
-            return False
-        return not passed.wait(PAUSE_S + LAG_S) or self._table.is_slow()
+            return True
+        return passed.wait(PAUSE_S + LAG_S)
+
+    def _doubt(self) -> Doubt:
+        return self._table.doubt()
 
     async def check(self) -> list[Connection]:
         """Look now, and close what is to be closed.

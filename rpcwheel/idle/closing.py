@@ -3,119 +3,196 @@
 The decision of the round is some milliseconds old by then. So each is looked at again under the
 table's lock, what the kernel says of it too: a call that has begun meanwhile, or bytes that have
 just come and may be one, keep it. The socket is shut under the same lock.
+
+Bytes that gRPC has read may be a call that nobody has told the table of yet. So the server is given
+a moment, again and again while a scan takes long (`Settled`), and bytes that are younger than that
+keep the connection.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rpcwheel.durations import NEVER
 from rpcwheel.observe import ConnectionClosed, ConnectionKept
 
-from .core import TRY_NS, Look, Step, step
+from .core import AGED_NS, NOTHING, STATUS_NS, TRY_NS, Look, Reason, Step, step
 from .peers import open_sockets
 
 if TYPE_CHECKING:
-    from .core import Limits, Mark
+    from collections.abc import Callable
+
+    from .core import Mark
     from .entry import Call, Entry
-    from .peers import OpenSocket
+    from .limits import Limits
+    from .peers import Address, OpenSocket, Slot
     from .table import Connections
 
     Finished = list[tuple[Call, str]]
 
-__all__ = ["close_marked"]
+__all__ = ["Closing", "Doubt", "Settled"]
 
 LEAVING_NS: Final = 1_000_000_000
 """Between two looks whether a client that was asked to leave has gone."""
 
+FRESH_S: Final = 0.025
+"""After so long the server is given another moment."""
 
-def close_marked(
-    connections: Connections, limits: Limits, events: list[object], *, doubtful: bool
-) -> Finished:
-    """Do the next step with each connection whose turn it is.
-
-    Args:
-        connections: The table.
-        limits: What holds now.
-        events: Where to put what has happened.
-        doubtful: Whether there may be calls that the table does not know of.
-
-    Returns:
-        The calls to end, and what to tell their clients: nothing of theirs counts any more.
-
-    Blocks for microseconds per socket of the process; on a worker.
-    """
-    now_ns, marked = connections.now_ns(), {}
-    for entry in connections.entries():
-        if entry.mark is not None and entry.mark.next_ns <= now_ns and entry.address is not None:
-            marked[entry.address] = entry
-    finished: Finished = []
-    if not marked:
-        return finished
-    for socket in open_sockets(lambda peer, _: peer in marked):
-        entry = marked[socket.peer]
-        if entry.inode == socket.inode:
-            del marked[socket.peer]
-            finished += _step(connections, entry, socket, limits, events, doubtful=doubtful)
-    for entry in marked.values():
-        _has_gone(connections, entry, events)
-    return finished
+STALE_S: Final = 0.05
+"""After so long bytes that are a tenth of a second old may have come after the moment."""
 
 
-def _step(
-    connections: Connections,
-    entry: Entry,
-    socket: OpenSocket,
-    limits: Limits,
-    events: list[object],
-    *,
-    doubtful: bool,
-) -> Finished:
-    with connections.lock:
-        mark = entry.mark
-        if mark is None or entry.gone:  # used, closed, or no longer looked after
-            return []
-        now_ns = connections.now_ns()
-        next_step = step(entry.seen, mark, _look(socket, doubtful=doubtful), limits, now_ns)
-        mark.next_ns = now_ns + TRY_NS
-        mark.tries += 1
-        match next_step:
-            case Step.WAIT:
-                pass
-            case Step.WAIT_LONG:
-                mark.tries -= 1
-                mark.next_ns = now_ns + LEAVING_NS
-            case Step.END_CALLS:
-                mark.moves = entry.seen.moves(limits)
-                return _finishing(entry, f"closed by the server: {mark.due.text}")
-            case Step.GOAWAY:
-                if socket.goaway():
-                    mark.left_ns, mark.tries = now_ns, 0
-                    mark.next_ns = now_ns + min(LEAVING_NS, limits.goaway_grace_ns)
-            case Step.SHUTDOWN:
-                socket.shutdown()
-                connections.drop(entry)
-                events.append(_closed(entry, mark, "shutdown"))
-            case Step.KEEP_USED | Step.KEEP_BUSY | Step.KEEP_DOUBTFUL:
-                entry.mark = None
-                events.append(ConnectionKept(entry.peer, next_step.value))
-    return []
+class Doubt(NamedTuple):
+    """What a server knows of calls that the table does not; see `Look`."""
+
+    unplaced: bool = False
+    coming_ago_ns: int = NOTHING
 
 
-def _look(socket: OpenSocket, *, doubtful: bool) -> Look:
-    info = socket.info()
-    received_ns = 0 if info is None else int(info.received_ago_s * 1e9)
-    return Look(socket.unread(), socket.unsent(), received_ns, doubtful)
+class Settled:
+    """When calls that had come in by then were surely seen."""
+
+    def __init__(self, settle: Callable[[], bool]) -> None:
+        """Take how to give the server a moment, which says False if it did not have it."""
+        self._settle = settle
+        self._had = True
+        self._at: float | None = None
+
+    def renew(self) -> None:
+        """Give the server a moment, if the last is over; after one that it did not have, no more.
+
+        It waits, so no socket may be held: gRPC may close its own meanwhile, and a duplicate keeps
+        alive what it has to do with the descriptor (epoll(7), Q6).
+        """
+        if self._had and (self._at is None or time.monotonic() - self._at > FRESH_S):
+            self._had = self._settle()
+            self._at = time.monotonic()
+
+    def holds(self) -> bool:
+        """Whether the moment was just now."""
+        return self._had and self._at is not None and time.monotonic() - self._at < STALE_S
 
 
-def _has_gone(connections: Connections, entry: Entry, events: list[object]) -> None:
-    """The client has closed a marked connection itself, asked or not."""
-    with connections.lock:
-        mark = entry.mark
-        if mark is None or entry.gone:
+class Closing:
+    """One scan, and what it needs."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        limits: Callable[[], Limits],
+        settled: Settled,
+        doubt: Callable[[], Doubt],
+    ) -> None:
+        """Take the table and what is asked.
+
+        Args:
+            connections: The table.
+            limits: What holds now; asked under the table's lock.
+            settled: Gives the server its moment.
+            doubt: Says what the server knows and the table does not; asked under the table's lock.
+        """
+        self._connections = connections
+        self._limits = limits
+        self._settled = settled
+        self._doubt = doubt
+        self.events: list[object] = []
+        """What has happened."""
+        self.finished: Finished = []
+        """The calls to end, and what to tell their clients: nothing of theirs counts any more."""
+
+    def run(self, slot: Slot | None = None) -> None:
+        """Do the next step with each connection whose turn it is.
+
+        Blocks for microseconds per socket of the process, and for the server's moments; a worker.
+        """
+        marked = self._due()
+        if not marked:
             return
-        connections.drop(entry)
-    if mark.left_ns is not None:
-        events.append(_closed(entry, mark, "goaway"))
+        wanted: Callable[[Address, int], bool] = lambda peer, _: peer in marked  # noqa: E731
+        with closing(open_sockets(wanted, slot=slot, between=self._settled.renew)) as sockets:
+            for socket in sockets:
+                entry = marked[socket.peer]
+                if entry.inode == socket.inode:
+                    del marked[socket.peer]
+                    self._step(entry, socket)
+        for entry in marked.values():
+            self._has_gone(entry)
+
+    def _due(self) -> dict[Address, Entry]:
+        now_ns = self._connections.now_ns()
+        return {
+            entry.address: entry
+            for entry in self._connections.entries()
+            if entry.address is not None and entry.mark is not None and entry.mark.next_ns <= now_ns
+        }
+
+    def _step(self, entry: Entry, socket: OpenSocket) -> None:
+        connections = self._connections
+        with connections.lock:
+            mark, limits = entry.mark, self._limits()
+            if mark is None or entry.gone:  # used, closed, or no longer looked after
+                return
+            now_ns = connections.now_ns()
+            next_step = step(entry.seen, mark, self._look(socket, now_ns), limits, now_ns)
+            mark.next_ns = now_ns + TRY_NS
+            mark.tries += 1
+            match next_step:
+                case Step.WAIT:
+                    pass
+                case Step.WAIT_LONG:
+                    mark.tries -= 1
+                    mark.next_ns = now_ns + _pause_ns(mark, limits)
+                case Step.END_CALLS:
+                    self._end_calls(entry, mark, now_ns)
+                case Step.GOAWAY:
+                    if socket.goaway():
+                        mark.left_ns, mark.tries = now_ns, 0
+                        mark.next_ns = now_ns + _pause_ns(mark, limits)
+                case Step.SHUTDOWN:
+                    socket.shutdown()
+                    connections.drop(entry)
+                    self.events.append(_closed(entry, mark, "shutdown"))
+                case Step.KEEP_USED | Step.KEEP_BUSY | Step.KEEP_DOUBTFUL:
+                    entry.mark = None
+                    self.events.append(ConnectionKept(entry.peer, next_step.value))
+
+    def _end_calls(self, entry: Entry, mark: Mark, now_ns: int) -> None:
+        mark.ended_ns = now_ns
+        if mark.due.reason is Reason.AGE:
+            mark.next_ns = now_ns + STATUS_NS
+        self.finished += _finishing(entry, f"closed by the server: {mark.due.text}")
+
+    def _look(self, socket: OpenSocket, now_ns: int) -> Look:
+        hidden_ns = self._connections.hidden_ns
+        doubt, info = self._doubt(), socket.info()
+        return Look(
+            unread=socket.unread(),
+            unsent=socket.unsent(),
+            received_ago_ns=0 if info is None else int(info.received_ago_s * 1e9),
+            unplaced=doubt.unplaced or not self._settled.holds(),
+            coming_ago_ns=doubt.coming_ago_ns,
+            hidden_ago_ns=NEVER if hidden_ns is None else now_ns - hidden_ns,
+        )
+
+    def _has_gone(self, entry: Entry) -> None:
+        """The client has closed a marked connection itself, asked or not."""
+        with self._connections.lock:
+            mark = entry.mark
+            if mark is None or entry.gone:
+                return
+            self._connections.drop(entry)
+        if mark.left_ns is not None:
+            self.events.append(_closed(entry, mark, "goaway"))
+
+
+def _pause_ns(mark: Mark, limits: Limits) -> int:
+    """Until it is looked at again whether what is open has ended, or the client has gone."""
+    longest = LEAVING_NS if mark.left_ns is None else min(LEAVING_NS, limits.goaway_grace_ns)
+    if mark.due.reason is Reason.AGE:
+        return max(TRY_NS, min(AGED_NS, longest, limits.age_grace_ns // 10))
+    return longest
 
 
 def _finishing(entry: Entry, details: str) -> list[tuple[Call, str]]:

@@ -2,8 +2,10 @@
 
 A connection has two kinds of `Use`, the user's and that of heartbeats. `judge` says whether a limit
 is passed. Whoever acts on that makes a `Mark`, and asks `step` right before each thing it does: a
-connection that was used since it was marked is kept. Nothing here is thread-safe: whoever owns a
-`Seen` calls in under a lock of its own. All times are nanoseconds on one clock.
+connection that was used since it was marked is kept, and so is one that may have a call of which
+nothing is known yet. Only its age closes a connection that is used: its calls may end by
+themselves, for a while, and then are ended. Nothing here is thread-safe: whoever owns a `Seen`
+calls in under a lock of its own. All times are nanoseconds on one clock.
 """
 
 from __future__ import annotations
@@ -12,17 +14,14 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.durations import NEVER
 
 if TYPE_CHECKING:
-    from rpcwheel.durations import Duration
-
-    from .policy import IdlePolicy
+    from .limits import Limits
 
 __all__ = [
     "TRY_NS",
     "Due",
-    "Limits",
     "Look",
     "Mark",
     "Reason",
@@ -42,47 +41,14 @@ TRY_NS: Final = 100_000_000
 
 TRIES: Final = 10
 
-CHECKS: Final = 3
-"""Looks per limit; Dubbo's `HEARTBEAT_CHECK_TICK`."""
+NOTHING: Final = -QUIET_NS
+"""For a time that has passed since something that was not."""
 
+STATUS_NS: Final = 20_000_000
+"""For the status of a call that was ended to get out, where more calls come meanwhile."""
 
-class Limits(NamedTuple):
-    """A policy, in nanoseconds; `NEVER` where there is no limit."""
-
-    idle_ns: int
-    read_ns: int
-    write_ns: int
-    age_ns: int
-    age_grace_ns: int
-    check_ns: int
-    close_streams: bool
-    count_heartbeats: bool
-    goaway: bool
-    report: bool
-    goaway_grace_ns: int
-
-    @classmethod
-    def of(cls, policy: IdlePolicy) -> Limits:
-        """Work out what a policy says."""
-        idle, read, write, age = (
-            _ns(limit)
-            for limit in (policy.idle_timeout, policy.read_idle, policy.write_idle, policy.max_age)
-        )
-        shortest = min(idle, read, write, age)
-        check = NEVER if shortest == NEVER else max(1, shortest // CHECKS)
-        return cls(
-            idle_ns=idle,
-            read_ns=read,
-            write_ns=write,
-            age_ns=age,
-            age_grace_ns=to_ns(policy.max_age_grace),
-            check_ns=check if policy.check is None else to_ns(policy.check),
-            close_streams=policy.close_streams,
-            count_heartbeats=policy.count_heartbeats,
-            goaway=policy.close == "goaway",
-            report=policy.close == "report",
-            goaway_grace_ns=to_ns(policy.goaway_grace),
-        )
+AGED_NS: Final = 1_000_000_000
+"""Between two looks at one that is too old, and has calls; less where the grace is short."""
 
 
 class Use:
@@ -93,7 +59,8 @@ class Use:
         "ended_ns",
         "messages_in",
         "messages_out",
-        "moves",
+        "moves_in",
+        "moves_out",
         "read_ns",
         "streams",
         "total",
@@ -107,8 +74,8 @@ class Use:
         """Open ones with a stream either way."""
         self.total = 0
         self.messages_in = self.messages_out = 0
-        self.moves = 0
-        """Grows with all that begins, comes or goes; two that are equal mean that nothing did."""
+        self.moves_in = self.moves_out = 0
+        """Grow with what comes, or goes, and with each call that begins."""
         self.read_ns: int | None = None
         self.write_ns: int | None = None
         self.ended_ns: int | None = None
@@ -120,7 +87,8 @@ class Use:
 
     def begin(self, now_ns: int, *, streams: bool) -> None:
         """Count a call that begins, which is something read: its headers came."""
-        self.moves += 1
+        self.moves_in += 1
+        self.moves_out += 1
         self.total += 1
         self.read_ns = now_ns
         if streams:
@@ -131,13 +99,13 @@ class Use:
 
     def read(self, now_ns: int) -> None:
         """Count a message that came in."""
-        self.moves += 1
+        self.moves_in += 1
         self.messages_in += 1
         self.read_ns = now_ns
 
     def wrote(self, now_ns: int) -> None:
         """Count a message that goes out."""
-        self.moves += 1
+        self.moves_out += 1
         self.messages_out += 1
         self.write_ns = now_ns
 
@@ -169,9 +137,15 @@ class Seen:
         """How many calls and streams of any kind are open."""
         return self.user.open + self.beats.open
 
-    def moves(self, limits: Limits) -> int:
-        """What tells whether the connection was used in between."""
-        return self.user.moves + (self.beats.moves if limits.count_heartbeats else 0)
+    def moves(self, limits: Limits, reason: Reason) -> int:
+        """What tells whether the connection was used in between, the way that matters."""
+        uses = self.counted(limits)
+        read = 0 if reason is Reason.WRITE else sum(use.moves_in for use in uses)
+        return read + (0 if reason is Reason.READ else sum(use.moves_out for use in uses))
+
+    def is_busy(self, limits: Limits) -> bool:
+        """Whether anything is open that keeps it open."""
+        return any(use.open for use in self.counted(limits))
 
     def counted(self, limits: Limits) -> tuple[Use, ...]:
         """The kinds of use that keep it open."""
@@ -201,8 +175,8 @@ class Due:
     limit_ns: int
     idle_ns: int
     """Since the connection was used in any way."""
-    asks: bool = False
-    """Whether the client may only be asked to leave: it has calls whose time is not over."""
+    waits: bool = False
+    """Whether it has calls that may still end by themselves: it is too old, not idle."""
 
     @property
     def text(self) -> str:
@@ -213,18 +187,13 @@ class Due:
 def judge(seen: Seen, limits: Limits, now_ns: int) -> Due | None:
     """Say which limit a connection has passed; None if none, or if what is open holds it."""
     uses = seen.counted(limits)
-    busy = any(use.open for use in uses)
     held = any(use.calls or (use.streams and not limits.close_streams) for use in uses)
     used = [use.ended_ns for use in uses]
     read_ns = _latest(seen.first_ns, *used, *(use.read_ns for use in uses))
     write_ns = _latest(seen.first_ns, *used, *(use.write_ns for use in uses))
     idle_ns = now_ns - max(read_ns, write_ns)
-    over_ns = seen.over_age_ns(limits, now_ns)
-    if over_ns > 0:
-        if not busy or over_ns > limits.age_grace_ns:
-            return Due(Reason.AGE, limits.age_ns, idle_ns)
-        if limits.goaway and seen.plain:
-            return Due(Reason.AGE, limits.age_ns, idle_ns, asks=True)
+    if seen.over_age_ns(limits, now_ns) > 0:
+        return Due(Reason.AGE, limits.age_ns, idle_ns, waits=seen.is_busy(limits))
     if held:
         return None
     for reason, limit_ns, silent_ns in (
@@ -240,7 +209,7 @@ def judge(seen: Seen, limits: Limits, now_ns: int) -> Due | None:
 class Mark:
     """A connection that is being closed, and how far that is."""
 
-    __slots__ = ("due", "left_ns", "made_ns", "moves", "next_ns", "tries")
+    __slots__ = ("due", "ended_ns", "left_ns", "made_ns", "moves", "next_ns", "tries")
 
     def __init__(self, due: Due, moves: int, now_ns: int) -> None:
         self.due = due
@@ -251,6 +220,8 @@ class Mark:
         """When to do the next step."""
         self.left_ns: int | None = None
         """When the client was asked to leave."""
+        self.ended_ns: int | None = None
+        """When its calls were ended."""
 
 
 class Look(NamedTuple):
@@ -259,8 +230,12 @@ class Look(NamedTuple):
     unread: int
     unsent: int
     received_ago_ns: int
-    doubtful: bool = False
-    """Whether there may be calls that nobody told of."""
+    unplaced: bool = False
+    """Whether the server has calls, or may have, of which is not known where they came from."""
+    coming_ago_ns: int = NOTHING
+    """Since the oldest call came whose request is still on its way, from wherever; or `NOTHING`."""
+    hidden_ago_ns: int = NEVER
+    """Since there was one of which will never be known where it came from."""
 
 
 class Step(enum.Enum):
@@ -268,7 +243,7 @@ class Step(enum.Enum):
 
     KEEP_USED = "it is used again"
     KEEP_BUSY = "bytes keep coming in or going out"
-    KEEP_DOUBTFUL = "bytes came in, and there may be calls whose peer can't be told"
+    KEEP_DOUBTFUL = "bytes came in, and may be a call of which is not known where it came from"
     WAIT = "try again soon"
     WAIT_LONG = "the client was asked to leave: give it time"
     END_CALLS = "end what is open on it"
@@ -278,38 +253,81 @@ class Step(enum.Enum):
 
 def step(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> Step:
     """Say what to do next, right before it is done."""
+    if _must(mark, limits, now_ns):
+        return _last(mark, look, now_ns)
     if mark.left_ns is not None:
-        return _leaving(seen, mark, limits, now_ns)
+        return _leaving(seen, mark, look, limits, now_ns)
+    idle_ns = mark.due.idle_ns + now_ns - mark.made_ns
+    if mark.due.reason is Reason.AGE:
+        return _aged(seen, look, limits, idle_ns)
+    if seen.moves(limits, mark.due.reason) != mark.moves:
+        return Step.KEEP_USED
+    return _idle(seen, mark, look, limits, now_ns)
+
+
+def _idle(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> Step:
+    """It is not known to be used; what comes in may still be use."""
+    idle_ns = mark.due.idle_ns + now_ns - mark.made_ns
+    if _was_hidden(look, idle_ns):
+        return Step.KEEP_DOUBTFUL
     patient = mark.tries < TRIES
-    if _must(seen, mark, limits, now_ns):
-        return Step.END_CALLS if patient and seen.open else _ending(seen, look, patient=patient)
-    if mark.due.asks:
-        return _asking(look) if patient else Step.KEEP_BUSY
-    kept = _kept(seen, mark, look, limits, now_ns)
-    if kept is not None and (kept is not Step.KEEP_BUSY or not patient):
-        return kept
+    if _may_be_called(look, idle_ns):
+        return Step.WAIT if patient else Step.KEEP_DOUBTFUL
+    if _incoming(look) and not patient:
+        # For a second bytes came, and no message: where it is written, windows that are updated.
+        is_written = mark.due.reason is Reason.READ
+        return _last(mark, look, now_ns) if is_written else Step.KEEP_BUSY
     ending = _ending(seen, look, patient=patient)
     asks = patient and limits.goaway and seen.plain
     return _asking(look) if asks and ending is Step.SHUTDOWN else ending
 
 
-def _must(seen: Seen, mark: Mark, limits: Limits, now_ns: int) -> bool:
-    """Whether it is closed although it is used: it is too old, and the grace is over."""
-    return mark.due.reason is Reason.AGE and seen.over_age_ns(limits, now_ns) > limits.age_grace_ns
+def _must(mark: Mark, limits: Limits, now_ns: int) -> bool:
+    """Whether it is closed although it is used: it is too old, and the grace is over.
+
+    The grace begins when its age is noticed, which may be a whole `check` late.
+    """
+    return mark.due.reason is Reason.AGE and now_ns - mark.made_ns >= limits.age_grace_ns
+
+
+def _last(mark: Mark, look: Look, now_ns: int) -> Step:
+    """End what is open, once, and then it all: calls that come meanwhile would have no end."""
+    if mark.ended_ns is None:
+        return Step.END_CALLS
+    if look.unsent and now_ns - mark.ended_ns < TRIES * TRY_NS:
+        return Step.WAIT
+    return Step.SHUTDOWN
+
+
+def _aged(seen: Seen, look: Look, limits: Limits, idle_ns: int) -> Step:
+    """It is too old: its client is asked to leave, or it goes as soon as nothing is open."""
+    if seen.plain:
+        return _asking(look)
+    if seen.is_busy(limits):
+        return Step.WAIT_LONG
+    if _was_hidden(look, idle_ns) or _may_be_called(look, idle_ns):
+        return Step.WAIT_LONG
+    return _ending(seen, look, patient=True)
 
 
 def _asking(look: Look) -> Step:
     return Step.WAIT if look.unsent else Step.GOAWAY
 
 
-def _kept(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> Step | None:
-    """Why it is not to be closed, if it is not."""
-    if seen.moves(limits) != mark.moves:
-        return Step.KEEP_USED
-    idle_ns = mark.due.idle_ns + now_ns - mark.made_ns
-    if look.doubtful and look.received_ago_ns < idle_ns - QUIET_NS:
-        return Step.KEEP_DOUBTFUL
-    return Step.KEEP_BUSY if _incoming(look) else None
+def _was_hidden(look: Look, idle_ns: int) -> bool:
+    """Whether what came in after it was used last may be use that can't be told."""
+    return look.hidden_ago_ns < idle_ns + QUIET_NS and look.received_ago_ns < idle_ns - QUIET_NS
+
+
+def _may_be_called(look: Look, idle_ns: int) -> bool:
+    """Whether one of the calls that are not known to be anywhere may be here.
+
+    Its first bytes came no earlier than shortly before the last call that is known, and no earlier
+    than it was seen to come.
+    """
+    if look.received_ago_ns >= idle_ns + QUIET_NS:
+        return False
+    return look.unplaced or look.received_ago_ns < look.coming_ago_ns + QUIET_NS
 
 
 def _incoming(look: Look) -> bool:
@@ -327,20 +345,17 @@ def _ending(seen: Seen, look: Look, *, patient: bool) -> Step:
     return Step.WAIT if look.unsent else Step.SHUTDOWN
 
 
-def _leaving(seen: Seen, mark: Mark, limits: Limits, now_ns: int) -> Step:
-    """The client was asked to leave: what it has open may end by itself, for a while."""
-    must = _must(seen, mark, limits, now_ns)
-    if seen.user.open:
-        if not must:
-            return Step.WAIT_LONG
-        return Step.END_CALLS if mark.tries < TRIES else Step.SHUTDOWN
-    if mark.left_ns is None or now_ns - mark.left_ns >= limits.goaway_grace_ns:
-        return Step.SHUTDOWN
-    return Step.WAIT_LONG
+def _leaving(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> Step:
+    """The client was asked to leave: what it has open may end by itself, for a while.
 
-
-def _ns(limit: Duration | None) -> int:
-    return NEVER if limit is None else to_ns(limit)
+    So may a call that it sent before it heard of that.
+    """
+    left_ns = now_ns if mark.left_ns is None else mark.left_ns
+    if seen.user.open or now_ns - left_ns < limits.goaway_grace_ns:
+        return Step.WAIT_LONG
+    if _may_be_called(look, now_ns - left_ns):
+        return Step.WAIT_LONG
+    return Step.WAIT if _incoming(look) and mark.tries < TRIES else Step.SHUTDOWN
 
 
 def _latest(first_ns: int, *others: int | None) -> int:

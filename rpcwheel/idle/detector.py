@@ -24,12 +24,13 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.workers import POOL
 
-from .closing import close_marked
-from .core import Limits, Mark, judge
-from .entry import Sighting
-from .peers import SUPPORTED, open_sockets
+from .closing import Closing, Doubt, Settled
+from .core import Mark, judge
+from .limits import Limits
+from .peers import SUPPORTED
 from .policy import IDLE_TIMEOUT_S, IdlePolicy
 from .ports import Ports
+from .scan import Scan
 from .table import Connections
 
 if TYPE_CHECKING:
@@ -40,14 +41,21 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .entry import Connection, Entry
-    from .peers import Address
 
 __all__ = ["Detector"]
 
 BLIND: Final = (
-    "an interceptor before ConnectionTable hides who calls (context.peer() failed), so that only "
-    "connections on which nothing at all comes in are closed; give ConnectionTable first"
+    "an interceptor before ConnectionTable hides who calls (context.peer() failed), so that while "
+    "there are such calls connections on which anything comes in are kept; give ConnectionTable "
+    "first"
 )
+
+UNSEEN: Final = (
+    "clients say something, but no call was ever seen, so that they are kept: is the "
+    "ConnectionTable among the server's interceptors?"
+)
+
+TLS: Final = "a client under TLS can't be asked to leave: its connection is shut down"
 
 
 class Detector:
@@ -71,8 +79,9 @@ class Detector:
             idle_timeout: As in `IdlePolicy`; 180 s. None: no such limit.
             connections: The table that was given to the server, among its `interceptors`. Each
                 server has its own.
-            ports: Where the server listens: what `add_insecure_port()` returned, or the address.
-                No socket of another port is ever touched. None: wherever a call has come in.
+            ports: Where the server listens: what `add_insecure_port()` returned, or the address,
+                which is better where the process listens at the same port of another address. No
+                socket of another port is ever touched. None: wherever a call has come in.
             policy: All settings at once, in place of `idle_timeout` and the others.
             timer: Any rpcwheel timer; None takes `shared_timer()`.
             **settings: Those of `IdlePolicy`, by name.
@@ -81,11 +90,11 @@ class Detector:
             TypeError: An argument is of a wrong type.
             ConfigurationError: A setting is out of range, `policy` and settings are both given, or
                 another detector has the table.
+            OSError: The process has no descriptor left; two are held, so that looks need none.
         """
         self._policy = _policy(policy, idle_timeout, settings)
         self._limits = Limits.of(self._policy)
         self._ports = Ports.of(ports)
-        self._learned: set[int] = set()
         self._timer = checked_timer(timer)
         self._now_ns = clock_of(timer)
         self._server = weakref.ref(server)
@@ -99,10 +108,15 @@ class Detector:
         self._limited: set[str] = set()
         self._events: deque[object] = deque()
         self._telling = False
-        _own(connections, self)
+        self._say_what_is_not_possible()  # which may raise, where warnings are errors
+        self._scan = Scan(self._ports)
+        try:
+            _own(connections, self)
+        except BaseException:
+            self._free()
+            raise
         connections.now_ns = self._now_ns
         connections.set_heartbeats(self._policy.heartbeats)
-        self._say_what_is_not_possible()
         self._arm()
 
     # What a twin knows
@@ -111,9 +125,16 @@ class Detector:
         """Whether the server has ended. On a worker."""
         return self._server() is None
 
-    def _calls_wait(self) -> bool:
-        """Whether calls have come in that no handler has begun to serve. On a worker."""
-        return False
+    def _settle(self) -> bool:
+        """Give the server a moment to see the calls that have come in; False if it had none.
+
+        On a worker; waits for a tenth of a second at most.
+        """
+        return True
+
+    def _doubt(self) -> Doubt:
+        """What the server knows of calls that the table does not. Cheap, under the table's lock."""
+        return Doubt()
 
     # For users
 
@@ -145,14 +166,15 @@ class Detector:
         """
         with self._lock:
             policy = self._policy.changed(**settings)
-            self._policy, self._limits = policy, Limits.of(policy)
+            limits = Limits.of(policy)
             self._connections.set_heartbeats(policy.heartbeats)
+            with self._connections.lock:  # a round decides by the old ones, or by the new
+                self._policy, self._limits = policy, limits
+                for entry in self._connections.entries():
+                    mark = entry.mark
+                    if mark is not None and (mark.left_ns is None or limits.report):
+                        entry.mark = None
             self._arm()
-        for entry in self._connections.entries():
-            with self._connections.lock:
-                mark = entry.mark
-                if mark is not None and (mark.left_ns is None or self._limits.report):
-                    entry.mark = None
         return policy
 
     def _stop(self) -> bool:
@@ -168,12 +190,15 @@ class Detector:
                 self._connections.owner = None
                 for entry in self._connections.entries():
                     entry.mark = None
+        if not was:
+            POOL.submit(("idle", id(self)), self._free)
         return not was
 
-    def _wait(self) -> None:
-        """Wait until no round runs: milliseconds."""
+    def _free(self) -> None:
+        """Give up the descriptors, when no round runs: milliseconds."""
         with self._rounds:
-            pass
+            if self._scan.slot is not None:
+                self._scan.slot.close()
 
     def __repr__(self) -> str:
         kind = type(self)
@@ -266,66 +291,63 @@ class Detector:
 
     def _look(self) -> None:
         """Scan the sockets, and bring the table up to date."""
-        if not SUPPORTED:
-            return
-        connections, ports = self._connections, self._ports.tcp
-        began_ns, known = self._now_ns(), connections.addresses()
-        of_server = self._learned if ports is None else ports
-        wanted = (lambda peer, port: port in of_server or peer in known) if ports is None else None
-        found = [
-            Sighting.of(socket)
-            for socket in open_sockets(wanted or (lambda _, port: port in of_server))
-        ]
-        if ports is None:
-            self._learn(found, known)
-        mine = [one for one in found if one.local_port in of_server]
-        lost = connections.reconcile(mine, began_ns)
-        unknown = [entry for entry in lost if entry.inode is None and entry.sighted_ns < began_ns]
-        if ports is not None and unknown:
-            self._limit(
-                "ports",
-                f"a call came in from {unknown[0].peer}, but no socket of that peer is open at "
-                f"port {', '.join(map(str, sorted(ports)))}; are these the server's ports?",
-            )
+        connections = self._connections
+        if SUPPORTED:
+            unknown = self._scan.look(connections)
+            if unknown is not None:
+                peer, port = unknown
+                where = "" if port is None else f", at port {port}"
+                self._limit(
+                    "ports",
+                    f"a call came in from {peer}{where}, but no socket of that peer is open at "
+                    f"port {', '.join(map(str, sorted(self._ports.numbers)))}; are these the "
+                    "server's ports?",
+                )
         if connections.uncounted:
             self._limit("blind", BLIND)
-
-    def _learn(self, found: list[Sighting], known: set[Address]) -> None:
-        """The ports at which calls come in; a peer with two sockets says nothing."""
-        peers = [one.peer for one in found]
-        for one in found:
-            if one.peer in known and peers.count(one.peer) == 1:
-                self._learned.add(one.local_port)
+        apart = [one.peer for one in connections.entries() if one.address is None]
+        if apart:
+            self._limit("system", f"clients at {apart[0]} can't be told apart, nor closed")
 
     def _decide(self, events: list[object]) -> list[Entry]:
         """Judge each connection, tell of the idle ones, and mark those that are to be closed."""
-        limits, connections, idle = self._limits, self._connections, []
+        connections, idle = self._connections, []
         for entry in connections.entries():
             with connections.lock:
                 if entry.gone or connections.owner is not self:
                     continue
-                now_ns = self._now_ns()
+                limits, now_ns = self._limits, self._now_ns()
+                if entry.address is None:  # all that can't be told apart: it has no age
+                    limits = limits._replace(age_ns=NEVER)
                 due = judge(entry.seen, limits, now_ns)
                 if due is None:
                     continue
-                idle.append(entry)
-                moves = entry.seen.moves(limits)
-                if entry.is_news(due, moves):
+                if not due.waits:
+                    idle.append(entry)
+                moves = entry.seen.moves(limits, due.reason)
+                if not due.waits and entry.is_news(due, moves):
                     calls, streams = entry.seen.user.calls, entry.seen.user.streams
                     idle_s = due.idle_ns / 1e9
                     events.append(ConnectionIdle(entry.peer, due.text, idle_s, calls, streams))
                 closable = entry.inode is not None and not entry.ambiguous and not limits.report
-                if closable and entry.mark is None:
+                if closable and not connections.has_seen_calls() and not entry.is_mute():
+                    self._limit("unseen", UNSEEN)
+                elif closable and entry.mark is None:
                     entry.mark = Mark(due, moves, now_ns)
+                    if limits.goaway and entry.asked and not entry.seen.plain:
+                        self._limit("goaway", TLS)
         return idle
 
     def _close_marked(self, events: list[object]) -> None:
-        connections = self._connections
-        if not any(entry.mark for entry in connections.entries()):
-            return
-        doubtful = connections.uncounted > 0 or self._calls_wait()
-        for call, details in close_marked(connections, self._limits, events, doubtful=doubtful):
-            call.finish(details)
+        closing = Closing(
+            self._connections, lambda: self._limits, Settled(self._settle), self._doubt
+        )
+        try:
+            closing.run(self._scan.slot)
+        finally:
+            events += closing.events
+            for call, details in closing.finished:
+                call.finish(details)
 
     # What can't be done
 

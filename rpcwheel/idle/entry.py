@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel.durations import to_seconds
 
-from .core import Seen
+from .core import Reason, Seen
 
 if TYPE_CHECKING:
     from .core import Due, Mark, Use
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .table import Connections
 
 __all__ = ["Call", "Connection", "Entry", "Sighting"]
+
+SMALLEST_CALL: Final = 200
+"""Bytes. A greeting of grpc's has about 90, and the headers of a first call about as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Sighting(NamedTuple):
     """A socket, as a scan has found it."""
 
     peer: Address
-    local_port: int
+    local: Address
     inode: int
     text: str
     info: TcpInfo | None
@@ -55,7 +58,7 @@ class Sighting(NamedTuple):
     @classmethod
     def of(cls, socket: OpenSocket) -> Sighting:
         """What is known of an open socket."""
-        return cls(socket.peer, socket.local_port, socket.inode, socket.text, socket.info())
+        return cls(socket.peer, socket.local, socket.inode, socket.text, socket.info())
 
 
 class Entry:
@@ -122,10 +125,17 @@ class Entry:
         times = [time for use in uses for time in (use.read_ns, use.write_ns, use.ended_ns)]
         return max(self.seen.first_ns, *(time or 0 for time in times))
 
+    def is_mute(self) -> bool:
+        """Whether so little came in that there is no call among it."""
+        return self.info is not None and (self.info.bytes_in or 0) < SMALLEST_CALL
+
     def is_news(self, due: Due, moves: int) -> bool:
-        """Whether it was not said yet that it is idle for this reason, since it was used last."""
-        news = self.told != (due.reason, moves)
-        self.told = due.reason, moves
+        """Whether it was not said yet that it is idle for this reason, since it was used last.
+
+        That it is too old is said once: use makes it no younger.
+        """
+        said = due.reason, -1 if due.reason is Reason.AGE else moves
+        news, self.told = self.told != said, said
         return news
 
 
@@ -179,6 +189,7 @@ class Call:
             if self in self.entry.calls:
                 now_ns = connections.now_ns()
                 self.entry.calls.remove(self)
+                connections.open_calls -= 1
                 if self.answered and not self.finished:
                     self.use.wrote(now_ns)
                 self.use.end(now_ns, streams=self.streams)

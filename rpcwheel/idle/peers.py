@@ -5,6 +5,9 @@ each is duplicated, and what is asked or done goes by the duplicate. So a descri
 closes meanwhile, and whose number another file gets, is never taken for the one that was looked at:
 the duplicate stays the same connection, whatever its number was. Proved on grpcio 1.60 and 1.85.
 
+A process that has no descriptor left, perhaps because of its idle connections, can't duplicate one
+either. So a `Slot` holds the place of the duplicates beforehand, and is never given up.
+
 Descriptors that are no sockets are left alone: to close any duplicate of a file takes away the
 locks that the process has on it (fcntl(2)), SQLite's for one.
 
@@ -13,11 +16,13 @@ Blocks for microseconds per descriptor; any thread.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 import struct
 import sys
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +31,22 @@ from urllib.parse import unquote
 
 if sys.platform != "win32":
     import fcntl
+    import resource
     import termios
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
-__all__ = ["SUPPORTED", "Address", "OpenSocket", "TcpInfo", "open_sockets", "parse_peer"]
+__all__ = [
+    "SUPPORTED",
+    "Address",
+    "OpenSocket",
+    "Slot",
+    "TcpInfo",
+    "canonical",
+    "open_sockets",
+    "parse_peer",
+]
 
 Address: TypeAlias = tuple[str, int]
 """An IP address in its canonical text, and a port.
@@ -53,6 +68,9 @@ COUNTS: Final = struct.Struct("=120xQQ")
 MAPPED: Final = bytes(10) + b"\xff\xff"
 """The 12 bytes before an IPv4 address that an IPv6 socket talks to (RFC 4291, 2.5.5.2)."""
 
+MOST_NUMBERS: Final = 1 << 20
+"""Descriptors looked at if they can't be listed."""
+
 GOAWAY: Final = struct.pack("!3B2BIII", 0, 0, 8, 7, 0, 0, 0x7FFFFFFF, 0)
 """RFC 9113, 6.8: 8 bytes, type 7, no flags, stream 0; last stream 2^31-1, NO_ERROR."""
 
@@ -73,21 +91,21 @@ class TcpInfo:
 class OpenSocket:
     """One TCP connection; of use only while it is the current item of `open_sockets`."""
 
-    __slots__ = ("_scope", "_socket", "inode", "local_port", "peer")
+    __slots__ = ("_scope", "_socket", "inode", "local", "peer")
 
     def __init__(
-        self, duplicate: socket.SocketType, peer: Address, scope: int, local_port: int, inode: int
+        self, duplicate: socket.SocketType, peer: Address, scope: int, local: Address, inode: int
     ) -> None:
         self._socket = duplicate
         self._scope = scope  # of a link-local address: the number of the interface
         self.peer = peer
-        self.local_port = local_port
-        """The port of this process: that of the server if it is a server's connection."""
+        self.local = local
+        """This process's end: the server's if it is a server's connection."""
         self.inode = inode
         """Which connection it is: another one between the same two addresses has another."""
 
     def __repr__(self) -> str:
-        return f"<OpenSocket {self.text} at port {self.local_port}>"
+        return f"<OpenSocket {self.text} at port {self.local[1]}>"
 
     @property
     def text(self) -> str:
@@ -159,69 +177,140 @@ def parse_peer(peer: str) -> Address | None:
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
         return None
     try:
-        return _canonical(ip.removeprefix("[").removesuffix("]")), int(port)
+        return canonical(ip.removeprefix("[").removesuffix("]")), int(port)
     except OSError:
         return None
 
 
-def open_sockets(wanted: Callable[[Address, int], bool]) -> Iterator[OpenSocket]:
+class Slot:
+    """Two descriptors that are held: the place of the duplicate, and what is there in between.
+
+    For one scan at a time. Closed with the object, at the latest; never during a scan.
+    """
+
+    __slots__ = ("__weakref__", "_close", "_hand", "_rest")
+
+    def __init__(self) -> None:
+        """Take them.
+
+        Raises:
+            OSError: The process has none left.
+        """
+        self._rest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._hand = os.dup(self._rest)
+        except OSError:
+            os.close(self._rest)
+            raise
+        self._close = weakref.finalize(self, _close_all, self._rest, self._hand)
+
+    def take(self, descriptor: int) -> socket.SocketType | None:
+        """A socket object with a duplicate; None if there is no socket (any more)."""
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                return None
+            os.dup2(descriptor, self._hand, inheritable=False)
+        except OSError:
+            return None
+        try:
+            # The flag keeps Python from changing the socket, which after `socket.setdefaulttimeout`
+            # it would: blocking or not is a matter of the connection, not of the descriptor.
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            # The bare class of C: half the time of `socket.socket`, and there may be thousands.
+            return socket.SocketType(-1, kind, 0, fileno=self._hand)
+        except OSError:
+            self.clear()
+            return None
+
+    def clear(self) -> None:
+        """Close the duplicate, and keep its place; nothing once both are given up."""
+        if self._close.alive:
+            os.dup2(self._rest, self._hand, inheritable=False)
+
+    def close(self) -> None:
+        """Give both up. Idempotent."""
+        self._close()
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def open_sockets(
+    wanted: Callable[[Address, int], bool],
+    *,
+    slot: Slot | None = None,
+    listening: set[Address] | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> Generator[OpenSocket, None, None]:
     """Look through the descriptors of this process once.
 
     Args:
         wanted: `wanted(peer, local_port)` says whether a connection is to be given. It is asked for
             every TCP connection of the process, the outgoing ones too.
+        slot: Where to hold what is looked at; None: one of its own, for which there must be room.
+        listening: Gets the addresses at which this process listens.
+        between: Called before each descriptor is looked at, while none is held; it may wait.
 
     Yields:
         Each connection, of use until the next is asked for or the iterator is closed. In no order.
+
+    Raises:
+        OSError: No descriptor is left for a slot.
     """
     if not SUPPORTED:
         return
-    for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - numbers, and there may be thousands
-        duplicate = _duplicate(int(name))
-        if duplicate is None:
-            continue
-        try:
-            found = _look(duplicate)
-            if found is not None and wanted(found.peer, found.local_port):
-                yield found
-        finally:
-            duplicate.close()
-
-
-def _duplicate(descriptor: int) -> socket.SocketType | None:
-    """A socket object with a descriptor of its own; None if there is no socket (any more)."""
+    held = Slot() if slot is None else slot
     try:
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return None
-        duplicate = os.dup(descriptor)
-    except OSError:
-        return None
+        for number in _numbers():
+            between()
+            duplicate = held.take(number)
+            if duplicate is None:
+                continue
+            try:
+                found = _look(duplicate, listening)
+                if found is not None and wanted(found.peer, found.local[1]):
+                    yield found
+            finally:
+                duplicate.detach()
+                held.clear()
+    finally:
+        if slot is None:
+            held.close()
+
+
+def _numbers() -> Iterable[int]:
+    """Those of the descriptors; where none is left to list them with, all that there can be."""
     try:
-        # The flag keeps Python from changing the socket, which after `socket.setdefaulttimeout`
-        # it would: blocking or not is a matter of the connection, not of the descriptor.
-        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-        # The bare class of C: half the time of `socket.socket`, and there may be thousands.
-        return socket.SocketType(-1, kind, 0, fileno=duplicate)
-    except OSError:
-        os.close(duplicate)
-        return None
+        return map(int, os.listdir(DESCRIPTORS))  # noqa: PTH208 - there may be thousands
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return range(MOST_NUMBERS if most == resource.RLIM_INFINITY else min(most, MOST_NUMBERS))
 
 
-def _look(duplicate: socket.SocketType) -> OpenSocket | None:
+def _look(duplicate: socket.SocketType, listening: set[Address] | None) -> OpenSocket | None:
     if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:
         if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_STREAM:
             return None
-        peer, local = duplicate.getpeername(), duplicate.getsockname()
+        ip, port, *_ = duplicate.getsockname()
+        local = canonical(ip), port
+        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if listening is not None:
+                listening.add(local)
+            return None
+        ip, port, *more = duplicate.getpeername()
         inode = os.fstat(duplicate.fileno()).st_ino
-    except OSError:  # it listens, or is no longer connected
+    except OSError:  # it is no longer connected
         return None
-    ip, port, *more = peer
-    return OpenSocket(duplicate, (_canonical(ip), port), more[1] if more else 0, local[1], inode)
+    return OpenSocket(duplicate, (canonical(ip), port), more[1] if more else 0, local, inode)
 
 
-def _canonical(ip: str) -> str:
+def canonical(ip: str) -> str:
     """One text for each address, without scope, and IPv4's own for those mapped into IPv6.
 
     Raises:

@@ -59,11 +59,13 @@ class IdlePolicy(Policy):
 
     max_age: Seconds | None = None
     """Open for so long, and up to a tenth more, so that clients which came together do not come
-    back together (gRPC does the same). Closed as soon as no call is open. None: any age."""
+    back together (gRPC does the same). In plaintext the client is then asked to leave, whatever
+    `close` says; under TLS that can't be, and it is closed as soon as no call is open: gRPC's own
+    `server_options(connection_age=...)` is gentler there. None: any age."""
 
     max_age_grace: Span = 30.0
-    """How long the calls of a connection that is too old may still take, in seconds. Then they are
-    ended with UNAVAILABLE."""
+    """How long the calls of a connection that was found to be too old may still take, in seconds.
+    Then they are ended with UNAVAILABLE, and the connection with them."""
 
     check: Seconds | None = None
     """Between two looks, in seconds, and thus how late a limit may be noticed. None: a third of the

@@ -1,4 +1,7 @@
-"""Where a server listens, as its user says it: ports, and addresses that name one."""
+"""Where a server listens, as its user says it: ports, and addresses that name one.
+
+A port alone may not be enough: servers of one process may listen at the same port of two addresses.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,31 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel.errors import ConfigurationError
 
+from .peers import canonical
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
+
+    from .peers import Address
 
 __all__ = ["Ports"]
+
+UNIX_PORT: Final = 1
+"""What grpc's `add_insecure_port` returns for a unix socket; no port that anybody listens at."""
+
+UNIX: Final = "a unix socket"
+
+NAMED: Final = {"localhost": ("127.0.0.1", "::1"), "": (None,), "*": (None,)}
+
+EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - not bound here, but known
 
 
 class Ports(NamedTuple):
     """Where a server listens."""
 
-    tcp: frozenset[int] | None
-    """None: wherever calls were seen."""
+    tcp: frozenset[tuple[str | None, int]] | None
+    """Addresses and ports; without an address, a port of any. None: wherever calls were seen."""
     others: tuple[str, ...]
     """Addresses without a port: unix sockets."""
 
@@ -29,14 +46,41 @@ class Ports(NamedTuple):
         """
         if given is None:
             return cls(None, ())
+        if isinstance(given, (bytes, bytearray)):  # each of its bytes would be a port
+            raise TypeError(f"ports is {given!r}; {_PORTS}")
         several = [given] if isinstance(given, (int, str)) else list(given)
         if not several:
             raise ConfigurationError(f"ports is empty; {_PORTS}")
         found = [_port(one) for one in several]
         return cls(
-            frozenset(port for port in found if isinstance(port, int)),
-            tuple(port for port in found if isinstance(port, str)),
+            frozenset(place for places in found if not isinstance(places, str) for place in places),
+            tuple(one for one in found if isinstance(one, str)),
         )
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The ports, of whatever address."""
+        return frozenset(port for _, port in self.tcp or ())
+
+    def has(
+        self, local: Address, learned: AbstractSet[Address], listening: AbstractSet[Address]
+    ) -> bool:
+        """Whether a socket of this process at that address is the server's.
+
+        Args:
+            local: Its own end.
+            learned: Where calls of the server's were seen.
+            listening: Where this process listens: where it does so at several addresses of one
+                port, the port alone does not say which are the server's.
+        """
+        if local in learned:
+            return True
+        if self.tcp is None:
+            return False
+        _, port = local
+        if local in self.tcp:
+            return True
+        return (None, port) in self.tcp and sum(at == port for _, at in listening) <= 1
 
 
 _PORTS: Final = (
@@ -45,18 +89,35 @@ _PORTS: Final = (
 )
 
 
-def _port(given: object) -> int | str:
+def _port(given: object) -> tuple[tuple[str | None, int], ...] | str:
+    hosts: tuple[str | None, ...] = (None,)
     if isinstance(given, str):
         if given.startswith(("unix:", "unix-abstract:", "vsock:")):
             return given
-        _, colon, port = given.rpartition(":")
+        host, colon, port = given.rpartition(":")
         if not (colon and port.isdecimal()):
             raise ConfigurationError(f"ports has {given!r}, which names no port; {_PORTS}")
-        number = int(port)
+        number, hosts = int(port), _addresses(host)
     elif isinstance(given, int) and not isinstance(given, bool):
         number = given
     else:
         raise TypeError(f"ports has {given!r}; {_PORTS}")
     if not 0 < number < 1 << 16:
         raise ConfigurationError(f"ports has {given!r}, which is no port; {_PORTS}")
-    return number
+    if number == UNIX_PORT:
+        return UNIX
+    return tuple((host, number) for host in hosts)
+
+
+def _addresses(host: str) -> tuple[str | None, ...]:
+    """Which addresses a host is; None for all, and for a name, which is not asked for."""
+    for prefix in ("ipv4:", "ipv6:", "dns:"):
+        host = host.removeprefix(prefix)
+    host = host.rpartition("/")[2].removeprefix("[").removesuffix("]")
+    if host in NAMED:
+        return NAMED[host]
+    try:
+        ip = canonical(host)
+    except OSError:
+        return (None,)
+    return (None,) if ip in EVERYWHERE else (ip,)

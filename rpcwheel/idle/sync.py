@@ -1,33 +1,51 @@
 """The idle connections of a threaded server of grpc.
 
-A call is open from where its handler begins until grpc says that it has ended, its status on the
-way to the client: `context.add_callback`, which grpc calls on the one thread that takes calls in.
-What runs there takes a lock for a few assignments. Proved on grpcio 1.60 and 1.85.
+A call is open from where the server takes it in, also while it waits for a thread or its request,
+until grpc says that it has ended, its status on the way to the client: `context.add_callback`. Both
+are on the one thread that takes calls in. What runs there takes a lock for a few assignments.
+
+That is so from when the table has its detector, and if no interceptor before the table makes
+handlers of its own. Else a call is open from where its handler begins, and as long as the server
+has calls that the table does not know, connections that they may be on are kept. Proved on grpcio
+1.60 and 1.85.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from rpcwheel._grpc.handlers import is_pushing
-from rpcwheel._grpc.serving import calls_wait, end_call, is_plain
+from rpcwheel._grpc.handlers import behavior_of, is_pushing, kind_of
+from rpcwheel._grpc.serving import Door, calls_held, end_call, is_plain, pool_of
 
+from .closing import Doubt
 from .detector import Detector
 from .entry import Call
+from .policy import IDLE_TIMEOUT_S
 from .table import HEARTBEAT_KEY, Connections
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Iterable, Iterator
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call import Kind
+    from rpcwheel.durations import Duration
 
     from .entry import Connection
     from .table import Method
 
 __all__ = ["ConnectionTable", "IdleConnectionDetector"]
+
+PAUSE_S: Final = 0.05
+"""What the thread that takes calls in is given for those that have come."""
+
+LAG_S: Final = 0.05
+"""A pause that is longer by this was none: somebody had the interpreter all the time."""
 
 
 class ConnectionTable(Connections, grpc.ServerInterceptor):
@@ -35,6 +53,16 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
 
     Give it first: calls that an interceptor before it refuses are not seen, and do not count.
     """
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of `Connections`
+        super().__init__(**options)
+        self._pool: weakref.ref[Any] | None = None
+        self._here = threading.local()
+
+    def look_at_the_pool(self, pool: weakref.ref[Any] | None) -> None:
+        """See calls as they are handed to it; for the detector."""
+        self._pool = pool
+        self.forget_made()
 
     def intercept_service(
         self,
@@ -45,7 +73,15 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        return self.around(handler, handler_call_details.method, self._wrapped)
+        return self.around(handler, handler_call_details.method, self._wrapped, self._made_ready)
+
+    def _made_ready(self, handler: grpc.RpcMethodHandler, method: Method) -> None:
+        behavior = behavior_of(handler)
+        if self._pool is not None and behavior is not None:
+            kind = kind_of(handler)
+            streams = kind.streams_requests or kind.streams_responses
+            accept = partial(self._accept, method=method, streams=streams)
+            Door.before(behavior, self._pool, accept, self._here)
 
     def _wrapped(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
         if kind.streams_responses and is_pushing(behavior):
@@ -107,18 +143,32 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
     def _begin(
         self, context: grpc.ServicerContext, method: Method, *, streams: bool
     ) -> _Served | None:
+        """Note that a handler is called; None if it can't be told where the call comes from."""
+        call: _Served | None = getattr(self._here, "call", None)
+        if call is not None:
+            self._here.call = None
+            return call
+        return self._accept(context, method, streams=streams)
+
+    def _accept(
+        self, context: grpc.ServicerContext, method: Method, *, streams: bool
+    ) -> _Served | None:
         """Note that a call begins; None if it can't be told where it comes from."""
         call = None
         try:
             beats = method.heartbeat or _is_heartbeat(context.invocation_metadata())
-            call = _Served(self, context, streams, beats)
+            peer = context.peer()
+            if not peer:  # its client has gone
+                return None
+            call = _Served(self, context, peer, streams, beats)
             if not context.add_callback(call.ended):
                 call.ended()
         except Exception:  # noqa: BLE001 - another's context; the detector tells it, and is careful
-            self.uncounted += 1
+            self.has_hidden()
             if call is not None:
                 call.ended()
             return None
+        call.ask_what_it_is()
         return call
 
 
@@ -131,13 +181,17 @@ class _Served(Call):
         self,
         connections: Connections,
         context: grpc.ServicerContext,
+        peer: str,
         streams: bool,  # noqa: FBT001 - by name takes longer, and this is each call
         heartbeat: bool,  # noqa: FBT001
     ) -> None:
-        super().__init__(connections, context.peer(), streams=streams, heartbeat=heartbeat)
         self._context = context
-        if connections.is_new(self):
-            self.entry.seen.plain = is_plain(context)
+        super().__init__(connections, peer, streams=streams, heartbeat=heartbeat)
+
+    def ask_what_it_is(self) -> None:
+        """Whether its connection is plaintext, which a call alone can know; the first is asked."""
+        if self._connections.is_new(self):
+            self.entry.seen.plain = is_plain(self._context)
 
     def finish(self, details: str) -> None:
         end_call(self._context, details)
@@ -207,12 +261,39 @@ class IdleConnectionDetector(Detector):
     for unix sockets, it tells of idle connections and closes none.
     """
 
+    def __init__(
+        self,
+        server: grpc.Server,
+        idle_timeout: Duration | None = IDLE_TIMEOUT_S,
+        *,
+        connections: ConnectionTable,
+        **settings: Any,  # noqa: ANN401 - those of `Detector`, which checks them
+    ) -> None:
+        if isinstance(server, grpc.aio.Server) or not hasattr(server, "wait_for_termination"):
+            raise TypeError(f"server must be what grpc.server() gave, not {server!r}")
+        if not isinstance(connections, ConnectionTable):
+            raise TypeError(
+                "connections must be the ConnectionTable of rpcwheel.idle among the server's "
+                f"interceptors, not {connections!r}"
+            )
+        super().__init__(server, idle_timeout, connections=connections, **settings)
+        connections.look_at_the_pool(pool_of(server))
+
+    __init__.__doc__ = Detector.__init__.__doc__
+
     def _is_over(self) -> bool:
         server = self._server()
         return server is None or not server.wait_for_termination(timeout=0)  # type: ignore[attr-defined]
 
-    def _calls_wait(self) -> bool:
-        return calls_wait(self._server())
+    def _settle(self) -> bool:
+        """Give the thread that takes calls in a while; no such while if it was not ours either."""
+        began = time.monotonic()
+        time.sleep(PAUSE_S)
+        return time.monotonic() - began < PAUSE_S + LAG_S
+
+    def _doubt(self) -> Doubt:
+        held = calls_held(self._server())
+        return Doubt(unplaced=held is None or held > self._connections.open_calls)
 
     def check(self) -> list[Connection]:
         """Look now, and close what is to be closed.
@@ -228,7 +309,7 @@ class IdleConnectionDetector(Detector):
     def close(self) -> None:
         """Look no more; afterwards no connection is touched. Idempotent, any thread."""
         self._stop()
-        self._wait()
+        self._free()
 
     def __enter__(self) -> Self:
         return self

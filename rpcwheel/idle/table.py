@@ -2,7 +2,8 @@
 
 The twins' `ConnectionTable` is a server interceptor on top of this. One entry per connection: known
 by what grpc calls its peer, and, once a scan has seen its socket, by the socket's inode, so that
-another connection from the same port is another entry.
+another connection from the same port is another entry. A call whose client has left before it was
+asked where it came from (`peer()` is empty then) is no connection's.
 
 One lock for all, held for a few assignments, and while a socket is looked at and shut: so a call
 begins either before the decision, which then sees it, or finds its connection closed. It is
@@ -58,7 +59,10 @@ class Method:
 
 
 class Connections:
-    """The connections of one server: what the twins of `ConnectionTable` have in common."""
+    """The connections of one server: what the twins of `ConnectionTable` have in common.
+
+    For users there is `snapshot()`. All else is for the detector and for calls.
+    """
 
     def __init__(self, *, timer: Timer | None = None) -> None:
         """Make an empty table.
@@ -75,11 +79,17 @@ class Connections:
         """The detector that closes what is in here."""
         self.uncounted = 0
         """Calls whose peer could not be told."""
+        self.hidden_ns: int | None = None
+        """When the last of them began."""
+        self.open_calls = 0
+        """Those that are known to be open, on all connections together."""
+        self.total = 0
+        """All that were seen."""
         self._entries: dict[str, Entry] = {}
         self._by_address: dict[Address, Entry] = {}
         self._heartbeats: tuple[str, ...] = (HEALTH,)
         self._methods: dict[str, Method] = {}
-        self._made: dict[tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
+        self._made: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler] | None] = {}
 
     def snapshot(self) -> tuple[Connection, ...]:
         """The connections that are known, oldest first. Any thread; O(connections).
@@ -100,20 +110,31 @@ class Connections:
         handler: grpc.RpcMethodHandler,
         method: str,
         wrap: Callable[[Kind, Behavior, Method], Behavior],
+        ready: Callable[[grpc.RpcMethodHandler, Method], None] | None = None,
     ) -> grpc.RpcMethodHandler:
-        """The handler with what `wrap` puts around its behavior; made once for each handler."""
-        key = method, id(handler)
-        known = self._made.get(key)
-        if known is not None and known[0] is handler:
+        """The handler with what `wrap` puts around its behavior; made once for each handler.
+
+        `ready` is told of it. For methods that have another handler at each call, as many
+        interceptors make them, each is made: what they hold is not kept.
+        """
+        known = self._made.get(method, ())
+        if known and known[0] is handler:
             return known[1]
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
-        made = with_behavior(handler, wrap(kind_of(handler), behavior, self._method(method)))
+        one = self._method(method)
+        made = with_behavior(handler, wrap(kind_of(handler), behavior, one))
+        if ready is not None:
+            ready(made, one)
         if len(self._made) >= MOST_METHODS:
             self._made.clear()
-        self._made[key] = handler, made
+        self._made[method] = (handler, made) if known == () else None
         return made
+
+    def forget_made(self) -> None:
+        """Make all handlers anew from now on."""
+        self._made.clear()
 
     def _method(self, name: str) -> Method:
         with self.lock:
@@ -145,6 +166,17 @@ class Connections:
             call.use = entry.seen.beats if call.heartbeat else entry.seen.user
             call.use.begin(call.began_ns, streams=call.streams)
             entry.calls.add(call)
+            self.open_calls += 1
+            self.total += 1
+
+    def has_hidden(self) -> None:
+        """Note that a call began of which can't be told where it comes from."""
+        self.uncounted += 1
+        self.hidden_ns = self.now_ns()
+
+    def has_seen_calls(self) -> bool:
+        """Whether any came by; if not, it may be no interceptor of the server's."""
+        return bool(self.total or self.uncounted)
 
     def is_new(self, call: Call) -> bool:
         """Whether it is the first call on its connection, of which more may be asked."""
@@ -239,7 +271,7 @@ class Connections:
         elif entry.inode not in (None, one.inode) and not entry.ambiguous:
             entry = self._replaced(entry, now_ns)
         if entry.inode is None or not entry.ambiguous:
-            entry.inode, entry.local_port = one.inode, one.local_port
+            entry.inode, entry.local_port = one.inode, one.local[1]
         entry.info = one.info
         return entry
 
@@ -254,4 +286,5 @@ class Connections:
             call.use = entry.seen.beats if call.heartbeat else entry.seen.user
             call.use.begin(now_ns, streams=call.streams)
             entry.calls.add(call)
+            self.open_calls += 1
         return entry

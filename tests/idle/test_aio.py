@@ -5,6 +5,7 @@ import gc
 import inspect
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import grpc
@@ -222,6 +223,8 @@ async def test_what_is_open_ends_with_the_reason_and_its_handler_as_if_cancelled
             assert await call.read() == b"open"
         timer.advance(30)
         await detector.check()
+        await asyncio.sleep(0.1)  # for what the server has said to be out
+        await passing(timer, lambda: server.ends)
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
         assert await call.details() == "closed by the server: connection open for 20 s"
         await until(lambda: [type(end) for end in server.ends] == [asyncio.CancelledError])
@@ -243,7 +246,7 @@ async def test_a_call_that_waits_for_a_busy_loop_is_not_lost(events):
             time.sleep(1.2)  # noqa: ASYNC251 - what this is about
             await until(second.done)
             assert second.code() is grpc.StatusCode.OK
-            assert [one.reason for one in said(events, ConnectionKept)]
+            await until(lambda: said(events, ConnectionKept))
 
 
 @on_linux
@@ -257,6 +260,58 @@ async def test_a_call_whose_request_is_on_its_way_is_not_lost():
             await call.write(b"2")
             await call.done_writing()
             assert await call == b"2"
+
+
+@on_linux
+async def test_a_plain_function_that_waits_for_its_pool_is_not_lost(events):
+    """It has come in whole, but no thread is free to begin it."""
+    gate = threading.Event()
+
+    def slow(request, context):
+        gate.wait(PATIENCE)
+        return request
+
+    with WheelTimer() as timer, ThreadPoolExecutor(1) as pool:
+        table = ConnectionTable(timer=timer)
+        server = grpc.aio.server(interceptors=[table], migration_thread_pool=pool)
+        handler = grpc.unary_unary_rpc_method_handler(slow)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("test.Idle", {"Slow": handler})]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        detector = IdleConnectionDetector(server, 0.3, connections=table, ports=port, timer=timer)
+        channels = [
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) for _ in range(2)
+        ]
+        calls = [channel.unary_unary("/test.Idle/Slow")(b"x") for channel in channels]
+        await until(lambda: len(table._waiting) == 1)
+        assert table.doubt().unplaced
+        await until(lambda: said(events, ConnectionKept))
+        gate.set()
+        assert [await call for call in calls] == [b"x", b"x"]
+        assert not table._arriving
+        assert not table._waiting
+        detector.close()
+        for channel in channels:
+            await channel.close()
+        await server.stop(None)
+    assert not said(events, ConnectionClosed)
+
+
+async def test_a_threaded_server_is_refused():
+    with pytest.raises(TypeError, match=r"server must be what grpc\.aio\.server\(\) gave"):
+        IdleConnectionDetector(grpc.server(ThreadPoolExecutor(1)), connections=ConnectionTable())
+
+
+async def test_that_unix_sockets_can_not_be_closed_is_said_where_the_detector_is_made(timer):
+    async with idle_server(timer) as server:
+        with pytest.warns(RuntimeWarning, match="can't be told apart, nor closed") as told:
+            detector = IdleConnectionDetector(
+                server.server, connections=server.table, ports="unix:/run/x.sock", timer=timer
+            )
+        assert told[0].filename == __file__
+        detector.close()
 
 
 async def test_it_ends_with_its_server(timer):

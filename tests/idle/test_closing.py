@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from fixtures.idle_server import IdleServer, connect_from, echo, let_it_rest, reset, said, soon
+from fixtures.leaks import descriptors
 from fixtures.timers import PATIENCE, eventually, run_threads
-from rpcwheel.idle.closing import _finishing
+from rpcwheel.idle.closing import Settled, _finishing
 from rpcwheel.idle.entry import Call
 from rpcwheel.idle.table import Connections
 from rpcwheel.observe import ConnectionClosed, ConnectionIdle, ConnectionKept
@@ -23,13 +24,29 @@ def test_a_client_that_is_asked_to_leave_goes_and_no_call_fails(events):
         server = IdleServer(timer)
         server.detect(None, max_age=0.2, max_age_grace=30, close="goaway", check=0.05)
         channel = server.channel()
-        end = time.monotonic() + 2
+        end, peers = time.monotonic() + 2, set()
         while time.monotonic() < end:
             assert echo(channel) == b"x"
+            peers |= {one.peer for one in server.table.snapshot()}
         server.close()
-    gone = said(events, ConnectionClosed)
-    assert len(gone) > 2
-    assert {event.how for event in gone} == {"goaway"}
+    assert len(peers) > 3  # of about six; that they have gone is noticed within a second
+    assert {event.how for event in said(events, ConnectionClosed)} == {"goaway"}
+
+
+def test_what_is_too_old_and_busy_is_asked_to_leave_by_default_and_not_called_idle(
+    server, channel, events
+):
+    detector = server.detect(None, max_age=100, check=100)
+    server.gate = threading.Event()
+    call = channel.unary_unary("/test.Idle/Echo").future(b"x")
+    assert eventually(server.table.snapshot)
+    let_it_rest()
+    server.timer.advance(111)
+    assert detector.check() == []
+    server.gate.set()
+    assert call.result(PATIENCE) == b"x"
+    assert soon(server, lambda: said(events, ConnectionClosed))
+    assert [(type(event), event.how) for event in events] == [(ConnectionClosed, "goaway")]
 
 
 def test_an_idle_client_is_asked_to_leave(server, channel, events):
@@ -92,13 +109,13 @@ def test_a_call_that_waits_for_a_thread_keeps_its_connection(timer, events):
     calls = [busy.unary_unary("/test.Idle/Echo").future(b"x")]
     assert eventually(lambda: not server.is_calm())
     calls.append(waiting.unary_unary("/test.Idle/Echo").future(b"y"))
-    assert eventually(detector._calls_wait)
+    assert eventually(lambda: server.table.open_calls == 2)
     let_it_rest()
     timer.advance(31)
-    assert eventually(lambda: said(events, ConnectionKept))
+    assert detector.check() == []
     server.gate.set()
     assert [call.result(PATIENCE) for call in calls] == [b"x", b"y"]
-    assert not said(events, ConnectionClosed)
+    assert not events
     server.close()
 
 
@@ -185,3 +202,43 @@ def test_no_socket_but_the_servers_own_is_touched(server, channel, events):
     for one in (listener, client, accepted):
         one.close()
     other.close()
+
+
+# The server's moment
+
+
+def test_a_moment_is_given_again_when_it_is_over_and_no_more_if_it_was_not_had():
+    given = iter([True, True, False])
+    settled = Settled(lambda: next(given))
+    assert not settled.holds()
+    settled.renew()
+    settled.renew()
+    assert settled.holds()
+    time.sleep(0.06)
+    assert not settled.holds()
+    settled.renew()
+    assert settled.holds()
+    time.sleep(0.06)
+    settled.renew()
+    settled.renew()
+    assert not settled.holds()
+
+
+def test_no_socket_is_held_while_the_server_has_its_moment(server, channel):
+    detector = server.detect()
+    echo(channel)
+    let_it_rest()
+    detector._look()
+    server.timer._hub.manual_ns += 31_000_000_000
+    detector._decide([])
+    held = []
+
+    def settle() -> bool:
+        hand = detector._scan.slot._hand
+        held.append(dict(descriptors())[str(hand)])
+        return True
+
+    detector._settle = settle
+    detector._close_marked([])
+    assert set(held) == {"/dev/null"}
+    assert server.table.snapshot() == ()

@@ -3,7 +3,8 @@
 import pytest
 
 from rpcwheel.durations import NEVER
-from rpcwheel.idle.core import QUIET_NS, TRIES, Limits, Look, Mark, Reason, Seen, Step, judge, step
+from rpcwheel.idle.core import QUIET_NS, TRIES, Look, Mark, Reason, Seen, Step, judge, step
+from rpcwheel.idle.limits import Limits
 from rpcwheel.idle.policy import IdlePolicy
 
 S = 1_000_000_000
@@ -24,12 +25,6 @@ def reason(one: Seen, at: int, **settings) -> Reason | None:
 
 
 # Limits
-
-
-def test_the_check_is_a_third_of_the_shortest_limit():
-    assert limits().check_ns == 60 * S
-    assert limits(idle_timeout=90, read_idle=30, max_age=60).check_ns == 10 * S
-    assert limits(check=7).check_ns == 7 * S
 
 
 def test_without_limits_nothing_is_looked_at():
@@ -124,20 +119,45 @@ def test_a_connection_that_is_too_old_is_closed_though_it_is_used():
 def test_what_is_open_on_one_that_is_too_old_has_its_grace():
     one = seen()
     one.user.begin(59 * S, streams=True)
-    aged = {"max_age": 60, "max_age_grace": 30, "close_streams": True, "idle_timeout": None}
-    assert reason(one, 90, **aged) is None
-    assert reason(one, 91, **aged) is Reason.AGE
+    aged = {"max_age": 60, "max_age_grace": 30, "idle_timeout": None}
+    mark, found = marked(one, 61, **aged)
+    assert mark.due.waits
+    assert step(one, mark, QUIET, found, 61 * S) is Step.WAIT_LONG
+    one.user.begin(80 * S, streams=False)  # that it is used makes it no younger
+    assert step(one, mark, QUIET, found, 90 * S) is Step.WAIT_LONG
+    assert step(one, mark, QUIET, found, 91 * S) is Step.END_CALLS
 
 
-def test_the_client_of_one_that_is_too_old_is_asked_to_leave_before_the_grace_is_over():
+def test_one_that_is_too_old_goes_as_soon_as_nothing_is_open():
+    one = seen()
+    one.user.begin(59 * S, streams=False)
+    mark, found = marked(one, 61, max_age=60)
+    one.user.end(70 * S, streams=False)
+    just_now = QUIET._replace(received_ago_ns=0)
+    assert step(one, mark, just_now, found, 70 * S) is Step.WAIT
+    assert step(one, mark, QUIET, found, 70 * S) is Step.SHUTDOWN
+
+
+def test_the_grace_begins_when_the_age_is_noticed_however_late_that_is():
+    one = seen()
+    one.user.begin(59 * S, streams=False)
+    mark, found = marked(one, 120, max_age=60, max_age_grace=30)
+    assert step(one, mark, QUIET, found, 149 * S) is Step.WAIT_LONG
+    assert step(one, mark, QUIET, found, 150 * S) is Step.END_CALLS
+
+
+@pytest.mark.parametrize("close", ["shutdown", "goaway"])
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_client_of_one_that_is_too_old_is_asked_to_leave_if_it_can_be(close, busy):
     one = seen()
     one.plain = True
-    one.user.begin(59 * S, streams=False)
-    aged = limits(max_age=60, max_age_grace=30, close="goaway")
-    assert judge(one, aged, 61 * S).asks
-    assert not judge(one, aged, 91 * S).asks
-    one.plain = False  # under TLS it can't be asked
-    assert judge(one, aged, 61 * S) is None
+    if busy:
+        one.user.begin(59 * S, streams=False)
+    mark, found = marked(one, 61, max_age=60, max_age_grace=30, close=close)
+    just_now = Look(unread=1, unsent=0, received_ago_ns=0)
+    assert step(one, mark, just_now, found, 61 * S) is Step.GOAWAY
+    one.plain = False  # under TLS it can't be
+    assert step(one, mark, just_now, found, 61 * S) is (Step.WAIT_LONG if busy else Step.WAIT)
 
 
 def test_a_share_of_a_tenth_keeps_those_apart_that_came_together():
@@ -153,7 +173,7 @@ def marked(one: Seen, at: int, **settings) -> tuple[Mark, Limits]:
     found = limits(**settings)
     due = judge(one, found, at * S)
     assert due is not None
-    return Mark(due, one.moves(found), at * S), found
+    return Mark(due, one.moves(found, due.reason), at * S), found
 
 
 def test_one_that_is_idle_and_quiet_is_shut():
@@ -199,12 +219,68 @@ def test_bytes_that_just_came_are_waited_for_and_keep_it_if_they_go_on(look):
     assert step(one, mark, look, found, 11 * S) is Step.KEEP_BUSY
 
 
+def test_bytes_that_never_are_a_message_do_not_keep_a_stream_that_is_not_read():
+    """Each message that is written has the client say that there is room for more."""
+    one = seen()
+    one.user.begin(0, streams=True)
+    mark, found = marked(one, 11, idle_timeout=None, read_idle=10, close_streams=True)
+    busy = Look(unread=0, unsent=0, received_ago_ns=0)
+    assert step(one, mark, busy, found, 11 * S) is Step.WAIT
+    mark.tries = TRIES
+    assert step(one, mark, busy, found, 11 * S) is Step.END_CALLS
+    mark.ended_ns = 11 * S
+    assert step(one, mark, busy, found, 11 * S) is Step.SHUTDOWN
+
+
 def test_bytes_that_came_after_the_last_use_count_however_late_they_are_looked_at():
     one = seen()
     mark, found = marked(one, 11, idle_timeout=10)
-    for came_at, then in ((1, Step.KEEP_DOUBTFUL), (0, Step.SHUTDOWN)):
-        look = QUIET._replace(doubtful=True, received_ago_ns=(13 - came_at) * S)
+    mark.tries = TRIES - 1
+    for came_ns, then in ((1, Step.WAIT), (-QUIET_NS, Step.SHUTDOWN)):
+        look = QUIET._replace(unplaced=True, received_ago_ns=13 * S - came_ns)
         assert step(one, mark, look, found, 13 * S) is then
+
+
+def test_calls_that_may_be_anywhere_are_waited_for_and_keep_it_if_they_stay():
+    one = seen()  # of which no call is known: it is idle since its bytes came
+    mark, found = marked(one, 11, idle_timeout=10)
+    look = QUIET._replace(unplaced=True, received_ago_ns=11 * S)
+    assert step(one, mark, look, found, 11 * S) is Step.WAIT
+    mark.tries = TRIES
+    assert step(one, mark, look, found, 11 * S) is Step.KEEP_DOUBTFUL
+
+
+def test_requests_on_their_way_keep_one_on_which_something_came_since_they_began():
+    one = seen()
+    mark, found = marked(one, 25, idle_timeout=10)
+    for received_s, then in ((14, Step.WAIT), (16, Step.SHUTDOWN)):
+        look = QUIET._replace(coming_ago_ns=15 * S, received_ago_ns=received_s * S)
+        assert step(one, mark, look, found, 25 * S) is then
+
+
+def test_calls_that_may_be_anywhere_hold_one_that_was_asked_to_leave():
+    one = seen()
+    one.plain = True
+    mark, found = marked(one, 11, idle_timeout=10, close="goaway", goaway_grace=5)
+    mark.left_ns = 11 * S
+    crossed = QUIET._replace(received_ago_ns=9 * S)  # it was sent before the client heard
+    assert step(one, mark, crossed._replace(unplaced=True), found, 20 * S) is Step.WAIT_LONG
+    assert step(one, mark, crossed, found, 20 * S) is Step.SHUTDOWN
+    just_now = QUIET._replace(unread=1)
+    assert step(one, mark, just_now, found, 20 * S) is Step.WAIT
+
+
+@pytest.mark.parametrize(
+    ("limit", "other", "way"), [("read_idle", "wrote", "read"), ("write_idle", "read", "wrote")]
+)
+def test_only_what_the_limit_is_about_keeps_a_stream_that_is_busy_the_other_way(limit, other, way):
+    one = seen()
+    one.user.begin(0, streams=True)
+    mark, found = marked(one, 11, idle_timeout=None, close_streams=True, **{limit: 10})
+    getattr(one.user, other)(11 * S)
+    assert step(one, mark, QUIET, found, 11 * S) is Step.END_CALLS
+    getattr(one.user, way)(11 * S)
+    assert step(one, mark, QUIET, found, 11 * S) is Step.KEEP_USED
 
 
 def test_bytes_that_just_came_keep_streams_from_being_ended():
@@ -231,10 +307,12 @@ def test_streams_are_ended_first_and_their_status_is_let_out():
 def test_what_can_not_be_known_keeps_one_on_which_anything_came_in():
     one = seen()
     mark, found = marked(one, 11, idle_timeout=10)
-    look = QUIET._replace(received_ago_ns=5 * S, doubtful=True)
+    look = QUIET._replace(received_ago_ns=5 * S, hidden_ago_ns=5 * S)
     assert step(one, mark, look, found, 11 * S) is Step.KEEP_DOUBTFUL
-    silent = QUIET._replace(doubtful=True)
+    silent = QUIET._replace(hidden_ago_ns=5 * S)
     assert step(one, mark, silent, found, 11 * S) is Step.SHUTDOWN
+    before = look._replace(hidden_ago_ns=12 * S)  # since then it was used by a known call
+    assert step(one, mark, before, found, 11 * S) is Step.SHUTDOWN
 
 
 def test_a_client_in_plaintext_is_asked_to_leave_and_shut_when_it_does_not():
@@ -260,12 +338,15 @@ def test_a_client_that_may_speak_tls_is_not_asked():
 def test_one_that_is_too_old_is_ended_at_the_end_of_its_grace_whatever_comes():
     one = seen()
     one.user.begin(0, streams=True)
-    mark, found = marked(one, 91, max_age=60, max_age_grace=30)
+    mark, found = marked(one, 61, max_age=60, max_age_grace=30)
     one.user.read(91 * S)
-    busy = Look(unread=1, unsent=1, received_ago_ns=0)
+    busy = Look(unread=1, unsent=0, received_ago_ns=0)
     assert step(one, mark, busy, found, 91 * S) is Step.END_CALLS
-    mark.tries = TRIES
+    mark.ended_ns = 91 * S
+    one.user.begin(91 * S, streams=False)  # one of many that never end
+    assert step(one, mark, busy._replace(unsent=1), found, 91 * S) is Step.WAIT
     assert step(one, mark, busy, found, 91 * S) is Step.SHUTDOWN
+    assert step(one, mark, busy._replace(unsent=1), found, 92 * S) is Step.SHUTDOWN
 
 
 def test_one_that_was_asked_to_leave_is_ended_at_the_end_of_its_grace():
@@ -277,5 +358,5 @@ def test_one_that_was_asked_to_leave_is_ended_at_the_end_of_its_grace():
     mark.left_ns = 61 * S
     assert step(one, mark, QUIET, found, 90 * S) is Step.WAIT_LONG
     assert step(one, mark, QUIET, found, 91 * S) is Step.END_CALLS
-    one.user.end(91 * S, streams=True)
+    mark.ended_ns = 91 * S
     assert step(one, mark, QUIET, found, 91 * S) is Step.SHUTDOWN

@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from rpcwheel.idle.core import Limits, Look, Mark, Seen, Step, judge, step
+from rpcwheel.idle.core import Look, Mark, Reason, Seen, Step, judge, step
+from rpcwheel.idle.limits import Limits
 from rpcwheel.idle.policy import IdlePolicy
 
 MS = 1_000_000
@@ -44,7 +45,7 @@ class Life(RuleBasedStateMachine):
     def begin(self, streams: bool, users: bool) -> None:
         self.use(users).begin(self.now * MS, streams=streams)
         self.open.append((streams, users))
-        self.happened.append((self.now, "in", users))
+        self.happened.append((self.now, "call", users))
 
     @rule(which=st.integers(0, 9), way=st.sampled_from(["in", "out"]))
     def message(self, which: int, way: str) -> None:
@@ -69,7 +70,7 @@ class Life(RuleBasedStateMachine):
         due = judge(self.seen, self.limits, self.now * MS)
         assert (due is not None) == self.is_idle()
         if self.mark is None and due is not None:
-            self.mark = Mark(due, self.seen.moves(self.limits), self.now * MS)
+            self.mark = Mark(due, self.seen.moves(self.limits, due.reason), self.now * MS)
             self.marked_at = len(self.happened)
 
     @rule(unread=st.booleans())
@@ -79,7 +80,12 @@ class Life(RuleBasedStateMachine):
         look = Look(int(unread), 0, 1000 * MS)
         did = step(self.seen, self.mark, look, self.limits, self.now * MS)
         since = self.happened[self.marked_at :]
-        if any(way != "both" and self.counts(users) for _, way, users in since):
+        matters = {Reason.READ: "in", Reason.WRITE: "out"}.get(self.mark.due.reason)
+        if any(
+            way in (matters, "call") if matters else way != "both"
+            for _, way, users in since
+            if self.counts(users)
+        ):
             assert did is Step.KEEP_USED
         elif unread:
             assert did is Step.WAIT
@@ -102,8 +108,8 @@ class Life(RuleBasedStateMachine):
             if self.counts(users) and not (streams and self.policy.close_streams):
                 return False
         limits = {
-            ("in", "out", "both"): self.policy.idle_timeout,
-            ("in", "both"): self.policy.read_idle,
+            ("in", "out", "both", "call"): self.policy.idle_timeout,
+            ("in", "both", "call"): self.policy.read_idle,
             ("out", "both"): self.policy.write_idle,
         }
         for ways, limit in limits.items():

@@ -1,6 +1,7 @@
 """What a detector finds idle, by each of its rules, and what becomes of it."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -113,7 +114,8 @@ def test_read_idle_closes_a_stream_that_only_writes(server, channel):
     let_it_rest()
 
     def go_on_writing():
-        for _ in range(1000):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             server.down.put(b"more")
             server.timer.advance(10)
             next(call)
@@ -177,7 +179,11 @@ def test_a_stream_on_an_old_connection_has_its_grace(server, channel):
     let_it_rest()
     server.timer.advance(145)
     assert detector.check() == []
-    server.timer.advance(20)
+    server.timer.advance(49)
+    assert detector.check() == []
+    assert call.is_active()
+    server.timer.advance(1)
+    detector.check()
     with pytest.raises(grpc.RpcError) as error:
         next(call)
     assert error.value.details() == "closed by the server: connection open for 100 s"
@@ -239,7 +245,7 @@ def test_without_ports_those_are_learned_where_calls_come_in(server, channel, ev
 
 def test_ports_that_are_not_the_servers_are_told(server, channel, events):
     server.gate = threading.Event()
-    detector = server.detect(ports=1)
+    detector = server.detect(ports=2)
     call = channel.unary_unary("/test.Idle/Echo").future(b"x")
     assert eventually(server.table.snapshot)
     server.timer.advance(1)

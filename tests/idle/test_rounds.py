@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from fixtures.idle_server import IdleServer, connect_from, echo, let_it_rest, re
 from fixtures.timers import PATIENCE, eventually, run_threads
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.idle import ConnectionTable, IdleConnectionDetector, IdlePolicy
+from rpcwheel.idle import aio as idle_aio
 from rpcwheel.idle import sync as idle_sync
 from rpcwheel.observe import ConnectionClosed, ConnectionIdle, IdleLimited, add_sink, remove_sink
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -236,6 +238,60 @@ def test_a_change_that_can_not_be_changes_nothing(server):
         assert detector.policy is before
 
 
+@pytest.mark.parametrize("settings", [{"idle_timeout": 600}, {"close": "report"}])
+def test_a_change_while_a_round_decides_holds_for_what_it_closes(server, channel, settings):
+    detector = server.detect(1)
+    echo(channel)
+    let_it_rest()
+    detector._look()
+    server.timer._hub.manual_ns += 2_000_000_000
+    entries = detector.connections.entries
+    changed = []
+
+    def then_change():
+        found = entries()
+        if not changed:
+            changed.append(1)
+            detector.change(**settings)
+        return found
+
+    detector.connections.entries = then_change  # as if the round were here already
+    detector._decide([])
+    detector._close_marked(told := [])
+    assert told == []
+    assert echo(channel) == b"x"
+    assert server.connection().calls == 2
+
+
+def test_a_construction_that_fails_leaves_the_table_to_the_next(server):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning):
+            make(server, ports="unix:/run/x.sock")
+    make(server).close()
+
+
+@pytest.mark.parametrize("ports", ["unix:/run/x.sock", 1])
+def test_that_unix_sockets_can_not_be_closed_is_said_where_the_detector_is_made(server, ports):
+    with pytest.warns(RuntimeWarning, match="can't be told apart, nor closed") as told:
+        make(server, ports=ports).close()
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("other", [None, object(), 5])
+def test_what_is_no_server_is_refused(server, other):
+    with pytest.raises(TypeError, match=r"server must be what grpc\.server\(\) gave"):
+        IdleConnectionDetector(other, connections=server.table)
+    make(server).close()
+
+
+def test_a_table_of_the_other_world_is_refused(server):
+    with pytest.raises(
+        TypeError, match=r"connections must be the ConnectionTable of rpcwheel\.idle"
+    ):
+        make(server, connections=idle_aio.ConnectionTable())
+
+
 def test_without_limits_nothing_is_ever_looked_at(server):
     with make(server, idle_timeout=None) as detector:
         assert server.timer.pending == 0
@@ -267,3 +323,18 @@ def test_a_table_alone_costs_no_timer_and_shows_what_calls_do(channel, server):
 def test_the_table_is_no_interceptor_for_the_other_world():
     assert issubclass(ConnectionTable, grpc.ServerInterceptor)
     assert idle_sync.__all__ == ["ConnectionTable", "IdleConnectionDetector"]
+
+
+def test_that_a_client_under_tls_can_not_be_asked_to_leave_is_told(server, channel, events):
+    detector = server.detect(close="goaway")
+    echo(channel)
+    (entry,) = server.table.entries()
+    assert entry.seen.plain
+    entry.seen.plain = False  # as it is under TLS
+    let_it_rest()
+    server.timer.advance(31)
+    detector.check()
+    assert eventually(lambda: said(events, IdleLimited))
+    assert "under TLS can't be asked to leave" in said(events, IdleLimited)[0].reason
+    assert soon(server, lambda: said(events, ConnectionClosed))
+    assert said(events, ConnectionClosed)[0].how == "shutdown"

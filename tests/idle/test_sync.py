@@ -4,9 +4,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fixtures.idle_server import IdleServer, down, echo, let_it_rest, said
+from fixtures.idle_server import IdleServer, down, echo, let_it_rest, said, soon
 from fixtures.timers import PATIENCE, eventually
 from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
 from rpcwheel.observe import ConnectionClosed, ConnectionKept, IdleLimited
@@ -97,19 +98,7 @@ def test_the_end_of_a_stream_that_is_pushed_is_no_message(timer):
 
 
 def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
-    class Hidden(grpc.ServerInterceptor):
-        def intercept_service(self, continuation, details):
-            handler = continuation(details)
-
-            class Context:
-                def __init__(self, inner):
-                    self.inner = inner
-
-            return grpc.unary_unary_rpc_method_handler(
-                lambda request, context: handler.unary_unary(request, Context(context))
-            )
-
-    server = IdleServer(timer, before=[Hidden()])
+    server = IdleServer(timer, before=[around(Hidden)])
     channel = server.channel()
     assert echo(channel) == b"x"
     detector = server.detect()
@@ -123,6 +112,111 @@ def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
     assert "context.peer() failed" in said(events, IdleLimited)[0].reason
     assert len(said(events, IdleLimited)) == 1
     server.close()
+
+
+def test_a_context_that_does_not_tell_what_it_is_takes_no_call_from_the_count(timer, events):
+    class Context:
+        """Of another's make: all that a table needs, and no more."""
+
+        def __init__(self, inner):
+            self.peer, self.add_callback = inner.peer, inner.add_callback
+            self.invocation_metadata = inner.invocation_metadata
+
+    server = IdleServer(timer, before=[around(Context)])
+    assert echo(server.channel()) == b"x"
+    assert eventually(server.is_calm)
+    server.detect().check()
+    assert server.connection().calls == 1
+    assert not server.table.uncounted
+    server.close()
+
+
+def test_a_call_that_is_over_before_its_handler_begins_is_not_open_for_ever(timer):
+    class Context:
+        def __init__(self, inner):
+            self.peer, self.auth_context = inner.peer, inner.auth_context
+            self.invocation_metadata = inner.invocation_metadata
+
+        def add_callback(self, callback):
+            return False  # as grpc's own: it is over
+
+    server = IdleServer(timer, before=[around(Context)])
+    assert echo(server.channel()) == b"x"
+    assert server.is_calm()
+    server.close()
+
+
+@pytest.mark.parametrize("broken", ["add_callback", "peer"])
+def test_what_fails_while_a_call_is_counted_leaves_nothing_open(timer, broken):
+    class Context:
+        def __init__(self, inner):
+            self.peer, self.add_callback = inner.peer, inner.add_callback
+            self.invocation_metadata = inner.invocation_metadata
+            setattr(self, broken, None)
+
+    server = IdleServer(timer, before=[around(Context)])
+    assert echo(server.channel()) == b"x"
+    assert server.table.uncounted == 1
+    assert server.table.open_calls == 0
+    server.close()
+
+
+def test_a_call_whose_client_has_gone_is_no_connection(timer):
+    class Context:
+        def __init__(self, inner):
+            self.invocation_metadata = inner.invocation_metadata
+
+        def peer(self):
+            return ""
+
+    server = IdleServer(timer, before=[around(Context)])
+    assert echo(server.channel()) == b"x"
+    assert (server.table.snapshot(), server.table.uncounted) == ((), 0)
+    server.close()
+
+
+def test_calls_whose_peer_is_hidden_keep_connections_only_as_long_as_they_may_be_on_them(
+    timer, events
+):
+    hide = around(lambda inner: inner)
+    server = IdleServer(timer, before=[hide])
+    detector = server.detect()
+    hide.context = Hidden
+    assert echo(server.channel()) == b"x"
+    hide.context = lambda inner: inner
+    timer.advance(100)
+    channel = server.channel()
+    assert echo(channel) == b"x"  # since then none is hidden
+    assert eventually(server.is_calm)
+    let_it_rest()
+    timer.advance(31)
+    detector.check()
+    assert soon(server, lambda: said(events, ConnectionClosed))
+    server.close()
+
+
+def around(context):
+    """An interceptor that gives handlers this context, made of grpc's."""
+
+    class Around(grpc.ServerInterceptor):
+        def intercept_service(self, continuation, details):
+            handler = continuation(details)
+
+            def serve(request, inner):
+                return handler.unary_unary(request, self.context(inner))
+
+            return grpc.unary_unary_rpc_method_handler(serve)
+
+    interceptor = Around()
+    interceptor.context = context
+    return interceptor
+
+
+class Hidden:
+    """A context that tells nothing."""
+
+    def __init__(self, inner):
+        self.inner = inner
 
 
 # The end

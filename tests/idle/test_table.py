@@ -1,7 +1,9 @@
 """Which connections a server has: entries that calls make, and sockets that a look has found."""
 
+import gc
 import sys
 
+import grpc
 import pytest
 
 from fixtures.timers import run_threads
@@ -24,7 +26,7 @@ def call(table, peer=A, *, streams=False, heartbeat=False) -> Call:
 
 def sighting(peer=5001, inode=1, *, silent=0.0, port=50051) -> Sighting:
     info = TcpInfo(silent, silent, 10, 20)
-    return Sighting(("10.0.0.1", peer), port, inode, f"ipv4:10.0.0.1:{peer}", info)
+    return Sighting(("10.0.0.1", peer), ("10.0.0.9", port), inode, f"ipv4:10.0.0.1:{peer}", info)
 
 
 def look(table, *sightings) -> list:
@@ -62,7 +64,9 @@ def test_a_call_on_a_connection_that_a_look_found_is_the_same_entry(table):
 def test_grpcs_words_for_a_peer_may_be_others_than_ours(table):
     address = ("fe80::1", 5001)
     info = TcpInfo(0.0, 0.0, None, None)
-    table.reconcile([Sighting(address, 50051, 1, "ipv6:%5Bfe80::1%254%5D:5001", info)], 0)
+    table.reconcile(
+        [Sighting(address, ("fe80::9", 50051), 1, "ipv6:%5Bfe80::1%254%5D:5001", info)], 0
+    )
     call(table, "ipv6:%5Bfe80::1%25eth0%5D:5001")
     assert peers(table) == ["ipv6:%5Bfe80::1%25eth0%5D:5001"]
 
@@ -160,6 +164,28 @@ def test_methods_that_clients_make_up_take_no_memory_for_ever(table):
     for number in range(MOST_METHODS + 10):
         table._method(f"/made/up{number}")
     assert len(table._methods) <= MOST_METHODS
+
+
+def handlers(table, made) -> list:
+    return [table.around(one, "/a.B/C", lambda kind, behavior, method: behavior) for one in made]
+
+
+def made() -> grpc.RpcMethodHandler:
+    held = Held()
+    return grpc.unary_unary_rpc_method_handler(lambda request, context: held)
+
+
+class Held:
+    """What a handler that is made for one call holds."""
+
+
+def test_a_handler_is_made_once_and_those_of_one_call_are_not_kept(table):
+    one = made()
+    assert len({id(handler) for handler in handlers(table, [one] * 3)}) == 1
+    for _ in range(10):
+        handlers(table, [made()])
+    gc.collect()
+    assert sum(isinstance(each, Held) for each in gc.get_objects()) == 1  # that of `one`
 
 
 def test_patterns_of_heartbeats_hold_for_methods_known_before(table):
