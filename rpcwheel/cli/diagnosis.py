@@ -53,9 +53,13 @@ class Note:
 
 
 def as_lines(note: Note) -> list[str]:
-    """As people read it."""
-    lines = [f"{note.level:<5} {note.step:<10} {note.said}"]
-    return [*lines, f"{INDENT}{'':<10} -> {note.do}"] if note.do else lines
+    """As people read it: what a server says makes no lines of its own, and no colours."""
+    lines = [f"{note.level:<5} {note.step:<10} {_printable(note.said)}"]
+    return [*lines, f"{INDENT}{'':<10} -> {_printable(note.do)}"] if note.do else lines
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def as_json(target: str, notes: Sequence[Note]) -> str:

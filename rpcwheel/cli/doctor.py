@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Settings", "add_to", "examine", "run"]
 
+LONGEST_S: Final = 1e6
+"""Eleven days: more than anybody waits, and less than sockets and threads can."""
+
 PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 """What gRPC reads, in this order; no upper case."""
 
@@ -61,7 +64,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.set_defaults(run=lambda args: run(settings_of(parser, args), machine=args.json))
     parser.add_argument("target", type=_target, metavar="HOST:PORT", help="or [IPv6]:PORT, unix:/p")
-    parser.add_argument("--service", default="", help="ask for its health (default: the server's)")
+    parser.add_argument(
+        "--service", type=_text, default="", help="ask for its health (default: the server's)"
+    )
     parser.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS",
                         help="for each step (default 5)")  # fmt: skip
     parser.add_argument("--samples", type=_samples, default=5, metavar="N",
@@ -74,7 +79,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument("--ca", type=Path, metavar="FILE", help="whom to trust, PEM")
     parser.add_argument("--cert", type=Path, metavar="FILE", help="our certificate (mTLS), PEM")
     parser.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
-    parser.add_argument("--servername", default="", metavar="NAME",
+    parser.add_argument("--servername", type=_name, default="", metavar="NAME",
                         help="whom the certificate has to be for (default: HOST)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
 
@@ -168,14 +173,31 @@ def _in_use(addresses: list[Address], settings: Settings) -> Iterator[Note]:
         answer, _ = health.ask(channel, settings.service, settings.timeout)
         yield health.judged(answer, settings.service, settings.timeout)
         if not _hangs(answer):
-            asked = (
-                health.ask(channel, settings.service, settings.timeout)
-                for _ in range(settings.samples)
-            )
-            said, facts = spread([took for _, took in asked])
-            yield Note("call", Level.OK, f"{said} for a health check", facts=facts)
+            yield from _timed(channel, answer, settings)
     for address in addresses if settings.keepalive else ():
         yield from peer.pings_permitted(settings.way(address), settings.keepalive or 0)
+
+
+def _timed(channel: grpc.Channel, first: health.Answer, settings: Settings) -> Iterator[Note]:
+    """How long a health check takes, and whether each has the answer of the first."""
+    times: list[float] = []
+    for _ in range(settings.samples):
+        answer, took = health.ask(channel, settings.service, settings.timeout)
+        if health.kind_of(answer) != health.kind_of(first):
+            note = health.judged(answer, settings.service, settings.timeout)
+            yield Note(
+                "call",
+                Level.WARN,
+                f"after {len(times)} of {settings.samples} health checks another answer: "
+                f"{note.said}",
+                "it comes and goes: perhaps several servers behind one address, or one that "
+                "restarts; its log",
+            )
+            break
+        times.append(took)
+    if times:
+        said, facts = spread(times)
+        yield Note("call", Level.OK, f"{said} for a health check", facts=facts)
 
 
 def _hangs(answer: health.Answer) -> bool:
@@ -226,9 +248,29 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"give seconds above zero, not {text!r}")
+    if not 0 < seconds <= LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"give seconds above zero, and at most {LONGEST_S:,.0f}, not {text!r}"
+        )
     return seconds
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no text in UTF-8") from None
+    return text
+
+
+def _name(text: str) -> str:
+    try:
+        text.encode("idna")
+    except UnicodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} can be no server's name: {error}") from None
+    if "\0" in text or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"{text!r} can be no server's name")
+    return text
 
 
 def _samples(text: str) -> int:

@@ -14,7 +14,7 @@ from rpcwheel.heartbeat import HealthProbe
 
 from .diagnosis import Level, Note, Trouble
 
-__all__ = ["Answer", "Failed", "Serving", "ask", "judged", "serving_in"]
+__all__ = ["Answer", "Failed", "Serving", "ask", "judged", "kind_of", "serving_in"]
 
 HOW_TO_ADD: Final = (
     "to have one: pip install grpcio-health-checking, and "
@@ -66,6 +66,11 @@ def ask(channel: grpc.Channel, service: str, timeout: float) -> tuple[Answer, fl
     return answer, time.monotonic() - began
 
 
+def kind_of(answer: Answer) -> object:
+    """What two answers have in common that mean the same: the status, or the code of the error."""
+    return answer.code if isinstance(answer, Failed) else answer
+
+
 def judged(answer: Answer, service: str, timeout: float) -> Note:
     """What the answer means."""
     what = f"service {service!r}" if service else "the server"
@@ -104,9 +109,7 @@ def _error(error: Failed, service: str, timeout: float) -> Note:
         )
     match code:
         case grpc.StatusCode.UNIMPLEMENTED:
-            return Note(
-                "health", Level.NOTE, "gRPC works; the server has no health service", HOW_TO_ADD
-            )
+            return _without(service)
         case grpc.StatusCode.NOT_FOUND:
             return _unknown(service)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -127,6 +130,15 @@ def _error(error: Failed, service: str, timeout: float) -> Note:
                 f"the health check failed: {code.name} {details}".rstrip(),
                 "look into the server's log",
             )
+
+
+def _without(service: str) -> Note:
+    """There is no health service: what was asked for by name could not be looked at."""
+    if service:
+        return _fail(
+            f"gRPC works, but the server has no health service to ask for {service!r}", HOW_TO_ADD
+        )
+    return Note("health", Level.NOTE, "gRPC works; the server has no health service", HOW_TO_ADD)
 
 
 def _unknown(service: str) -> Note:

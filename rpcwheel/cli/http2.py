@@ -37,6 +37,15 @@ ACK: Final = 0x1
 
 _HEADER: Final = 9
 
+_SETTING: Final = struct.Struct(">HI")
+
+_GOAWAY: Final = struct.Struct(">II")
+
+_PING: Final = 8
+
+_SHOWN: Final = 40
+"""Bytes of what is no HTTP/2."""
+
 _MAX_FRAME: Final = 1 << 14
 """The longest payload we said we take, by saying nothing."""
 
@@ -90,12 +99,15 @@ class GoneAway(ConnectionError):
 
 
 class OtherProtocol(Exception):
-    """The first bytes are no SETTINGS frame."""
+    """What came is no SETTINGS frame, or no frame that can be."""
 
     def __init__(self, first: bytes) -> None:
         """Keep what came instead."""
         super().__init__(first)
         self.first = first
+
+    def __str__(self) -> str:
+        return f"it sent what is no HTTP/2: {self.first[:_SHOWN]!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,18 @@ class Frame:
     payload: bytes = b""
     flags: int = 0
     stream: int = 0
+
+    def is_whole(self) -> bool:
+        """Whether its payload has a length that its kind may have (RFC 9113, 6)."""
+        size = len(self.payload)
+        match self.kind:
+            case Kind.SETTINGS:
+                return size % _SETTING.size == 0
+            case Kind.PING:
+                return size == _PING
+            case Kind.GOAWAY:
+                return size >= _GOAWAY.size
+        return True
 
     def encoded(self) -> bytes:
         """As it goes over the wire."""
@@ -127,13 +151,15 @@ class Connection:
 
         Raises:
             OtherProtocol: It answered, but not in HTTP/2.
+            GoneAway: It wants no connection.
             Closed: It closed without a word.
             TimeoutError: It said nothing in time.
             OSError: The socket's own (reset, TLS alert).
         """
         self.send(Frame(Kind.SETTINGS), before=PREFACE)
         self._fill_first(until)
-        if self._buffer[3:5] != bytes((Kind.SETTINGS, 0)) or self._buffer[5:9] != bytes(4):
+        first = self._buffer[3:5] in (bytes((Kind.SETTINGS, 0)), bytes((Kind.GOAWAY, 0)))
+        if not first or self._buffer[5:9] != bytes(4):
             raise OtherProtocol(bytes(self._buffer))
         self.take(self._next(until))
 
@@ -141,7 +167,7 @@ class Connection:
         """Send a PING, wait for its answer; gives the seconds it took.
 
         Raises:
-            GoneAway, Closed, TimeoutError, OSError: As they say.
+            GoneAway, OtherProtocol, Closed, TimeoutError, OSError: As they say.
         """
         payload = os.urandom(8)
         began = time.monotonic()
@@ -157,7 +183,7 @@ class Connection:
         """Take and answer what comes, until then.
 
         Raises:
-            GoneAway, Closed, OSError: As they say.
+            GoneAway, OtherProtocol, Closed, OSError: As they say.
         """
         while True:
             try:
@@ -170,16 +196,19 @@ class Connection:
 
         Raises:
             GoneAway: It is a GOAWAY.
+            OtherProtocol: It has not the length that such a frame has.
         """
         answer = not frame.flags & ACK
+        if not frame.is_whole():
+            raise OtherProtocol(frame.encoded())
         if frame.kind == Kind.GOAWAY:
-            _, code = struct.unpack(">II", frame.payload[:8])
-            raise GoneAway(code, frame.payload[8:].decode(errors="replace"))
+            _, code = _GOAWAY.unpack_from(frame.payload)
+            raise GoneAway(code, frame.payload[_GOAWAY.size :].decode(errors="replace"))
         if frame.kind == Kind.PING and answer:
             self.pings_seen += 1
             self.send(Frame(Kind.PING, frame.payload, ACK))
         elif frame.kind == Kind.SETTINGS and answer:
-            for number, value in struct.iter_unpack(">HI", frame.payload):
+            for number, value in _SETTING.iter_unpack(frame.payload):
                 self.settings[SETTINGS_NAMES.get(number, str(number))] = value
             self.send(Frame(Kind.SETTINGS, b"", ACK))
 

@@ -30,6 +30,9 @@ __all__ = ["KEEPALIVE_PINGS", "Way", "opened", "pings_permitted", "protocol", "r
 KEEPALIVE_PINGS: Final = STRIKES + 2
 """The first is free, `STRIKES` are forgiven, and one more is too many."""
 
+OFTEN_S: Final = 1.0
+"""gRPC pings no more often."""
+
 SOON_DAYS: Final = 14
 
 ENDED: Final = (Closed, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -98,6 +101,8 @@ def protocol(way: Way) -> Iterator[Note]:
         yield Note.failed("tcp", trouble)
     except OtherProtocol as other:
         yield Note.failed("http2", _other(other.first))
+    except GoneAway as gone:
+        yield Note.failed("http2", _unwelcome(gone))
     except ssl.SSLError as error:
         yield Note.failed("tls", _tls_failed(error, way))
     except OSError as error:
@@ -185,14 +190,22 @@ def _gone(gone: GoneAway, sent: int, every: float) -> Note:
             f"the server ended the connection gracefully at ping {sent}: {gone}",
             "it limits how long connections are idle or old; clients connect again by themselves",
         )
+    permit = max(every, OFTEN_S) * 0.9
     return Note(
         "keepalive",
         Level.FAIL,
         f"the server refuses a ping each {every:g} s without calls: {gone} at ping {sent}",
-        f"server: rpcwheel.server_options(permit_every={every * 0.9:g}) (Go: EnforcementPolicy, "
-        "Java: permitKeepAliveTime); or clients: rpcwheel.channel_options(), which pings each "
-        "330 s and only during calls",
+        f"server: rpcwheel.server_options(permit_every={permit:g}) "
+        "(Go: EnforcementPolicy, Java: permitKeepAliveTime); or clients: "
+        "rpcwheel.channel_options(), which pings each 330 s and only during calls",
         {"every": every, "pings": sent},
+    )
+
+
+def _unwelcome(gone: GoneAway) -> Trouble:
+    return Trouble(
+        f"it speaks HTTP/2, and ends the connection as it begins: {gone}",
+        "it is shutting down, or takes no more connections: look into its log",
     )
 
 
@@ -287,9 +300,12 @@ def _in_plaintext(error: OSError, way: Way) -> Trouble:
             if protocol_of(other.first)[0] == "TLS"
             else _other(other.first)
         )
+    except GoneAway:
+        pass
     except (Trouble, OSError):
         return _silent(error, way.timeout)
-    connection.sock.close()
+    else:
+        connection.sock.close()
     return Trouble(
         "the server speaks HTTP/2 without TLS",
         "leave out --tls (clients: grpc.insecure_channel instead of secure_channel)",

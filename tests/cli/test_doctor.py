@@ -245,7 +245,7 @@ def test_a_stock_server_is_found_to_refuse_pings_without_calls(doctor, health_se
     status, found = doctor(health_server().target, "--keepalive", "0.1")
     assert (status, found["keepalive"]["level"]) == (1, "fail")
     assert "too_many_pings') at ping 4" in found["keepalive"]["said"]
-    assert "rpcwheel.server_options(permit_every=0.09)" in found["keepalive"]["do"]
+    assert "rpcwheel.server_options(permit_every=0.9)" in found["keepalive"]["do"]
 
 
 def test_a_server_that_permits_pings_is_found_to_do_so(doctor, health_server):
@@ -291,7 +291,15 @@ def test_a_machine_reads_one_object_and_people_beside_it_how_long_it_takes(capsy
         (["localhost"], "'localhost' has no port"),
         (["localhost:0"], "from 1 to 65535, not '0'"),
         (["a:1", "--timeout", "0"], "give seconds above zero"),
-        (["a:1", "--keepalive", "soon"], "give seconds above zero, not 'soon'"),
+        (
+            ["a:1", "--keepalive", "soon"],
+            "give seconds above zero, and at most 1,000,000, not 'soon'",
+        ),
+        (["a:1", "--timeout", "1e300"], "at most 1,000,000"),
+        (["a:1", "--servername", ".foo"], "'.foo' can be no server's name"),
+        (["a:1", "--servername", "a" * 300], "can be no server's name"),
+        (["a:1", "--servername", "ü..x"], "can be no server's name"),
+        (["a:1", "--service", "\udcff"], "is no text in UTF-8"),
         (["a:1", "--samples", "0"], "give a whole number of 1 or more"),
         (["a:1", "--cert", "c.pem"], "--cert and --key go together"),
         (["a:1", "--ca", "no-such.pem"], "no-such.pem can't be used"),

@@ -121,6 +121,34 @@ def test_a_frame_that_is_too_long_is_no_frame(ends):
 
 
 @pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Kind.SETTINGS, b"12345"),
+        Frame(Kind.GOAWAY, b"123"),
+        Frame(Kind.PING, b"1234"),
+        Frame(Kind.PING, b"1234", ACK),
+    ],
+)
+def test_a_frame_without_the_length_of_its_kind_is_no_frame(ends, frame):
+    connection, far = ends
+    far.sendall(frame.encoded())
+    with pytest.raises(OtherProtocol, match="it sent what is no HTTP/2") as other:
+        connection.listen(soon())
+    assert other.value.first == frame.encoded()
+
+
+def test_what_is_no_http2_is_said_in_a_few_words(ends):
+    assert len(str(OtherProtocol(b"\xff" * 16_000))) < 250
+
+
+def test_a_goaway_may_be_the_first_word(ends):
+    connection, far = ends
+    far.sendall(goaway(11, b"too many"))
+    with pytest.raises(GoneAway, match="ENHANCE_YOUR_CALM"):
+        connection.greet(soon())
+
+
+@pytest.mark.parametrize(
     ("first", "name", "said"),
     [
         (b"HTTP/1.0 200 OK\r\nServer: x", "HTTP/1.1", "200 OK"),
