@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
+from rpcwheel.heartbeat.watched import below
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 from rpcwheel.interceptors.aio import (
     Queues,
@@ -61,6 +62,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         As in the sync twin; on a running loop. `interceptors` are grpc's, inside the policies.
         """
+        self._check_probe(probe)
         channel = ReconnectingChannel(
             target,
             credentials,
@@ -116,7 +118,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         With `heartbeat` a `ReconnectingChannel` gets one; as in the sync twin.
         """
-        if self._manager is not None and isinstance(channel, ReconnectingChannel):
+        if self._manager is not None and isinstance(below(channel), ReconnectingChannel):
             self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 

@@ -210,6 +210,13 @@ class KitBase(Generic[Q, M, T, D]):
             settings = {"keepalive": every_s, "ping_timeout": answer_s} | settings
         return server_options(**settings)
 
+    def _check_probe(self, probe: object) -> None:
+        if probe is not None and self._manager is None:
+            raise ConfigurationError(
+                "probe is what a heartbeat asks, and this kit has none; make it with one, such as "
+                "Kit(heartbeat=10.0)"
+            )
+
     def _claim(self, connections: T | None) -> T:
         """The table for a detector: the one given, or the only one that has none."""
         if self._policy.idle is None:

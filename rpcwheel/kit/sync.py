@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rpcwheel.channel.sync import ReconnectingChannel
 from rpcwheel.failback.sync import FailbackInvoker
 from rpcwheel.heartbeat.sync import Heartbeat, HeartbeatManager
+from rpcwheel.heartbeat.watched import below
 from rpcwheel.idle.sync import ConnectionTable, IdleConnectionDetector
 from rpcwheel.interceptors.sync import (
     Queues,
@@ -77,6 +78,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
             TypeError, ConfigurationError: An argument makes no sense.
             RuntimeError: The kit has `heartbeat` and is closed.
         """
+        self._check_probe(probe)
         channel = ReconnectingChannel(
             target, credentials, options=options, compression=compression, timer=self._timer
         )
@@ -143,10 +145,13 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
     def intercept_channel(self, channel: grpc.Channel) -> grpc.Channel:
         """Put the policies in front of a channel, which stays yours to close.
 
-        With `heartbeat` a `ReconnectingChannel` gets one. Another channel of grpc can't be
-        replaced, and gets none: have a `HeartbeatManager` tell of it.
+        With `heartbeat` a `ReconnectingChannel` gets one, also below interceptors. Another channel
+        of grpc can't be replaced, and gets none: have a `HeartbeatManager` tell of it.
+
+        Raises:
+            RuntimeError: It would get a heartbeat, and this kit is closed.
         """
-        if self._manager is not None and isinstance(channel, ReconnectingChannel):
+        if self._manager is not None and isinstance(below(channel), ReconnectingChannel):
             self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 

@@ -187,7 +187,7 @@ _LINES: Final[dict[type, _Line]] = {
     ),
     events.ConnectionKept: _Line(
         CONNECTION,
-        logging.WARNING,
+        logging.INFO,
         "%(peer)s: connection not closed, %(reason)s%(held)s",
         every_s=RARELY_S,
     ),

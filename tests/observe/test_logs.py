@@ -186,7 +186,7 @@ READS = [
     (
         events.ConnectionKept("ipv4:10.0.0.1:5", "it is in use again"),
         "rpcwheel.connection",
-        logging.WARNING,
+        logging.INFO,
         "ipv4:10.0.0.1:5: connection not closed, it is in use again",
     ),
     (
