@@ -68,6 +68,7 @@ from rpcwheel.heartbeat import (
     HeartbeatState,
     MethodProbe,
     Probe,
+    Verdict,
 )
 from rpcwheel.idle import (
     Connection,
@@ -167,6 +168,7 @@ __all__ = [
     "TimerTask",
     "TooManyCalls",
     "TooManyTimeouts",
+    "Verdict",
     "WheelTimer",
     "__version__",
     "aio",

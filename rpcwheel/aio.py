@@ -44,7 +44,14 @@ from rpcwheel.failback import (
     with_failback,
 )
 from rpcwheel.failback.aio import FailbackInvoker
-from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe, Probe
+from rpcwheel.heartbeat import (
+    HealthProbe,
+    HeartbeatPolicy,
+    HeartbeatState,
+    MethodProbe,
+    Probe,
+    Verdict,
+)
 from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
 from rpcwheel.idle import Connection, IdlePolicy
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
@@ -134,6 +141,7 @@ __all__ = [
     "TimerTask",
     "TooManyCalls",
     "TooManyTimeouts",
+    "Verdict",
     "WheelTimer",
     "channel_options",
     "check_options",

@@ -23,7 +23,7 @@ The twin for `grpc.aio`, with the same names, is in `rpcwheel.heartbeat.aio`.
 """
 
 from .policy import HeartbeatPolicy
-from .probe import HealthProbe, MethodProbe, Probe
+from .probe import HealthProbe, MethodProbe, Probe, Verdict
 from .rules import HeartbeatState
 from .sync import Heartbeat, HeartbeatManager
 
@@ -35,4 +35,5 @@ __all__ = [
     "HeartbeatState",
     "MethodProbe",
     "Probe",
+    "Verdict",
 ]

@@ -50,7 +50,7 @@ class Heartbeat(HeartbeatBase):
                 self._tidy()
             self._forget(self)
 
-    _soon_told = _soon
+    _soon_users = _soon_replaced = _soon_told = _soon
 
     def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
         made = call(
@@ -69,9 +69,9 @@ class Heartbeat(HeartbeatBase):
         code, response = "OK", None
         try:
             response = await call
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # nobody waits; or the loop ends, and no miss is to be told
             call.cancel()
-            code = "CANCELLED"
+            raise
         except grpc.RpcError as error:
             status = error.code() if hasattr(error, "code") else None
             code = getattr(status, "name", "UNKNOWN")
@@ -102,14 +102,16 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
             once with UNAVAILABLE; None: as long as they take.
         replace: Whether dead connections are replaced, or only told of.
 
-    An async context manager, whose end waits until no task is left. `attach` needs a running loop;
-    each heartbeat lives on the loop where it was attached.
+    An async context manager, whose end waits until no task is left. `attach` needs a running loop
+    (RuntimeError without one); each heartbeat lives on the loop where it was attached. To be closed
+    before its timer is stopped: who waits on a stopped timer is not told.
 
     Raises:
         TypeError, ConfigurationError: An argument makes no sense.
     """
 
     _kind: ClassVar[type[Heartbeat]] = Heartbeat
+    _other: ClassVar[tuple[type[Any], str]] = grpc.Channel, "rpcwheel.HeartbeatManager"
 
     async def __aenter__(self) -> Self:
         return self

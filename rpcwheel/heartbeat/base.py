@@ -2,10 +2,11 @@
 
 One one-shot timeout per heartbeat, set to the next moment that matters; traffic only moves stamps,
 so a busy connection costs one wake-up per interval. On the timer's thread the stamps are looked at
-and the timeout is set again, nothing else: heartbeats, replacements, listeners and events happen
-where the twin says (`_soon`: a worker, or the loop).
+and the timeout is set again, nothing else. The rest happens where the twin says: our own
+bookkeeping and heartbeats (`_soon`), users' code in them (`_soon_users`), replacements
+(`_soon_replaced`), events and listeners (`_soon_told`).
 
-`_lock` guards the core, the timeout and the call in flight; no user code runs under it. It is
+`_lock` guards the core, the timeout and the calls in flight; no user code runs under it. It is
 re-entrant because a finalizer may detach anything at any time.
 """
 
@@ -69,7 +70,7 @@ class HeartbeatBase(HeartbeatView):
         self._now_ns = clock_of(timer)
         self._lock = threading.RLock()
         self._timeout: Timeout | None = None
-        self._call: tuple[int, Any] | None = None
+        self._calls: dict[int, Any] = {}
         self._traffic: Traffic = self._watched.traffic() or Traffic(self._now_ns)
         if not self._watched.ours:
             rules = dataclasses.replace(rules, replace=False)
@@ -77,6 +78,11 @@ class HeartbeatBase(HeartbeatView):
             rules, random.random, now_ns=self._now_ns(), begun=not self._watched.ours
         )
         self._teller = Teller(self, self._lock, self._soon_told, self._watched.calls)
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401
+        """The channel that is watched, below interceptors; None once its user has dropped it."""
+        return self._watched.channel
 
     @property
     def orphaned(self) -> bool:
@@ -94,7 +100,7 @@ class HeartbeatBase(HeartbeatView):
         is told as `ListenerFailed`, and goes on being called.
 
         Raises:
-            TypeError: It can't be called, or is a coroutine function.
+            TypeError: It can't be called with those three, or is a coroutine function.
         """
         self._teller.add(checked_listener(listener))
 
@@ -103,7 +109,7 @@ class HeartbeatBase(HeartbeatView):
         self._teller.remove(listener)
 
     def beat(self) -> bool:
-        """Send a heartbeat now, soon that is; False if one is on its way, or none is to be sent."""
+        """Send a heartbeat now, soon that is; False if one is waited for, or none is to be sent."""
         with self._lock:
             wanted = self._core.beat()
         if wanted:
@@ -126,13 +132,15 @@ class HeartbeatBase(HeartbeatView):
 
     # The timer
 
-    def start(self) -> None:
+    def _begin(self) -> None:
         """Set the first timeout.
 
         Raises:
             TimerStopped, TooManyTimeouts: The timer doesn't take it.
         """
         with self._lock:
+            if self._watched.is_closed():
+                self._core.close()
             now_ns = self._now_ns()
             at_ns = self._core.next_ns(now_ns, self._seen())
             if at_ns != NEVER:
@@ -177,17 +185,15 @@ class HeartbeatBase(HeartbeatView):
             self._tidy()
 
     def _tidy(self) -> None:
-        """Drop the timeout, and the call in flight if it is not waited for. Under the lock."""
+        """Drop the timeout, and the calls that no answer counts for any more. Under the lock."""
         timeout, self._timeout = self._timeout, None
         if timeout is not None:
             timeout.cancel()
         self._drop()
 
     def _drop(self) -> None:
-        call = self._call
-        if call is not None and call[0] != self._core.probe:
-            self._call = None
-            self._give_up(call[1])
+        for number in self._calls.keys() - self._core.on_way:
+            self._give_up(self._calls.pop(number))
 
     def _seen(self) -> Seen:
         """The stamps of the connection that is there now. Under the lock."""
@@ -215,11 +221,13 @@ class HeartbeatBase(HeartbeatView):
                     self._traffic.last_write_ns = self._now_ns()
                 traffic = self._traffic
             match step:
-                case Send():
+                case Send() if self._watched.pure:
                     self._send(step, traffic)
+                case Send():
+                    self._soon_users(partial(self._send, step, traffic))
                 case Replace():
                     self._flush()  # its death is told first
-                    self._soon(partial(self._replace, step))
+                    self._soon_replaced(partial(self._replace, step))
                 case None:
                     pass
         self._flush()
@@ -232,7 +240,7 @@ class HeartbeatBase(HeartbeatView):
         if wanted:
             try:
                 # Calls that wait for a connection (`wait_for_ready`) were not sent: they go on.
-                drain = None if self._watched.is_cut_off() else self._drain
+                drain = None if self._watched.never_sent() else self._drain
                 done = channel.replace(step.reason, drain=drain)
             except Exception as error:  # noqa: BLE001 - the user's connect(): told
                 failure = error
@@ -262,37 +270,54 @@ class HeartbeatBase(HeartbeatView):
                 settle(began_ns, type(error).__name__, None)
             return
         with self._lock:
-            if self._core.probe == step.number:
-                self._call = step.number, call
+            if step.number in self._core.on_way:
+                self._calls[step.number] = call
                 return
         self._give_up(call)
 
     def _settle(self, sent: _Sent, at_ns: int, code: str, response: object) -> None:
         """Take note of how a heartbeat ended. Never waits: it may run on gRPC's thread."""
+        condemning = True
         if code in UNANSWERED or (response is None and not code.isupper()):
             verdict, answer = Verdict(alive=False), code
+            condemning = code.isupper() and not self._was_said(code)
         else:
             verdict = self._judge(response) if isinstance(response, bytes) else ALIVE
             answer = "NOT_SERVING"
         with self._lock:
             core, now_ns = self._core, self._now_ns()
-            self._seen()
+            self._calls.pop(sent.number, None)
+            core.notice(now_ns, self._seen())
             if not verdict.alive:
-                known = core.missed(now_ns, sent.number, answer, serving=verdict.serving)
+                known = core.missed(
+                    *(now_ns, sent.number, answer),
+                    serving=verdict.serving,
+                    condemning=condemning,
+                )
             elif known := core.heard(
                 now_ns, sent.number, rtt_ns=max(0, at_ns - sent.at_ns), serving=verdict.serving
             ):
                 sent.traffic.last_read_ns = now_ns
-            if known:
-                self._call = None
+            self._drop()
             due = known and self._plan()
         self._flush()
         if due:
             self._soon(self._act)
 
+    def _was_said(self, code: str) -> bool:
+        """Whether a status was not made up for want of a connection.
+
+        gRPC says UNAVAILABLE when a connection breaks, a proxy when its upstream has, and gRPC
+        again when call credentials can't be had. Only the first leaves the channel not READY.
+        """
+        return code == "UNAVAILABLE" and self._watched.is_ready()
+
     def _judge(self, response: bytes) -> Verdict:
         try:
-            return self._probe.judge(response)
+            verdict: object = self._probe.judge(response)
+            if isinstance(verdict, Verdict):
+                return verdict
+            raise TypeError(f"judge must return a rpcwheel.heartbeat.Verdict, not {verdict!r}")  # noqa: TRY301 - told as what it raises itself
         except Exception as error:  # noqa: BLE001 - the user's: told; an answer it was
             self._teller.take(ListenerFailed(self.target, repr(self._probe), error))
             return ALIVE
@@ -310,7 +335,7 @@ class HeartbeatBase(HeartbeatView):
             unhook()
         self._teller.flush()
 
-    def when_over(self, unhook: object) -> None:
+    def _when_over(self, unhook: object) -> None:
         """Call `unhook()` at the end; whatever else it is, is ignored."""
         if callable(unhook):
             with self._lock:
@@ -320,11 +345,19 @@ class HeartbeatBase(HeartbeatView):
     # What the twins do
 
     def _soon(self, job: Callable[[], object]) -> None:
-        """Run it where what may block, and users' code, may run; from any thread."""
+        """Run our own bookkeeping where grpc may be called; from any thread."""
+        raise NotImplementedError
+
+    def _soon_users(self, job: Callable[[], object]) -> None:
+        """As `_soon`, for users' code, which may hang without holding up other heartbeats."""
+        raise NotImplementedError
+
+    def _soon_replaced(self, job: Callable[[], object]) -> None:
+        """As `_soon`, for replacements: users' code makes channels, and sinks are told."""
         raise NotImplementedError
 
     def _soon_told(self, job: Callable[[], object]) -> None:
-        """As `_soon`, for events and listeners, which may hang without holding up the others."""
+        """As `_soon`, for events and listeners."""
         raise NotImplementedError
 
     def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -13,7 +14,8 @@ from rpcwheel.timer.clock import checked_timer
 from .base import HeartbeatBase
 from .policy import HeartbeatPolicy
 from .probe import HealthProbe, Probe
-from .rules import HeartbeatRules
+from .rules import HeartbeatRules, HeartbeatState
+from .watched import below
 
 if TYPE_CHECKING:
     from rpcwheel.durations import Duration
@@ -29,6 +31,8 @@ class ManagerBase(Generic[H]):
 
     _kind: ClassVar[type[Any]]
     """What it makes."""
+    _other: ClassVar[tuple[type[Any], str]]
+    """The channels of the other world, and who watches those."""
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class ManagerBase(Generic[H]):
         drain: Duration | None = 0.0,
         replace: bool = True,
     ) -> None:
+        _refuse_policy(timer)
         policy = HeartbeatPolicy(interval=interval, timeout=timeout, drain=drain, replace=replace)
         self._timer = checked_timer(timer)
         self._probe = checked_probe(HealthProbe() if probe is None else probe)
@@ -74,8 +79,9 @@ class ManagerBase(Generic[H]):
         """Begin to watch a connection; a second time, gives the same heartbeat.
 
         Args:
-            connection: A `ReconnectingChannel`. Any other gRPC channel can be watched too, but
-                its traffic is not seen, so that it is asked once each interval, and it can't be
+            connection: A `ReconnectingChannel`, with interceptors on top or without: those are
+                passed by. Any other gRPC channel can be watched too, but its traffic is not seen,
+                so that it is asked once each interval while it is connected, and it can't be
                 replaced: that it is dead is only told.
             probe: What to ask this one; None: what the manager was made with.
 
@@ -83,12 +89,16 @@ class ManagerBase(Generic[H]):
             Its heartbeat, until `detach()`, `close()`, or the channel's own end.
 
         Raises:
-            TypeError: It is no channel; the probe is none.
+            TypeError: It is no channel, or one of the other world; the probe is none.
             RuntimeError: This manager is closed.
             TimerStopped, TooManyTimeouts: The timer doesn't take it; nothing is attached.
         """
         if not callable(getattr(connection, "unary_unary", None)):
             raise TypeError(f"connection must be a gRPC channel, not {connection!r}")
+        connection = below(connection)
+        other, watcher = self._other
+        if isinstance(connection, other):
+            raise TypeError(f"{connection!r} is a channel of the other world: use {watcher}")
         probe = self._probe if probe is None else checked_probe(probe)
         self._prune()
         with self._lock:
@@ -98,11 +108,13 @@ class ManagerBase(Generic[H]):
             if known is not None:
                 return known
             heartbeat: H = self._make(connection, probe)
-            heartbeat.start()
-            self._kept[id(connection)] = heartbeat
+            heartbeat._begin()  # noqa: SLF001 - for us
+            if heartbeat.state is not HeartbeatState.CLOSED:
+                self._kept[id(connection)] = heartbeat
         on_close = getattr(connection, "on_close", None)
         if callable(on_close):
-            heartbeat.when_over(on_close(partial(_detach, weakref.ref(heartbeat))))
+            unhook = on_close(partial(_detach, weakref.ref(heartbeat)))
+            heartbeat._when_over(unhook)  # noqa: SLF001
         return heartbeat
 
     def close(self) -> None:
@@ -111,6 +123,9 @@ class ManagerBase(Generic[H]):
             self._closed = True
         for heartbeat in self.heartbeats:
             heartbeat.detach()
+
+    def __repr__(self) -> str:
+        return f"<HeartbeatManager of {len(self._kept)} connections, {self.policy!r}>"
 
     def _make(self, connection: Any, probe: Probe) -> H:  # noqa: ANN401
         made: H = self._kind(
@@ -144,11 +159,19 @@ def _detach(heartbeat: weakref.ref[HeartbeatBase]) -> None:
         one.detach()
 
 
+def _refuse_policy(timer: object) -> None:
+    """What is given for a timer by mistake."""
+    if isinstance(timer, HeartbeatPolicy):
+        raise TypeError("the first argument is the timer; of a policy: HeartbeatManager.of(policy)")
+    if isinstance(timer, (int, float, timedelta)):
+        raise TypeError(f"the first argument is the timer; for seconds: interval={timer!r}")
+
+
 def checked_probe(probe: object) -> Probe:
     """Give `probe` back.
 
     Raises:
-        TypeError: It is no probe.
+        TypeError: It is no probe; its request is not bytes.
         ConfigurationError: Its method is no full name.
     """
     if isinstance(probe, type) or not isinstance(probe, Probe) or not callable(probe.judge):
@@ -161,4 +184,7 @@ def checked_probe(probe: object) -> Probe:
         raise ConfigurationError(
             f"a probe's method is a full name such as '/shop.Orders/Ping'; not {method!r}"
         )
+    request: object = probe.request
+    if not isinstance(request, bytes):
+        raise TypeError(f"a probe's request is the serialised message, bytes; not {request!r}")
     return probe

@@ -40,13 +40,16 @@ class HeartbeatPolicy(Policy):
     None: no heartbeats at all. (In Dubbo 3, 0 means one each second; here it is refused.)"""
 
     timeout: Seconds | None = None
-    """A connection on which nothing was read for more than so many seconds is dead. None: three
-    times the interval. Less than twice the interval is refused: one lost answer would do."""
+    """A connection on which nothing was read for more than so many seconds, and at least two
+    heartbeats were not answered, is dead. None: three times the interval. Less than twice the
+    interval is refused: one lost answer would do. What is asked is whether the server works: one
+    whose threads are all taken for longer than this is dead too, so give it threads to spare."""
 
     drain: Annotated[float | timedelta | None, BeforeValidator(_drain)] = 0.0
     """What becomes of the calls in flight on a dead connection: they may go on for so many seconds.
     0: they are ended at once, with UNAVAILABLE, as Dubbo and gRPC's own keepalive end them. None:
-    they may take as long as they take."""
+    they may take as long as they take. Calls that only wait for a connection (`wait_for_ready`,
+    while gRPC can't connect, or connects for the first time) were not sent, and are not ended."""
 
     replace: StrictBool = True
     """Whether a dead connection is replaced; else it is only told of."""

@@ -29,6 +29,13 @@ __all__ = [
 CHECK_DIVISOR: Final = 3
 """Dubbo's `HEARTBEAT_CHECK_TICK`: the tick is this part of the interval."""
 
+GRID_DIVISOR: Final = 128
+"""Of a thousand heartbeats spread over the interval, about eight come together."""
+
+GRACE_DIVISOR: Final = 8
+LEAST_GRACE_NS: Final = 250_000_000
+"""A part of the tick, but more than a busy machine or loop makes us late."""
+
 TIMES: Final = 3
 """The timeout by default, in intervals."""
 
@@ -79,24 +86,34 @@ class HeartbeatRules:
     """`NEVER`: switched off."""
     timeout_ns: int
     tick_ns: int
-    """While a connection is suspect, heartbeats are so far apart."""
+    """A heartbeat that is not answered for so long is missed, and the next one follows."""
     spread_ns: int
-    """The first heartbeat after a use is late by a share of this: they spread, and there is still
-    time for an answer before the connection counts as dead."""
+    """The first heartbeat after a use is late by a share of this: they spread, and two of them can
+    still be waited for before the connection counts as dead."""
+    grid_ns: int
+    """Heartbeats are due at multiples of this, so that a few of many share a wake-up: to wake up
+    is most of what one costs (measured: 1.2 ms of CPU alone, half of that in company)."""
+    grace_ns: int
+    """Who looks later than planned by more than this has stood still. Deaths spread over it too."""
     replace: bool
 
     @classmethod
     def of(cls, policy: HeartbeatPolicy) -> HeartbeatRules:
         """Make them of what the user has set."""
         if policy.interval is None:
-            return cls(NEVER, NEVER, NEVER, 0, policy.replace)
+            return cls(NEVER, NEVER, NEVER, 0, 1, NEVER, policy.replace)
         interval_ns = to_ns(policy.interval)
         timeout_ns = TIMES * interval_ns if policy.timeout is None else to_ns(policy.timeout)
+        tick_ns = max(1, interval_ns // CHECK_DIVISOR)
+        grid_ns = max(1, interval_ns // GRID_DIVISOR)
+        left_ns = timeout_ns - interval_ns - 2 * tick_ns - grid_ns
         return cls(
             interval_ns,
             timeout_ns,
-            tick_ns=max(1, interval_ns // CHECK_DIVISOR),
-            spread_ns=min(interval_ns, (timeout_ns - interval_ns) // 2),
+            tick_ns=tick_ns,
+            spread_ns=max(0, min(interval_ns, left_ns)),
+            grid_ns=grid_ns,
+            grace_ns=max(LEAST_GRACE_NS, tick_ns // GRACE_DIVISOR),
             replace=policy.replace,
         )
 
@@ -118,7 +135,7 @@ class Send(NamedTuple):
     number: int
     """To be given back with its answer."""
     limit_ns: int
-    """How long to wait for the answer."""
+    """How long an answer still counts."""
     patient: bool
     """Whether it waits for a connection that is still being made."""
 
@@ -155,7 +172,7 @@ class Died(NamedTuple):
 
 
 class Revived(NamedTuple):
-    """A connection that was suspect, dead or new is answered on."""
+    """A connection that was suspect or dead is answered on."""
 
     after_ns: int
     rtt_ns: int | None

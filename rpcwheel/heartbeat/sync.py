@@ -24,18 +24,38 @@ __all__ = ["Heartbeat", "HeartbeatManager"]
 OWN: Final = (HealthProbe, MethodProbe)
 """Probes whose answers may be read on gRPC's thread: they are not the user's code."""
 
-GRPCS_OWN: Final = "grpc._channel"
-"""Where the futures are from that no interceptor has made or wrapped."""
+BOOKS: Final = "heartbeats"
+TOLD: Final = "heartbeats told"
+REPLACED: Final = "heartbeats replaced"
+"""By which the workers know our jobs. What can't hang is one key's for all heartbeats, or a
+thousand that die together would make a thousand threads; users' code has a key for each."""
+
+LANES: Final = 8
+"""Replacements of one target at a time, if they take long: `connect` and sinks are the user's."""
+
+TOLD_S: Final = 0.05
+"""How long a replacement waits for the death to be told, for their order's sake; a sink that hangs
+delays nobody for longer."""
 
 
 class Heartbeat(HeartbeatBase):
     """The heartbeat of one connection; made by `HeartbeatManager.attach`. Thread-safe."""
 
     def _soon(self, job: Callable[[], object]) -> None:
+        POOL.submit(BOOKS, job)
+
+    def _soon_users(self, job: Callable[[], object]) -> None:
         POOL.submit(self, job)
 
+    def _soon_replaced(self, job: Callable[[], object]) -> None:
+        POOL.submit((REPLACED, self.target, id(self) // 64 % LANES), partial(self._after_told, job))
+
+    def _after_told(self, job: Callable[[], object]) -> None:
+        self._teller.wait(TOLD_S)
+        job()
+
     def _soon_told(self, job: Callable[[], object]) -> None:
-        POOL.submit((self, "listeners"), job)
+        POOL.submit((self, TOLD) if self._teller.has_listeners else TOLD, job)
 
     def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
         future = call.future(
@@ -50,10 +70,10 @@ class Heartbeat(HeartbeatBase):
     def _ended(self, settle: Callable[[int, str, object], None], future: Any) -> None:  # noqa: ANN401
         """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""
         read = partial(_read, settle, self._now_ns(), future)
-        if type(future).__module__ == GRPCS_OWN and type(self._probe) in OWN:
+        if self._watched.pure and type(self._probe) in OWN:
             read()
         else:
-            self._soon(read)
+            self._soon_users(read)
 
     def _give_up(self, call: Any) -> None:  # noqa: ANN401
         if not call.done():
@@ -73,13 +93,15 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
             once with UNAVAILABLE; None: as long as they take.
         replace: Whether dead connections are replaced, or only told of.
 
-    A context manager. Thread-safe.
+    A context manager. Thread-safe. To be closed before its timer is stopped: who waits on a stopped
+    timer is not told. In a forked child no heartbeat of the parent's beats: make others there.
 
     Raises:
         TypeError, ConfigurationError: An argument makes no sense.
     """
 
     _kind: ClassVar[type[Heartbeat]] = Heartbeat
+    _other: ClassVar[tuple[type[Any], str]] = grpc.aio.Channel, "rpcwheel.aio.HeartbeatManager"
 
     def __enter__(self) -> Self:
         return self

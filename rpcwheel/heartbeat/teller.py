@@ -2,14 +2,15 @@
 
 Facts wait in a queue under the lock of the heartbeat; one job at a time takes them out, where
 users' code may run. A listener that hangs holds up the listeners and events of its own heartbeat,
-and nothing else.
+and nothing else; when too many facts wait there, the oldest are forgotten.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import to_seconds
 from rpcwheel.observe import emit
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from threading import RLock
 
 __all__ = ["Teller", "checked_listener"]
+
+MOST: Final = 1024
+"""Facts that wait; one who hangs for ever must not take all memory."""
 
 
 class Teller:
@@ -51,7 +55,8 @@ class Teller:
         self._lock = lock
         self._soon = soon
         self._calls = calls
-        self._facts: deque[object] = deque()
+        self._facts: deque[object] = deque(maxlen=MOST)
+        self._told = threading.Condition(lock)
         self._telling = False
         self._listeners: tuple[Callable[..., object], ...] = ()
 
@@ -64,6 +69,11 @@ class Teller:
         """Call it no more; an unknown one is no error."""
         with self._lock:
             self._listeners = tuple(known for known in self._listeners if known != listener)
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether users' own functions are called."""
+        return bool(self._listeners)
 
     def take(self, *facts: object) -> None:
         """Keep what is to be told, of the core or an event as it is; `flush` has it told."""
@@ -84,6 +94,11 @@ class Teller:
             self._telling = True
         self._soon(self._tell)
 
+    def wait(self, seconds: float) -> None:
+        """Wait until all is told, but no longer than that. On a worker."""
+        with self._told:
+            self._told.wait_for(lambda: not self._telling, seconds)
+
     def _tell(self) -> None:
         for fact, listeners in self._waiting():
             if isinstance(fact, Changed):
@@ -97,6 +112,7 @@ class Teller:
             with self._lock:
                 if not self._facts:
                     self._telling = False
+                    self._told.notify_all()
                     return
                 item = self._facts.popleft(), self._listeners
             yield item
@@ -125,11 +141,25 @@ def checked_listener(listener: object) -> Any:  # noqa: ANN401 - a callable of a
     """Give `listener` back.
 
     Raises:
-        TypeError: It can't be called, or is a coroutine function.
+        TypeError: It can't be called with three arguments, or is a coroutine function.
     """
-    if not callable(listener) or inspect.iscoroutinefunction(listener):
+    if (
+        not callable(listener)
+        or inspect.iscoroutinefunction(listener)
+        or not _takes(listener, "heartbeat", "old", "new")
+    ):
         raise TypeError(
             "listener must be a plain function (heartbeat, old, new); for a coroutine give one "
             f"that starts a task of it; not {listener!r}"
         )
     return listener
+
+
+def _takes(function: Callable[..., object], *arguments: object) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # one that C made, and that does not say
+        return True
+    return True

@@ -1,7 +1,9 @@
 """The connection that a heartbeat watches: a channel of ours, or any of grpc's.
 
 Of a `ReconnectingChannel` of either world the traffic is seen, and it can be replaced; every other
-channel can only be asked. Nothing here waits or touches the network.
+channel can only be asked. Interceptors on top of a channel are passed by: what is watched is the
+connection, and a heartbeat is neither retried nor parked. Nothing here waits or touches the
+network.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._grpc.connectivity import core_below, state_below
 from rpcwheel.channel.core import Traffic
 
 from .rules import Seen
@@ -18,7 +21,10 @@ from .rules import Seen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Watched", "seen"]
+__all__ = ["Watched", "below", "seen"]
+
+BARE: Final = "grpc._channel"
+"""Where the channels of `grpc` are from that have no interceptors."""
 
 DEEPEST: Final = 32
 """Interceptors that a target is looked for behind."""
@@ -27,9 +33,10 @@ DEEPEST: Final = 32
 class Watched:
     """One channel, as a heartbeat sees it."""
 
-    __slots__ = ("_own", "_ref", "ours", "target")
+    __slots__ = ("_own", "_ref", "ours", "pure", "target")
 
     def __init__(self, channel: Any, now_ns: Callable[[], int]) -> None:  # noqa: ANN401
+        channel = below(channel)
         self.ours: bool = callable(getattr(channel, "heartbeat_call", None))
         """Whether it is a `ReconnectingChannel`."""
         # The timer must not keep alive a channel of ours that its user has dropped. A plain one is
@@ -38,6 +45,8 @@ class Watched:
         self._own = Traffic(now_ns)
         self.target = _target_of(channel)
         """What it was made with; its `repr` where that can't be found."""
+        self.pure = _is_pure(channel)
+        """Whether no code of the user's takes part in its calls."""
 
     @property
     def channel(self) -> Any:  # noqa: ANN401
@@ -52,17 +61,40 @@ class Watched:
         traffic: Traffic | None = None if channel is None else channel.traffic
         return traffic
 
+    def _state(self) -> grpc.ChannelConnectivity | None:
+        """None where it can't be known."""
+        channel = self._ref()
+        ask = getattr(channel, "get_state", None)  # ours, and those of grpc.aio
+        try:
+            state: object = ask() if callable(ask) else state_below(channel)
+        except Exception:  # noqa: BLE001 - of another make
+            return None
+        return state if isinstance(state, grpc.ChannelConnectivity) else None
+
     def is_idle(self) -> bool:
         """Whether it has no connection, and wants none."""
-        channel = self._ref()
-        return self.ours and channel is not None and bool(channel.is_idle())
+        return self._state() is grpc.ChannelConnectivity.IDLE
 
-    def is_cut_off(self) -> bool:
-        """Whether gRPC itself knows of no connection: all that its calls can do is wait for one."""
+    def is_ready(self) -> bool:
+        """Whether there is a connection, as far as gRPC knows."""
+        return self._state() is grpc.ChannelConnectivity.READY
+
+    def is_closed(self) -> bool:
+        """Whether the channel was closed."""
+        return self._state() is grpc.ChannelConnectivity.SHUTDOWN
+
+    def never_sent(self) -> bool:
+        """Whether all that the calls on a channel of ours can do is wait for a connection.
+
+        So it is while gRPC can't connect, and while it connects for the first time.
+        """
         channel = self._ref()
         if not self.ours or channel is None:
             return False
-        return bool(channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+        state = self._state()
+        if state is grpc.ChannelConnectivity.CONNECTING:
+            return channel.traffic.last_read_ns is None
+        return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     def calls(self) -> int:
         """How many calls are in flight on it, as far as it tells."""
@@ -79,13 +111,35 @@ def seen(traffic: Traffic) -> Seen:
     return Seen(traffic.last_read_ns, traffic.last_write_ns, traffic.last_use_ns)
 
 
-def _target_of(channel: object) -> str:
-    inner: Any = channel
+def below(channel: Any) -> Any:  # noqa: ANN401
+    """The `ReconnectingChannel` below a channel's interceptors, else the lowest channel."""
     for _ in range(DEEPEST):
-        target = getattr(inner, "target", None)
-        target = target() if callable(target) else target
-        if target is not None:
-            text = target.decode() if isinstance(target, bytes) else str(target)
-            return text.removeprefix("dns:///")  # put there by grpc
-        inner = getattr(inner, "_channel", None)
-    return repr(channel)
+        inner = getattr(channel, "_channel", None)
+        known = callable(getattr(channel, "heartbeat_call", None))
+        if known or not callable(getattr(inner, "unary_unary", None)):
+            break
+        channel = inner
+    return channel
+
+
+def _is_pure(channel: Any) -> bool:  # noqa: ANN401
+    switch = getattr(channel, "_switch", None)  # what `connect` made; of the sync twin
+    bare = channel if switch is None else switch.links.active.channel
+    return type(bare).__module__ == BARE
+
+
+def _target_of(channel: Any) -> str:  # noqa: ANN401
+    target = getattr(channel, "target", None)
+    core = core_below(channel)
+    if target is None and hasattr(core, "target"):
+        try:
+            # grpcio 1.85 crashes if a closed channel is asked for its target; this raises.
+            core.check_connectivity_state(False)  # noqa: FBT003 - as core has it
+            target = core.target
+        except Exception:  # noqa: BLE001 - closed
+            return repr(channel)
+    target = target() if callable(target) else target
+    if target is None:
+        return repr(channel)
+    text = target.decode() if isinstance(target, bytes) else str(target)
+    return text.removeprefix("dns:///")  # put there by grpc

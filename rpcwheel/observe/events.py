@@ -227,7 +227,7 @@ class ConnectionReplaced:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionAlive:
-    """A connection that was suspect, dead or new is answered on; `after_s` of silence."""
+    """A connection that was suspect or dead is answered on; `after_s` of silence."""
 
     target: str
     after_s: float

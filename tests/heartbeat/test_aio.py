@@ -3,9 +3,11 @@
 import asyncio
 import threading
 
+import grpc
 import pytest
 
 from fixtures.timers import eventually, until
+from rpcwheel.channel import ReconnectingChannel as SyncChannel
 from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.heartbeat import HealthProbe, HeartbeatState
 from rpcwheel.heartbeat.aio import HeartbeatManager
@@ -100,7 +102,7 @@ def test_a_loop_that_is_gone_ends_its_heartbeats(asked):
         async with ReconnectingChannel(asked.target) as channel:
             manager = HeartbeatManager(timer)
             kept.extend((manager, manager.attach(channel)))
-            kept[1].when_over(None)
+            kept[1]._when_over(None)
             channel._on_close.clear()  # as if the loop had ended without closing it
 
     asyncio.run(main())
@@ -112,7 +114,10 @@ def test_a_loop_that_is_gone_ends_its_heartbeats(asked):
     timer.stop()
 
 
-async def test_a_task_that_is_cancelled_meanwhile_is_a_miss_and_hurts_nobody(asked, timer):
+async def test_a_task_that_is_cancelled_meanwhile_is_missed_in_time_and_hurts_nobody(
+    asked, timer, events
+):
+    """As `asyncio.run` cancels all of them when the program ends: that is not worth telling."""
     asked.answer = threading.Event()
     async with (
         ReconnectingChannel(asked.target) as channel,
@@ -123,8 +128,39 @@ async def test_a_task_that_is_cancelled_meanwhile_is_a_miss_and_hurts_nobody(ask
         await until(lambda: asked.checks)
         for task in set(heartbeat._tasks):
             task.cancel()
-        await until(lambda: heartbeat.misses == 1)
+        await heartbeat.ended()
+        assert (heartbeat.misses, events) == (0, [])
         asked.answer.set()
-        assert heartbeat.state is HeartbeatState.SUSPECT
+        timer.advance(20.1)
+        await until(lambda: heartbeat.answered == 1)
+        assert (heartbeat.sent, heartbeat.state) == (2, HeartbeatState.ALIVE)
+
+
+async def test_heartbeats_on_a_new_connection_wait_for_it(asked, timer):
+    patient = []
+
+    class Watch(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation, details, request):
+            patient.append(details.wait_for_ready)
+            return await continuation(details, request)
+
+    async with (
+        ReconnectingChannel(asked.target, interceptors=[Watch()]) as channel,
+        HeartbeatManager(timer) as manager,
+    ):
+        heartbeat = manager.attach(channel)
         heartbeat.beat()
         await until(lambda: heartbeat.answered == 1)
+        assert channel.replace(force=True)
+        timer.advance(121.0)
+        await until(lambda: heartbeat.answered == 2)
+    assert patient == [None, True]
+
+
+async def test_a_channel_of_the_other_world_is_refused(asked, timer):
+    """It would block the loop."""
+    manager = HeartbeatManager(timer)
+    refused = pytest.raises(TypeError, match=r"other world: use rpcwheel\.HeartbeatManager")
+    with SyncChannel(asked.target) as channel, refused:
+        manager.attach(channel)
+    assert timer.pending == 0

@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from fixtures.heartbeat_twins import NOT_SERVING, PUSH, SERVING, kinds, settled, starve
+from fixtures.heartbeat_twins import NOT_SERVING, PUSH, SERVING, STRICT, kinds, settled, starve
 from fixtures.timers import eventually
 from rpcwheel.heartbeat import HealthProbe, HeartbeatState, MethodProbe
 from rpcwheel.observe.events import (
@@ -82,7 +82,7 @@ def test_a_thousand_attached_at_once_spread_over_the_interval(twin, asked, manag
     deadlines = sorted(heartbeat._timeout.deadline for heartbeat in manager.heartbeats)
     twin.do(manager.close)
     assert deadlines[0] > 60.0
-    assert deadlines[-1] <= 120.1
+    assert deadlines[-1] <= 120.6
     for tenth in range(10):  # about a hundred in each tenth of the interval
         low, high = 60 + 6 * tenth, 66 + 6 * tenth
         assert 40 <= sum(low <= at < high for at in deadlines) <= 180
@@ -186,7 +186,7 @@ def test_a_heartbeat_nobody_answers_is_missed_when_its_time_is_over(
     heartbeat = twin.do(manager.attach, channel)
     heartbeat.beat()
     assert eventually(lambda: asked.checks)
-    timer.advance(59.9)
+    timer.advance(19.9)
     assert heartbeat.misses == 0
     timer.advance(0.2)
     assert eventually(lambda: heartbeat.misses == 1)
@@ -200,9 +200,9 @@ def test_a_heartbeat_nobody_answers_is_missed_when_its_time_is_over(
 def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(  # noqa: PLR0917
     twin, asked, channel, manager, timer, events
 ):
-    asked.answer = grpc.StatusCode.UNAVAILABLE
+    asked.answer = NOT_SERVING
     told = []
-    heartbeat = twin.do(manager.attach, channel)
+    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
     heartbeat.add_listener(lambda *args: told.append(args))
     twin.call(channel)
     starve(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
@@ -212,7 +212,7 @@ def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(  # noqa: P
     assert 180 < timer.now < 205
     assert (channel.number, heartbeat.replaced) == (2, 1)
     assert twin.call(channel, b"again") == b"again"
-    assert eventually(lambda: kinds(events).count(ConnectionAlive) == 2)
+    assert eventually(lambda: kinds(events).count(ConnectionAlive) == 1)
     died = next(event for event in events if isinstance(event, ConnectionDead))
     assert died.silent_s > 180
     replaced = next(event for event in events if isinstance(event, ConnectionReplaced))
@@ -227,10 +227,10 @@ def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(  # noqa: P
 def test_what_drain_says_is_passed_on_with_the_replacement(twin, asked, channel, timer):
     given = []
     real = channel.replace
-    asked.answer = grpc.StatusCode.UNAVAILABLE
+    asked.answer = NOT_SERVING
     channel.replace = lambda reason, **options: given.append(options) or real(reason, **options)
     manager = twin.do(twin.manager, timer, drain=7.5)
-    heartbeat = twin.do(manager.attach, channel)
+    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
     twin.call(channel)
     starve(timer, heartbeat, until=lambda: given)
     assert given[0] == {"drain": 7.5}
@@ -240,7 +240,7 @@ def test_what_drain_says_is_passed_on_with_the_replacement(twin, asked, channel,
 def test_a_channel_that_can_t_connect_again_is_told_and_tried_again(  # noqa: PLR0917
     twin, asked, channel, manager, timer, events, caplog
 ):
-    asked.answer = grpc.StatusCode.UNAVAILABLE
+    asked.answer = NOT_SERVING
     tried = []
 
     def fail(reason, **_):
@@ -248,11 +248,11 @@ def test_a_channel_that_can_t_connect_again_is_told_and_tried_again(  # noqa: PL
         raise OSError("no more sockets")
 
     channel.replace = fail
-    heartbeat = twin.do(manager.attach, channel)
+    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
     twin.call(channel)
     starve(timer, heartbeat, until=lambda: len(tried) == 3)
     assert heartbeat.state is DEAD
-    assert tried[2][0] - tried[1][0] >= 20
+    assert tried[2][0] - tried[1][0] >= 15  # a tick of 20, give or take when each was late
     assert threading.current_thread() not in {thread for _, thread in tried}
     assert eventually(lambda: ListenerFailed in kinds(events))
     assert kinds(events).count(ConnectionDead) == 1
@@ -261,8 +261,8 @@ def test_a_channel_that_can_t_connect_again_is_told_and_tried_again(  # noqa: PL
 
 
 def test_a_withdrawn_target_is_neither_asked_nor_replaced(twin, asked, channel, manager, timer):
-    asked.answer = grpc.StatusCode.UNAVAILABLE
-    heartbeat = twin.do(manager.attach, channel)
+    asked.answer = NOT_SERVING
+    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
     twin.call(channel)
     starve(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
     heartbeat.withdraw()
@@ -279,11 +279,13 @@ def test_a_plain_channel_is_asked_each_interval_and_only_told_dead(
     twin, asked, manager, timer, events
 ):
     channel = twin.do(twin.plain, asked.target)
-    heartbeat = twin.do(manager.attach, channel)
+    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
     assert heartbeat.target == asked.target
+    assert heartbeat.connection is channel
+    twin.call(channel)
     starve(timer, heartbeat, until=lambda: heartbeat.answered == 3)
     assert timer.now > 180
-    asked.answer = grpc.StatusCode.UNAVAILABLE
+    asked.answer = NOT_SERVING
     starve(timer, heartbeat, until=lambda: heartbeat.state is DEAD)
     began, sent = timer.now, heartbeat.sent
     starve(timer, heartbeat, until=lambda: timer.now > began + 500)

@@ -60,7 +60,7 @@ def test_an_answer_that_comes_after_the_replacement_changes_nothing(
     assert eventually(lambda: len(asked.checks) == 1)
     asked.answer = threading.Event()
     assert twin.do(channel.replace, drain=None, force=True)
-    timer.advance(60.1)  # the replacement is seen; the new connection is asked at once
+    timer.advance(20.1)  # the replacement is seen; the new connection is asked at once
     assert eventually(lambda: len(asked.checks) == 2)
     slow.set()
     time.sleep(0.05)
@@ -136,9 +136,9 @@ def test_a_timer_that_stops_ends_the_heartbeat_with_an_event(twin, asked, channe
 
 def test_a_timer_that_is_full_keeps_the_place_of_a_heartbeat(twin, asked, channel):
     with WheelTimer(max_pending=1) as timer:
-        taken, real = [], channel.is_idle
+        taken, real = [], channel.get_state
 
-        def is_idle():  # asked when the timeout has expired, and the next one is not set yet
+        def get_state():  # asked when the timeout has expired, and the next one is not set yet
             if not taken:
                 taken.append(timer.new_timeout(print, 1000))
             return real()
@@ -146,7 +146,7 @@ def test_a_timer_that_is_full_keeps_the_place_of_a_heartbeat(twin, asked, channe
         manager = twin.do(twin.manager, timer, interval=0.05)
         heartbeat = twin.do(manager.attach, channel)
         twin.call(channel)
-        channel.is_idle = is_idle
+        channel.get_state = get_state
         assert eventually(lambda: heartbeat.answered >= 3)
         assert timer.pending == 2
         twin.do(manager.close)

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fixtures.heartbeat_driver import Driver
 from rpcwheel.durations import NEVER
+from rpcwheel.heartbeat.core import ENOUGH, MOST
 from rpcwheel.heartbeat.rules import (
     TRANSITIONS,
     Changed,
@@ -42,9 +43,12 @@ class Story(RuleBasedStateMachine):
             replace=replace,
         )
         self.reads, self.writes = [], []  # of this connection, heartbeats too
+        self.begun = begun
         self.since = 0 if begun else None  # silence counts from here, if nothing was read
-        self.missed_since_read = False
-        self.in_flight = None  # when it was sent
+        self.condemning = 0  # misses in a row that count
+        self.excused = 0  # while we stood still
+        self.on_way, self.waiting = set(), False
+        self.missed_at = NEVER
         self.pending = False  # a replacement
         self.urgent = self.forced = False  # as the connection is new; as somebody asks
         self.sent = self.answered = 0
@@ -62,38 +66,65 @@ class Story(RuleBasedStateMachine):
             if at > until:
                 break
             self.driver.now = max(self.driver.now, at)
-            self.take(self.driver.step())
+            self.look()
         else:
             raise AssertionError("it does something all the time")
         self.driver.now = until
         self.hear()
 
-    def take(self, step):
-        driver, rules = self.driver, self.driver.rules
-        if self.in_flight is not None and driver.core.probe != self.sent:
-            assert driver.now > self.in_flight  # given up
-            self.in_flight = None
-            self.miss()
+    @rule(ms=st.integers(1, 1000))
+    def we_stand_still(self, ms):
+        driver, planned = self.driver, self.driver.next_at()
+        planned = max(planned, driver.now)
+        driver.now += ms * MS
+        if driver.now - planned > driver.rules.grace_ns:
+            self.condemning, self.missed_at = 0, driver.now + driver.rules.tick_ns
+            self.excused += driver.now - planned
+        self.look()
+        self.hear()
+
+    def look(self):
+        """Take a step; see that it is right."""
+        driver, unused = self.driver, self.driver.state is HeartbeatState.UNUSED
+        step = driver.step()
+        if driver.state is HeartbeatState.UNUSED and (not unused or driver.core._since_ns):
+            self.forgets()
+        if self.waiting and driver.now >= self.missed_at and not self.pending:
+            self.waiting = False
+            self.condemning += 1
         if isinstance(step, Send):
-            assert self.in_flight is None
-            assert not self.pending
-            assert driver.state not in ENDED
-            assert (
-                not driver.idle or self.urgent or self.forced or driver.state is HeartbeatState.DEAD
-            )
-            self.allowed_to_send()
-            assert 0 < step.limit_ns <= rules.interval_ns
-            self.sent += 1
-            assert step.number == self.sent
-            self.in_flight = self.last_sent = driver.now
-            self.writes.append(driver.now)
-            self.since = driver.now if self.since is None and not self.reads else self.since
-            self.urgent = self.forced = False
+            self.sends(step)
         elif isinstance(step, Replace):
-            assert rules.replace
-            assert self.silence() > rules.timeout_ns
-            assert self.missed_since_read
+            assert driver.rules.replace
+            assert self.silence() > driver.rules.timeout_ns + self.excused
+            assert self.condemning >= ENOUGH
+            self.condemning = ENOUGH - 1
             self.pending = True
+
+    def forgets(self):
+        """What was heard of a connection that is no more."""
+        if self.begun and self.driver.core._since_ns != self.driver.now:
+            return
+        self.reads, self.writes, self.heard = [], [], -1
+        self.since = self.driver.now if self.begun else None
+        self.condemning, self.excused, self.on_way = 0, 0, set()
+
+    def sends(self, step):
+        driver, rules = self.driver, self.driver.rules
+        assert not self.waiting
+        assert not self.pending
+        assert driver.state not in ENDED
+        assert not driver.idle or self.urgent or self.forced or driver.state is HeartbeatState.DEAD
+        self.allowed_to_send()
+        assert step.limit_ns == rules.timeout_ns
+        self.sent += 1
+        assert step.number == self.sent
+        self.on_way = {*sorted(self.on_way)[: MOST - 1], self.sent}
+        self.waiting, self.last_sent = True, driver.now
+        self.missed_at = driver.now + rules.tick_ns
+        self.writes.append(driver.now)
+        self.since = driver.now if self.since is None and not self.reads else self.since
+        self.urgent = self.forced = False
 
     def allowed_to_send(self):
         rules, now = self.driver.rules, self.driver.now
@@ -123,7 +154,7 @@ class Story(RuleBasedStateMachine):
         if self.since is None and not self.reads and self.writes:
             self.since = self.writes[0]
         if self.reads and self.reads[-1] > self.last_heard():
-            self.missed_since_read = self.urgent = False
+            self.condemning, self.urgent, self.waiting, self.excused = 0, False, False, 0
             self.heard = self.reads[-1]
         if self.driver.state not in ENDED and self.pending:
             self.pending = self.driver.confirm()
@@ -133,22 +164,39 @@ class Story(RuleBasedStateMachine):
     def last_heard(self):
         return self.heard
 
-    @precondition(lambda self: self.in_flight is not None)
-    @rule(answered=st.booleans())
-    def a_heartbeat_ends(self, answered):
-        self.in_flight = None
-        if answered:
-            self.driver.answer()
-            self.answered += 1
-            self.reads.append(self.driver.now)
-            self.hear()
-        else:
-            self.driver.miss("UNAVAILABLE")
-            self.miss()
+    @precondition(lambda self: self.on_way)
+    @rule(data=st.data())
+    def a_heartbeat_is_answered(self, data):
+        number = data.draw(st.sampled_from(sorted(self.on_way)))
+        driver = self.driver
+        assert driver.core.heard(driver.now, number, rtt_ns=0, serving=None)
+        driver.read_at = driver.now
+        self.on_way = {later for later in self.on_way if later > number}
+        self.answered += 1
+        self.reads.append(driver.now)
+        self.condemning, self.waiting, self.urgent, self.heard = 0, False, False, driver.now
+        self.excused = 0
+        self.hear()
 
-    def miss(self):
-        if not (self.reads and self.reads[-1] > self.last_sent):
-            self.missed_since_read = True
+    @precondition(lambda self: self.on_way)
+    @rule(data=st.data(), condemning=st.booleans())
+    def a_heartbeat_fails(self, data, condemning):
+        number = data.draw(st.sampled_from(sorted(self.on_way)))
+        core = self.driver.core
+        assert core.missed(self.driver.now, number, "UNAVAILABLE", condemning=condemning)
+        self.on_way.discard(number)
+        if not condemning:
+            self.condemning = 0
+        if number == self.sent and self.waiting:
+            self.waiting = False
+            self.condemning += condemning
+
+    @rule(back=st.integers(0, 3))
+    def what_ended_before_changes_nothing(self, back):
+        core, number = self.driver.core, self.sent - back
+        if number not in self.on_way:
+            assert not core.heard(self.driver.now, number, rtt_ns=0, serving=None)
+            assert not core.missed(self.driver.now, number, "UNAVAILABLE")
 
     @precondition(lambda self: self.pending)
     @rule(done=st.booleans())
@@ -158,7 +206,6 @@ class Story(RuleBasedStateMachine):
             self.renew(by_us=True)
         else:
             self.driver.core.refused()
-            self.missed_since_read = False
 
     @precondition(lambda self: self.driver.state not in ENDED)
     @rule()
@@ -170,7 +217,7 @@ class Story(RuleBasedStateMachine):
         self.driver.renew(by_us=by_us)
         known = self.reads or self.since is not None
         self.reads, self.writes, self.heard = [], [], -1
-        self.in_flight, self.missed_since_read = None, False
+        self.on_way, self.waiting, self.condemning, self.excused = set(), False, 0, 0
         if self.driver.state is not HeartbeatState.UNUSED:
             self.urgent = True
         self.since = self.driver.now if known else None
@@ -182,16 +229,14 @@ class Story(RuleBasedStateMachine):
     @rule()
     def somebody_asks(self):
         wanted = self.driver.core.beat()
-        assert wanted is (
-            self.driver.state not in ENDED and self.in_flight is None and not self.pending
-        )
+        assert wanted is (self.driver.state not in ENDED and not self.waiting and not self.pending)
         self.forced = self.forced or wanted
 
     @rule(which=st.sampled_from(["withdraw", "close"]), really=st.integers(0, 9))
     def it_ends(self, which, really):
         if really == 0:
             getattr(self.driver.core, which)()
-            self.in_flight, self.pending = None, False
+            self.on_way, self.waiting, self.pending = set(), False, False
 
     # What is always true
 
@@ -205,9 +250,6 @@ class Story(RuleBasedStateMachine):
                     assert old is self.chain
                     assert new in TRANSITIONS[old]
                     self.chain = new
-                    if new is HeartbeatState.UNUSED:  # forgotten
-                        self.reads, self.writes, self.heard = [], [], -1
-                        self.since, self.missed_since_read, self.urgent = None, False, False
                 case Missed(misses, silent_ns, _):
                     assert misses > 0
                     assert silent_ns >= 0
@@ -223,14 +265,14 @@ class Story(RuleBasedStateMachine):
             return
         core, rules, now = self.driver.core, self.driver.rules, self.driver.now
         assert (core.sent, core.answered) == (self.sent, self.answered)
-        assert (core.probe is not None) == (self.in_flight is not None)
+        assert (core.on_way, core.waiting) == (self.on_way, self.waiting)
         if self.driver.state in ENDED or self.pending:
             assert self.driver.next_at() == NEVER
             return
         assert self.driver.next_at() <= now + 3 * rules.timeout_ns
         if self.forced:
             assert self.driver.next_at() <= now
-        if core.state is HeartbeatState.ALIVE and core.probe is None and not self.driver.idle:
+        if core.state is HeartbeatState.ALIVE and not core.waiting and not self.driver.idle:
             assert self.silence() <= rules.interval_ns + max(rules.spread_ns, rules.tick_ns) + 2
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fixtures.timers import eventually
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe
 
@@ -39,6 +40,25 @@ def test_a_connection_that_was_detached_can_be_attached_again(twin, channel, man
     assert (first.state, timer.pending) == (HeartbeatState.CLOSED, 1)
 
 
+def test_a_connection_keeps_nothing_of_heartbeats_that_were_detached(twin, channel, manager):
+    for _ in range(5):
+        twin.do(manager.attach, channel).detach()
+    closers = channel._switch._closers if twin.name == "sync" else channel._on_close
+    assert closers == []
+
+
+def test_attaching_lets_go_of_connections_that_were_dropped(twin, asked, channel, manager):
+    dropped = twin.do(twin.channel, asked.target)
+    heartbeat = twin.do(manager.attach, dropped)
+    twin.do(dropped.close) if twin.name == "aio" else None
+    del dropped
+    assert eventually(lambda: heartbeat.orphaned)
+    assert manager.heartbeats == ((heartbeat,) if twin.name == "sync" else ())
+    kept = twin.do(manager.attach, channel)
+    assert manager.heartbeats == (kept,)
+    assert repr(manager).startswith("<HeartbeatManager of 1 connections")
+
+
 def test_two_managers_watch_a_connection_each_in_its_own_way(twin, channel, manager, timer):
     other = twin.do(twin.manager, timer, interval=5)
     assert twin.do(other.attach, channel) is not twin.do(manager.attach, channel)
@@ -67,7 +87,9 @@ def test_closing_detaches_all_and_takes_no_more(twin, channel, manager, timer):
         ({"interval": "10"}, TypeError, "interval"),
         ({"probe": HealthProbe}, TypeError, "probe must be HealthProbe()"),
         ({"probe": "/a/b"}, TypeError, "probe must be HealthProbe()"),
-        ({"timer": 60.0}, TypeError, "timer must be a WheelTimer"),
+        ({"timer": "wheel"}, TypeError, "timer must be a WheelTimer"),
+        ({"timer": 60.0}, TypeError, "for seconds: interval=60.0"),
+        ({"timer": HeartbeatPolicy()}, TypeError, "of a policy: HeartbeatManager.of(policy)"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(twin, settings, error, said):
@@ -90,3 +112,14 @@ def test_a_probe_of_the_user_s_names_its_method_in_full(twin, channel, manager):
 def test_only_channels_are_attached(twin, manager, connection):
     with pytest.raises(TypeError, match="connection must be a gRPC channel"):
         twin.do(manager.attach, connection)
+
+
+def test_a_probe_of_the_user_s_has_its_request_in_bytes(twin, channel, manager):
+    class Text:
+        method, request = "/a/b", "text"
+
+        def judge(self, response):
+            """Never asked."""
+
+    with pytest.raises(TypeError, match="a probe's request is the serialised message"):
+        twin.do(manager.attach, channel, probe=Text())

@@ -13,28 +13,37 @@ S = 10**9
 
 def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
     rules = HeartbeatRules.of(HeartbeatPolicy())
-    assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, replace=True)
+    grid, grace = 60 * S // 128, 20 * S // 8
+    assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, grid, grace, replace=True)
 
 
 def test_switched_off_is_never():
     assert HeartbeatRules.of(HeartbeatPolicy(interval=None)).interval_ns == NEVER
 
 
-@pytest.mark.parametrize(("timeout", "spread"), [(20, 5), (26, 8), (30, 10), (1000, 10)])
-def test_heartbeats_spread_over_an_interval_or_half_of_what_is_left(timeout, spread):
+@pytest.mark.parametrize(
+    ("timeout", "spread"), [(20, 3255), (26, 9255), (30, 10_000), (999, 10_000)]
+)
+def test_heartbeats_spread_over_an_interval_if_two_can_still_be_waited_for(timeout, spread):
     rules = HeartbeatRules.of(HeartbeatPolicy(interval=10, timeout=timeout, replace=False))
-    assert (rules.spread_ns, rules.replace) == (spread * S, False)
+    assert (rules.spread_ns // 10**6, rules.replace) == (spread, False)
+
+
+def test_a_look_may_be_late_by_an_eighth_of_a_tick_but_never_by_less_than_a_busy_machine_needs():
+    assert HeartbeatRules.of(HeartbeatPolicy(interval=240)).grace_ns == 10 * S
+    assert HeartbeatRules.of(HeartbeatPolicy(interval=0.1)).grace_ns == S // 4
 
 
 @given(st.integers(1, 10**15), st.integers(0, 10**15))
-def test_the_latest_heartbeat_leaves_time_for_an_answer(interval_us, more_us):
+def test_the_latest_heartbeat_leaves_time_to_wait_for_two(interval_us, more_us):
     interval, timeout = interval_us / 1e6, (2 * interval_us + more_us) / 1e6
     if timeout < 2 * interval:
         return
     rules = HeartbeatRules.of(HeartbeatPolicy(interval=interval, timeout=timeout))
     assert rules.tick_ns > 0
-    late_ns = rules.interval_ns + max(rules.spread_ns, rules.tick_ns)
-    assert rules.timeout_ns - late_ns >= rules.interval_ns // 2
+    assert 0 <= rules.spread_ns <= rules.interval_ns
+    late_ns = rules.interval_ns + rules.spread_ns + rules.grid_ns
+    assert late_ns + 2 * rules.tick_ns <= rules.timeout_ns
 
 
 def test_every_state_has_its_transitions_and_closed_has_none():

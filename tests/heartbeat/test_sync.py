@@ -1,11 +1,13 @@
 """Heartbeats for channels of `grpc`: what is on which thread."""
 
+import contextlib
 import threading
+import time
 
 import grpc
 import pytest
 
-from fixtures.heartbeat_twins import CHECK, SERVING, SyncTwin
+from fixtures.heartbeat_twins import CHECK, NOT_SERVING, SERVING, STRICT, SyncTwin
 from fixtures.timers import PATIENCE, eventually
 from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
@@ -74,13 +76,21 @@ def test_the_user_s_interceptors_run_on_a_worker_and_don_t_stop_the_timer(asked)
     with (
         WheelTimer(name="t") as timer,
         HeartbeatManager(timer, interval=0.05) as manager,
-        grpc.insecure_channel(asked.target) as bare,
-        ReconnectingChannel(asked.target) as other,
+        contextlib.ExitStack() as opened,
     ):
-        stuck = manager.attach(grpc.intercept_channel(bare, slow))
-        free = manager.attach(other)
+
+        def connect(options):
+            return grpc.intercept_channel(grpc.insecure_channel(asked.target, options), slow)
+
+        several = [
+            opened.enter_context(ReconnectingChannel(asked.target, connect=connect))
+            for _ in range(6)
+        ]
+        for stuck in map(manager.attach, several):
+            stuck.beat()
+        free = manager.attach(opened.enter_context(ReconnectingChannel(asked.target)))
         free.beat()
-        assert eventually(lambda: slow.threads and free.answered >= 3)
+        assert eventually(lambda: len(slow.threads) == 6 and free.answered >= 3)
         assert slow.threads[0].startswith("rpcwheel-worker")
         assert stuck.answered == 0
         slow.gate.set()
@@ -119,12 +129,12 @@ def test_a_replacement_runs_on_a_worker(asked, channel, manager, timer):
         return real(*args, **options)
 
     channel.replace = replace
-    asked.answer = grpc.StatusCode.UNAVAILABLE
-    heartbeat = manager.attach(channel)
+    asked.answer = NOT_SERVING
+    heartbeat = manager.attach(channel, probe=STRICT)
     heartbeat.beat()
     while not threads:
-        timer.advance(10)
-        assert eventually(lambda: heartbeat._timeout is not None and heartbeat._core.probe is None)
+        timer.advance(1)
+        assert eventually(lambda: heartbeat._timeout is not None and not heartbeat._core.waiting)
     assert threads[0].startswith("rpcwheel-worker")
 
 
@@ -133,7 +143,7 @@ def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
 
     class Watch(grpc.UnaryUnaryClientInterceptor):
         def intercept_unary_unary(self, continuation, details, request):
-            seen.append((details.method, list(details.metadata)))
+            seen.append((details.method, list(details.metadata), details.wait_for_ready))
             return continuation(details, request)
 
     def connect(options):
@@ -147,5 +157,42 @@ def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
         heartbeat = manager.attach(channel)
         heartbeat.beat()
         assert eventually(lambda: heartbeat.answered == 1)
-    assert seen == [(CHECK, [("rpcwheel-heartbeat", "1")])]
+        assert channel.replace(force=True)
+        timer.advance(121.0)
+        assert eventually(lambda: heartbeat.answered == 2)
+    mark = [("rpcwheel-heartbeat", "1")]
+    assert seen == [(CHECK, mark, None), (CHECK, mark, True)]  # patient with the new connection
     assert asked.answer == SERVING
+
+
+def test_many_heartbeats_at_once_share_a_few_threads(asked, timer):
+    """Sinks that take their time, and misses of all: a thread for each would be a thousand."""
+    most, many = 12, 80
+    peak, told = [], []
+
+    def sink(event):
+        told.append(event)
+        peak.append(sum(one.name.startswith("rpcwheel-worker") for one in threading.enumerate()))
+        time.sleep(0.01)
+
+    asked.answer = NOT_SERVING
+    with contextlib.ExitStack() as opened:
+        manager = opened.enter_context(HeartbeatManager(timer, probe=STRICT))
+        channels = [opened.enter_context(ReconnectingChannel(asked.target)) for _ in range(many)]
+        add_sink(sink)
+        opened.callback(remove_sink, sink)
+        heartbeats = [manager.attach(channel) for channel in channels]
+        for heartbeat in heartbeats:
+            heartbeat.beat()
+        assert eventually(lambda: all(heartbeat.misses for heartbeat in heartbeats))
+        assert eventually(lambda: len(told) >= many)
+    assert max(peak) <= most
+
+
+def test_a_channel_of_the_other_world_is_refused(manager):
+    class Other(grpc.aio.Channel):
+        """Of no other make than its class."""
+
+    Other.__abstractmethods__ = frozenset()
+    with pytest.raises(TypeError, match=r"other world: use rpcwheel\.aio\.HeartbeatManager"):
+        manager.attach(Other())

@@ -1,12 +1,13 @@
 """Who is told: in order, one at a time, and nobody can hold up or hurt the others."""
 
+import contextlib
 import threading
 
 import pytest
 
 from fixtures.timers import PATIENCE, eventually
 from rpcwheel.heartbeat.rules import Changed, Died, HeartbeatState, Missed, Revived
-from rpcwheel.heartbeat.teller import Teller, checked_listener
+from rpcwheel.heartbeat.teller import MOST, Teller, checked_listener
 from rpcwheel.observe.events import (
     ConnectionAlive,
     ConnectionDead,
@@ -100,14 +101,48 @@ def test_a_listener_that_hangs_holds_up_only_its_own_heartbeat(twin, asked, chan
     if twin.name == "aio":
         return  # there it would be the loop itself that hangs
     gate, told = threading.Event(), []
-    other = twin.channel(asked.target)
-    stuck, free = manager.attach(channel), manager.attach(other)
-    stuck.add_listener(lambda *_: gate.wait(PATIENCE))
-    free.add_listener(lambda *args: told.append(args))
-    for count in range(1, 6):
-        stuck.beat()
-        free.beat()
-        assert eventually(lambda count=count: stuck.answered == free.answered == count)
-    assert eventually(lambda: len(told) == 10)
-    gate.set()
-    other.close()
+    with contextlib.ExitStack() as opened:
+        others = [opened.enter_context(twin.channel(asked.target)) for _ in range(6)]
+        opened.callback(gate.set)
+        free, stuck = manager.attach(channel), [manager.attach(other) for other in others]
+        for one in stuck:
+            one.add_listener(lambda *_: gate.wait(PATIENCE))
+        free.add_listener(lambda *args: told.append(args))
+        for count in range(1, 4):
+            for one in (*stuck, free):
+                one.beat()
+            assert eventually(
+                lambda count=count: all(one.answered == count for one in (*stuck, free))
+            )
+        assert eventually(lambda: len(told) == 6)
+
+
+@pytest.mark.parametrize("listener", [lambda: 0, lambda one, two: 0, lambda *, heartbeat: 0])
+def test_a_listener_takes_three_arguments(listener):
+    with pytest.raises(TypeError, match="a plain function \\(heartbeat, old, new\\)"):
+        checked_listener(listener)
+
+
+@pytest.mark.parametrize("listener", [print, lambda *_: 0, lambda one, two, three, four=4: 0, max])
+def test_whatever_else_takes_three_is_a_listener(listener):
+    assert checked_listener(listener) is listener
+
+
+def test_of_too_many_facts_that_wait_the_oldest_are_forgotten(teller, jobs, events):
+    for count in range(MOST + 5):
+        teller.take(Missed(count, 0, "UNAVAILABLE"))
+    teller.flush()
+    jobs.pop()()
+    assert [event.misses for event in events] == list(range(5, MOST + 5))
+
+
+def test_one_can_wait_until_all_is_told_but_not_for_ever(teller, jobs):
+    teller.wait(PATIENCE)  # nothing is to be told
+    teller.take(Revived(0, None))
+    teller.flush()
+    teller.wait(0.001)
+    teller_thread = threading.Thread(target=jobs.pop())
+    teller_thread.start()
+    teller.wait(PATIENCE)
+    assert not teller._facts
+    teller_thread.join()
