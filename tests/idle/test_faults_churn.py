@@ -37,7 +37,7 @@ def test_many_connections_that_come_and_go_leave_nothing(world):
         assert eventually(lambda: not served.peers())
         assert eventually(lambda: not world.check(served))
         assert eventually(lambda: not world.do(served.connections.snapshot))
-        assert eventually(lambda: descriptors() == before)
+        assert eventually(lambda: descriptors() <= before)
 
 
 def test_connections_are_closed_as_fast_as_they_come(world):
