@@ -53,6 +53,8 @@ def main() -> int:
             time.sleep(IDLE / 5)
         kept = [connection.calls for connection in connections.snapshot()]
         print(f"the busy connection was kept: {kept == [calls]}")
+        while other.get_state() is not grpc.ChannelConnectivity.IDLE:
+            time.sleep(0.01)  # it has not heard of it yet
         idle.Push(Line(text="here again"))
         print("the other client calls again, and is answered")
     server.stop(None).wait()

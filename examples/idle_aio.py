@@ -54,6 +54,8 @@ async def main() -> int:
             await asyncio.sleep(IDLE / 5)
         kept = [connection.calls for connection in connections.snapshot()]
         print(f"the busy connection was kept: {kept == [calls]}")
+        while other.get_state() is not grpc.ChannelConnectivity.IDLE:
+            await asyncio.sleep(0.01)  # it has not heard of it yet
         await idle.Push(Line(text="here again"))
         print("the other client calls again, and is answered")
     await server.stop(None)
