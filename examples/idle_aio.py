@@ -54,8 +54,7 @@ async def main() -> int:
             await asyncio.sleep(IDLE / 5)
         kept = [connection.calls for connection in connections.snapshot()]
         print(f"the busy connection was kept: {kept == [calls]}")
-        while other.get_state() is not grpc.ChannelConnectivity.IDLE:
-            await asyncio.sleep(0.01)  # it has not heard of it yet
+        await other.wait_for_state_change(grpc.ChannelConnectivity.READY)  # until it has heard
         await idle.Push(Line(text="here again"))
         print("the other client calls again, and is answered")
     await server.stop(None)
