@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_relay import Relay
 
     from .aio import ReconnectingChannel
-    from .core import Link, Traffic
+    from .core import Link
 
 __all__ = ["MEMBERS", "Ping", "Running", "Wire"]
 
@@ -169,8 +169,8 @@ class _Member:
         traffic = link.traffic
         self._call = make(
             self.method,
-            _writing(traffic, serializer),
-            _reading(traffic, deserializer),
+            traffic.writing(serializer),
+            traffic.reading(deserializer),
             *args,
             **options,
         )
@@ -186,29 +186,6 @@ class _Member:
             self.channel.leave(link)
             raise
         return Running(self, link, call, counts=True).begin()
-
-
-def _writing(traffic: Traffic, serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """The serializer, which notes when a message goes out."""
-    saw_write = traffic.saw_write
-
-    def write(message: Any) -> bytes:  # noqa: ANN401
-        data: bytes = message if serializer is None else serializer(message)
-        saw_write()
-        return data
-
-    return write
-
-
-def _reading(traffic: Traffic, deserializer: Callable[[bytes], Any] | None) -> Callable[[Any], Any]:
-    """The deserializer, which notes when a message came in."""
-    saw_read = traffic.saw_read
-
-    def read(data: bytes) -> Any:  # noqa: ANN401
-        saw_read()
-        return data if deserializer is None else deserializer(data)
-
-    return read
 
 
 class _OneRequest(_Member):

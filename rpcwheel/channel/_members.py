@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ._switch import AnyLink, Switch
-    from .core import Traffic
 
     Convert: TypeAlias = Callable[[Any], Any]
 
@@ -56,8 +55,8 @@ class Recipe:
         make = getattr(link.channel, self._kind.name.lower())
         return make(
             self._method,
-            _writing(traffic, serializer) if self._kind.streams_requests else serializer,
-            _reading(traffic, self._deserializer),
+            traffic.writing(serializer) if self._kind.streams_requests else serializer,
+            traffic.reading(self._deserializer),
             *self._args,
             **self._options,
         )
@@ -74,26 +73,6 @@ class _Unseen(Recipe):
 
     def __call__(self, link: AnyLink) -> Any:  # noqa: ANN401
         return getattr(link.channel, self._kind.name.lower())(self._method)
-
-
-def _reading(traffic: Traffic, deserializer: Convert | None) -> Convert:
-    saw_read = traffic.saw_read
-
-    def deserialize(message: Any) -> Any:  # noqa: ANN401
-        saw_read()
-        return message if deserializer is None else deserializer(message)
-
-    return deserialize
-
-
-def _writing(traffic: Traffic, serializer: Convert | None) -> Convert:
-    saw_write = traffic.saw_write
-
-    def serialize(message: Any) -> Any:  # noqa: ANN401
-        saw_write()
-        return message if serializer is None else serializer(message)
-
-    return serialize
 
 
 class _Member:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from rpcwheel.backoff import Backoff
 
+    Convert = Callable[[Any], Any]
+
 __all__ = ["Link", "Links", "Traffic"]
 
 C = TypeVar("C")
@@ -81,6 +83,27 @@ class Traffic:
     def saw_write(self) -> None:
         """A message of a user's call goes out, or a call begins."""
         self.last_write_ns = self.last_use_ns = self.now_ns()
+
+    def writing(self, serializer: Convert | None) -> Convert:
+        """The serializer, which notes that a message goes out once it could be made."""
+        saw_write = self.saw_write
+
+        def write(message: Any) -> Any:  # noqa: ANN401
+            data = message if serializer is None else serializer(message)
+            saw_write()
+            return data
+
+        return write
+
+    def reading(self, deserializer: Convert | None) -> Convert:
+        """The deserializer, which notes that a message came in, whatever can be made of it."""
+        saw_read = self.saw_read
+
+        def read(data: Any) -> Any:  # noqa: ANN401
+            saw_read()
+            return data if deserializer is None else deserializer(data)
+
+        return read
 
 
 class Link(Generic[C]):

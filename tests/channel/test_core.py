@@ -372,3 +372,15 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+
+
+def test_a_message_that_could_not_be_made_was_not_written_and_one_that_came_was_read():
+    now = iter(range(1, 10))
+    traffic = Traffic(lambda: next(now))
+    with pytest.raises(ValueError, match="invalid literal"):
+        traffic.writing(int)("no number")
+    assert traffic.last_write_ns is None
+    assert (traffic.writing(None)(b"a"), traffic.last_write_ns) == (b"a", 1)
+    with pytest.raises(ValueError, match="invalid literal"):
+        traffic.reading(int)("no number")
+    assert traffic.last_read_ns == 2
