@@ -10,30 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 import pytest
 
+from fixtures.doctors import QUICK
 from fixtures.listeners import answers, checked_by, closes, http2_answering, says, silent
 from rpcwheel.cli import main
-
-QUICK = ["--timeout", "2", "--samples", "2"]
-
-
-@pytest.fixture
-def doctor(capsys):
-    """Runs it; gives the exit status, and what it found by step."""
-
-    def run(target, *arguments):
-        status = main(["doctor", target, "--json", *QUICK, *arguments])
-        report = json.loads(capsys.readouterr().out)
-        assert report["healthy"] is (status == 0)
-        return status, {finding["step"]: finding for finding in report["findings"]}
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def no_proxy_of_this_machine(monkeypatch):
-    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
 
 # Nobody there
 

@@ -1,37 +1,16 @@
 """What the doctor says of answers that change, or that are made to deceive."""
 
 import contextlib
-import json
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
+from fixtures.doctors import QUICK
 from fixtures.listeners import says
 from rpcwheel.cli import main
 from rpcwheel.cli.http2 import Frame, Kind
-
-QUICK = ["--timeout", "2", "--samples", "2"]
-
-
-@pytest.fixture
-def doctor(capsys):
-    """Runs it; gives the exit status, and what it found by step."""
-
-    def run(target, *arguments):
-        status = main(["doctor", target, "--json", *QUICK, *arguments])
-        report = json.loads(capsys.readouterr().out)
-        assert report["healthy"] is (status == 0)
-        return status, {finding["step"]: finding for finding in report["findings"]}
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def no_proxy_of_this_machine(monkeypatch):
-    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def checking(*answers):
