@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tenacity import stop_after_attempt, wait_exponential
 
 from rpcwheel.backoff import Backoff
-from rpcwheel.channel.core import ANSWERS, ASKED_NS, Links
+from rpcwheel.channel.core import ANSWERS, ASKED_NS, Links, Traffic
 from rpcwheel.durations import NEVER
 
 SECOND = 1_000_000_000
