@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Job: TypeAlias = Callable[[], object]
 
-__all__ = ["POOL", "WorkerPool"]
+__all__ = ["POOL", "InTurn", "WorkerPool"]
 
 SIZE: Final = 4
 """Threads that all keys share, beyond the one that each may always have."""
@@ -130,5 +131,57 @@ class WorkerPool:
 POOL: Final = WorkerPool()
 """The one of this process."""
 
+
+_ALL: Final[weakref.WeakSet[InTurn]] = weakref.WeakSet()
+
+
+class InTurn:
+    """Jobs of one owner that run one after the other, in the order in which they came.
+
+    Thread-safe; may be given a job under any lock of its owner's, as it holds its own for a few
+    steps only and takes none but the pool's. A job that raises ends only itself.
+    """
+
+    def __init__(self, key: Hashable, pool: WorkerPool = POOL) -> None:
+        self._key = key
+        self._pool = pool
+        self.reset()
+        _ALL.add(self)
+
+    def reset(self) -> None:
+        """Begin anew: a forked child has neither its parent's thread nor its jobs."""
+        self._lock = threading.RLock()  # a finalizer may submit, anywhere
+        self._jobs: deque[Job] = deque()
+        self._runs = False
+
+    def submit(self, *jobs: Job) -> None:
+        """Run these on a worker, after those that wait."""
+        with self._lock:
+            self._jobs.extend(jobs)
+            if self._runs or not self._jobs:
+                return
+            self._runs = True
+        self._pool.submit(self._key, self._run)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._runs = False
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 - the others must run; told as an event
+                emit(TaskFailed(timer=str(self._key), task=repr(job), error=error))
+            del job
+
+
+def _reset() -> None:
+    POOL.reset()
+    for owner in tuple(_ALL):
+        owner.reset()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=POOL.reset)
+    os.register_at_fork(after_in_child=_reset)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,7 @@ from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
 from rpcwheel.observe import ConnectionIdle, IdleLimited, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.workers import POOL
+from rpcwheel.workers import POOL, InTurn
 
 from .closing import Closing, Doubt, Settled
 from .core import Mark, judge
@@ -102,12 +101,12 @@ class Detector:
         self._rounds = threading.RLock()
         """Held by a round; taken before `_lock`."""
         self._lock = threading.RLock()
+        """Taken before the table's, never after."""
         self._closed = False
         self._next: Timeout | None = None
         self._again: Timeout | None = None
         self._limited: set[str] = set()
-        self._events: deque[object] = deque()
-        self._telling = False
+        self._events = InTurn(("idle events", id(self)))
         self._say_what_is_not_possible()  # which may raise, where warnings are errors
         self._scan = Scan(self._ports)
         try:
@@ -273,21 +272,7 @@ class Detector:
 
     def _tell(self, *events: object) -> None:
         """Emit on a worker, in order: sinks are the user's, and may call `close()`."""
-        with self._lock:
-            self._events.extend(events)
-            if self._telling or not self._events:
-                return
-            self._telling = True
-        POOL.submit(("idle events", id(self)), self._emit_all)
-
-    def _emit_all(self) -> None:
-        while True:
-            with self._lock:
-                if not self._events:
-                    self._telling = False
-                    return
-                event = self._events.popleft()
-            emit(event)
+        self._events.submit(*(partial(emit, event) for event in events))
 
     def _look(self) -> None:
         """Scan the sockets, and bring the table up to date."""

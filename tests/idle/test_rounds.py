@@ -338,3 +338,27 @@ def test_that_a_client_under_tls_can_not_be_asked_to_leave_is_told(server, chann
     assert "under TLS can't be asked to leave" in said(events, IdleLimited)[0].reason
     assert soon(server, lambda: said(events, ConnectionClosed))
     assert said(events, ConnectionClosed)[0].how == "shutdown"
+
+
+def test_what_is_told_under_the_lock_of_the_table_waits_for_no_change_of_settings(timer, events):
+    server = IdleServer(timer)
+    detector = server.detect()
+
+    def is_free():
+        free = detector._lock.acquire(blocking=False)
+        if free:
+            detector._lock.release()
+        return free
+
+    with server.table.lock:  # as a round that decides
+        change = threading.Thread(target=detector.change, kwargs={"idle_timeout": 7.0})
+        change.start()
+        assert eventually(lambda: not is_free())
+        told = threading.Thread(target=detector._tell, args=(IdleLimited("told"),))
+        told.start()
+        told.join(PATIENCE)
+        assert not told.is_alive()
+    change.join(PATIENCE)
+    assert not change.is_alive()
+    assert eventually(lambda: said(events, IdleLimited))
+    server.close()
