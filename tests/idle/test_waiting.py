@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.idle_server import IdleServer, echo, let_it_rest, said
+from fixtures.idle_server import IdleServer, echo, let_it_rest, said, soon
 from fixtures.timers import PATIENCE, eventually
 from rpcwheel.idle import ConnectionTable
 from rpcwheel.observe import ConnectionClosed, ConnectionKept, IdleLimited
@@ -78,7 +78,7 @@ def test_a_call_right_after_another_may_wait_for_a_thread(timer, events):
     calls.append(channel.unary_unary(ECHO).future(b"y"))
     assert eventually(lambda: len(server.server._state.rpc_states) == 2)
     go_on(server, detector)
-    assert eventually(lambda: said(events, ConnectionKept))
+    assert soon(server, lambda: said(events, ConnectionKept))
     server.gate.set()
     assert [call.result(PATIENCE) for call in calls] == [b"y", b"y"]
     assert not said(events, ConnectionClosed)
