@@ -35,7 +35,7 @@ MESSAGES = (b"a", b"b")
 DEFAULT = b"later"
 """What failback answers; the messages of a response stream are its bytes."""
 
-SOON = 0.3
+SOON = 0.15
 """Seconds after which a call that hangs is to end."""
 
 
