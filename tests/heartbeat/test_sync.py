@@ -107,7 +107,7 @@ def test_sinks_and_listeners_that_hang_do_not_stop_the_timer(asked):
     try:
         with (
             WheelTimer(name="t") as timer,
-            HeartbeatManager(timer, interval=0.05) as manager,
+            HeartbeatManager(timer, interval=0.2) as manager,
             ReconnectingChannel(asked.target) as channel,
         ):
             heartbeat = manager.attach(channel)

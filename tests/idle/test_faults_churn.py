@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from fixtures.idle_worlds import echo
-from fixtures.leaks import descriptors
+from fixtures.leaks import descriptors, left_since
 from fixtures.timers import eventually, run_threads
 from rpcwheel.idle import peers
 from rpcwheel.observe import ConnectionClosed
@@ -37,9 +37,7 @@ def test_many_connections_that_come_and_go_leave_nothing(world):
         assert eventually(lambda: not served.peers())
         assert eventually(lambda: not world.check(served))
         assert eventually(lambda: not world.do(served.connections.snapshot))
-        # Two sockets more were seen now and then in a long run of all tests, of whom is not known;
-        # what leaks with a connection would be hundreds.
-        assert eventually(lambda: len(descriptors() - before) <= 2), descriptors() - before
+        assert eventually(lambda: not left_since(before)), left_since(before)
 
 
 def test_connections_are_closed_as_fast_as_they_come(world):
