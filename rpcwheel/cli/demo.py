@@ -50,7 +50,7 @@ class Settings:
 
     events: int = 60
     outage: float = 1.5  # how long each of the two outages lasts, the server's start not counted
-    answer_within: float = 0.5  # the most that a caller may wait while there is no server
+    answer_within: float = 1.0  # the most that a caller may wait while there is no server
     drain_within: float = 20.0
 
 
