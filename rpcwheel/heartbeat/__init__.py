@@ -22,8 +22,9 @@ polls: each connection has one timeout on the timer, set to the next moment that
 The twin for `grpc.aio`, with the same names, is in `rpcwheel.heartbeat.aio`.
 """
 
+from rpcwheel.probe import HealthProbe, MethodProbe, Probe, Verdict
+
 from .policy import HeartbeatPolicy
-from .probe import HealthProbe, MethodProbe, Probe, Verdict
 from .rules import HeartbeatState
 from .sync import Heartbeat, HeartbeatManager
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import grpc
 
 from rpcwheel.durations import to_seconds
+from rpcwheel.probe import MARK
 
 from .base import SLACK_S, HeartbeatBase
 from .manager import ManagerBase
-from .probe import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rpcwheel.channel.core import Traffic
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.observe.events import HandOffRefused, ListenerFailed
+from rpcwheel.probe import ALIVE, UNANSWERED, Verdict
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
 
 from .core import HeartbeatCore
-from .probe import ALIVE, UNANSWERED, Verdict
 from .rules import HeartbeatState, Replace, Seen, Send
 from .teller import Teller, checked_listener
 from .view import HeartbeatView
@@ -34,10 +34,10 @@ from .watched import Watched, seen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.probe import Probe
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .probe import Probe
     from .rules import HeartbeatRules
 
 __all__ = ["SLACK_S", "HeartbeatBase"]

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.probe import HealthProbe, Probe
 from rpcwheel.timer.clock import checked_timer
 
 from .base import HeartbeatBase
 from .policy import HeartbeatPolicy
-from .probe import HealthProbe, Probe
 from .rules import HeartbeatRules, HeartbeatState
 from .watched import below
 
@@ -68,6 +68,11 @@ class ManagerBase(Generic[H]):
             raise TypeError(f"policy must be a HeartbeatPolicy, not {policy!r}")
         settings = {name: getattr(policy, name) for name in HeartbeatPolicy.model_fields}
         return cls(timer, probe=probe, **settings)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @property
     def heartbeats(self) -> tuple[H, ...]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import grpc
 
 from rpcwheel.durations import to_seconds
+from rpcwheel.probe import MARK, HealthProbe, MethodProbe
 from rpcwheel.workers import POOL
 
 from .base import SLACK_S, HeartbeatBase
 from .manager import ManagerBase
-from .probe import MARK, HealthProbe, MethodProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

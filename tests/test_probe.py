@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rpcwheel.call import CODES
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.heartbeat import HealthProbe, MethodProbe, Probe
-from rpcwheel.heartbeat.probe import MARK, UNANSWERED, Verdict
+from rpcwheel.probe import MARK, UNANSWERED, Verdict
 
 STATUS = health_pb2.HealthCheckResponse
 
