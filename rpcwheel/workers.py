@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from rpcwheel.observe import HandOffRefused, TaskFailed, emit
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Job: TypeAlias = Callable[[], object]
 
-__all__ = ["POOL", "InTurn", "WorkerPool"]
+__all__ = ["POOL", "Serial", "WorkerPool", "reset_after_fork"]
 
 SIZE: Final = 4
 """Threads that all keys share, beyond the one that each may always have."""
@@ -132,56 +132,68 @@ POOL: Final = WorkerPool()
 """The one of this process."""
 
 
-_ALL: Final[weakref.WeakSet[InTurn]] = weakref.WeakSet()
-
-
-class InTurn:
-    """Jobs of one owner that run one after the other, in the order in which they came.
-
-    Thread-safe; may be given a job under any lock of its owner's, as it holds its own for a few
-    steps only and takes none but the pool's. A job that raises ends only itself.
-    """
-
-    def __init__(self, key: Hashable, pool: WorkerPool = POOL) -> None:
-        self._key = key
-        self._pool = pool
-        self.reset()
-        _ALL.add(self)
+class Resettable(Protocol):
+    """What has locks, or work on its way."""
 
     def reset(self) -> None:
-        """Begin anew: a forked child has neither its parent's thread nor its jobs."""
-        self._lock = threading.RLock()  # a finalizer may submit, anywhere
-        self._jobs: deque[Job] = deque()
-        self._runs = False
+        """Begin anew: in a forked child the locks may be held for ever, and no work goes on."""
 
-    def submit(self, *jobs: Job) -> None:
-        """Run these on a worker, after those that wait."""
+
+class Serial:
+    """Jobs in a row. Thread-safe.
+
+    The pool starts the jobs of one key in order, but may run two of them at once; here one follows
+    the other. One that hangs holds up those behind it, and nothing else. It may be given a job
+    under any lock, as it takes none but the pool's. In a forked child it is empty, as the pool is.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        """At most so many jobs wait: of more, the oldest are forgotten. None: no limit."""
+        self._most = most
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forget all jobs."""
+        self._lock = threading.RLock()  # a finalizer may submit, anywhere
+        self._jobs: deque[Job] = deque(maxlen=self._most)
+        self._running = False
+
+    def submit(self, job: Job, *, first: bool = False) -> None:
+        """Run it after those that wait, or before. Never blocks; what it raises is `TaskFailed`."""
         with self._lock:
-            self._jobs.extend(jobs)
-            if self._runs or not self._jobs:
+            (self._jobs.appendleft if first else self._jobs.append)(job)
+            if self._running:
                 return
-            self._runs = True
-        self._pool.submit(self._key, self._run)
+            self._running = True
+        POOL.submit(self, self._run)
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._runs = False
-                    return
-                job = self._jobs.popleft()
-            try:
+        try:
+            while True:
+                with self._lock:
+                    if not self._jobs:
+                        self._running = False
+                        return
+                    job = self._jobs.popleft()
                 job()
-            except BaseException as error:  # noqa: BLE001 - the others must run; told as an event
-                emit(TaskFailed(timer=str(self._key), task=repr(job), error=error))
-            del job
+        except BaseException:
+            POOL.submit(self, self._run)  # with the next one; the pool tells of the error
+            raise
 
 
-def _reset() -> None:
-    POOL.reset()
-    for owner in tuple(_ALL):
-        owner.reset()
+_LIVE: Final[weakref.WeakSet[Resettable]] = weakref.WeakSet()
+
+
+def reset_after_fork(thing: Resettable) -> None:
+    """Have it reset in each forked child, as long as somebody holds it."""
+    _LIVE.add(thing)
+
+
+def _in_child() -> None:
+    for thing in (POOL, *_LIVE):
+        thing.reset()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset)
+    os.register_at_fork(after_in_child=_in_child)

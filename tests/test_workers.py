@@ -9,7 +9,7 @@ import pytest
 
 from rpcwheel import workers
 from rpcwheel.observe import HandOffRefused, TaskFailed
-from rpcwheel.workers import POOL, InTurn, WorkerPool
+from rpcwheel.workers import POOL, WorkerPool
 
 PATIENCE = 10
 
@@ -226,43 +226,4 @@ def test_a_forked_child_starts_without_threads_and_jobs(hang):
         child = os.fork()
         if child == 0:
             os._exit(0 if run(POOL).wait(PATIENCE) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_jobs_in_turn_run_one_after_the_other_in_their_order(pool):
-    turn, ran, running = InTurn("key", pool), [], []
-    over = threading.Event()
-
-    def job(number):
-        running.append(number)
-        time.sleep(0.001)
-        ran.append((number, len(running)))
-        running.remove(number)
-
-    for number in range(40):
-        turn.submit(lambda number=number: job(number))
-    turn.submit(over.set)
-    assert over.wait(PATIENCE)
-    assert ran == [(number, 1) for number in range(40)]
-
-
-def test_jobs_in_turn_survive_one_that_raises(pool, events):
-    turn, over = InTurn("key", pool), threading.Event()
-    turn.submit(lambda: 1 / 0, over.set)
-    assert over.wait(PATIENCE)
-    assert [type(event) for event in events] == [TaskFailed]
-    turn.submit()  # nothing to do is no job
-    assert turn._jobs == pool._handed == type(turn._jobs)()
-
-
-def test_a_forked_child_has_its_turn_anew(hang):
-    turn, job = InTurn("key"), hang()
-    turn.submit(job)
-    assert job.began.wait(PATIENCE)
-    with turn._lock:
-        child = os.fork()
-        if child == 0:
-            over = threading.Event()
-            turn.submit(over.set)
-            os._exit(0 if over.wait(PATIENCE) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -21,7 +21,7 @@ from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
 from rpcwheel.observe import ConnectionIdle, IdleLimited, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.workers import POOL, InTurn
+from rpcwheel.workers import POOL, Serial
 
 from .closing import Closing, Doubt, Settled
 from .core import Mark, judge
@@ -106,7 +106,7 @@ class Detector:
         self._next: Timeout | None = None
         self._again: Timeout | None = None
         self._limited: set[str] = set()
-        self._events = InTurn(("idle events", id(self)))
+        self._events = Serial()
         self._say_what_is_not_possible()  # which may raise, where warnings are errors
         self._scan = Scan(self._ports)
         try:
@@ -272,7 +272,8 @@ class Detector:
 
     def _tell(self, *events: object) -> None:
         """Emit on a worker, in order: sinks are the user's, and may call `close()`."""
-        self._events.submit(*(partial(emit, event) for event in events))
+        for event in events:
+            self._events.submit(partial(emit, event))
 
     def _look(self) -> None:
         """Scan the sockets, and bring the table up to date."""

@@ -1,0 +1,91 @@
+"""Jobs in a row on the shared workers."""
+
+import os
+import threading
+
+import pytest
+
+from fixtures.seen_worlds import ended
+from fixtures.timers import PATIENCE, eventually
+from rpcwheel.observe.events import TaskFailed
+from rpcwheel.workers import Serial
+
+
+def test_jobs_run_in_order_and_never_two_at_once():
+    serial, seen, inside = Serial(), [], threading.Lock()
+
+    def job(number):
+        assert inside.acquire(blocking=False), "two at once"
+        seen.append(number)
+        inside.release()
+
+    for number in range(500):
+        serial.submit(lambda number=number: job(number))
+    assert eventually(lambda: len(seen) == 500)
+    assert seen == list(range(500))
+
+
+def test_a_job_that_hangs_holds_up_only_those_behind_it():
+    one, other, gate, seen = Serial(), Serial(), threading.Event(), []
+    one.submit(lambda: gate.wait(PATIENCE))
+    one.submit(lambda: seen.append("behind"))
+    other.submit(lambda: seen.append("beside"))
+    assert eventually(lambda: seen == ["beside"])
+    gate.set()
+    assert eventually(lambda: seen == ["beside", "behind"])
+
+
+def test_a_job_may_go_before_those_that_wait():
+    serial, gate, seen = Serial(), threading.Event(), []
+    serial.submit(lambda: gate.wait(PATIENCE))
+    serial.submit(lambda: seen.append("second"))
+    serial.submit(lambda: seen.append("first"), first=True)
+    gate.set()
+    assert eventually(lambda: seen == ["first", "second"])
+
+
+def test_a_job_that_raises_is_told_and_those_behind_it_run(events):
+    serial, seen = Serial(), []
+
+    def fail():
+        raise ZeroDivisionError
+
+    serial.submit(fail)
+    serial.submit(lambda: seen.append(1))
+    assert eventually(lambda: seen == [1])
+    assert eventually(lambda: [type(event) for event in events] == [TaskFailed])
+
+
+def test_of_too_many_that_wait_the_oldest_are_forgotten():
+    serial, gate, seen = Serial(most=2), threading.Event(), []
+    serial.submit(lambda: gate.wait(PATIENCE))
+    assert eventually(lambda: not serial._jobs)
+    for number in range(5):
+        serial.submit(lambda number=number: seen.append(number))
+    gate.set()
+    assert eventually(lambda: seen == [3, 4])
+
+
+def test_one_that_was_idle_goes_on():
+    serial, seen = Serial(), []
+    for number in range(3):
+        serial.submit(lambda number=number: seen.append(number))
+        assert eventually(lambda number=number: seen[-1:] == [number])
+        assert eventually(lambda: not serial._running)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_in_a_forked_child_it_is_empty_and_works():
+    serial, gate, busy = Serial(), threading.Event(), threading.Event()
+    serial.submit(lambda: (busy.set(), gate.wait(PATIENCE)))
+    assert busy.wait(PATIENCE)
+    serial._lock.acquire()  # as if another thread had it at that moment
+    child = os.fork()
+    if not child:
+        done = threading.Event()
+        serial.submit(done.set)
+        os._exit(0 if done.wait(PATIENCE) else 1)
+    serial._lock.release()
+    gate.set()
+    assert ended(child) == 0
