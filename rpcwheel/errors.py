@@ -10,11 +10,17 @@ Each class says whose fault it is and what to do next::
     ├── FailbackError
     │   ├── FailbackFull      load: `max_pending` failed calls wait already
     │   └── FailbackClosed    yours: the call failed after `close()`
-    └── CallError
-        ├── KeyPending        yours: a call with this key waits already     (a ValueError too)
-        ├── CallTimeout       no answer in time; `side` says who was slow  (a TimeoutError too)
-        ├── TooManyCalls      load: `max_pending` calls wait for an answer already
-        └── CallsClosed       yours: the table of pending calls was closed
+    ├── CallError
+    │   ├── KeyPending        yours: a call with this key waits already     (a ValueError too)
+    │   ├── CallTimeout       no answer in time; `side` says who was slow  (a TimeoutError too)
+    │   ├── TooManyCalls      load: `max_pending` calls wait for an answer already
+    │   └── CallsClosed       yours: the table of pending calls was closed
+    └── RegistryError
+        ├── RegistryUnavailable   the engine can't be reached, or is silent  (ConnectionError too)
+        ├── RegistryRefused       the engine refuses: credentials, rights    (PermissionError too)
+        ├── NotPublished          not published, or not known, in time       (a TimeoutError too)
+        ├── RegistryClosed        yours: the registry was closed             (a RuntimeError too)
+        └── ExtraMissing          yours: a package is missing; says which    (an ImportError too)
 
 An argument of the wrong type raises the built-in `TypeError`: that is a bug in the calling code,
 not a state to handle.
@@ -29,10 +35,16 @@ __all__ = [
     "CallTimeout",
     "CallsClosed",
     "ConfigurationError",
+    "ExtraMissing",
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
     "KeyPending",
+    "NotPublished",
+    "RegistryClosed",
+    "RegistryError",
+    "RegistryRefused",
+    "RegistryUnavailable",
     "RpcWheelError",
     "TimerError",
     "TimerStopped",
@@ -154,3 +166,27 @@ class CallTimeout(CallError, TimeoutError):
 
 
 _PARTS: Final = ("side", "timeout", "elapsed", "start", "sent", "name")
+
+
+class RegistryError(RpcWheelError):
+    """A registry did not do what was asked; what it goes on trying is said where it is raised."""
+
+
+class RegistryUnavailable(RegistryError, ConnectionError):
+    """The engine can't be reached, does not answer in time, or can't do it now."""
+
+
+class RegistryRefused(RegistryError, PermissionError):
+    """The engine answers, and will not: look at the user, password, certificate and rights."""
+
+
+class NotPublished(RegistryError, TimeoutError):
+    """An instance was not published, or a service not known, in the time given; it is tried on."""
+
+
+class RegistryClosed(RegistryError, RuntimeError):
+    """The registry was closed before; open another."""
+
+
+class ExtraMissing(RegistryError, ImportError):
+    """A package that this needs is not installed; the message says what to install."""

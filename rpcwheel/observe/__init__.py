@@ -2,7 +2,8 @@
 
 Whatever loses, delays or saves work says so with an event: a frozen record such as `CallParked` or
 `TaskSlow`. One sink is there from the start, `log_event`, which writes to the loggers
-`rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call` and `rpcwheel.connection`. Add your own::
+`rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
+`rpcwheel.registry`. Add your own::
 
     from rpcwheel.observe import CallAbandoned, add_sink
 
@@ -41,7 +42,18 @@ from .events import (
     HeartbeatMissed,
     HookFailed,
     IdleLimited,
+    InstancePublished,
+    InstancesChanged,
+    InstancesHeld,
+    InstanceWithdrawn,
     ListenerFailed,
+    MemberDown,
+    MemberUp,
+    RecordSkipped,
+    RegistryFailed,
+    RegistryRecovered,
+    ServingEnds,
+    SnapshotFailed,
     StreamSilent,
     TaskFailed,
     TaskSlow,
@@ -75,8 +87,19 @@ __all__ = [
     "HeartbeatMissed",
     "HookFailed",
     "IdleLimited",
+    "InstancePublished",
+    "InstanceWithdrawn",
+    "InstancesChanged",
+    "InstancesHeld",
     "ListenerFailed",
+    "MemberDown",
+    "MemberUp",
+    "RecordSkipped",
+    "RegistryFailed",
+    "RegistryRecovered",
+    "ServingEnds",
     "Sink",
+    "SnapshotFailed",
     "StreamSilent",
     "TaskFailed",
     "TaskSlow",

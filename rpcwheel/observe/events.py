@@ -1,8 +1,8 @@
 """What happened: one frozen record for each thing worth telling, the unit in each field's name.
 
 `timer` and `name` are the names their owners were given; `task` and `function` are labels for
-people, such as `shop.orders.push`. An `error` is the exception itself, frames and all: a sink that
-keeps it keeps them.
+people, such as `shop.orders.push`; `registry` is a URL without its password, `instance` an id. An
+`error` is the exception itself, frames and all: a sink that keeps it keeps them.
 """
 
 from dataclasses import dataclass
@@ -287,3 +287,114 @@ class AnswerUnknown:
 
     name: str
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePublished:
+    """An instance is in the registry now; `again` says why it had to be put there once more."""
+
+    registry: str
+    service: str
+    instance: str
+    again: str = ""
+    """"": the first time, or a change; else "missing", "lease", "session", "wiped"."""
+    away_s: float = 0.0
+    """For at most so long it was not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceWithdrawn:
+    """An instance was taken out of the registry, as was asked."""
+
+    registry: str
+    service: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryFailed:
+    """A request to the registry failed, and is made again; at most so often as it is made."""
+
+    registry: str
+    request: str
+    """"publish", "withdraw", "renew", "watch", "lookup" or "close"."""
+    error: BaseException
+    delay_s: float | None
+    """Until it is made again; None if it is not."""
+    items: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryRecovered:
+    """The registry answers again, after it had failed for `after_s`."""
+
+    registry: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstancesChanged:
+    """What is known of a service has changed; `source` is "live", "held" or "cache"."""
+
+    registry: str
+    service: str
+    instances: int
+    added: int
+    removed: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstancesHeld:
+    """Instances that the registry has lost are kept for now; `reason` says why."""
+
+    registry: str
+    service: str
+    instances: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSkipped:
+    """A key of the registry holds no instance that can be read; told once for each content."""
+
+    registry: str
+    service: str
+    key: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """The file of what was known last can't be written or read; the registry goes on without."""
+
+    registry: str
+    path: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDown:
+    """A channel of many members calls one of them no more until it answers a probe."""
+
+    channel: str
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberUp:
+    """A member that was down answers again, and is called again; `after_s` of it."""
+
+    channel: str
+    member: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServingEnds:
+    """A server's end goes a step on: "withdraw", "not serving", "wait", "stop", "closed"."""
+
+    server: str
+    step: str
+    reason: str

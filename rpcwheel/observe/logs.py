@@ -1,10 +1,10 @@
 """How events read in the log: the sink that is there from the start.
 
 Timers write to the logger `rpcwheel.timer`, failback to `rpcwheel.failback`, calls to
-`rpcwheel.call`, connections to `rpcwheel.connection`. What loses work is an error, what will be
-tried again a warning, what went right is told at level info. The event itself is on the record as
-`record.event`, and `record.msg` is the same for all events of a kind, so that log collectors can
-group them.
+`rpcwheel.call`, connections to `rpcwheel.connection`, registries and what is published there to
+`rpcwheel.registry`. What loses work is an error, what will be tried again a warning, what went
+right is told at level info. The event itself is on the record as `record.event`, and `record.msg`
+is the same for all events of a kind, so that log collectors can group them.
 """
 
 import logging
@@ -19,6 +19,7 @@ TIMER: Final = logging.getLogger("rpcwheel.timer")
 FAILBACK: Final = logging.getLogger("rpcwheel.failback")
 CALL: Final = logging.getLogger("rpcwheel.call")
 CONNECTION: Final = logging.getLogger("rpcwheel.connection")
+REGISTRY: Final = logging.getLogger("rpcwheel.registry")
 OTHER: Final = logging.getLogger("rpcwheel")
 _LONGEST: Final = 240
 """Characters of an error's text: a gRPC error is ten lines long and says the same in two."""
@@ -28,10 +29,21 @@ SELDOM_S: Final = 1.0
 """Seconds between two lines that say the same of one queue for each of its calls."""
 
 RARELY_S: Final = 60.0
-"""Seconds between two lines that say the same of one target: what is gone may stay so for days."""
+"""Seconds between two lines that say the same of one target, or of one service of a registry: what
+is gone may stay so for days."""
 
 MOST_SAID: Final = 4096
 """Names remembered; clients come from any number of ports."""
+
+_SUBJECTS: Final = (
+    {"name"},
+    {"target"},
+    {"peer"},
+    {"channel", "member"},
+    {"registry", "service"},
+    {"registry"},
+)
+"""What an event may be about, by its fields; the first that it has counts."""
 
 _SAID: Final[dict[tuple[type, str], tuple[float, int]]] = {}
 """When such a line was last written, by kind and name, and how many were held back since. Without a
@@ -42,12 +54,13 @@ class _Line(NamedTuple):
     logger: logging.Logger
     level: int
     text: str
-    """A template over the event's fields, with two more: `said` is its error in one line, `call`
-    the failback's name and the function, or one of them where both are the same."""
+    """A template over the event's fields, with some more: `said` is its error in one line, `call`
+    the failback's name and the function, or one of them where both are the same, `next` when it is
+    tried again, and `back` why and after how long something is there once more."""
     traceback: bool = False
     every_s: float = 0.0
-    """It is written at most once in so many seconds for each name or target; the template's `held`
-    tells of the others."""
+    """It is written at most once in so many seconds for each of what `_subject` names; the
+    template's `held` tells of the others."""
     ends: type | None = None
     """The kind of event that it is the end of: after such a line it is written in any case."""
 
@@ -200,6 +213,65 @@ _LINES: Final[dict[type, _Line]] = {
     events.AnswerUnknown: _Line(
         CALL, logging.WARNING, "%(name)s: an answer came to %(key)s, which no call waits for"
     ),
+    events.InstancePublished: _Line(
+        REGISTRY, logging.INFO, "%(registry)s: %(service)s at %(instance)s is published%(back)s"
+    ),
+    events.InstanceWithdrawn: _Line(
+        REGISTRY, logging.INFO, "%(registry)s: %(service)s at %(instance)s is withdrawn"
+    ),
+    events.RegistryFailed: _Line(
+        REGISTRY,
+        logging.WARNING,
+        "%(registry)s: %(request)s failed, %(items)d item(s), %(next)s: %(said)s%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.RegistryRecovered: _Line(
+        REGISTRY,
+        logging.INFO,
+        "%(registry)s: the registry answers again, after %(after_s).3g s%(held)s",
+        every_s=RARELY_S,
+        ends=events.RegistryFailed,
+    ),
+    events.InstancesChanged: _Line(
+        REGISTRY,
+        logging.INFO,
+        "%(registry)s: %(service)s has %(instances)d instance(s) (%(source)s), "
+        "%(added)d more and %(removed)d gone",
+    ),
+    events.InstancesHeld: _Line(
+        REGISTRY,
+        logging.WARNING,
+        "%(registry)s: %(service)s keeps %(instances)d instance(s) that the registry has lost, "
+        "%(reason)s%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.RecordSkipped: _Line(
+        REGISTRY,
+        logging.WARNING,
+        "%(registry)s: %(service)s: the record %(key)s is skipped: %(said)s%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.SnapshotFailed: _Line(
+        REGISTRY,
+        logging.WARNING,
+        "%(registry)s: the file %(path)s can't be used, which harms only a start while the "
+        "registry is down: %(said)s",
+    ),
+    events.MemberDown: _Line(
+        CONNECTION,
+        logging.WARNING,
+        "%(channel)s: %(member)s is down, and not called until it answers a probe: "
+        "%(reason)s%(held)s",
+        every_s=RARELY_S,
+    ),
+    events.MemberUp: _Line(
+        CONNECTION,
+        logging.INFO,
+        "%(channel)s: %(member)s is up again, after %(after_s).3g s%(held)s",
+        every_s=RARELY_S,
+        ends=events.MemberDown,
+    ),
+    events.ServingEnds: _Line(REGISTRY, logging.INFO, "%(server)s ends, %(step)s: %(reason)s"),
 }
 
 
@@ -212,7 +284,7 @@ def log_event(event: object) -> None:
     if line.logger.isEnabledFor(line.level):
         told = _told(event)
         if line.every_s:
-            name = str(told.get("name", told.get("target", told.get("peer"))))
+            name = _subject(told)
             begun = _SAID.get((line.ends, name)) if line.ends else None
             held = _held_back((type(event), name), line.every_s, time.monotonic(), begun)
             if held is None:
@@ -243,14 +315,25 @@ def _held_back(
 
 
 def _told(event: object) -> dict[str, object]:
-    """The event's fields and `call`; sequences of names joined."""
+    """The event's fields, and those that `_Line.text` has beside; sequences of names joined."""
     told: dict[str, object] = {}
     for field in fields(event):  # type: ignore[arg-type]  # each kind in _LINES is a dataclass
         value = getattr(event, field.name)
         told[field.name] = ", ".join(value) if isinstance(value, tuple) else value
-    name, function = told.get("name"), told.get("function")
+    name, function, again = told.get("name"), told.get("function"), told.get("again")
     told["call"] = function if name == function else f"{name}: {function}"
+    delay_s = told.get("delay_s")
+    told["next"] = "not tried again" if delay_s is None else f"next try in {delay_s:.3g} s"
+    told["back"] = f" again ({again}), away for up to {told['away_s']:.3g} s" if again else ""
     return told
+
+
+def _subject(told: dict[str, object]) -> str:
+    """What an event is about: of one subject, lines of a kind are held back."""
+    for names in _SUBJECTS:
+        if names <= told.keys():
+            return " ".join(str(told[name]) for name in sorted(names))
+    return ""
 
 
 def _one_line(error: BaseException | None) -> str:

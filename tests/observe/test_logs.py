@@ -1,4 +1,4 @@
-"""How each event reads in the log."""
+"""What is said of events in the log, and how often; the lines are in test_logs_lines.py."""
 
 import logging
 
@@ -7,223 +7,12 @@ import pytest
 from rpcwheel.observe import events, log_event, logs
 
 BOOM = ValueError("no\nsuch   shop")
+REGISTRY = "etcd://10.0.0.1:2379"
 
 
 @pytest.fixture(autouse=True)
 def nothing_said_before(monkeypatch):
     monkeypatch.setattr(logs, "_SAID", {})
-
-
-READS = [
-    (
-        events.TaskSlow("wheel", "push", 0.25),
-        "rpcwheel.timer",
-        logging.WARNING,
-        (
-            "wheel: task push held the timer's thread for 0.250 s; "
-            "what may block belongs on an executor"
-        ),
-    ),
-    (
-        events.TaskFailed("wheel", "push", BOOM),
-        "rpcwheel.timer",
-        logging.ERROR,
-        "wheel: task push raised ValueError: no such shop",
-    ),
-    (
-        events.HandOffRefused("wheel", "push", BOOM),
-        "rpcwheel.timer",
-        logging.WARNING,
-        "wheel: task push was not taken: ValueError: no such shop",
-    ),
-    (
-        events.TimersTooMany(65, 64),
-        "rpcwheel.timer",
-        logging.WARNING,
-        (
-            "65 timers are live, more than 64; use one for all (rpcwheel.timer.shared_timer), "
-            "and stop those that are done with"
-        ),
-    ),
-    (
-        events.CallParked("audit", "shop.push", BOOM, delay_s=5.0, pending=1),
-        "rpcwheel.failback",
-        logging.WARNING,
-        "audit: shop.push failed, next try in 5 s, 1 pending: ValueError: no such shop",
-    ),
-    (
-        events.CallRetried("audit", "shop.push", 2, 5.25, BOOM, delay_s=0.5),
-        "rpcwheel.failback",
-        logging.INFO,
-        "audit: shop.push failed 2 times in 5.25 s, next try in 0.5 s: ValueError: no such shop",
-    ),
-    (
-        events.CallDelivered("audit", "shop.push", 3, 10.5),
-        "rpcwheel.failback",
-        logging.INFO,
-        "audit: shop.push delivered at try 3, after 10.5 s",
-    ),
-    (
-        events.CallAbandoned("audit", "shop.push", 4, 15.0, BOOM, "no retries left"),
-        "rpcwheel.failback",
-        logging.ERROR,
-        (
-            "audit: shop.push abandoned after 4 tries in 15 s, no retries left: "
-            "ValueError: no such shop"
-        ),
-    ),
-    (
-        events.CallDropped("audit", "shop.push", BOOM, pending=100),
-        "rpcwheel.failback",
-        logging.ERROR,
-        "audit: shop.push dropped, the queue is full, 100 pending: ValueError: no such shop",
-    ),
-    (
-        events.CallsUndelivered("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
-        "rpcwheel.failback",
-        logging.ERROR,
-        "audit: 3 call(s) not delivered, closed; the oldest waited 9 s: shop.push, shop.pull",
-    ),
-    (
-        events.DeadLetterFailed("audit", "shop.push", BOOM),
-        "rpcwheel.failback",
-        logging.ERROR,
-        "audit: shop.push: the dead_letter hook raised: ValueError: no such shop",
-    ),
-    (
-        events.CallSlow("/shop.Orders/Get", "client", 1.5),
-        "rpcwheel.call",
-        logging.WARNING,
-        "/shop.Orders/Get (client) still runs after 1.5 s",
-    ),
-    (
-        events.CallRetrying("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25),
-        "rpcwheel.call",
-        logging.INFO,
-        "/shop.Orders/Get failed with UNAVAILABLE at try 1, next try in 0.25 s",
-    ),
-    (
-        events.CallNotRetried("/shop.Orders/Get", 2, "UNAVAILABLE", "no attempts left"),
-        "rpcwheel.call",
-        logging.INFO,
-        ("/shop.Orders/Get failed with UNAVAILABLE at try 2, no other follows: no attempts left"),
-    ),
-    (
-        events.CallExcused("/shop.Orders/Get", BOOM),
-        "rpcwheel.call",
-        logging.WARNING,
-        "/shop.Orders/Get failed, answered with its default: ValueError: no such shop",
-    ),
-    (
-        events.StreamSilent("/shop.Orders/Watch", 30.0),
-        "rpcwheel.call",
-        logging.WARNING,
-        "/shop.Orders/Watch cancelled, no message for 30 s",
-    ),
-    (
-        events.CallLate("/shop.Orders/Get", 0.5),
-        "rpcwheel.call",
-        logging.WARNING,
-        "/shop.Orders/Get refused, its deadline passed 0.5 s before its turn came",
-    ),
-    (
-        events.HookFailed("/shop.Orders/Get", "done callback", BOOM),
-        "rpcwheel.call",
-        logging.ERROR,
-        "/shop.Orders/Get: a done callback raised ValueError: no such shop",
-    ),
-    (
-        events.ListenerFailed("shop:1", "page_me", BOOM),
-        "rpcwheel.connection",
-        logging.ERROR,
-        "shop:1: listener page_me raised ValueError: no such shop",
-    ),
-    (
-        events.HeartbeatMissed("shop:1", misses=2, silent_s=140.0, answer="DEADLINE_EXCEEDED"),
-        "rpcwheel.connection",
-        logging.INFO,
-        ("shop:1: heartbeat missed, 2 in a row, nothing read for 140 s (DEADLINE_EXCEEDED)"),
-    ),
-    (
-        events.ConnectionDead("shop:1", silent_s=180.0, misses=3, calls=1),
-        "rpcwheel.connection",
-        logging.WARNING,
-        (
-            "shop:1: connection dead, nothing read for 180 s, 3 heartbeat(s) missed, "
-            "1 call(s) in flight"
-        ),
-    ),
-    (
-        events.ConnectionReplaced("shop:1", 2, "no answer to heartbeats for 180 s", calls=1),
-        "rpcwheel.connection",
-        logging.INFO,
-        (
-            "shop:1: connection 2 in the place of the last, no answer to heartbeats for 180 s, "
-            "which had 1 call(s) in flight"
-        ),
-    ),
-    (
-        events.ConnectionAlive("shop:1", after_s=181.0, rtt_s=0.001),
-        "rpcwheel.connection",
-        logging.INFO,
-        "shop:1: connection alive after 181 s of silence",
-    ),
-    (
-        events.ConnectionIdle("ipv4:10.0.0.1:5", "neither read nor written", 180.0, 0, 1),
-        "rpcwheel.connection",
-        logging.INFO,
-        (
-            "ipv4:10.0.0.1:5: connection idle for 180 s, neither read nor written, "
-            "0 call(s) and 1 stream(s) open"
-        ),
-    ),
-    (
-        events.ConnectionClosed("ipv4:10.0.0.1:5", "neither read nor written", 180.0, "shutdown"),
-        "rpcwheel.connection",
-        logging.INFO,
-        ("ipv4:10.0.0.1:5: connection closed (shutdown) after 180 s, neither read nor written"),
-    ),
-    (
-        events.ConnectionKept("ipv4:10.0.0.1:5", "it is in use again"),
-        "rpcwheel.connection",
-        logging.INFO,
-        "ipv4:10.0.0.1:5: connection not closed, it is in use again",
-    ),
-    (
-        events.IdleLimited("Unix sockets do not tell their peers"),
-        "rpcwheel.connection",
-        logging.WARNING,
-        "idle connections: Unix sockets do not tell their peers",
-    ),
-    (
-        events.AnswerLate("orders", "7", "timed out", 0.25),
-        "rpcwheel.call",
-        logging.WARNING,
-        "orders: the answer to 7 came 0.25 s after the call had timed out",
-    ),
-    (
-        events.AnswerUnknown("orders", "7"),
-        "rpcwheel.call",
-        logging.WARNING,
-        "orders: an answer came to 7, which no call waits for",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("event", "logger", "level", "text"), READS, ids=lambda value: type(value).__name__
-)
-def test_an_event_reads_as_one_line_of_its_logger_and_level(event, logger, level, text, caplog):
-    caplog.set_level(logging.DEBUG)
-    log_event(event)
-    (record,) = caplog.records
-    assert (record.name, record.levelno, record.getMessage()) == (logger, level, text)
-    assert record.event is event
-
-
-def test_every_kind_of_event_has_its_line():
-    kinds = {kind for kind in vars(events).values() if isinstance(kind, type)}
-    assert {type(event) for event, *_ in READS} == kinds
 
 
 def test_two_events_of_a_kind_have_the_same_template(caplog):
@@ -332,3 +121,46 @@ def test_what_was_said_of_names_long_gone_is_forgotten(monkeypatch):
     for port in range(10):
         log_event(events.ConnectionKept(f"ipv4:127.0.0.1:{port}", "it is busy"))
     assert len(logs._SAID) <= 3
+
+
+def test_what_is_published_for_the_first_time_is_not_called_published_again(caplog):
+    caplog.set_level("INFO")
+    log_event(events.InstancePublished(REGISTRY, "shop.Orders", "10.0.0.7:1"))
+    assert caplog.messages[0].endswith("shop.Orders at 10.0.0.7:1 is published")
+
+
+def test_a_request_that_is_not_made_again_is_told_so(caplog):
+    log_event(events.RegistryFailed(REGISTRY, "close", BOOM, delay_s=None))
+    assert "1 item(s), not tried again: " in caplog.messages[0]
+
+
+def test_failures_are_said_once_a_minute_of_each_registry_and_its_recovery_always_after_one(
+    caplog, monkeypatch
+):
+    caplog.set_level("INFO")
+    seconds = iter([0.0, 1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    failed = events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=1.0)
+    elsewhere = events.RegistryFailed("redis://10.0.0.2", "renew", BOOM, delay_s=1.0)
+    up = events.RegistryRecovered(REGISTRY, after_s=2.0)
+    for event in (failed, failed, elsewhere, up, up):
+        log_event(event)
+    said = [(record.event, "more since" in record.getMessage()) for record in caplog.records]
+    assert said == [(failed, False), (elsewhere, False), (up, False)]
+
+
+def test_what_is_skipped_is_said_once_a_minute_of_each_service(caplog, monkeypatch):
+    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    for service, key in (("a", "1"), ("a", "2"), ("b", "1")):
+        log_event(events.RecordSkipped(REGISTRY, service, key, BOOM))
+    assert [record.event.service for record in caplog.records] == ["a", "b"]
+
+
+def test_a_member_that_is_up_again_is_always_said_after_it_was_said_to_be_down(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(logs.time, "monotonic", iter(range(9)).__next__)
+    down = events.MemberDown("shop.Orders", "a:1", "refused")
+    up = events.MemberUp("shop.Orders", "a:1", after_s=1.0)
+    for event in (up, down, up, events.MemberDown("shop.Orders", "b:1", "refused")):
+        log_event(event)
+    assert len(caplog.records) == 4

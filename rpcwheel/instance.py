@@ -1,0 +1,214 @@
+"""The words of a registry: an instance of a service, and what is known of all of them at a time."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, StrictInt, StrictStr, field_validator, model_validator
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.policy import Number, Policy
+
+__all__ = ["ServiceInstance", "Snapshot", "Source"]
+
+VERSION: Final = 1
+"""Of the JSON; a newer one is read as far as it is understood."""
+
+MOST_METADATA: Final = 8192
+"""Characters of all metadata together."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_ID: Final = re.compile(r"[^/\s\x00-\x1f\x7f\ud800-\udfff]{1,256}")
+_HOST: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+
+
+class _Epoch:
+    """A word for this process; a forked child has its own."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        self.word = secrets.token_hex(8)
+
+
+_epoch: Final = _Epoch()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_epoch.renew)
+
+
+class ServiceInstance(Policy):
+    """One server of a service, as the registry has it.
+
+    Immutable; `changed(weight=10)` makes another, of the same `id`. Can be a key of a dict.
+
+    Raises:
+        ConfigurationError: A value is out of range; the message says what is allowed.
+        TypeError: A value is of a wrong type.
+    """
+
+    service: StrictStr
+    """`"shop.Orders"`: letters, digits, `.`, `_` and `-`."""
+    host: StrictStr
+    """Where clients reach it; an address to listen on, such as `0.0.0.0`, is refused."""
+    port: Annotated[StrictInt, Field(ge=1, le=65535)]
+    id: StrictStr = ""
+    """Known by in its service; `host:port` if left out, so that a restart replaces itself."""
+    group: StrictStr = ""
+    version: StrictStr = ""
+    weight: Annotated[StrictInt, Field(ge=0, le=1000)] = 100
+    """Its share of the calls, relative to the others'. 0: none, as long as others have more."""
+    protocol: Literal["grpc", "grpcs"] = "grpc"
+    """`grpcs` is over TLS."""
+    zone: StrictStr = ""
+    metadata: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    """What you want to tell clients: at most 8192 characters, keys and values together."""
+    status: Literal["UP", "DRAINING"] = "UP"
+    """DRAINING: it goes on answering, and wants no new calls."""
+    epoch: StrictStr = Field(default_factory=lambda: _epoch.word)
+    """Of the process that published it, so that a late withdrawal does not delete a successor."""
+    started_at: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """When it began to serve: seconds since 1970, of its own clock. 0: not told."""
+    extra: dict[StrictStr, Any] = Field(default_factory=dict)
+    """What a newer version of this package has written; kept as it is."""
+
+    @field_validator("service")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ConfigurationError(
+                f"it must be a name of letters, digits, '.', '_' and '-', not {value!r}"
+            )
+        return value
+
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, value: str) -> str:
+        bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+        try:
+            address = ipaddress.ip_address(bare)
+        except ValueError:
+            if _HOST.fullmatch(value) and not value.replace(".", "").isdigit():
+                return value
+            raise ConfigurationError(
+                f"it must be a host name or an IP address, without a port, not {value!r}"
+            ) from None
+        if address.is_unspecified:
+            raise ConfigurationError(
+                f"{value!r} is an address to listen on, not one to call; give the host name or the "
+                "address that clients reach"
+            )
+        return str(address)
+
+    @field_validator("metadata")
+    @classmethod
+    def _is_short(cls, value: dict[str, str]) -> dict[str, str]:
+        size = sum(len(key) + len(text) for key, text in value.items())
+        if size > MOST_METADATA:
+            raise ConfigurationError(f"it has {size} characters; {MOST_METADATA} are allowed")
+        return value
+
+    @field_validator("extra")
+    @classmethod
+    def _is_none_of_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if ours := value.keys() & {*cls.model_fields, "v"}:
+            raise ConfigurationError(f"{', '.join(sorted(ours))}: give it by its own name")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_an_id(cls, given: Any) -> Any:  # noqa: ANN401 - whatever was given
+        if isinstance(given, dict) and not given.get("id"):
+            host, port = given.get("host"), given.get("port")
+            if isinstance(host, str) and isinstance(port, int) and _ID.fullmatch(host):
+                return {**given, "id": joined(host, port)}
+        return given
+
+    @field_validator("id")
+    @classmethod
+    def _is_an_id(cls, value: str) -> str:
+        if value and not _ID.fullmatch(value):
+            raise ConfigurationError(
+                f"it must be at most 256 characters without '/' and white space, not {value!r}"
+            )
+        return value
+
+    def __hash__(self) -> int:
+        return hash((self.service, self.id, self.epoch))
+
+    @property
+    def target(self) -> str:
+        """As grpc takes it: `10.0.0.7:50051`, `[::1]:50051`."""
+        return joined(self.host, self.port)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Service and id: what there is one of in a registry."""
+        return self.service, self.id
+
+    def encoded(self) -> bytes:
+        """As JSON, in the form that all engines keep."""
+        told = self.model_dump(exclude_defaults=True, exclude={"extra"})
+        told |= {"epoch": self.epoch, "id": self.id}
+        return json.dumps({**self.extra, **told, "v": VERSION}, sort_keys=True).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes | str) -> ServiceInstance:
+        """Read what `encoded` wrote, also by a newer version.
+
+        Raises:
+            ValueError: It is no instance; the message says why.
+        """
+        try:
+            told = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"no JSON: {error}") from None
+        is_record = isinstance(told, dict) and isinstance(told.pop("v", None), int)
+        if not is_record:
+            raise ValueError("no record of an instance: a JSON object with a version `v`")
+        known = {name: told.pop(name) for name in tuple(told) if name in cls.model_fields}
+        known.pop("extra", None)
+        known.setdefault("epoch", "")
+        try:
+            return cls(**known, extra=told)
+        except (ConfigurationError, TypeError) as error:
+            raise ValueError(str(error)) from None
+
+
+Source = Literal["live", "held", "cache"]
+"""Where a snapshot comes from: the registry; the registry, with instances in it that are missing
+there for now (`Snapshot.held`); a file of an earlier run, as the registry was not reached yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known of a service at a time."""
+
+    service: str
+    instances: tuple[ServiceInstance, ...] = ()
+    """In the order of their ids."""
+    revision: int = 0
+    """Counts up with each change that this process has seen."""
+    source: Source = "live"
+    held: frozenset[str] = frozenset()
+    """The ids of those that the registry has lost, and that are kept until that is sure."""
+    age_s: float = 0.0
+    """Since the registry was last heard to agree; of a file, since it was written."""
+
+
+def joined(host: str, port: int) -> str:
+    """`host:port`, with brackets where an IPv6 address needs them."""
+    host = host.removeprefix("[").removesuffix("]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def started_now() -> float:
+    """For `started_at`."""
+    return round(time.time(), 3)

@@ -1,0 +1,208 @@
+"""What an instance may say, and how it is written for others and for later versions."""
+
+import contextlib
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.instance import ServiceInstance, Snapshot, joined, started_now
+
+ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
+
+
+def test_what_is_left_out_has_its_default():
+    told = ONE.model_dump(exclude={"epoch"})
+    assert told == {
+        "service": "shop.Orders",
+        "host": "10.0.0.7",
+        "port": 50051,
+        "id": "10.0.0.7:50051",
+        "group": "",
+        "version": "",
+        "weight": 100,
+        "protocol": "grpc",
+        "zone": "",
+        "metadata": {},
+        "status": "UP",
+        "started_at": 0.0,
+        "extra": {},
+    }
+    assert ONE.target == "10.0.0.7:50051"
+    assert ONE.key == ("shop.Orders", "10.0.0.7:50051")
+
+
+def test_a_snapshot_without_more_is_empty_and_live():
+    assert Snapshot("a") == Snapshot("a", (), 0, "live", frozenset(), 0.0)
+
+
+def test_all_instances_of_a_process_have_its_epoch_and_a_forked_child_another():
+    assert ServiceInstance(service="a", host="b", port=1).epoch == ONE.epoch != ""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, ServiceInstance(service="a", host="b", port=1).epoch.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert len({pipe.read(), ONE.epoch, ""}) == 3
+
+
+def test_a_changed_one_keeps_its_id_and_what_else_was_given():
+    changed = ONE.changed(port=1, weight=3)
+    assert (changed.id, changed.port, changed.weight) == (ONE.id, 1, 3)
+    assert changed.epoch == ONE.epoch
+
+
+def test_equal_ones_are_one_key_of_a_dict_and_differing_ones_are_not_equal():
+    with_more = ONE.changed(metadata={"a": "b"})
+    assert {ONE: 1, ONE.changed(): 2, with_more: 3} == {ONE: 2, with_more: 3}
+    assert hash(ONE) == hash(with_more)
+
+
+@pytest.mark.parametrize(
+    ("host", "target"),
+    [
+        ("::1", "[::1]:1"),
+        ("[::1]", "[::1]:1"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:1"),
+        ("2001:DB8:0::1", "[2001:db8::1]:1"),
+        ("shop-1.example", "shop-1.example:1"),
+        ("localhost", "localhost:1"),
+    ],
+)
+def test_a_target_is_as_grpc_takes_it(host, target):
+    assert ServiceInstance(service="a", host=host, port=1).target == target
+
+
+def test_joining_puts_brackets_where_they_are_needed():
+    assert joined("::1", 2) == joined("[::1]", 2) == "[::1]:2"
+    assert joined("a", 2) == "a:2"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"host": "0.0.0.0"}, "host: '0.0.0.0' is an address to listen on, not one to call"),
+        ({"host": "0:0::0"}, "is an address to listen on"),
+        ({"host": "*"}, "it must be a host name or an IP address"),
+        ({"host": ""}, "it must be a host name or an IP address"),
+        ({"host": "a:1"}, "without a port, not 'a:1'"),
+        ({"host": "10.0.0"}, "it must be a host name or an IP address"),
+        ({"host": "[::1"}, "it must be a host name or an IP address"),
+        ({"port": 0}, "port: .*greater than or equal to 1"),
+        ({"port": 65536}, "port: .*less than or equal to 65535"),
+        ({"service": "a/b"}, "service: it must be a name of letters, digits"),
+        ({"service": ""}, "service: it must be a name"),
+        ({"id": "a/b"}, "id: it must be at most 256 characters without '/' and white space"),
+        ({"id": "a b"}, "id: it must be"),
+        ({"id": "x" * 257}, "id: it must be at most 256"),
+        ({"id": "\ud800"}, "id: it must be"),
+        ({"weight": -1}, "weight: "),
+        ({"weight": 1001}, "weight: .*1000"),
+        ({"protocol": "http"}, "protocol: .*'grpc' or 'grpcs'"),
+        ({"status": "DOWN"}, "status: .*'UP' or 'DRAINING'"),
+        ({"metadata": {"a": "x" * 8192}}, "metadata: it has 8193 characters; 8192 are allowed"),
+        ({"started_at": float("nan")}, "started_at: "),
+        ({"started_at": -1.0}, "started_at: "),
+        ({"extra": {"weight": 5}}, "extra: weight: give it by its own name"),
+        ({"wieght": 5}, "there is no setting 'wieght'; did you mean 'weight'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_is_allowed(given, said):
+    with pytest.raises(ConfigurationError, match=said):
+        ServiceInstance(**{"service": "a", "host": "b", "port": 1} | given)
+
+
+@pytest.mark.parametrize("given", [{"port": "1"}, {"port": True}, {"metadata": {"a": 1}}])
+def test_a_wrong_type_is_a_type_error(given):
+    with pytest.raises(TypeError, match=next(iter(given))):
+        ServiceInstance(**{"service": "a", "host": "b", "port": 1} | given)
+
+
+def test_one_bad_host_is_told_once():
+    with pytest.raises(ConfigurationError) as caught:
+        ServiceInstance(service="a", host="a b", port=1)
+    assert ";" not in str(caught.value)
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+INSTANCES = st.builds(
+    ServiceInstance,
+    service=NAMES,
+    host=NAMES.filter(lambda name: not name.replace(".", "").isdigit())
+    | st.ip_addresses().filter(lambda address: not address.is_unspecified).map(str),
+    port=st.integers(1, 65535),
+    group=TEXTS,
+    version=TEXTS,
+    weight=st.integers(0, 1000),
+    protocol=st.sampled_from(["grpc", "grpcs"]),
+    zone=TEXTS,
+    metadata=st.dictionaries(TEXTS, TEXTS, max_size=3),
+    status=st.sampled_from(["UP", "DRAINING"]),
+    started_at=st.floats(0, 1e12),
+    extra=st.dictionaries(TEXTS.map("x-{}".format), st.none() | st.integers() | TEXTS, max_size=3),
+)
+
+
+@given(INSTANCES)
+def test_what_is_written_is_read_again(instance):
+    assert ServiceInstance.decoded(instance.encoded()) == instance
+
+
+def test_the_form_in_the_registry_is_this():
+    """Other programs, and other versions, read it."""
+    one = ONE.changed(epoch="e", weight=7, extra={"new": [1]})
+    assert json.loads(one.encoded()) == {
+        "v": 1,
+        "service": "shop.Orders",
+        "host": "10.0.0.7",
+        "port": 50051,
+        "id": "10.0.0.7:50051",
+        "epoch": "e",
+        "weight": 7,
+        "new": [1],
+    }
+
+
+def test_what_a_newer_version_wrote_is_kept():
+    newer = b'{"v": 2, "service": "a", "host": "b", "port": 1, "shiny": {"deep": [true]}}'
+    one = ServiceInstance.decoded(newer)
+    assert (one.epoch, one.extra) == ("", {"shiny": {"deep": [True]}})
+    assert json.loads(one.changed(weight=1).encoded())["shiny"] == {"deep": [True]}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff", "no JSON: .*utf-8"),
+        (b"", "no JSON"),
+        (b"hello", "no JSON"),
+        (b"[" * 100_000, "no JSON: .*recursion"),
+        (b'{"v": 1, "port": ' + b"9" * 5000 + b"}", "no JSON: .*integer"),
+        (b"3", "no record of an instance"),
+        (b"{}", "no record of an instance"),
+        (b'{"v": 1}', "`service` is missing"),
+        (b'{"v": 1, "service": "a", "host": "0.0.0.0", "port": 1}', "an address to listen on"),
+        (b'{"v": 1, "service": "a", "host": "b", "port": "1"}', "port"),
+        (b'{"v": 1, "service": "a", "host": "b", "port": 1, "started_at": NaN}', "started_at"),
+    ],
+)
+def test_what_is_no_instance_is_a_value_error_that_says_why(data, said):
+    with pytest.raises(ValueError, match=said):
+        ServiceInstance.decoded(data)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60))
+def test_whatever_stands_in_a_registry_is_an_instance_or_a_value_error(data):
+    with contextlib.suppress(ValueError):
+        assert isinstance(ServiceInstance.decoded(data), ServiceInstance)
+
+
+def test_now_is_seconds_since_1970():
+    assert started_now() > 1_700_000_000
