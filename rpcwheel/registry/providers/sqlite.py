@@ -1,0 +1,283 @@
+"""A registry in a file, for the processes of one machine: no server, nothing to install.
+
+`sqlite:///run/shop/registry.db?poll=0.1`. All processes must see the same file system, which must
+not be a network's. A lease is a row with the time of its end by the system's monotonic clock, which
+is the same in all processes; one that is further ahead than it is long is from before a reboot, and
+is over. `poll` is how often, in seconds, watches look whether anybody wrote; a look that finds
+nothing takes some microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError, TimerError
+from rpcwheel.registry.provider import Provider, View
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.workers import POOL
+
+from ._following import Following
+from ._sqlite_file import SqliteFile
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection, Mapping, Sequence
+
+    from rpcwheel.instance import ServiceInstance
+    from rpcwheel.registry.provider import Lost, Settings, Watch, Watcher
+    from rpcwheel.registry.url import RegistryUrl
+    from rpcwheel.timer._base import Timeout
+    from rpcwheel.timer.api import Timer
+
+__all__ = ["SqliteProvider"]
+
+POLL_S: Final = 0.1
+"""So a change is seen after 50 ms in the middle; half of it costs twice the idle processor time."""
+
+ALIVE: Final = "lease.ends_ns > :now AND lease.ends_ns <= :now + lease.length_ns"
+
+FIND: Final = f"""
+SELECT instance.id, data, lease.ends_ns FROM instance JOIN lease ON lease.id = instance.lease
+WHERE namespace = :namespace AND service = :service AND {ALIVE} ORDER BY instance.id
+"""  # noqa: S608 - no word of anybody's is in it
+
+FIND_SERVICES: Final = f"""
+SELECT DISTINCT service FROM instance JOIN lease ON lease.id = instance.lease
+WHERE namespace = :namespace AND {ALIVE} ORDER BY service
+"""  # noqa: S608
+
+SWEEP: Final = f"DELETE FROM lease WHERE NOT ({ALIVE})"  # noqa: S608
+SWEEP_AFTER: Final = "DELETE FROM instance WHERE lease NOT IN (SELECT id FROM lease)"
+PUT: Final = "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?)"
+DROP: Final = "DELETE FROM instance WHERE namespace = ? AND service = ? AND id = ? AND epoch = ?"
+COUNT_UP: Final = "UPDATE meta SET value = value + 1 WHERE name = 'revision'"
+
+
+class SqliteProvider(Provider):
+    """The engine `sqlite://`; see above. Any thread, also at once.
+
+    In a forked child it opens the file anew, under a lease of its own; its watches are ended there.
+    """
+
+    schemes: ClassVar = ("sqlite",)
+
+    def __init__(self, url: RegistryUrl, settings: Settings) -> None:
+        super().__init__(url, settings)
+        url.check_options("poll")
+        if not url.path:
+            raise ConfigurationError(f"{url}: the file is missing: sqlite:///run/registry.db")
+        self._poll_s = url.seconds("poll", default=POLL_S)
+        self._lease_ns = to_ns(settings.lease_s)
+        self._timer: Timer | None = checked_timer(settings.timer)
+        self._now = clock_of(settings.timer)
+        self._file = SqliteFile(url.path, settings.timeout_s)
+        self._watched = SqliteFile(url.path, settings.timeout_s)  # sees what `_file` writes
+        self._following = Following(
+            self._read,
+            timer=settings.timer,
+            period_s=settings.lease_s,
+            retry_s=settings.lease_s / 3,
+            anew=True,
+        )
+        self._lease: str | None = None
+        self._store: str | None = None  # of which file the lease is
+        self._lost: Lost = "missing"  # why there is no lease
+        self._changed = threading.Lock()  # of what follows
+        self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
+        self._poll: Timeout | None = None
+        self._closed = False
+        self._seen_at = "", ""  # which file and revision; like what follows, of jobs of POOL
+        self._seen_store: str | None = None
+        self._failing = False
+        _all.add(self)
+
+    def publish(self, instances: Sequence[ServiceInstance]) -> None:
+        self._check_open()
+        if not instances:
+            return
+        with self._file.writing() as db:
+            lease = self._renewed(db) or secrets.token_hex(8)
+            db.execute(
+                "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)",
+                (lease, self._now() + self._lease_ns, self._lease_ns),
+            )
+            rows = (
+                (self.url.namespace, one.service, one.id, one.encoded(), one.epoch, lease)
+                for one in instances
+            )
+            db.executemany(PUT, rows)
+            db.execute(COUNT_UP)
+            store = _meta(db, "store")
+        self._lease, self._store = lease, store
+
+    def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
+        self._check_open()
+        if not instances:
+            return
+        rows = ((self.url.namespace, one.service, one.id, one.epoch) for one in instances)
+        with self._file.writing() as db:
+            if db.executemany(DROP, rows).rowcount:
+                db.execute(COUNT_UP)
+
+    def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
+        self._check_open()
+        if self._lease is None:
+            return dict.fromkeys((one.key for one in instances), self._lost)
+        with self._file.writing() as db:
+            lease, store = self._renewed(db), _meta(db, "store")
+            found = db.execute(
+                "SELECT service, id, epoch FROM instance WHERE lease = ? AND namespace = ?",
+                (lease, self.url.namespace),
+            ).fetchall()
+        if lease is None:
+            self._lease, self._lost = None, "lease" if store == self._store else "wiped"
+            return dict.fromkeys((one.key for one in instances), self._lost)
+        there = set(found)
+        return {one.key: "missing" for one in instances if (*one.key, one.epoch) not in there}
+
+    def lookup(self, service: str) -> View:
+        self._check_open()
+        with self._file.reading() as db:
+            return self._found(db, service)[0]
+
+    def services(self) -> Sequence[str]:
+        self._check_open()
+        given = {"namespace": self.url.namespace, "now": self._now()}
+        with self._file.reading() as db:
+            return [service for (service,) in db.execute(FIND_SERVICES, given)]
+
+    def watch(self, service: str, watcher: Watcher) -> Watch:
+        self._check_open()
+        watch = self._following.watch(service, watcher)
+        self._poll_later()
+        return watch
+
+    def close(self) -> None:
+        with self._changed:
+            closed, self._closed = self._closed, True
+            poll, self._poll = self._poll, None
+        if closed:
+            return
+        if poll is not None:
+            poll.cancel()
+        self._following.close()
+        if self._lease is not None:
+            with suppress(RegistryError), self._file.writing() as db:
+                db.execute("DELETE FROM lease WHERE id = ?", (self._lease,))
+                db.execute(SWEEP_AFTER)
+                db.execute(COUNT_UP)
+        self._file.close()
+        self._watched.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RegistryClosed(f"{self.url} was closed; open another")
+
+    # In a transaction
+
+    def _renewed(self, db: sqlite3.Connection) -> str | None:
+        """Renew the lease and end those that are over; None if it is among them."""
+        self._sweep(db)
+        if self._lease is None:
+            return None
+        ends_ns = self._now() + self._lease_ns
+        changed = db.execute(
+            "UPDATE lease SET ends_ns = ? WHERE id = ?", (ends_ns, self._lease)
+        ).rowcount
+        return self._lease if changed else None
+
+    def _sweep(self, db: sqlite3.Connection) -> None:
+        if db.execute(SWEEP, {"now": self._now()}).rowcount:
+            db.execute(SWEEP_AFTER)
+            db.execute(COUNT_UP)
+
+    def _found(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
+        """What there is of a service, and when the first of its leases ends."""
+        given = {"namespace": self.url.namespace, "service": service, "now": self._now()}
+        rows = db.execute(FIND, given).fetchall()
+        records = {
+            str(key): data if isinstance(data, bytes) else str(data).encode()  # not by us
+            for key, data, _ in rows
+        }
+        return View(records), min((ends_ns for _, _, ends_ns in rows), default=NEVER)
+
+    # Watching: the timer has a job look whether anybody has written; `Following` does the rest.
+
+    def _read(self, service: str, known: View | None) -> View:
+        with self._watched.reading() as db:
+            view, ends_ns = self._found(db, service)
+            store = _meta(db, "store")
+        with self._changed:
+            self._ends[service] = ends_ns
+        before, self._seen_store = self._seen_store, store
+        if before not in {None, store}:
+            self._following.lost(f"{self.url}: another file is in its place")
+        return known if known is not None and known.records == view.records else view
+
+    def _poll_later(self) -> None:
+        with self._changed:
+            if self._closed or self._poll is not None or not self._following.services:
+                return
+            if self._timer is None:
+                self._timer = shared_timer()
+            with suppress(TimerError):  # stopped, or full; then watches are told no more
+                self._poll = self._timer.new_timeout(self._poll_due, self._poll_s)
+
+    def _poll_due(self, _: Timeout) -> None:
+        POOL.submit(self, self._look)
+
+    def _look(self) -> None:
+        try:
+            news, self._failing = self._has_news(), False
+        except RegistryError:
+            news, self._failing = not self._failing, True  # who reads fails too, and tells
+        if news:
+            self._following.look()
+        with self._changed:
+            self._poll = None
+        self._poll_later()
+
+    def _has_news(self) -> bool:
+        """Whether watches may be told of something: a write, a lease's end, another file."""
+        if self._watched.replaced():
+            return True
+        if self._watched.changed():  # by a renewal too, which is no news
+            with self._watched.reading() as db:
+                now_at = _meta(db, "store"), _meta(db, "revision")
+            before, self._seen_at = self._seen_at, now_at
+            if before != now_at:
+                return True
+        services, now = self._following.services, self._now()
+        with self._changed:
+            self._ends = {name: end for name, end in self._ends.items() if name in services}
+            return any(ends_ns <= now for ends_ns in self._ends.values())
+
+    def _begin_in_child(self) -> None:
+        self._changed = threading.Lock()  # another thread of the parent may hold it
+        self._poll = self._lease = None
+        self._lost = "lease"
+
+
+def _meta(db: sqlite3.Connection, name: str) -> str:
+    """A word about the file."""
+    found = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return "0" if found is None else str(found[0])
+
+
+_all: Final[weakref.WeakSet[SqliteProvider]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for provider in tuple(_all):
+        provider._begin_in_child()  # noqa: SLF001 - of this module
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,248 @@
+"""A provider whose engine fails on command.
+
+    provider = FlakyProvider(open_provider("memory://", Settings(lease_s=6.0, timeout_s=1.0)))
+    registry = FailbackRegistry(provider)
+    provider.down()         # and see what your program does
+
+Everything happens on the thread that asks or commands; nothing waits for real time but what is
+frozen.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeVar
+
+from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry.provider import Provider, View
+from rpcwheel.registry.providers._telling import Telling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from rpcwheel.registry.provider import Lost, Watch, Watcher
+
+__all__ = ["FlakyProvider"]
+
+R = TypeVar("R")
+State = Literal["up", "down", "refusing", "frozen", "mute"]
+CUT: Final = frozenset({"down", "frozen"})
+"""When watchers hear nothing."""
+
+
+class FlakyProvider(Provider):
+    """Another provider, with an engine that fails when told to. For tests. Thread-safe.
+
+    While it is down or frozen, the leases of the inner provider run on, and end, as behind a cut
+    cable.
+    """
+
+    schemes: ClassVar = ()
+
+    requests: list[tuple[str, tuple[str, ...]]]
+    """What was asked, in order, also in vain: the method, and the ids or the service."""
+
+    def __init__(self, inner: Provider) -> None:
+        """Stand around another provider, which is closed with this one."""
+        super().__init__(inner.url, inner.settings)
+        self.inner = inner
+        self.requests = []
+        self._changed = threading.Condition()
+        self._state: State = "up"
+        self._reason = ""
+        self._gone: set[tuple[str, str]] = set()  # keys that a wipe took, until they are back
+        self._watches: list[_Watch] = []
+        self._closed = False
+
+    # What happens to the engine
+
+    def down(self, reason: str = "the engine is down") -> None:
+        """Have each request fail at once with `RegistryUnavailable`; tell watchers `suspect`."""
+        self._become("down", reason)
+
+    def refuse(self, reason: str = "the engine refuses") -> None:
+        """Have each request fail at once with `RegistryRefused`; watchers go on."""
+        self._become("refusing", reason)
+
+    def freeze(self) -> None:
+        """Have each request hang for `timeout_s` real seconds, or until `up`, and then fail.
+
+        Requests that hang when `up` is called are carried out. Watchers hear nothing.
+        """
+        self._become("frozen", "the engine does not answer")
+
+    def lose_answers(self) -> None:
+        """Have each request carried out, and then fail with `RegistryUnavailable`."""
+        self._become("mute", "the answer was lost")
+
+    def up(self) -> None:
+        """Let all be well again, and tell watchers what there is now, if contact was lost."""
+        self._become("up", "")
+
+    def forget(self) -> None:
+        """Wipe the engine, also of what others published there.
+
+        `renew` tells "wiped" of what this provider is asked for, until it is published again.
+        Watchers are told `suspect`, and what there is then: nothing.
+        """
+        with self._changed:
+            watches, cut = tuple(self._watches), self._state in CUT
+        for watch in watches:
+            watch.cut("the engine has lost its memory")
+        for service in self.inner.services():
+            found = [_read(record) for record in self.inner.lookup(service).records.values()]
+            taken = [one for one in found if one is not None]
+            with self._changed:
+                self._gone.update(one.key for one in taken)
+            self.inner.withdraw(taken)
+        for watch in () if cut else watches:
+            watch.mend()
+
+    # What is asked of it
+
+    def publish(self, instances: Sequence[ServiceInstance]) -> None:
+        """As `Provider.publish`."""
+
+        def done() -> None:
+            self.inner.publish(instances)
+            with self._changed:
+                self._gone.difference_update(one.key for one in instances)
+
+        self._ask("publish", [one.id for one in instances], done)
+
+    def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
+        """As `Provider.withdraw`."""
+        ids = [one.id for one in instances]
+        self._ask("withdraw", ids, lambda: self.inner.withdraw(instances))
+
+    def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
+        """As `Provider.renew`."""
+
+        def done() -> Mapping[tuple[str, str], Lost]:
+            lost = self.inner.renew(instances)
+            with self._changed:
+                return {key: "wiped" if key in self._gone else why for key, why in lost.items()}
+
+        return self._ask("renew", [one.id for one in instances], done)
+
+    def lookup(self, service: str) -> View:
+        """As `Provider.lookup`."""
+        return self._ask("lookup", [service], lambda: self.inner.lookup(service))
+
+    def services(self) -> Sequence[str]:
+        """As `Provider.services`."""
+        return self._ask("services", [], self.inner.services)
+
+    def watch(self, service: str, watcher: Watcher) -> Watch:
+        """As `Provider.watch`."""
+        with self._changed:
+            self._check_open()
+            self.requests.append(("watch", (service,)))
+            watch = _Watch(watcher, cut=self._state in CUT)
+            self._watches.append(watch)
+        watch.inner = self.inner.watch(service, watch)
+        return watch
+
+    def close(self) -> None:
+        """As `Provider.close`; the inner one gives up its lease whatever the state of this one."""
+        with self._changed:
+            closed, self._closed = self._closed, True
+            self._changed.notify_all()
+        if closed:
+            return
+        for watch in self._watches:
+            watch.close()
+        self.inner.close()
+
+    def _ask(self, method: str, what: Sequence[str], done: Callable[[], R]) -> R:
+        with self._changed:
+            self._check_open()
+            self.requests.append((method, tuple(what)))
+            if self._state == "frozen":
+                self._changed.wait_for(
+                    lambda: self._state != "frozen" or self._closed, self.settings.timeout_s
+                )
+                self._check_open()
+            state, reason = self._state, self._reason
+        if state == "refusing":
+            raise RegistryRefused(f"{self.url}: {reason}")
+        if state in CUT:
+            raise RegistryUnavailable(f"{self.url}: {reason}")
+        answer = done()
+        if state == "mute":
+            raise RegistryUnavailable(f"{self.url}: {reason}")
+        return answer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RegistryClosed(f"{self.url} was closed; open another")
+
+    def _become(self, state: State, reason: str) -> None:
+        with self._changed:
+            self._state, self._reason = state, reason
+            self._changed.notify_all()
+            watches = [watch for watch in self._watches if not watch.telling.closed]
+            self._watches = watches
+        for watch in watches:
+            if state in CUT:
+                watch.cut(reason if state == "down" else None)
+            else:
+                watch.mend()
+
+
+class _Watch:
+    """Stands between the inner provider and a watcher, and lets nothing through while cut."""
+
+    def __init__(self, watcher: Watcher, *, cut: bool) -> None:
+        self.telling = Telling(watcher)
+        self.inner: Watch | None = None
+        self._lock = threading.Lock()
+        self._cut = cut
+        self._suspected = False  # since it was cut
+        self._seen: View | None = None
+
+    def saw(self, view: View) -> None:
+        with self._lock:
+            self._seen = view
+            if not self._cut:
+                self.telling.note(view)
+        self.telling.tell()
+
+    def suspect(self, reason: str) -> None:
+        with self._lock:
+            if not self._cut:
+                self.telling.note(reason)
+        self.telling.tell()
+
+    def cut(self, reason: str | None) -> None:
+        """Let nothing through; with a reason, tell that."""
+        with self._lock:
+            self._cut = True
+            if reason is not None:
+                self._suspected = True
+                self.telling.note(reason)
+        self.telling.tell()
+
+    def mend(self) -> None:
+        """Let all through, and what was missed."""
+        with self._lock:
+            was, self._cut = self._cut, False
+            if was and not self._suspected:
+                self.telling.note("contact was lost")
+            if was and self._seen is not None:
+                self.telling.note(self._seen)
+            self._suspected = False
+        self.telling.tell()
+
+    def close(self) -> None:
+        self.telling.close()
+        if self.inner is not None:
+            self.inner.close()
+
+
+def _read(record: bytes) -> ServiceInstance | None:
+    try:
+        return ServiceInstance.decoded(record)
+    except ValueError:
+        return None

@@ -1,0 +1,45 @@
+"""The contract of providers as a whole: what runs it, and how it says what is wrong."""
+
+import pytest
+
+from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.registry.provider import Settings
+from rpcwheel.registry.providers.memory import MemoryProvider
+from rpcwheel.registry.url import parse_url
+from rpcwheel.testing import PROVIDER_CHECKS, check_provider
+
+
+def make(kind, timer):
+    return lambda: kind(parse_url(f"memory://{kind.__name__}"), Settings(1.0, 1.0, timer))
+
+
+def test_a_sound_provider_passes_all_checks_at_once(timer):
+    check_provider(make(MemoryProvider, timer))
+
+
+def test_the_first_check_that_fails_ends_it(timer):
+    class Deaf(MemoryProvider):
+        def watch(self, service, watcher):
+            raise RegistryUnavailable("no watches here")
+
+    said = "^a_watch_begins_with_what_there_is: the engine did not do it: .*no watches here"
+    with pytest.raises(AssertionError, match=said):
+        check_provider(make(Deaf, timer))
+
+
+def test_an_error_that_may_not_come_out_of_a_provider_is_told(timer):
+    class Careless(MemoryProvider):
+        def lookup(self, service):
+            raise KeyError(service)
+
+    check = PROVIDER_CHECKS["what_is_published_is_found"]
+    with pytest.raises(AssertionError, match=r"raised KeyError.*; only RegistryUnavailable"):
+        check(make(Careless, timer))
+
+
+def test_the_checks_have_names_that_say_the_rule_and_docstrings():
+    assert len(PROVIDER_CHECKS) == 26
+    for name, check in PROVIDER_CHECKS.items():
+        assert check.__name__ == name
+        assert check.__doc__.endswith(".")
+        assert name.count("_") >= 2

@@ -1,0 +1,74 @@
+"""What the checks stand on: it waits, renews, and closes, whatever the clock."""
+
+import pytest
+
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry.provider import Settings, View
+from rpcwheel.registry.providers import open_provider
+from rpcwheel.testing import _stand
+from rpcwheel.testing._stand import Stand, Witness, decoded, on_threads
+
+
+def make(timer=None, lease=1.0):
+    return lambda: open_provider("memory://stand", Settings(lease, 1.0, timer))
+
+
+def test_leaving_it_closes_all_that_it_made(timer):
+    with Stand(make(timer)) as stand:
+        for _ in range(3):
+            stand.publish(stand.new(), stand.instance())
+    assert timer.pending == 0
+
+
+def test_what_is_published_lives_as_long_as_it_waits(timer):
+    with Stand(make(timer)) as stand:
+        provider = stand.new()
+        stand.publish(provider, stand.instance())
+        stand.let_pass(5.0)
+        assert timer.now >= 5.0
+        stand.finds(provider, stand.instance())
+
+
+def test_a_real_clock_is_waited_for():
+    with Stand(make(lease=0.1)) as stand:
+        provider = stand.new()
+        stand.publish(provider, stand.instance())
+        begin = stand.now
+        stand.let_pass(0.3)
+        assert stand.now - begin >= 0.3
+        stand.finds(provider, stand.instance())
+
+
+def test_waiting_in_vain_says_what_was_wanted_and_what_there_was(timer, monkeypatch):
+    monkeypatch.setattr(_stand, "PATIENCE_S", 0.05)
+    with Stand(make(timer)) as stand:
+        provider = stand.new()
+        many = [stand.instance(number) for number in range(6)]
+        stand.publish(provider, stand.instance(1, weight=3))
+        with pytest.raises(
+            AssertionError, match=r"find .*\(weight 100\) and 2 more, but found .*3"
+        ):
+            stand.finds(provider, *many)
+        with pytest.raises(AssertionError, match="must be told of nothing, but was told nothing"):
+            Witness().sees(stand)
+
+
+@pytest.mark.parametrize("made", [None, "etcd", dict])
+def test_what_makes_no_provider_is_told(made):
+    with Stand(lambda: made) as stand, pytest.raises(AssertionError, match="make"):
+        stand.new()
+
+
+def test_an_error_on_any_thread_is_raised():
+    done = []
+    with pytest.raises(ZeroDivisionError):
+        on_threads(lambda: done.append(1), lambda: 1 / 0, lambda: done.append(1))
+    assert done == [1, 1]
+
+
+def test_a_record_under_anothers_id_or_unreadable_is_told():
+    one = ServiceInstance(service="a", host="b", port=1)
+    with pytest.raises(AssertionError, match="'b:1' is found under 'c'"):
+        decoded(View({"c": one.encoded()}))
+    with pytest.raises(AssertionError, match="'b:1' has become unreadable"):
+        decoded(View({"b:1": b"?"}))
