@@ -1,0 +1,268 @@
+"""What one process knows of one service: told by a provider, shown to whoever asks.
+
+A directory is the hands of `Seen`. What a provider tells is only noted on its thread; reading it,
+the file, users' listeners and events run on the shared workers, each in a row of its own:
+
+* what is heard, in order (`_hearing`), which alone touches the core;
+* the events of that (`_events`), as a sink that hangs must not keep the list from changing;
+* the listeners, in `ROWS` rows: one that hangs holds up no other as long as there are no more of
+  them than rows, and a thousand of them don't start a thousand threads.
+
+What is shown is one immutable object that is replaced as a whole, so that looking takes no lock.
+One timeout waits for the core's next wake.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.errors import TimerError
+from rpcwheel.observe import emit
+from rpcwheel.observe.events import ListenerFailed
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.workers import POOL, Serial, reset_after_fork
+
+from .policy import RegistryPolicy
+from .seen import Rules, Seen, Shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.instance import Snapshot
+    from rpcwheel.timer._base import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .provider import View
+    from .seen import Event
+    from .snapshots import Snapshots
+
+__all__ = ["Directory", "Listening"]
+
+ROWS: Final = 16
+"""Rows for the listeners of a service."""
+
+MOST: Final = 1024
+"""Events that wait; a sink that hangs for ever must not take all memory."""
+
+LOAD_S: Final = 0.5
+"""Seconds to wait for the file: it is read before anything is heard, but its disk may hang."""
+
+
+class Listening:
+    """A listener that is told of a service, until this is closed."""
+
+    def __init__(self, directory: Directory, tell: Callable[[Snapshot], object]) -> None:
+        """For `Directory.add`."""
+        self._directory = directory
+        self._tell = tell
+        self._waits = False  # a look is in its row already
+        self._revision = -1  # of what it was told last
+        self._closed = False
+
+    def close(self) -> None:
+        """Call it no more; one call may be running. Idempotent; any thread."""
+        self._closed = True
+        self._directory.remove(self)
+
+    def due(self, row: Serial) -> None:
+        """Have it told of what is shown by then, once for all that comes until then."""
+        if not self._waits:
+            self._waits = True
+            row.submit(self._look)
+
+    def _look(self) -> None:
+        self._waits = False  # before looking: what comes after is told by another look
+        snapshot = self._directory.snapshot
+        if snapshot is None or self._closed or snapshot.revision == self._revision:
+            return
+        self._revision = snapshot.revision
+        try:
+            self._tell(snapshot)
+        except BaseException as error:  # noqa: BLE001 - a listener of the user's harms nothing
+            emit(ListenerFailed(snapshot.service, repr(self._tell), error))
+
+
+class Directory:
+    """One service, as far as it is known. Thread-safe; a `Watcher` for `provider.watch`.
+
+    Close the watch first, then the directory, then the `Snapshots`. A forked child has what was
+    known, and hears nothing more, as the provider's threads are not there.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        registry: str,
+        policy: RegistryPolicy | None = None,
+        *,
+        timer: Timer | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """Begin; nothing is known yet, but perhaps by the file.
+
+        Args:
+            service: Its name.
+            registry: The registry's name in events: its URL without a password.
+            policy: `lease`, `hold` and `protect` are heeded here.
+            timer: None for `shared_timer()`.
+            snapshots: The file that is read now, and kept up to date; it stays the caller's.
+        """
+        self.service = service
+        self._registry = registry
+        self._timer = checked_timer(timer)
+        self._clock = clock_of(timer)
+        self._snapshots = snapshots
+        self._seen = Seen(registry, service, Rules.of(policy or RegistryPolicy()), self._clock())
+        self._shown: Shown | None = None
+        self._closed = False
+        self._hearing, self._events = Serial(), Serial(MOST)
+        self._rows = tuple(Serial() for _ in range(ROWS))
+        self._turn = itertools.count()
+        self._listeners: dict[Listening, Serial] = {}
+        self.reset()
+        reset_after_fork(self)
+        if snapshots is not None:
+            self._hearing.submit(partial(self._load, snapshots))
+
+    def reset(self) -> None:
+        """Begin anew in a forked child."""
+        self._changed = threading.Condition()
+        self._timeout: Timeout | None = None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What is known, with its age of now; None: nothing yet. Takes no lock."""
+        shown = self._shown
+        return None if shown is None else shown.at(self._clock())
+
+    def add(self, listener: Callable[[Snapshot], object]) -> Listening:
+        """Tell it of what is known, if anything is, and of what will be.
+
+        It is called on a worker, one call at a time, each with all that is known then: of several
+        changes it may see only the last. What it raises is an event, `ListenerFailed`.
+        """
+        listening = Listening(self, listener)
+        row = self._rows[next(self._turn) % ROWS]
+        with self._changed:
+            if not self._closed:
+                self._listeners[listening] = row
+        if self._shown is not None and not self._closed:
+            listening.due(row)
+        return listening
+
+    def remove(self, listening: Listening) -> None:
+        """Tell it no more; what is not there is no error. `listening.close()` does it."""
+        with self._changed:
+            self._listeners.pop(listening, None)
+
+    def wait(self, timeout_s: float | None = None) -> Snapshot | None:
+        """Wait until something is known, and give it; a file counts once the registry has failed.
+
+        Args:
+            timeout_s: Real seconds, at most; None: no limit.
+
+        Returns:
+            What is known; None: nothing in time, or closed.
+        """
+        if timeout_s is not None:
+            timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
+        with self._changed:
+            self._changed.wait_for(lambda: self._shown is not None or self._closed, timeout_s)
+        return self.snapshot
+
+    def saw(self, view: View) -> None:
+        """Take note of what the registry has now. Never blocks; any thread."""
+        self._hear(partial(self._seen.saw, view.records))
+
+    def suspect(self, reason: str) -> None:
+        """Take note that the registry has lost contact or memory. Never blocks; any thread."""
+        self._hear(partial(self._seen.suspect, reason))
+
+    def close(self) -> None:
+        """Call no listener any more, keep no timeout, wake who waits. Idempotent; never blocks.
+
+        What is known is still shown. If the registry agrees with it now, the file is told so.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            timeout, self._timeout = self._timeout, None
+            listeners = list(self._listeners)
+            self._changed.notify_all()
+        if timeout is not None:
+            timeout.cancel()
+        for listening in listeners:
+            listening.close()
+        shown = self._shown
+        if self._snapshots is not None and shown is not None and shown.since_ns is None:
+            self._snapshots.keep(self.service, shown.snapshot.instances)
+
+    # On the workers
+
+    def _load(self, snapshots: Snapshots) -> None:
+        """Have the file read before anything else is heard, if it can be read soon."""
+        done = threading.Event()
+
+        def load() -> None:
+            try:
+                found = snapshots.load(self.service)
+                if found is not None:
+                    age_ns = to_ns(found.age_s)
+                    remember = partial(self._seen.remember, found.instances, age_ns)
+                    self._hearing.submit(partial(self._think, remember), first=True)
+            finally:
+                done.set()
+
+        POOL.submit((snapshots, "file"), load)
+        done.wait(LOAD_S)
+
+    def _hear(self, what: Callable[[int], list[Event]]) -> None:
+        if not self._closed:
+            self._hearing.submit(partial(self._think, what))
+
+    def _think(self, what: Callable[[int], list[Event]]) -> None:
+        """Tell the core, and show what it makes of it."""
+        if self._closed:
+            return
+        events = what(self._clock())
+        before, shown = self._shown, self._seen.shown
+        self._shown = shown
+        if shown is not None and (before is None or before.snapshot is not shown.snapshot):
+            with self._changed:
+                listeners = list(self._listeners.items())
+                self._changed.notify_all()
+            for listening, row in listeners:
+                listening.due(row)
+            if self._snapshots is not None and shown.snapshot.source != "cache":
+                self._snapshots.keep(self.service, shown.snapshot.instances)
+        if events:
+            self._events.submit(partial(_emit_all, events))
+        self._arm(self._seen.next_wake_ns)
+
+    def _arm(self, wake_ns: int) -> None:
+        """Keep one timeout, for the core's next wake."""
+        with self._changed:
+            old, self._timeout = self._timeout, None
+            if wake_ns != NEVER and not self._closed:
+                delay_s = to_seconds(max(0, wake_ns - self._clock()))
+                try:
+                    timer = self._timer or shared_timer()
+                    self._timeout = timer.new_timeout(self._wake, delay_s)
+                except TimerError:  # it has ended before us; what is held stays held
+                    self._timeout = None
+        if old is not None:
+            old.cancel()
+
+    def _wake(self, _: object) -> None:
+        self._hear(self._seen.step)
+
+
+def _emit_all(events: list[Event]) -> None:
+    for event in events:
+        emit(event)

@@ -1,0 +1,306 @@
+"""What is known of one service: which records are instances, and when one that vanishes is gone.
+
+Pure: records and times come in (ns of one clock), events go out; nothing is locked, awaited or
+read. The rules, beside the plain one that the registry is right:
+
+* What comes or changes counts at once.
+* What vanishes while the registry is *suspect* is held: it goes on being shown, marked so. Suspect
+  is a registry that has lost contact or memory, from then until `hold` after it was seen again; one
+  that has lost more than half of a service of three or more within one lease, without a word; and
+  one of whose records none can be read. (Eureka's self-preservation; Dubbo's empty protection is
+  off by default, and knows only the empty list.)
+* What said DRAINING before it vanished is gone at once: it went by itself.
+* A record that can't be read is skipped; an instance whose record can't be read any more stays as
+  it was read last, as its key is still there.
+* What a file remembers of an earlier run is shown when the registry fails, or after `PATIENCE_NS`
+  without an answer. The first live view takes its place, and what is missing there was remembered
+  too long ago to be held, unless the registry is suspect or the file younger than `hold`.
+
+So a failure never makes the list empty; a service that never had instances has truly none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.instance import ServiceInstance, Snapshot
+from rpcwheel.observe.events import InstancesChanged, InstancesHeld, RecordSkipped
+
+from .rules import RegistryRules
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from rpcwheel.instance import Source
+
+    from .policy import RegistryPolicy
+
+    Event: TypeAlias = InstancesChanged | InstancesHeld | RecordSkipped
+
+__all__ = ["Records", "Rules", "Seen", "Shown"]
+
+PATIENCE_NS: Final = 1_000_000_000
+"""What a file remembers is shown after so long without an answer. Not at once: a live answer takes
+milliseconds, and an address of yesterday may be another's today."""
+
+FEW: Final = 3
+"""A service of fewer may lose more than half in one go: one crash of two is no sign of anything."""
+
+UNREADABLE: Final = "none of the registry's records can be read"
+EMPTY: Final = "the registry's first answer is empty"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A `RegistryPolicy`, as far as it speaks of what is seen."""
+
+    lease_ns: int
+    hold_ns: int
+    protect: bool = True
+
+    @classmethod
+    def of(cls, policy: RegistryPolicy) -> Rules:
+        """In nanoseconds, with the defaults that depend on others."""
+        rules = RegistryRules.of(policy)
+        return cls(rules.lease_ns, rules.hold_ns, policy.protect)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A snapshot, and since when the registry does not agree; None: it does."""
+
+    snapshot: Snapshot
+    since_ns: int | None = None
+
+    def at(self, now_ns: int) -> Snapshot:
+        """The snapshot with its age of now."""
+        if self.since_ns is None:
+            return self.snapshot
+        return replace(self.snapshot, age_s=to_seconds(max(0, now_ns - self.since_ns)))
+
+
+class Records:
+    """Reads the records of one service, each content once."""
+
+    def __init__(self, registry: str, service: str) -> None:
+        """`registry` is its name in events."""
+        self._registry = registry
+        self._service = service
+        self._read: dict[str, tuple[bytes, ServiceInstance | None]] = {}
+
+    def read(
+        self, records: Mapping[str, bytes]
+    ) -> tuple[dict[str, ServiceInstance], list[RecordSkipped]]:
+        """Read all records that are there now.
+
+        Returns:
+            The instances by id, in the order of the ids, the same object for the same content; and
+            what can't be read and is new.
+        """
+        before, self._read = self._read, {}
+        skipped: list[RecordSkipped] = []
+        found: dict[str, ServiceInstance] = {}
+        for key in sorted(records):
+            data = records[key]
+            known = before.get(key)
+            if known is None or known[0] != data:
+                known = data, self._decoded(key, data, skipped)
+            self._read[key] = known
+            if known[1] is not None:
+                found[key] = known[1]
+        return found, skipped
+
+    def _decoded(
+        self, key: str, data: bytes, skipped: list[RecordSkipped]
+    ) -> ServiceInstance | None:
+        try:
+            instance = ServiceInstance.decoded(data)
+            if (instance.service, instance.id) != (self._service, key):
+                raise ValueError(f"it is of {instance.service!r}, {instance.id!r}")  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001 - whatever stands there, the others count; told
+            skipped.append(RecordSkipped(self._registry, self._service, key, error))
+            return None
+        return instance
+
+
+class Seen:
+    """What is known of one service. See the module for the rules; one thread at a time."""
+
+    def __init__(self, registry: str, service: str, rules: Rules, now_ns: int) -> None:
+        """Begin, knowing nothing. `registry` is its name in events."""
+        self._registry = registry
+        self._service = service
+        self._rules = rules
+        self._records = Records(registry, service)
+        self._begun_ns = now_ns
+        self._instances: dict[str, ServiceInstance] = {}  # with those held; of a file until live
+        self._held: dict[str, int] = {}  # since when the registry has lost them
+        self._vanished: dict[str, int] = {}  # within the last lease, without a word
+        self._live = False  # the registry has answered
+        self._written_ns: int | None = None  # what `remember` was given
+        self._told = False  # what is remembered is shown
+        self._suspect_ns: int | None = None  # contact, or memory, was lost then, and is not back
+        self._until_ns = -NEVER  # what vanishes before is held until then
+        self._reason = ""
+        self._shown: Shown | None = None
+
+    @property
+    def shown(self) -> Shown | None:
+        """What there is to show; None: nothing is known."""
+        return self._shown
+
+    @property
+    def next_wake_ns(self) -> int:
+        """When `step` has something to do; `NEVER`: nothing, until something is heard."""
+        if not self._live and self._written_ns is not None and not self._told:
+            return self._begun_ns + PATIENCE_NS
+        return self._until_ns if self._held else NEVER
+
+    # What happens. Each says what came of it.
+
+    def remember(
+        self, instances: Iterable[ServiceInstance], age_ns: int, now_ns: int
+    ) -> list[Event]:
+        """A file of an earlier run has these; nothing, once the registry has answered."""
+        if not self._live and self._written_ns is None:
+            self._instances = {instance.id: instance for instance in instances}
+            if self._instances:
+                self._written_ns = now_ns - age_ns
+        return self.step(now_ns)
+
+    def saw(self, records: Mapping[str, bytes], now_ns: int) -> list[Event]:
+        """The registry has these, and no others."""
+        told = self.step(now_ns)
+        found, skipped = self._records.read(records)
+        for key in records:
+            if key not in found and key in self._instances:
+                found[key] = self._instances[key]
+        trusted = self._weigh(records, skipped, found, now_ns)
+        before = set(self._held)
+        self._held = {key: at for key, at in self._held.items() if key not in found}
+        lost = self._lost(found, now_ns, trusted=trusted)
+        if now_ns < self._until_ns and not trusted:
+            self._held |= dict.fromkeys(lost, now_ns)
+        self._instances = {key: self._instances[key] for key in self._held} | found
+        self._live = True
+        return [*told, *skipped, *self._show(grown=bool(set(self._held) - before))]
+
+    def suspect(self, reason: str, now_ns: int) -> list[Event]:
+        """The registry has lost contact, or its memory."""
+        told = self.step(now_ns)
+        if self._suspect_ns is None:
+            self._suspect_ns = now_ns
+        self._until_ns = NEVER
+        self._reason = reason
+        return [*told, *self.step(now_ns)]
+
+    def step(self, now_ns: int) -> list[Event]:
+        """Do what is due."""
+        waited = self._suspect_ns is not None or now_ns >= self._begun_ns + PATIENCE_NS
+        if not self._live and self._written_ns is not None and waited:
+            self._told = True
+        if self._held and now_ns >= self._until_ns:
+            if now_ns - self._until_ns > PATIENCE_NS:  # we stood still, and what the registry has
+                self._until_ns = now_ns + PATIENCE_NS  # said meanwhile is still on its way
+                return self._show()
+            for key in self._held:
+                del self._instances[key]
+            self._held = {}
+        return self._show()
+
+    # How it is weighed
+
+    def _weigh(
+        self,
+        records: Mapping[str, bytes],
+        skipped: Collection[RecordSkipped],
+        found: Collection[str],
+        now_ns: int,
+    ) -> bool:
+        """See whether the registry is suspect; True: it is not, and all that vanishes is gone."""
+        hold_ns, first = self._rules.hold_ns, not self._live
+        fresh = self._written_ns is None or now_ns - self._written_ns <= hold_ns
+        if not self._rules.protect:
+            self._suspect_ns = None
+            return True
+        if self._suspect_ns is not None:
+            self._suspect_ns, self._until_ns = None, now_ns + hold_ns
+        elif first and self._instances and not found and (fresh or self._told):
+            self._doubt(EMPTY, now_ns)
+        elif records and skipped and not found:
+            self._doubt(UNREADABLE, now_ns)
+        return first and not fresh and now_ns >= self._until_ns
+
+    def _doubt(self, reason: str, now_ns: int) -> None:
+        if now_ns >= self._until_ns:
+            self._reason = reason
+        self._until_ns = max(self._until_ns, now_ns + self._rules.hold_ns)
+
+    def _lost(self, found: Collection[str], now_ns: int, *, trusted: bool) -> list[str]:
+        """Which have vanished now, without a word; more than half of them within a lease is odd."""
+        since_ns = now_ns - self._rules.lease_ns
+        self._vanished = {
+            key: at for key, at in self._vanished.items() if at > since_ns and key not in found
+        }
+        lost = [
+            key
+            for key, instance in self._instances.items()
+            if key not in found and key not in self._held and instance.status != "DRAINING"
+        ]
+        if trusted:
+            return lost
+        self._vanished |= dict.fromkeys(lost, now_ns)
+        there = len(found) + len(self._vanished)
+        if lost and there >= FEW and 2 * len(self._vanished) > there:
+            seconds = to_seconds(self._rules.lease_ns)
+            self._doubt(f"more than half of them vanished within {seconds:.3g} s", now_ns)
+        return lost
+
+    # What is shown
+
+    def _show(self, *, grown: bool = False) -> list[Event]:
+        """Show what is known now; events if that is something else than before."""
+        if not self._live and not self._told:
+            return []
+        old = self._shown.snapshot if self._shown else Snapshot(self._service, source="cache")
+        source: Source = "held" if self._held else "live" if self._live else "cache"
+        new = Snapshot(
+            self._service,
+            tuple(self._instances[key] for key in sorted(self._instances)),
+            old.revision,
+            source,
+            frozenset(self._held),
+        )
+        changed = self._shown is None or new != old
+        new = replace(new, revision=old.revision + 1) if changed else old
+        self._shown = Shown(new, self._since_ns())
+        events: list[Event] = []
+        if grown:
+            events.append(
+                InstancesHeld(self._registry, self._service, len(self._held), self._reason)
+            )
+        if changed and not (grown and new.instances == old.instances):
+            events.append(self._change(old, new))
+        return events
+
+    def _since_ns(self) -> int | None:
+        if not self._live:
+            return self._written_ns
+        times = [*self._held.values()]
+        if self._suspect_ns is not None:
+            times.append(self._suspect_ns)
+        return min(times, default=None)
+
+    def _change(self, old: Snapshot, new: Snapshot) -> InstancesChanged:
+        before = {instance.id for instance in old.instances}
+        now = {instance.id for instance in new.instances}
+        return InstancesChanged(
+            self._registry,
+            self._service,
+            len(new.instances),
+            len(now - before),
+            len(before - now),
+            new.source,
+        )

@@ -1,0 +1,355 @@
+"""The file of what was known last, so that a process can start while the registry is down.
+
+One file for each registry and namespace, for all processes of a user. It is a cache: whatever goes
+wrong with it is an event, told once until it goes well again, and nothing else. Many writers are
+sound by three things: a lock of the system on a file beside it (`<file>.lock`, never deleted, as
+somebody may hold it), a merge with what stands there (of a service, the newer entry), and a rename
+of a new file that was written to the end and synced; so a reader never sees half of one.
+
+Form: `{"v": 1, "registry": url, "services": {name: {"written": unix time, "instances": [...]}}}`,
+each instance as in a registry. Readable by the user alone, as metadata may tell what others need
+not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel.errors import TimerError
+from rpcwheel.instance import ServiceInstance, Snapshot
+from rpcwheel.observe import emit
+from rpcwheel.observe.events import SnapshotFailed
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer
+from rpcwheel.workers import Serial, reset_after_fork
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rpcwheel.timer._base import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .policy import RegistryPolicy
+    from .url import RegistryUrl
+
+    Entry = dict[str, Any]
+
+__all__ = ["Snapshots", "open_snapshots"]
+
+VERSION: Final = 1
+DEBOUNCE_S: Final = 0.5
+"""Seconds from a change to the file (Dubbo's); a rolling restart is one write, not a hundred."""
+AGAIN_S: Final = 60.0
+"""Seconds until what could not be written is tried again, if nothing changes before."""
+BUSY_S: Final = 0.3
+"""Seconds to wait for another process that writes."""
+CLOSE_S: Final = 1.0
+"""Seconds that `close` waits for the last write: the disk may be one that hangs."""
+FORGET_S: Final = 30 * 86_400.0
+"""Seconds until a service that nobody asks for is left out."""
+LATEST_S: Final = 1e11
+"""No time of this millennium, as seconds since 1970; nor is NaN below it."""
+MOST_BYTES: Final = 64 * 2**20
+"""A larger file is none of ours."""
+
+
+class Snapshots:
+    """One file. Thread-safe; close it when the registry's directories are closed.
+
+    In a forked child nothing is waiting to be written.
+    """
+
+    def __init__(self, path: str | Path, registry: str, *, timer: Timer | None = None) -> None:
+        """Take note; nothing is read or written yet.
+
+        Args:
+            path: Of the file; its directory is made when it is first written. `~` is the home.
+            registry: Its name in events and in the file: the URL without a password.
+            timer: None for `shared_timer()`.
+        """
+        self.path = Path(path).expanduser()
+        self._registry = registry
+        self._timer = checked_timer(timer)
+        self._serial = Serial()
+        self._closed = False
+        self._told: set[str] = set()  # what fails, and has been told
+        self._known: tuple[object, dict[str, Entry]] = (None, {})  # by what the file looked like
+        self._kept: dict[str, tuple[float, tuple[ServiceInstance, ...]]] = {}
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Begin anew in a forked child."""
+        self._lock = threading.Lock()
+        self._dirty: set[str] = set()
+        self._timeout: Timeout | None = None
+
+    def load(self, service: str) -> Snapshot | None:
+        """What is remembered of a service.
+
+        Returns:
+            A snapshot with the source "cache" and its age, or None: nothing that can be read.
+
+        Reads the file, unless it is the same as at the last time: may block. Never raises.
+        """
+        with self._lock:
+            kept = self._kept.get(service)
+        if kept is not None:
+            written_s, instances = kept
+        else:
+            try:
+                entry = self._services().get(service)
+                self._told.discard("read")
+                written_s, instances = _instances(entry) if entry else (0.0, ())
+            except (OSError, ValueError) as error:
+                self._failed("read", error)
+                return None
+        if not instances:
+            return None
+        age_s = max(0.0, time.time() - written_s)
+        return Snapshot(service, instances, source="cache", age_s=age_s)
+
+    def keep(self, service: str, instances: Sequence[ServiceInstance]) -> None:
+        """Have it written, soon. Never blocks, never raises; nothing after `close`.
+
+        Args:
+            service: Its name.
+            instances: What is known of it now; none: it is taken out of the file.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._kept[service] = time.time(), tuple(instances)
+            self._dirty.add(service)
+            self._arm(DEBOUNCE_S)
+
+    def close(self) -> None:
+        """Write what is not written yet, and end. Idempotent; at most a second; never raises."""
+        with self._lock:
+            self._closed = True
+            timeout, self._timeout = self._timeout, None
+            waits = bool(self._dirty)
+        if timeout is not None:
+            timeout.cancel()
+        if waits:
+            done = threading.Event()
+            self._serial.submit(self._write)
+            self._serial.submit(done.set)
+            done.wait(CLOSE_S)
+
+    # On the workers
+
+    def _arm(self, delay_s: float) -> None:
+        """Have it written then, or before; under the lock."""
+        if self._timeout is not None or self._closed:
+            return
+        try:
+            timer = self._timer or shared_timer()
+            self._timeout = timer.new_timeout(self._due, delay_s)
+        except TimerError:  # the timer ends before us, or is full: at once, then
+            self._serial.submit(self._write)
+
+    def _due(self, _: object) -> None:
+        self._serial.submit(self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            self._timeout = None
+            dirty, self._dirty = self._dirty, set()
+            entries = {service: self._kept[service] for service in dirty}
+        if not entries:
+            return
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(self.path) as locked:
+                if locked is not False:
+                    suffix = "new" if locked else str(os.getpid())
+                    _replace(self.path, self._merged(entries), suffix)
+        except (OSError, ValueError) as error:
+            self._failed("write", error)
+            self._put_off(dirty, AGAIN_S)
+        else:
+            self._told.discard("write")
+            if locked is False:
+                self._put_off(dirty, DEBOUNCE_S)
+
+    def _put_off(self, dirty: set[str], delay_s: float) -> None:
+        with self._lock:
+            self._dirty |= dirty
+            self._arm(delay_s)
+
+    def _merged(self, ours: dict[str, tuple[float, tuple[ServiceInstance, ...]]]) -> bytes:
+        """What is to stand in the file: ours, and what is there of others and not too old."""
+        try:
+            services = dict(self._services())
+        except ValueError as error:  # torn: as if it were not there
+            self._failed("read", error)
+            services = {}
+        oldest_s = time.time() - FORGET_S
+        services = {name: entry for name, entry in services.items() if _written_s(entry) > oldest_s}
+        for service, (written_s, instances) in ours.items():
+            if service in services and written_s < _written_s(services[service]) <= time.time():
+                continue
+            records = [json.loads(instance.encoded()) for instance in instances]
+            services[service] = {"written": written_s, "instances": records}
+        services = {name: entry for name, entry in services.items() if entry["instances"]}
+        told = {"v": VERSION, "registry": self._registry, "services": services}
+        return json.dumps(told).encode()
+
+    def _services(self) -> dict[str, Entry]:
+        """The entries of the file as it is now; none if there is no file.
+
+        Raises:
+            OSError: It can't be read.
+            ValueError: It is not ours, or torn.
+        """
+        try:
+            looks = self.path.stat()
+        except FileNotFoundError:
+            return {}
+        if not stat.S_ISREG(looks.st_mode) or looks.st_size > MOST_BYTES:
+            raise ValueError("it is no file of snapshots")
+        form = looks.st_ino, looks.st_size, looks.st_mtime_ns
+        known = self._known
+        if known[0] != form:
+            known = self._known = form, _parsed(self.path.read_bytes())
+        return known[1]
+
+    def _failed(self, what: str, error: Exception) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            emit(SnapshotFailed(self._registry, str(self.path), error))
+
+
+def open_snapshots(
+    url: RegistryUrl, policy: RegistryPolicy, *, timer: Timer | None = None
+) -> Snapshots | None:
+    """The file that a policy asks for; None if it asks for none.
+
+    None too for `memory://`, whose registry ends with the process, unless a path is given; and,
+    with an event, if there is no home.
+    """
+    if isinstance(policy.snapshot, str):
+        return Snapshots(policy.snapshot, str(url), timer=timer)
+    if not policy.snapshot or url.scheme == "memory":
+        return None
+    try:
+        path = _cache_directory() / _file_name(url)
+    except RuntimeError as error:
+        emit(SnapshotFailed(str(url), "~", error))
+        return None
+    return Snapshots(path, str(url), timer=timer)
+
+
+def _cache_directory() -> Path:
+    """Of the XDG Base Directory Specification, by which a relative path does not count."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "rpcwheel"
+
+
+def _file_name(url: RegistryUrl) -> str:
+    """One for each registry, user and namespace; without ":", for Windows (Dubbo #5158)."""
+    hosts = sorted(f"{host}:{port}" for host, port in url.hosts)
+    options = sorted(url.options.items())
+    whole = json.dumps([url.scheme, hosts, url.path, url.user, url.namespace, options])
+    shown = re.sub(r"[^\w.]+", "-", f"{url.scheme} {' '.join(hosts) or url.path}")[:60]
+    return f"{shown.strip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}.json"
+
+
+def _parsed(data: bytes) -> dict[str, Entry]:
+    try:
+        told = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    services = told.get("services") if isinstance(told, dict) else None
+    if not isinstance(services, dict):
+        raise ValueError("it is no file of snapshots")  # noqa: TRY004 - of a file, not an argument
+    return {name: entry for name, entry in services.items() if _is_entry(entry)}
+
+
+def _is_entry(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("written"), (int, float))
+        and abs(entry["written"]) < LATEST_S
+        and isinstance(entry.get("instances"), list)
+    )
+
+
+def _written_s(entry: Entry) -> float:
+    return float(entry["written"])
+
+
+def _instances(entry: Entry) -> tuple[float, tuple[ServiceInstance, ...]]:
+    """Those that can be read, by id."""
+    found: dict[str, ServiceInstance] = {}
+    for record in entry["instances"]:
+        with contextlib.suppress(ValueError, RecursionError):
+            instance = ServiceInstance.decoded(json.dumps(record))
+            found[instance.id] = instance
+    return _written_s(entry), tuple(found[key] for key in sorted(found))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool | None]:
+    """Hold the lock beside the file: True; False: others do; None: the system has no locks here."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
+    held = None
+    try:
+        held = _lock(descriptor)
+        yield held
+    finally:
+        if held:  # not by closing alone: a child that was forked meanwhile has it open, too
+            _unlock(descriptor)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    if sys.platform == "win32":  # the last of two writers wins, but the file is whole
+        return None
+    end_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(0.01)
+        except OSError:  # a file system without locks
+            return None
+        else:
+            return True
+
+
+def _unlock(descriptor: int) -> None:
+    if sys.platform != "win32":
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _replace(path: Path, text: bytes, suffix: str) -> None:
+    """Put a new file in the place of the old one, whole or not at all."""
+    new = path.with_name(f"{path.name}.{suffix}")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(new, flags, 0o600), "wb") as file:  # noqa: PTH123 - of a descriptor
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
