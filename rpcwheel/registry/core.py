@@ -1,0 +1,316 @@
+"""What is to be told to a registry, and when: its wanted state, its known state, the next request.
+
+There are no lists of things to be tried again. Each registration has what is wanted (published, or
+gone) with a generation that counts the changes, and what the engine is known to hold. Where these
+differ there is a request to make; its result counts only for the generation it was made for, and
+whatever was wanted since follows. So a late success can't bring back what was unregistered, and a
+late withdrawal can't take away what was registered again (Dubbo's retry tasks can do both: a task
+that has passed its check for cancellation registers a ghost; Nacos' redo keeps states as here).
+
+One request is on its way at a time; `next_step` gives it, `done` takes its result. A request that
+failed may still take effect later, in the buffers of an engine that was frozen. So what follows one
+is made once more when a lease has passed: `Entry.doubt_ns`.
+
+Time comes in as an argument, chance as a function; nothing here blocks, waits or locks: the session
+has the lock. O(log n) for a step of one, O(n) for a renewal.
+"""
+
+from __future__ import annotations
+
+import random
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal
+
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import RegistryRefused
+from rpcwheel.observe.events import InstancePublished, InstanceWithdrawn, RegistryFailed
+
+from .contact import Contact
+from .entry import Entry, State, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from rpcwheel.instance import ServiceInstance
+
+    from .provider import Lost
+    from .rules import RegistryRules
+
+    Key = tuple[str, str]
+
+__all__ = ["Reconciler"]
+
+MOST: Final = 128
+"""Instances in one request: as many operations as etcd takes in a transaction."""
+
+RENEW_SPREAD: Final = 0.1
+"""Renewals come so much earlier or later, so that those of many processes drift apart."""
+
+TRIES_AT_THE_END: Final = 2
+"""The first may fail as its connection died unseen."""
+
+
+class Reconciler:
+    """All that one process publishes at one registry. Not thread-safe."""
+
+    def __init__(
+        self, registry: str, rules: RegistryRules, chance: Callable[[], float] = random.random
+    ) -> None:
+        self.contact = Contact(registry, rules)
+        self.closing = False
+        self._registry = registry
+        self._rules = rules
+        self._chance = chance
+        self._entries: dict[Key, Entry] = {}
+        self._numbers = count()
+        self._due: list[tuple[int, int, Entry]] = []
+        """A heap; what is no more due then stays in it until it comes up."""
+        self._flight: Step | None = None
+        self._most = MOST
+        self._renew_ns = NEVER
+        self._renew_failed = False
+        self._tries = TRIES_AT_THE_END
+
+    # --- What is wanted ---
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What is wanted, or not gone yet."""
+        return tuple(entry for entry in self._entries.values() if entry.state is not State.GONE)
+
+    def want(self, instance: ServiceInstance, now_ns: int) -> Entry:
+        """Have it published from now on, as it is given here."""
+        entry = self._entries.get(instance.key)
+        if entry is None or entry.state is State.GONE:
+            old, entry = entry, Entry(instance)
+            if old is not None:  # it is gone, but what was on its way may still arrive
+                entry.sent, entry.doubt_ns = old.sent, old.doubt_ns
+                old.due_ns, old.generation = NEVER, old.generation + 1
+            self._entries[instance.key] = entry
+        else:
+            entry.instance = instance
+            entry.generation += 1
+            entry.state = State.LOST if entry.state is State.LOST else State.PENDING
+        entry.wanted = True
+        self._plan(entry, now_ns)
+        return entry
+
+    def drop(self, what: ServiceInstance | Entry, now_ns: int) -> Entry:
+        """Have it published no more from now on; what is known of by nobody here, too."""
+        entry = what if isinstance(what, Entry) else self._entries.get(what.key)
+        if entry is None or (entry.state is State.GONE and entry is not what):
+            assert not isinstance(what, Entry)  # noqa: S101 - told apart above
+            entry = self.want(what, now_ns)
+            entry.sent[what.epoch] = what
+        if not entry.wanted:
+            return entry
+        entry.wanted = False
+        entry.generation += 1
+        entry.attempts = 0
+        if entry.sent:
+            entry.state = State.WITHDRAWING
+            self._plan(entry, now_ns)
+            return entry
+        self._gone(entry)
+        return entry
+
+    def close(self, now_ns: int) -> None:
+        """Drop everything, and try that at once; only a time or two."""
+        for entry in tuple(self._entries.values()):
+            if entry.state is State.GONE:
+                del self._entries[entry.instance.key]
+            else:
+                self.drop(entry, now_ns)
+        for entry in self._entries.values():
+            entry.due_ns = min(entry.due_ns, now_ns)
+        self._due = [(now_ns, next(self._numbers), entry) for entry in self._entries.values()]
+        heapify(self._due)
+        self.closing = True
+        self._renew_ns = NEVER
+        self.contact.pause_ns = 0
+
+    def give_up(self) -> None:
+        """Ask for nothing more: the time to close is over."""
+        self.closing = True
+        self._due.clear()
+
+    # --- What is to be done ---
+
+    def next_step(self, now_ns: int) -> Step | None:
+        """The request to make now, which is then on its way; None: none, or one is already."""
+        if self._flight is not None or self.next_wake_ns() > now_ns:
+            return None
+        due = self._first_due_ns() <= now_ns
+        if self._renew_ns <= now_ns and not (due and self._renew_failed):
+            batch = [entry for entry in self._entries.values() if entry.is_there]
+            if batch:
+                return self._begin("renew", batch, now_ns)
+            self._renew_ns = NEVER
+        self._renew_failed = False
+        batch = self._take_due(now_ns)
+        if not batch:
+            return None
+        return self._begin("publish" if batch[0].wanted else "withdraw", batch, now_ns)
+
+    def next_wake_ns(self) -> int:
+        """When `next_step` is to be asked again, if nothing happens before."""
+        if self._flight is not None:
+            return NEVER
+        wake_ns = min(self._first_due_ns(), self._renew_ns)
+        return wake_ns if wake_ns == NEVER else max(wake_ns, self.contact.pause_ns)
+
+    def done(
+        self,
+        step: Step,
+        now_ns: int,
+        *,
+        error: BaseException | None = None,
+        lost: Mapping[Key, Lost] | None = None,
+    ) -> list[object]:
+        """Take the result of the step that is on its way; gives the events to tell."""
+        self._flight = None
+        if error is not None:
+            return self._failed(step, now_ns, error)
+        told: list[object] = [*self.contact.heard(now_ns)]
+        if step.request == "renew":
+            self._renewed(step, now_ns, lost or {})
+            return told
+        self._most = min(self._most * 2, MOST)
+        for entry, generation in step.batch:
+            if step.request == "withdraw":
+                told += self._withdrawn(entry, generation, now_ns)
+            else:
+                told += self._published(entry, generation, step, now_ns)
+        return told
+
+    def _begin(
+        self, request: Literal["publish", "withdraw", "renew"], batch: Iterable[Entry], now_ns: int
+    ) -> Step:
+        pairs = tuple((entry, entry.generation) for entry in batch)
+        for entry, _ in pairs if request == "publish" else ():
+            entry.sent[entry.instance.epoch] = entry.instance
+        if request == "withdraw":  # of an epoch that was replaced, too: it may have come last
+            instances = tuple(one for entry, _ in pairs for one in entry.sent.values())
+        else:
+            instances = tuple(entry.instance for entry, _ in pairs)
+        self._flight = Step(request, pairs, instances, now_ns)
+        return self._flight
+
+    # --- What has come of it ---
+
+    def _published(
+        self, entry: Entry, generation: int, step: Step, now_ns: int
+    ) -> list[InstancePublished]:
+        away_ns = step.started_ns - (entry.seen_ns or 0) if entry.again else 0
+        entry.seen_ns = step.started_ns
+        if self._renew_ns == NEVER and not self.closing:
+            self._plan_renewal(now_ns)
+        if entry.generation != generation:
+            return []  # the later intent is due already
+        repeated = entry.state is State.PUBLISHED
+        again, entry.again = entry.again, ""
+        self._settle(entry, State.PUBLISHED, now_ns)
+        if repeated:
+            return []
+        instance = entry.instance
+        away_s = to_seconds(away_ns)
+        return [InstancePublished(self._registry, instance.service, instance.id, again, away_s)]
+
+    def _withdrawn(self, entry: Entry, generation: int, now_ns: int) -> list[InstanceWithdrawn]:
+        if entry.generation != generation:
+            return []
+        repeated = entry.state is State.GONE
+        self._settle(entry, State.GONE, now_ns)
+        if not entry.sent or self.closing:
+            self._gone(entry)
+        if repeated:
+            return []
+        return [InstanceWithdrawn(self._registry, entry.instance.service, entry.instance.id)]
+
+    def _settle(self, entry: Entry, state: State, now_ns: int) -> None:
+        """The engine has it as it is wanted; or has had, if something older arrives now."""
+        entry.state, entry.error, entry.attempts, entry.due_ns = state, None, 0, NEVER
+        if entry.doubt_ns > now_ns:
+            self._plan(entry, entry.doubt_ns)
+            return
+        epoch = entry.instance.epoch
+        entry.sent = {epoch: entry.instance} if state is State.PUBLISHED else {}
+
+    def _renewed(self, step: Step, now_ns: int, lost: Mapping[Key, Lost]) -> None:
+        self._renew_failed = False
+        self._plan_renewal(now_ns)
+        for entry, generation in step.batch:
+            why = lost.get(entry.instance.key)
+            if why is None:
+                entry.seen_ns = step.started_ns
+            elif entry.generation == generation:
+                entry.again = why
+                if entry.state is not State.PUBLISHED:
+                    continue  # its change is due already
+                entry.state = State.LOST
+                spread_ns = 0 if why == "missing" else self._rules.jitter_ns
+                self._plan(entry, now_ns + int(self._chance() * spread_ns))
+
+    def _failed(self, step: Step, now_ns: int, error: BaseException) -> list[object]:
+        delay_ns = self.contact.failed(now_ns, error)
+        self._renew_failed = step.request == "renew"
+        if step.request != "renew":
+            refused = isinstance(error, RegistryRefused)
+            if refused and len(step.batch) > 1:  # find out which of them it is
+                self._most = max(1, len(step.batch) // 2)
+            for entry, generation in step.batch:
+                if not refused:  # also for one that has taken the place of this one meanwhile
+                    newest = self._entries.get(entry.instance.key, entry)
+                    newest.doubt_ns = now_ns + self._rules.lease_ns
+                if entry.generation == generation:
+                    entry.error = error
+                    self._plan(entry, now_ns + self._own_delay_ns(entry, step, error))
+        if self.closing:
+            self._tries -= 1
+            self.contact.pause_ns = 0
+            if not self._tries:
+                self._due.clear()
+        delay_s = None if self.closing and not self._tries else to_seconds(delay_ns)
+        return [RegistryFailed(self._registry, step.request, error, delay_s, len(step.batch))]
+
+    def _own_delay_ns(self, entry: Entry, step: Step, error: BaseException) -> int:
+        """What is refused alone waits by itself, so that it holds up nothing else."""
+        if self.closing or len(step.batch) > 1 or not isinstance(error, RegistryRefused):
+            return 0
+        entry.attempts += 1
+        return self._rules.retry_ns(entry.attempts, elapsed_ns=0, error=error)
+
+    def _gone(self, entry: Entry) -> None:
+        """Nothing is left to do for it."""
+        entry.state, entry.due_ns = State.GONE, NEVER
+        key = entry.instance.key
+        if self._entries.get(key) is entry:
+            del self._entries[key]
+
+    # --- The clock ---
+
+    def _plan_renewal(self, now_ns: int) -> None:
+        spread = 1 + RENEW_SPREAD * (2 * self._chance() - 1)
+        self._renew_ns = now_ns + int(self._rules.renew_ns * spread)
+
+    def _plan(self, entry: Entry, due_ns: int) -> None:
+        entry.due_ns = due_ns
+        heappush(self._due, (due_ns, next(self._numbers), entry))
+
+    def _first_due_ns(self) -> int:
+        due = self._due
+        while due and due[0][0] != due[0][2].due_ns:
+            heappop(due)
+        return due[0][0] if due else NEVER
+
+    def _take_due(self, now_ns: int) -> list[Entry]:
+        """The first that are due, of one kind; they are planned anew when it is done."""
+        batch: list[Entry] = []
+        while len(batch) < self._most and self._first_due_ns() <= now_ns:
+            entry = self._due[0][2]
+            if batch and entry.wanted is not batch[0].wanted:
+                break
+            heappop(self._due)
+            entry.due_ns = NEVER
+            batch.append(entry)
+        return batch

@@ -1,0 +1,350 @@
+"""Carries out what `core.py` says: one provider, its requests one at a time, on worker threads.
+
+Both faces stand on this. What a user calls only changes what is wanted, under the lock, and has a
+worker (`rpcwheel.workers`) look at it; nothing of the provider's or the user's runs under the lock,
+on the timer's thread or on a caller's. One timeout waits for the next thing to come.
+
+`close` withdraws on the worker. If a request hangs there, closing goes on without it (`abandon`):
+what could not be withdrawn is gone with the lease, as nobody renews it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rpcwheel.errors import (
+    NotPublished,
+    RegistryClosed,
+    RegistryRefused,
+    RegistryUnavailable,
+)
+from rpcwheel.observe import RegistryFailed, emit
+from rpcwheel.workers import POOL, Serial, reset_after_fork
+
+from .alarm import Alarm
+from .asking import Asking
+from .core import Reconciler
+from .entry import Entry, State
+from .following import Following
+from .rules import RegistryRules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from rpcwheel.errors import TimerError
+    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.timer.api import Timer
+
+    from .entry import Step
+    from .policy import RegistryPolicy
+    from .provider import Lost, Provider
+    from .snapshots import Snapshots
+
+    Waiter = tuple[Entry, State, Future[bool]]
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One provider, and all that is wanted of it. Thread-safe."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        policy: RegistryPolicy,
+        *,
+        timer: Timer | None = None,
+        snapshots: Snapshots | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = str(provider.url)
+        self.rules = RegistryRules.of(policy)
+        self._provider = provider
+        self._snapshots = snapshots
+        self._core = Reconciler(self.name, self.rules, chance)
+        self._alarm = Alarm(timer, self._rang, self._refused)
+        self._asking = Asking(provider, self.name, snapshots, self._alarm.now_ns)
+        self._telling = Serial()
+        self.following = Following(
+            provider,
+            policy,
+            timer=timer,
+            snapshots=snapshots,
+            saw=self._saw,
+            suspected=self._suspected,
+        )
+        self._closed = False
+        self._begin()
+        reset_after_fork(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+        self._waiters: list[Waiter] = []
+        self._working = False  # a worker makes requests
+        self._finished = False
+        self._over: Future[bool] = Future()
+
+    def reset(self) -> None:
+        """Be closed, in a forked child: the lease and the sockets are the parent's."""
+        self._begin()
+        self._alarm.rang()
+        self._closed = self._finished = True
+        self._core.give_up()
+        self._over.set_result(True)
+
+    # --- What is wanted ---
+
+    @property
+    def up(self) -> bool:
+        """Whether the engine answers, as far as is known."""
+        return self._core.contact.up
+
+    @property
+    def error(self) -> BaseException | None:
+        """Of the last request, if it has failed."""
+        return self._core.contact.error
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise `RegistryClosed` if it was closed."""
+        if self._closed:
+            raise RegistryClosed(f"{self.name} was closed, or opened before a fork; open another")
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What is registered, or not withdrawn yet."""
+        with self._lock:
+            return self._core.entries()
+
+    def want(self, instance: ServiceInstance, *, hasty: bool) -> Entry:
+        """Have it published; `hasty`: somebody waits for it."""
+        with self._changing(hasty=hasty) as now_ns:
+            self.check_open()
+            return self._core.want(instance, now_ns)
+
+    def change(self, entry: Entry, changes: dict[str, object]) -> None:
+        """Have it published with other values."""
+        with self._changing() as now_ns:
+            self.check_open()
+            if not entry.wanted:
+                service, name = entry.instance.key
+                raise NotPublished(f"{service}/{name} was unregistered; register it again")
+            self._core.want(entry.instance.changed(**changes), now_ns)
+
+    def drop(self, what: ServiceInstance | Entry, *, hasty: bool) -> Entry:
+        """Have it published no more."""
+        with self._changing(hasty=hasty) as now_ns:
+            if isinstance(what, Entry) and not what.wanted:
+                return what
+            self.check_open()
+            return self._core.drop(what, now_ns)
+
+    def when(self, entry: Entry, state: State) -> Future[bool]:
+        """Tell when it is published, or gone; False: that is not wanted any more, or all is over.
+
+        Whoever waits no longer cancels it. Its callbacks run on a worker, or at once.
+        """
+        future: Future[bool] = Future()
+        with self._changing():
+            self._waiters.append((entry, state, future))
+        return future
+
+    # --- What is asked ---
+
+    def look_up(self, service: str) -> Future[Snapshot]:
+        """Ask the engine for the instances of a service; not to be cancelled, it may be shared."""
+        with self._changing():
+            self.check_open()
+            return self._asking.ask(service)
+
+    def services(self) -> Future[tuple[str, ...]]:
+        """Ask the engine for the names of all services; not to be cancelled."""
+        with self._changing():
+            self.check_open()
+            return self._asking.ask(None)
+
+    def last(self, service: str, error: BaseException) -> Snapshot:
+        """What was said last, as the engine could not be asked now; may read a file.
+
+        Raises:
+            BaseException: The error that is given; nothing is known.
+        """
+        if isinstance(error, (RegistryUnavailable, RegistryRefused)):
+            snapshot = self._asking.last(service)
+            if snapshot is not None:
+                return snapshot
+        raise error
+
+    # --- The end ---
+
+    def close(self) -> Future[bool]:
+        """Withdraw everything, and end. Whoever does not wait any longer calls `abandon`."""
+        with self._changing() as now_ns:
+            if self._closed:
+                return self._over
+            self._closed = True
+            self._alarm.clear()
+            self._core.close(now_ns)
+            self._asking.refuse(RegistryClosed(f"{self.name} was closed"))
+        self.following.close()
+        return self._over
+
+    def abandon(self) -> None:
+        """The time to close is over: end all that can be ended beside a request that hangs."""
+        POOL.submit((self, "end"), self._finish)
+
+    def _finish(self) -> None:
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            self._core.give_up()
+        self._attempt(self._provider.close)
+        if self._snapshots is not None:
+            self._attempt(self._snapshots.close)
+        self._attend()
+        _answer([(self._over, True)])
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - a provider of the user's; the end must come
+            emit(RegistryFailed(self.name, "close", error, None))
+
+    # --- The clock ---
+
+    @contextmanager
+    def _changing(self, *, hasty: bool = False) -> Iterator[int]:
+        """Hold the lock; then have done what is due, and answer those who waited for it."""
+        with self._lock:
+            yield self._alarm.now_ns()
+            if hasty:
+                self._core.contact.hasten()
+        self._attend()
+
+    def _attend(self) -> None:
+        """Have a worker do what is due, or the timer wake us for it."""
+        with self._lock:
+            settled = self._take_settled()
+            wake_ns = 0 if self._closed or self._asking else self._core.next_wake_ns()
+            starts = False
+            if not self._working and not self._finished:
+                starts = self._working = wake_ns <= self._alarm.now_ns()
+                if not starts:
+                    self._alarm.wake(wake_ns)
+        if starts:
+            POOL.submit(self, self._work)
+        _answer(settled)
+
+    def _take_settled(self) -> list[tuple[Future[bool], bool]]:
+        """Who waits no more, and what to tell them."""
+        kept: list[Waiter] = []
+        settled: list[tuple[Future[bool], bool]] = []
+        for waiter in self._waiters:
+            entry, state, future = waiter
+            if entry.state is state:
+                settled.append((future, True))
+            elif entry.wanted is not (state is State.PUBLISHED) or self._finished:
+                settled.append((future, False))
+            elif not future.done():
+                kept.append(waiter)
+        self._waiters = kept
+        return settled
+
+    def _rang(self) -> None:
+        """On the timer's thread."""
+        with self._lock:
+            self._alarm.rang()
+        self._attend()
+
+    def _refused(self, error: TimerError) -> None:
+        self._tell([RegistryFailed(self.name, "renew", error, None)])
+
+    # --- The worker ---
+
+    def _work(self) -> None:
+        """Make requests, one after the other, as long as there are any."""
+        while True:
+            with self._lock:
+                ask = self._asking.take()
+                step = self._core.next_step(self._alarm.now_ns()) if ask is None else None
+                idle = ask is None and step is None
+                ends = idle and self._closed
+                self._working = not idle or ends
+            if ask is not None:
+                self._heard(self._asking.carry_out(ask))
+            elif step is not None:
+                self._make(step)
+            elif ends:
+                self._finish()
+            self._attend()
+            if idle:
+                return
+
+    def _make(self, step: Step) -> None:
+        error: BaseException | None = None
+        lost: Mapping[tuple[str, str], Lost] = {}
+        try:
+            match step.request:
+                case "publish":
+                    self._provider.publish(step.instances)
+                case "withdraw":
+                    self._provider.withdraw(step.instances)
+                case "renew":
+                    lost = dict(self._provider.renew(step.instances))
+        except BaseException as failure:  # noqa: BLE001 - a provider of the user's; tried again
+            error = failure
+        with self._lock:
+            told = self._core.done(step, self._alarm.now_ns(), error=error, lost=lost)
+        for event in told:
+            emit(event)
+        if error is not None:
+            error.__traceback__ = None  # it may be kept for long
+
+    def _heard(self, error: BaseException | None) -> None:
+        """A user's question was answered, or not."""
+        told: Iterable[object] = ()
+        with self._lock:
+            now_ns = self._alarm.now_ns()
+            if error is None:
+                told = self._core.contact.heard(now_ns)
+            elif isinstance(error, RegistryUnavailable):
+                self._core.contact.lost(now_ns)
+        for event in told:
+            emit(event)
+
+    # --- What a watch tells of the engine ---
+
+    def _saw(self) -> None:
+        """It is there. On the provider's threads."""
+        if self._core.contact.up:
+            return
+        with self._lock:
+            told = self._core.contact.seen(self._alarm.now_ns())
+        self._tell(told)
+
+    def _suspected(self, reason: str) -> None:
+        """Contact, or its memory, was lost. On the provider's threads."""
+        with self._lock:
+            if self._closed or self._core.contact.since_ns is not None:
+                return
+            self._core.contact.lost(self._alarm.now_ns())
+        self._tell([RegistryFailed(self.name, "watch", RegistryUnavailable(reason), None)])
+
+    def _tell(self, events: Iterable[object]) -> None:
+        for event in events:
+            self._telling.submit(partial(emit, event))
+
+
+def _answer(settled: Iterable[tuple[Future[bool], bool]]) -> None:
+    for future, value in settled:
+        if future.set_running_or_notify_cancel():
+            future.set_result(value)
