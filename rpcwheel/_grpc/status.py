@@ -26,9 +26,10 @@ _NEVER_SENT: Final = (
     "connections to all backends failing",
     "no children in weighted_target",
     "empty address list",
+    "no instance of ",
 )
 """How gRPC's core begins the details of a call that it had no connection for (grpcio 1.60 to
-1.85)."""
+1.85); the last one is how `rpcwheel.cluster` does."""
 
 _CLOSED: Final = {
     "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one answer

@@ -116,7 +116,8 @@ class Subscriptions:
     def _follow(self) -> None:
         with self._lock:
             link = self._links.active
-            wanted = link if self._all and _exit.allows(self, link) else None
+            is_wanted = self._all and not link.ended  # ended: the channel is retired
+            wanted = link if is_wanted and _exit.allows(self, link) else None
             watched, before = self._watched, None if self._watched is None else self._watched[0]
             if before is wanted:
                 return

@@ -75,22 +75,23 @@ class Switch:
         """The link for a call that begins now; `leave` is to follow.
 
         Raises:
-            ValueError: The channel is closed; in the words of grpc.
+            ValueError: The channel is closed or retired; in the words of grpc.
         """
         with self._lock:
-            if self.links.closed:
+            if self.links.refuses:
                 raise ValueError(CLOSED)
             return self.links.enter()
 
     def active(self) -> AnyLink:
-        """The link for what is no call of the user's.
+        """The link for what is no call of the user's; that of a retired channel while it drains.
 
         Raises:
-            ValueError: As `enter`.
+            ValueError: It is closed; in the words of grpc.
         """
-        if self.links.closed:
+        link = self.links.active
+        if self.links.closed or (self.links.retired and link.ended):
             raise ValueError(CLOSED)
-        return self.links.active
+        return link
 
     def leave(self, link: AnyLink) -> None:
         """A call on `link` has ended. Any thread."""
@@ -134,7 +135,7 @@ class Switch:
     def replace(self, reason: str, drain_ns: int, *, force: bool) -> bool:
         """See `ReconnectingChannel.replace`."""
         seen = self.links.active
-        if self.links.closed or (not force and self.links.wait_ns() > 0):
+        if self.links.refuses or (not force and self.links.wait_ns() > 0):
             return False
         rest_ns = self.links.rest_ns()  # the user's, as `_connect` is: not under the lock
         channel = self._connect()
@@ -161,7 +162,7 @@ class Switch:
 
     def _may_replace(self, seen: AnyLink, *, force: bool) -> bool:
         """Whether `seen` is still the one to replace, now that there is a channel for it."""
-        return not self.links.closed and (force or self.links.active is seen)
+        return not self.links.refuses and (force or self.links.active is seen)
 
     def _end_later(self, link: AnyLink, drain_ns: int) -> None:
         """Give the calls on `link` their time to drain."""
@@ -170,11 +171,13 @@ class Switch:
         if timeout is None:
             self.expire(link)  # or they might go on for ever
             return
+        obsolete: Timeout | None = timeout
         with self._lock:
             if not link.ended:
+                obsolete = self._drains.get(link)
                 self._drains[link] = timeout
-                return
-        timeout.cancel()
+        if obsolete is not None:
+            obsolete.cancel()
 
     def expire(self, link: AnyLink) -> None:
         """The time of `link` to drain is over: its calls are ended."""
@@ -184,7 +187,7 @@ class Switch:
             self._retire(link)
 
     def _retire(self, link: AnyLink) -> None:
-        """Have a link closed that is not the active one any more."""
+        """Have a link closed that takes no more calls."""
         with self._lock:
             timeout = self._drains.pop(link, None)
         if timeout is not None:
@@ -196,7 +199,20 @@ class Switch:
         with self._making:  # whoever makes something of it has begun before it was ended
             pass
         wait_unpolled(link.channel)  # to close it would wait as long anyway
-        end_calls(link.channel, f"connection replaced: {link.reason}")
+        try:
+            end_calls(link.channel, link.details)
+        finally:
+            if self.links.is_spent:
+                self.close()
+
+    def retire(self, drain_ns: int, reason: str) -> None:
+        """See `ReconnectingChannel.retire`."""
+        with self._lock:
+            over, shorter = self.links.retire(drain_ns, reason)
+        for link in over:
+            self._retire(link)
+        for link in shorter:
+            self._end_later(link, drain_ns)
 
     def close(self) -> None:
         """See `ReconnectingChannel.close`."""

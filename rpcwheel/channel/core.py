@@ -119,6 +119,7 @@ class Link(Generic[C]):
         "members",
         "number",
         "reason",
+        "retired",
         "traffic",
         "wanted",
     )
@@ -132,15 +133,23 @@ class Link(Generic[C]):
         self.calls = 0
         """Calls of the user's that run on it."""
         self.drain_until_ns = NEVER
-        """When the calls that are still on it are ended; of no meaning while it is active."""
+        """When the calls that are still on it are ended; `NEVER` while it is active."""
         self.ended = False
         """Whether it is to be closed or closed already: nothing may be begun or made on it."""
         self.reason = ""
-        """Why another took its place."""
+        """Why another took its place, or the channel was retired."""
+        self.retired = False
+        """Whether nothing took its place: the channel was retired."""
         self.members: dict[Any, Any] = {}
         """grpc's multi-callables, by what each was made of."""
         self.wanted = False
         """Whether it was asked for a connection, and was not seen to have one since."""
+
+    @property
+    def details(self) -> str:
+        """The status details of calls that are ended on it."""
+        what = "channel retired" if self.retired else "connection replaced"
+        return f"{what}: {self.reason}"
 
 
 class Links(Generic[C]):
@@ -155,6 +164,8 @@ class Links(Generic[C]):
         self.active: Link[C] = Link(1, first, now_ns)
         self.draining: list[Link[C]] = []
         self.closed = False
+        self.retired = False
+        """Whether it takes no more calls, and is to be closed when those that run have ended."""
         self.calls = 0
         """How many calls run, on all links; on those too that are to be closed."""
 
@@ -169,7 +180,7 @@ class Links(Generic[C]):
         """Take note that a call on `link` has ended; True if the link is to be closed now."""
         link.calls -= 1
         self.calls -= 1
-        if link is self.active:
+        if link is self.active and not self.retired:
             return False
         self._else_ns = self._now_ns()
         if link.calls or link.ended:
@@ -258,7 +269,46 @@ class Links(Generic[C]):
 
     def opened(self) -> list[Link[C]]:
         """Those that are not to be closed: the active one, and those that drain."""
-        return [self.active, *self.draining]
+        return list(self.draining) if self.retired else [self.active, *self.draining]
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no call may begin and nothing be replaced any more."""
+        return self.closed or self.retired
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it was retired and all links are to be closed: then so is the whole channel."""
+        return self.retired and not self.draining
+
+    def retire(self, drain_ns: int, reason: str = "") -> tuple[list[Link[C]], list[Link[C]]]:
+        """Take no more calls; the active link drains too from now on.
+
+        Args:
+            drain_ns: How long calls may go on at most, on all links; `NEVER` for as long as they
+                take. Asked again, it can only become shorter.
+            reason: Why; the first one counts.
+
+        Returns:
+            The links that are to be closed now, and those whose time to drain has become shorter.
+        """
+        over: list[Link[C]] = []
+        shorter: list[Link[C]] = []
+        if self.closed:
+            return over, shorter
+        if not self.retired:
+            self.retired = self.active.retired = True
+            self.active.reason = reason
+            self.draining.append(self.active)
+        until_ns = NEVER if drain_ns == NEVER else self._now_ns() + drain_ns
+        for link in tuple(self.draining):
+            if not link.calls or drain_ns <= 0:
+                self.expire(link)
+                over.append(link)
+            elif until_ns < link.drain_until_ns:
+                link.drain_until_ns = until_ns
+                shorter.append(link)
+        return over, shorter
 
     def close(self) -> list[Link[C]]:
         """Take no more calls; gives the links that are to be closed now. A second time, none."""

@@ -197,7 +197,7 @@ class ReconnectingChannel(grpc.Channel):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether it was closed, or was retired and has been drained since."""
         return self._switch.links.closed
 
     def get_state(
@@ -242,6 +242,24 @@ class ReconnectingChannel(grpc.Channel):
         Thread-safe; takes as long as `connect` does, and holds up no calls.
         """
         return self._switch.replace(checked_reason(reason), checked_drain_ns(drain), force=force)
+
+    def retire(self, drain: Duration | None = None, *, reason: str = "asked for") -> None:
+        """Take no more calls, and close when the last of those in flight has ended.
+
+        Calls from now on raise as on a closed channel. Closed by a worker; nothing waits for it.
+
+        Args:
+            drain: Seconds that calls in flight may go on. After that they are ended with
+                UNAVAILABLE, "channel retired: <reason>". 0: they are ended now. None: they take as
+                long as they take. Called again, it can only become shorter.
+            reason: Why; the first one counts.
+
+        Raises:
+            TypeError, ConfigurationError: `drain` is no length of time, or negative.
+
+        Thread-safe; on a closed channel, nothing.
+        """
+        self._switch.retire(checked_drain_ns(drain), checked_reason(reason))
 
     # For the heartbeat
 

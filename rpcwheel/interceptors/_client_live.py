@@ -252,6 +252,9 @@ class Course:
         if self.final is None:
             self.cancel(DROPPED)
 
+    def seconds_left(self) -> float | None:
+        return self.outgoing.seconds_left()
+
     def add_hook(self, hook: Callable[..., object], *args: object) -> bool:
         """Have a function called at the end, a user's on a worker; False if that is past."""
         with self._changed:
@@ -391,8 +394,5 @@ class Course:
 
 def _broken(error: BaseException) -> EndedCall:
     """The call that ends with an error of no status, as grpc makes it of an interceptor's."""
-    return EndedCall(
-        grpc.StatusCode.INTERNAL,
-        f"Exception raised while intercepting the RPC: {error}",
-        error=error,
-    )
+    said = f"Exception raised while intercepting the RPC: {error}"
+    return EndedCall(grpc.StatusCode.INTERNAL, said, error=error)

@@ -1,0 +1,340 @@
+"""One call on several members at once, for threads: the first good answer, or all answers.
+
+Both are views of a channel, or of several: a stub is made of them as of any channel. Unary calls
+only, and those that wait: a stub may have other methods, which say so when they are called.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
+
+import grpc
+
+from rpcwheel._grpc.calls import AnsweredCall, EndedCall
+from rpcwheel._grpc.connectivity import core_below
+from rpcwheel._grpc.styles import OwnHook
+from rpcwheel.errors import ConfigurationError
+
+from ._channel import ClusterChannel
+from ._tries import judge_at_end
+from .failed import BroadcastFailed
+from .member import checked_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+    from ._fleet import Member
+    from ._members import UnaryUnary
+
+    Channels: TypeAlias = ClusterChannel | Sequence[grpc.Channel]
+
+__all__ = ["BroadcastInvoker", "ForkingInvoker"]
+
+Running: TypeAlias = tuple[str, Any]
+"""A call that was begun: where, and grpc's future."""
+
+
+class _OfCluster:
+    """One method of a channel of many members."""
+
+    def __init__(self, method: UnaryUnary) -> None:
+        self._method = method
+
+    def spread(self, count: int | None, request: Any, options: tuple[Any, ...]) -> _Spread:  # noqa: ANN401
+        """Begin it on so many members, on all if None."""
+        method, (timeout, metadata, _, wait_for_ready, _) = self._method, options
+        until_s = None if timeout is None else monotonic() + timeout
+        members = method.several(count, request, metadata, until_s, patient=bool(wait_for_ready))
+        return _Spread(method, members, request, options, until_s)
+
+
+class _Spread:
+    """One call on some members; one that a member did not get may go to another."""
+
+    def __init__(
+        self,
+        method: UnaryUnary,
+        members: Sequence[Member],
+        request: Any,  # noqa: ANN401
+        options: tuple[Any, ...],
+        until_s: float | None,
+    ) -> None:
+        self._method = method
+        self._given = request, options, until_s
+        self._used = list(members)
+        self._of: dict[Any, Member] = {}
+        self.running: list[Running] = [self._begin(member) for member in members]
+
+    def _begin(self, member: Member) -> Running:
+        request, options, until_s = self._given
+        method = self._method
+        try:
+            call = method.begin_on(member, "future", request, until_s, options[1:])
+        except ValueError as error:
+            if not method.has_gone(member, error):
+                raise
+            said = f"{member.id} is gone from {method.fleet.name}"
+            call = EndedCall(grpc.StatusCode.UNAVAILABLE, said)
+        else:
+            judge_at_end(call, method.fleet, member)
+        self._of[call] = member
+        return member.target, call
+
+    def moved(self, call: Any) -> Running | None:  # noqa: ANN401
+        """The same call on another member, if it is sure that this one got nothing."""
+        request, (_, metadata, *_), _ = self._given
+        other = self._method.after(self._of[call], call, self._used, request, metadata)
+        if other is None:
+            return None
+        self._used.append(other)
+        return self._begin(other)
+
+
+class _OfChannels:
+    """One method of several channels."""
+
+    def __init__(self, names: Sequence[str], methods: Sequence[Any]) -> None:
+        self._named = list(zip(names, methods, strict=True))
+        self._turn = 0
+
+    def spread(self, count: int | None, request: Any, options: tuple[Any, ...]) -> _Fixed:  # noqa: ANN401
+        """Begin it on so many channels, in turn; on all if None."""
+        size = len(self._named)
+        first = self._turn = (self._turn + 1) % size  # two threads may take the same: no matter
+        places = [(first + step) % size for step in range(min(size, count or size))]
+        return _Fixed(
+            [
+                (self._named[place][0], self._named[place][1].future(request, *options))
+                for place in places
+            ]
+        )
+
+
+class _Fixed:
+    """One call on some channels."""
+
+    def __init__(self, running: list[Running]) -> None:
+        self.running = running
+
+    def moved(self, _: Any) -> None:  # noqa: ANN401
+        """Tell that it goes to no other."""
+
+
+class _Unary(grpc.UnaryUnaryMultiCallable):
+    """A method of a stub. The base of both."""
+
+    def __init__(self, source: _OfCluster | _OfChannels, method: str) -> None:
+        self._source = source
+        self._method = method
+
+    def __call__(self, request: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        """Carry out the call; takes what grpc's own does."""
+        return self.with_call(request, *args, **options)[0]
+
+    def with_call(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Carry out the call, and give it too."""
+        return self._carry_out(
+            request, (timeout, metadata, credentials, wait_for_ready, compression)
+        )
+
+    def future(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+        """Refuse: these calls are waited for."""
+        raise ConfigurationError(f"{self._method}: .future() is not for calls on several members")
+
+    @abstractmethod
+    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any: ...  # noqa: ANN401
+
+
+class _Forked(_Unary):
+    def __init__(self, source: _OfCluster | _OfChannels, method: str, forks: int) -> None:
+        super().__init__(source, method)
+        self._forks = forks
+
+    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        spread = self._source.spread(self._forks, request, options)
+        done: SimpleQueue[Any] = SimpleQueue()
+        running = [call for _, call in spread.running]
+        try:
+            for call in running:
+                call.add_done_callback(OwnHook(done.put))
+            ended = 0
+            while True:
+                call, ended = done.get(), ended + 1
+                error = _error_of(call)
+                if error is None:
+                    return call.result(), call
+                moved = spread.moved(call)
+                if moved is not None:
+                    running.append(moved[1])
+                    moved[1].add_done_callback(OwnHook(done.put))
+                elif ended == len(running):
+                    raise error
+        finally:
+            for call in running:
+                call.cancel()
+
+
+class _Broadcast(_Unary):
+    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        running = self._source.spread(None, request, options).running
+        answers, errors = {}, {}
+        try:
+            for target, call in running:
+                error = call.exception()
+                if error is None:
+                    answers[target] = call.result()
+                else:
+                    errors[target] = error
+        finally:
+            for _, call in running:
+                call.cancel()  # if the wait was interrupted
+        if errors:
+            raise BroadcastFailed(self._method, answers, errors)
+        return answers, AnsweredCall(answers, "")
+
+
+def _error_of(call: Any) -> BaseException | None:  # noqa: ANN401
+    try:
+        error: BaseException | None = call.exception()
+    except grpc.FutureCancelledError:  # by somebody's interceptor, or the channel's end
+        return call if isinstance(call, BaseException) else grpc.FutureCancelledError()
+    return error
+
+
+class _View(grpc.Channel):
+    """A channel for stubs, over others. Closing it closes none of them."""
+
+    def __init__(self, channel: Channels) -> None:
+        self._channels = _checked(channel)
+
+    def _source(self, *given: Any, **options: Any) -> _OfCluster | _OfChannels:  # noqa: ANN401
+        if isinstance(self._channels, ClusterChannel):
+            return _OfCluster(self._channels.unary_unary(*given, **options))
+        methods = [channel.unary_unary(*given, **options) for channel in self._channels]
+        return _OfChannels(list(_names(self._channels)), methods)
+
+    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+        return partial(_refuse, f"{method} streams; {type(self).__name__} is for unary calls")
+
+    unary_stream = stream_unary = stream_stream = _refuse
+
+    def subscribe(
+        self,
+        callback: Callable[[grpc.ChannelConnectivity], None],
+        try_to_connect: bool | None = False,  # noqa: FBT001, FBT002 - as grpc has it
+    ) -> None:
+        """Tell the state of the channel, if it is one of many members.
+
+        Raises:
+            ConfigurationError: There are several, each with a state of its own.
+        """
+        if not isinstance(self._channels, ClusterChannel):
+            raise ConfigurationError("several channels have no one state; subscribe to each")
+        self._channels.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
+        """Tell it no more."""
+        if isinstance(self._channels, ClusterChannel):
+            self._channels.unsubscribe(callback)
+
+    def close(self) -> None:
+        """Do nothing: the channels are their owners' to close."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ForkingInvoker(_View):
+    """Makes each unary call on several members at once; the first good answer is the caller's.
+
+    The other calls are cancelled then. If none succeeds, the last error is the caller's. For calls
+    that may be carried out more than once: reads, where an answer must come soon.
+
+    (Dubbo's `forking` leaves the others running, and gives None when the time is over.)
+    """
+
+    def __init__(self, channel: Channels, forks: int = 2) -> None:
+        """Make the view.
+
+        Args:
+            channel: A `ClusterChannel`, whose picker says which members, and which gets a call that
+                another one did not get; or channels, taken in turn.
+            forks: How many at once; all there are, if those are fewer.
+
+        Raises:
+            TypeError, ConfigurationError: An argument makes no sense.
+        """
+        super().__init__(channel)
+        self._forks = checked_count(forks, what="forks")
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:  # noqa: ANN401
+        """Make a member of a stub."""
+        return _Forked(self._source(method, *args, **options), method, self._forks)
+
+
+class BroadcastInvoker(_View):
+    """Makes each unary call on every member; the answers come as a dict, by target.
+
+    All at once, each with the caller's timeout. A failure of any raises `BroadcastFailed`, which
+    has the answers of the others. Members that are down, or want no new calls, are asked too.
+
+    (Dubbo's `broadcast` asks one after the other.)
+    """
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:  # noqa: ANN401
+        """Make a member of a stub."""
+        return _Broadcast(self._source(method, *args, **options), method)
+
+
+def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+    raise ConfigurationError(said)
+
+
+def _checked(channel: Any) -> Channels:  # noqa: ANN401 - whatever was given
+    if isinstance(channel, ClusterChannel):
+        return channel
+    several = isinstance(channel, (list, tuple))
+    if not several or not all(isinstance(one, grpc.Channel) for one in channel):
+        raise TypeError(
+            "channel must be a ClusterChannel, or a list of channels of grpc, not "
+            f"{channel!r}; for those of grpc.aio there is rpcwheel.cluster.aio"
+        )
+    if not channel:
+        raise ConfigurationError("channel must not be an empty list")
+    return tuple(channel)
+
+
+def _names(channels: Sequence[grpc.Channel]) -> Iterator[str]:
+    """Their targets; what two have in common is told apart by a number."""
+    seen: dict[str, int] = {}
+    for channel in channels:
+        name = getattr(channel, "target", None) or _core_target(channel)
+        seen[name] = number = seen.get(name, 0) + 1
+        yield name if number == 1 else f"{name} #{number}"
+
+
+def _core_target(channel: grpc.Channel) -> str:
+    tell = getattr(core_below(channel), "target", None)
+    told = tell() if callable(tell) else b"channel"
+    return told.decode(errors="replace") if isinstance(told, bytes) else str(told)

@@ -1,0 +1,285 @@
+"""A call that its caller holds, on its way from member to member until one has got it.
+
+For `.future()` and for response streams, with one request each, that begin while it is not known
+which members there are, or on a member that has no connection yet: grpc's own object could not go
+to another one. On a member that is connected the caller gets grpc's own, at grpc's own cost.
+
+gRPC's threads, which tell how a try ended, take note of a success and hand everything else to a
+worker. Nothing of grpc's or the user's is called under the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from rpcwheel._grpc.calls import EndedCall
+from rpcwheel._grpc.details import metadata_of
+from rpcwheel._grpc.styles import OwnHook, failure_of, has_ended, is_single_threaded
+from rpcwheel.channel._drain import timeout_on
+from rpcwheel.durations import to_ns
+from rpcwheel.observe import ListenerFailed, emit
+from rpcwheel.workers import POOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel._grpc.details import Metadata
+    from rpcwheel._grpc.styles import AnyCall
+    from rpcwheel.timer import Timeout
+
+    from ._fleet import Member
+    from ._tries import Method
+
+__all__ = ["Journey"]
+
+BY_USER: Final = "Locally cancelled by application!"
+CLOSED_MEANWHILE: Final = "Channel closed!"
+DROPPED: Final = "Cancelled upon garbage collection!"
+
+
+class Journey:
+    """What becomes of one call; see `rpcwheel._grpc.held.Course`."""
+
+    def __init__(
+        self,
+        method: Method,
+        name: str,
+        request: Any,  # noqa: ANN401
+        until_s: float | None,
+        options: tuple[Any, ...],
+        *,
+        patient: bool,
+    ) -> None:
+        self._method = method
+        self._name = name
+        self._request = request
+        self._until_s = until_s
+        self._options = options
+        self._patient = patient
+        self._changed = threading.Condition(threading.RLock())
+        self.final: AnyCall = None
+        self._try: AnyCall = None  # the one that runs
+        self._tried: list[Member] = []
+        self._hooks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+        self._timeout: Timeout | None = None
+
+    # --- On its way ---
+
+    def set_out(self, member: Member | None) -> None:
+        """Begin, on a member, or once it is known which there are. On the caller's thread."""
+        if member is not None:
+            self._go(member)
+            return
+        fleet = self._method.fleet
+        latest_s = self._method.latest_s(self._until_s, patient=self._patient)
+        if latest_s is not None:
+            delay_ns = to_ns(max(0.0, latest_s - monotonic()))
+            self._timeout = timeout_on(fleet.timer, partial(_overdue, weakref.ref(self)), delay_ns)
+        with fleet.changed:
+            fleet.waiting[self] = None
+        self.look_for_members()  # they may have come meanwhile
+
+    def look_for_members(self, *, overdue: bool = False) -> None:
+        """Go on if it is known by now which members there are. Any thread that may block."""
+        fleet, member, final = self._method.fleet, None, None
+        with fleet.changed:
+            try:
+                member = self._method.at_once(self.call, self._until_s, patient=self._patient)
+            except EndedCall as ended:
+                final = ended
+            except ValueError:
+                final = EndedCall(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE, cancelled=True)
+            if member is None and final is None:
+                if not overdue:
+                    return
+                final = self._method.too_late(self._until_s)
+            if fleet.waiting.pop(self, self) is self:
+                return  # another thread has gone on
+        if self._timeout is not None:
+            self._timeout.cancel()
+        if member is None:
+            self._finish(final)
+        else:
+            self._go_on(member)
+
+    @property
+    def call(self) -> tuple[str, Any, Any]:
+        """What pickers take."""
+        return self._method.name, self._request, self._options[0]
+
+    def _go(self, member: Member) -> None:
+        """Try it on a member.
+
+        Raises:
+            EndedCall, ValueError: As `at_once`: the member is gone, and so are all others.
+            Exception: What `connect` raised.
+        """
+        begun = self._begun_on(member)
+        while begun is None:
+            other = self._method.at_once(self.call, self._until_s, patient=False)
+            if other is None:
+                raise self._method.too_late(self._until_s)
+            member, begun = other, self._begun_on(other)
+        with self._changed:
+            self._tried.append(member)
+            self._try = begun
+            over = self.final is not None
+            self._changed.notify_all()
+        if over:
+            begun.cancel()  # the caller's cancel came while it was made
+        if is_single_threaded(begun):
+            self._finish(begun)  # it makes progress only while it is read: from now on it is it
+        else:
+            begun.add_done_callback(OwnHook(self._ended, begun, member))
+
+    def _begun_on(self, member: Member) -> AnyCall:
+        """Begin it on a member; None if that is gone."""
+        try:
+            return self._method.begin_on(
+                member, self._name, self._request, self._until_s, self._options
+            )
+        except ValueError as error:
+            if not self._method.has_gone(member, error):
+                raise
+            return None
+
+    def _ended(self, begun: AnyCall, member: Member, _: object) -> None:
+        """Take note of a try's end. On gRPC's thread, or wherever it was cancelled."""
+        failure = failure_of(begun)
+        if failure is None and member.down_ns is None:
+            self._finish(begun)
+        else:
+            POOL.submit(self, partial(self._judge, begun, member))
+
+    def _judge(self, begun: AnyCall, member: Member) -> None:
+        """Decide what follows. On a worker."""
+        fleet = self._method.fleet
+        other = None
+        if fleet.failed(member, begun) and self.final is None:
+            other = fleet.roster.other(self._tried, self.call)
+        if other is None:
+            self._finish(begun)
+            return
+        self._go_on(other)
+
+    def _go_on(self, member: Member) -> None:
+        """Try it on a member. On a worker."""
+        try:
+            self._go(member)
+        except EndedCall as ended:
+            self._finish(ended)
+        except BaseException as error:  # noqa: BLE001 - the user's `connect`; it is the caller's
+            said = f"Exception raised while connecting {member.id}: {error}"
+            self._finish(EndedCall(grpc.StatusCode.INTERNAL, said, error=error))
+
+    def _finish(self, final: AnyCall) -> bool:
+        """Let the call end with this; False if it has ended already."""
+        with self._changed:
+            if self.final is not None:
+                return False
+            self.final = final
+            hooks, self._hooks = self._hooks, []
+            self._changed.notify_all()
+        for hook, args in hooks:
+            POOL.submit(self, partial(self._tell, hook, args))
+        return True
+
+    def _tell(self, hook: Callable[..., object], args: tuple[object, ...]) -> None:
+        try:
+            hook(*args)
+        except Exception as error:  # noqa: BLE001 - the user's; told as an event
+            emit(ListenerFailed(self._method.name, listener=repr(hook), error=error))
+
+    # --- What its caller asks ---
+
+    def cancel(self, details: str = BY_USER) -> bool:
+        """End the call; False if it has ended."""
+        with self._changed:
+            if self.final is not None:
+                return False
+            begun = self._try
+        with self._method.fleet.changed:
+            self._method.fleet.waiting.pop(self, None)
+        if self._timeout is not None:
+            self._timeout.cancel()
+        if begun is not None and begun.cancel():
+            return self._finish(begun)
+        if begun is not None and has_ended(begun) and failure_of(begun) is None:
+            return False
+        return self._finish(EndedCall(grpc.StatusCode.CANCELLED, details, cancelled=True))
+
+    def drop(self) -> None:
+        """End the call because nobody holds it any more."""
+        if self.final is None:
+            self.cancel(DROPPED)
+
+    def look(self) -> None:
+        """Do nothing: whatever happens is told."""
+
+    def add_hook(self, hook: Callable[..., object], *args: object) -> bool:
+        """Have a function called at the end, on a worker; False if that is past."""
+        with self._changed:
+            if self.final is None:
+                self._hooks.append((hook, args))
+                return True
+        return False
+
+    def wait(self, timeout: float | None = None) -> AnyCall:
+        """Wait for the end, and give the call whose outcome is the caller's.
+
+        Raises:
+            grpc.FutureTimeoutError: It took longer than so many seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.final is not None, timeout):
+                raise grpc.FutureTimeoutError
+        return self.final
+
+    def seconds_left(self) -> float | None:
+        """Until its deadline; None without one."""
+        return None if self._until_s is None else max(0.0, self._until_s - monotonic())
+
+    def initial_metadata(self) -> Metadata:
+        """Wait for the server's first metadata."""
+        while True:
+            begun = self._current()
+            metadata = metadata_of(begun.initial_metadata())
+            if begun is self.final or not has_ended(begun):
+                return metadata
+            self._settled(begun)
+
+    def next_message(self) -> Any:  # noqa: ANN401 - the user's
+        """Give the caller the next message, from whichever try it is to come."""
+        while True:
+            begun = self._current()
+            try:
+                return next(begun)
+            except (StopIteration, grpc.RpcError):
+                if begun is not self.final:
+                    self._settled(begun)
+                if begun is self.final:
+                    raise
+
+    def _current(self) -> AnyCall:
+        """The try that runs, or how it all ended; waits for either."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.final is not None or self._try is not None)
+            return self._try if self.final is None else self.final
+
+    def _settled(self, begun: AnyCall) -> None:
+        """Wait until it is decided what follows a try that has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.final is not None or self._try is not begun)
+
+
+def _overdue(journey: weakref.ref[Journey], _: Timeout) -> None:
+    """On the timer's thread, which keeps no call alive."""
+    alive = journey()
+    if alive is not None:
+        POOL.submit(alive, partial(alive.look_for_members, overdue=True))

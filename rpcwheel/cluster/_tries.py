@@ -1,0 +1,392 @@
+"""How each call of a channel of many members finds its member, for threads.
+
+What is sent is sent by the member's own channel; here is decided to which one, and whether a call
+that it did not get goes to another. That is so only where it is sure that nothing was sent, and
+only of calls with one request: a stream of requests has been read from by then. Those are begun on
+a member that has a connection, or was never asked for one, as long as there is such a one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import grpc
+
+from rpcwheel._grpc.calls import EndedCall
+from rpcwheel._grpc.held import HeldCall, HeldStream
+from rpcwheel._grpc.styles import call_at_end
+from rpcwheel.durations import to_seconds
+from rpcwheel.workers import POOL
+
+from ._fleet import CLOSED, UNREACHED, Member
+from ._journey import Journey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rpcwheel.call import Kind
+
+    from ._fleet import Fleet
+
+    Call: TypeAlias = tuple[str, Any, Any]
+    Convert: TypeAlias = Callable[[Any], Any]
+
+__all__ = ["Method", "judge_at_end"]
+
+MOST_MADE: Final = 512
+"""Multi-callables that are kept of a member."""
+
+PATIENCE_S: Final = 1.0
+"""After which a call that waits for its members looks for itself."""
+
+UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
+OVERDUE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
+
+CONNECTED: Final = frozenset({grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE, None})
+
+
+class Method:
+    """One method of a stub. The base of the four kinds."""
+
+    __slots__ = ("_given", "_key", "_kind", "fleet", "name")
+
+    def __init__(  # noqa: PLR0917
+        self,
+        fleet: Fleet,
+        kind: Kind,
+        method: str,
+        serializer: Convert | None,
+        deserializer: Convert | None,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.fleet = fleet
+        self._kind = kind.name.lower()
+        self.name = method
+        self._given = serializer, deserializer, args, options
+        self._key = kind, method, id(serializer), id(deserializer), args, *options.items()
+
+    def bound(self, member: Member) -> Any:  # noqa: ANN401 - grpc's multi-callable, or like it
+        """The same method of one member's channel.
+
+        Raises:
+            ValueError: The member is gone; in the words of grpc.
+        """
+        known = member.made.get(self._key)
+        if known is not None:
+            return known[0]
+        serializer, deserializer, args, options = self._given
+        make = getattr(member.channel, self._kind)
+        made = make(self.name, serializer, deserializer, *args, **options)
+        if len(member.made) >= MOST_MADE:  # of functions made anew for each call
+            member.made.clear()
+        member.made[self._key] = made, self._given  # what the key is made of must live as long
+        return made
+
+    # Who is called
+
+    def at_once(self, call: Call, until_s: float | None, *, patient: bool) -> Member | None:
+        """The member for a call; None if it is to wait for one.
+
+        Raises:
+            EndedCall: There is none, with UNAVAILABLE; or none before the call's own deadline, with
+                DEADLINE_EXCEEDED.
+            ValueError: The channel is closed.
+        """
+        roster = self.fleet.roster
+        pick = roster.pick
+        if pick is not None:
+            return pick(*call)
+        if roster.closed:
+            raise ValueError(CLOSED)
+        is_over = until_s is not None and monotonic() >= until_s
+        if is_over or (not patient and roster.refusal() is not None):
+            raise self.too_late(until_s)
+        return None
+
+    def too_late(self, until_s: float | None) -> EndedCall:
+        """How a call ends for which there was no member in time."""
+        code = UNAVAILABLE if until_s is None or monotonic() < until_s else OVERDUE
+        return EndedCall(code, self.fleet.roster.refusal() or self.fleet.roster.too_late())
+
+    def latest_s(self, until_s: float | None, *, patient: bool) -> float | None:
+        """How long a call may wait for a member, by `time.monotonic`; None: for ever."""
+        if patient:
+            return until_s
+        wait_s = monotonic() + to_seconds(self.fleet.roster.rules.wait_ns)
+        return wait_s if until_s is None else min(until_s, wait_s)
+
+    def _first(self, call: Call, until_s: float | None, *, patient: bool) -> Member:
+        """The member for a call; waits until there is one, as far as it may (see `at_once`)."""
+        member = self.at_once(call, until_s, patient=patient)
+        if member is not None:
+            return member
+        latest_s = self.latest_s(until_s, patient=patient)
+        with self.fleet.changed:
+            while (member := self.at_once(call, until_s, patient=patient)) is None:
+                left_s = PATIENCE_S if latest_s is None else latest_s - monotonic()
+                if left_s <= 0:
+                    raise self.too_late(until_s)
+                self.fleet.changed.wait(min(PATIENCE_S, left_s))
+        return member
+
+    def _wait(  # noqa: PLR0917 - as grpc has it
+        self,
+        name: str,
+        request: Any,  # noqa: ANN401
+        timeout: float | None,
+        metadata: Any,  # noqa: ANN401
+        credentials: Any,  # noqa: ANN401
+        wait_for_ready: bool | None,  # noqa: FBT001
+        compression: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Carry out a call on its caller's thread, on one member after the other."""
+        call = self.name, request, metadata
+        until_s = None if timeout is None else monotonic() + timeout
+        ready = False if wait_for_ready else wait_for_ready  # it is we who wait
+        tried: tuple[Member, ...] = ()
+        pick = self.fleet.roster.pick
+        if pick is None:
+            member = self._first(call, until_s, patient=bool(wait_for_ready))
+            timeout = left(until_s)
+        else:
+            member = pick(*call)
+        while True:
+            error: BaseException
+            try:
+                bound = self.bound(member)
+                answer = getattr(bound, name)(
+                    request, timeout, metadata, credentials, ready, compression
+                )
+            except grpc.RpcError as failure:
+                if not self.fleet.failed(member, failure):
+                    raise
+                error, tried = failure, (*tried, member)
+            except ValueError as failure:
+                if not self.has_gone(member, failure):
+                    raise
+                error = failure
+            else:
+                if member.down_ns is not None:
+                    self.fleet.up(member)
+                return answer
+            member, tried = self._next(tried, call, until_s, error, patient=bool(wait_for_ready))
+            timeout = left(until_s)
+
+    def _next(
+        self,
+        tried: tuple[Member, ...],
+        call: Call,
+        until_s: float | None,
+        error: BaseException,
+        *,
+        patient: bool,
+    ) -> tuple[Member, tuple[Member, ...]]:
+        """The member to try next, and those that were tried by then.
+
+        Raises:
+            BaseException: `error`, as there is none left.
+        """
+        if not tried:
+            return self._first(call, until_s, patient=patient), tried
+        roster, changed = self.fleet.roster, self.fleet.changed
+        other = roster.other(tried, call)
+        if other is not None:
+            return other, tried
+        if not patient or roster.closed:
+            raise error
+        with changed:
+            if roster.pick is None or roster.all_down:
+                now_s = monotonic()
+                changed.wait(PATIENCE_S if until_s is None else min(PATIENCE_S, until_s - now_s))
+        return self._first(call, until_s, patient=True), ()
+
+    def has_gone(self, member: Member, error: ValueError) -> bool:
+        """Whether nothing was begun on a member, as its channel is closed."""
+        if not str(error).startswith("Cannot invoke RPC"):
+            return False
+        self.fleet.lost(member, member.link)
+        return True
+
+    def _wait_streaming(
+        self,
+        name: str,
+        requests: Any,  # noqa: ANN401
+        timeout: float | None,
+        *options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """The same with a stream of requests, which can't be sent to another one."""
+        metadata, _, wait_for_ready, _ = options
+        call = self.name, None, metadata
+        until_s = None if timeout is None else monotonic() + timeout
+        while True:
+            member = self._connected(call, until_s, patient=bool(wait_for_ready))
+            timeout = left(until_s)
+            try:
+                answer = getattr(self.bound(member), name)(requests, timeout, *options)
+            except grpc.RpcError as failure:
+                self.fleet.failed(member, failure)
+                raise
+            except ValueError as failure:
+                if not self.has_gone(member, failure):
+                    raise
+            else:
+                if member.down_ns is not None:
+                    self.fleet.up(member)
+                return answer
+
+    # One call on several members
+
+    def several(
+        self,
+        count: int | None,
+        request: Any,  # noqa: ANN401
+        metadata: Any,  # noqa: ANN401
+        until_s: float | None,
+        *,
+        patient: bool,
+    ) -> tuple[Member, ...]:
+        """Different members, as `pick` gives them; all that there are, if None.
+
+        Raises:
+            EndedCall, ValueError: As for any call.
+        """
+        call = self.name, request, metadata
+        first = self._first(call, until_s, patient=patient)
+        roster = self.fleet.roster
+        if count is None:
+            return roster.members or (first,)
+        return roster.several(count, call, (first,))
+
+    def begin_on(
+        self,
+        member: Member,
+        name: str,
+        request: Any,  # noqa: ANN401
+        until_s: float | None,
+        options: Sequence[Any],
+    ) -> Any:  # noqa: ANN401
+        """Begin a call on one member.
+
+        Raises:
+            ValueError: The member is gone.
+        """
+        return getattr(self.bound(member), name)(request, left(until_s), *options)
+
+    def after(
+        self,
+        member: Member,
+        ended: Any,  # noqa: ANN401
+        used: Sequence[Member],
+        request: Any,  # noqa: ANN401
+        metadata: Any,  # noqa: ANN401
+    ) -> Member | None:
+        """Another member for a call that has failed on one, if that is sure not to have got it."""
+        if not self.fleet.failed(member, ended):
+            return None
+        return self.fleet.roster.other(used, (self.name, request, metadata))
+
+    # Calls that go on by themselves
+
+    def _begin(
+        self,
+        name: str,
+        request: Any,  # noqa: ANN401
+        timeout: float | None,
+        *options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Begin a call that its caller holds."""
+        metadata, _, wait_for_ready, _ = options
+        patient, call = bool(wait_for_ready), (self.name, request, metadata)
+        until_s = None if timeout is None else monotonic() + timeout
+        while True:
+            member = self.fleet.roster.pick and self.fleet.roster.pick(*call)
+            if member is None or not _is_connected(member):
+                if self.fleet.roster.closed:
+                    raise ValueError(CLOSED)
+                course = Journey(self, name, request, until_s, options, patient=patient)
+                course.set_out(member)
+                return HeldCall(course) if name == "future" else HeldStream(course)
+            try:
+                running = self.begin_on(member, name, request, until_s, options)
+            except ValueError as error:
+                if not self.has_gone(member, error):
+                    raise
+            else:
+                judge_at_end(running, self.fleet, member)
+                return running
+
+    def _begin_streaming(
+        self,
+        name: str,
+        requests: Any,  # noqa: ANN401
+        timeout: float | None,
+        *options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """The same with a stream of requests, which can't be sent to another one."""
+        metadata, _, wait_for_ready, _ = options
+        call = self.name, None, metadata
+        until_s = None if timeout is None else monotonic() + timeout
+        while True:
+            try:
+                member = self._connected(call, until_s, patient=bool(wait_for_ready))
+            except EndedCall as ended:
+                return ended
+            try:
+                running = self.begin_on(member, name, requests, until_s, options)
+            except ValueError as error:
+                if not self.has_gone(member, error):
+                    raise
+            else:
+                judge_at_end(running, self.fleet, member)
+                return running
+
+    def _connected(self, call: Call, until_s: float | None, *, patient: bool) -> Member:
+        """A member that has a connection, or was never asked for one, if there is any."""
+        first = member = self._first(call, until_s, patient=patient)
+        tried: list[Member] = []
+        while member.link is not None and member.link.get_state() not in CONNECTED:
+            tried.append(member)
+            other = self.fleet.roster.other(tried, call)
+            if other is None:
+                return first
+            member = other
+        return member
+
+
+def _is_connected(member: Member) -> bool:
+    """Whether it has a connection, as far as that can be known."""
+    if member.link is None or member.down_ns is not None:
+        return False
+    return member.link.get_state() in {grpc.ChannelConnectivity.READY, None}
+
+
+def judge_at_end(running: Any, fleet: Fleet, member: Member) -> None:  # noqa: ANN401
+    """Take note of how a call ends; it is not kept alive for that."""
+    try:
+        call = weakref.ref(running)
+    except TypeError:  # a foreign interceptor's
+        return
+
+    def ended() -> None:
+        """On gRPC's thread, or whoever ends it."""
+        over = call()
+        if over is not None and (code_of(over) in UNREACHED or member.down_ns is not None):
+            POOL.submit(fleet.jobs, partial(fleet.failed, member, over))
+
+    call_at_end(running, ended)
+
+
+def left(until_s: float | None) -> float | None:
+    """What is left of a timeout; grpc ends a call without any by itself."""
+    return None if until_s is None else max(0.0, until_s - monotonic())
+
+
+def code_of(call: Any) -> str:  # noqa: ANN401 - a call that has ended, or an error
+    """The name of its status code."""
+    tell = getattr(call, "code", None)
+    code = tell() if callable(tell) else None
+    return getattr(code, "name", None) or "UNKNOWN"

@@ -1,0 +1,69 @@
+"""What a broadcast raises that not all members have answered; of both worlds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BroadcastFailed"]
+
+
+class BroadcastFailed(grpc.RpcError):
+    """A broadcast that some members have not answered, or none of them; the others did their work.
+
+    Its code and metadata are those of the first error, by the order of the targets.
+    """
+
+    def __init__(
+        self, method: str, answers: Mapping[str, Any], errors: Mapping[str, grpc.RpcError]
+    ) -> None:
+        """Keep what came of it.
+
+        Args:
+            method: In full.
+            answers: The good ones, by target.
+            errors: The others, by target; one at least.
+        """
+        super().__init__()
+        self.method = method
+        self.answers = dict(answers)
+        """By target."""
+        self.errors = dict(errors)
+        """By target."""
+        self._first: Any = self.errors[min(self.errors)]
+
+    def code(self) -> grpc.StatusCode:
+        """The status code of the first error."""
+        code: grpc.StatusCode = self._first.code()
+        return code
+
+    def details(self) -> str:
+        """How many failed, and each of them."""
+        return str(self)
+
+    def initial_metadata(self) -> Any:  # noqa: ANN401 - as the world has it
+        """Of the first error."""
+        return self._first.initial_metadata()
+
+    def trailing_metadata(self) -> Any:  # noqa: ANN401
+        """Of the first error."""
+        return self._first.trailing_metadata()
+
+    def __str__(self) -> str:
+        told = "; ".join(
+            f"{target}: {_said(self.errors[target])}" for target in sorted(self.errors)
+        )
+        count = len(self.errors) + len(self.answers)
+        return f"{self.method}: {len(self.errors)} of {count} members failed: {told}"
+
+    def __repr__(self) -> str:
+        return f"BroadcastFailed({str(self)!r})"
+
+
+def _said(error: Any) -> str:  # noqa: ANN401 - a call too
+    code = error.code()
+    return f"{code.name} {error.details()}" if code is not None else str(error)

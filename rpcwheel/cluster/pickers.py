@@ -1,0 +1,372 @@
+"""Which member serves the next call: Dubbo's four ways to balance a load.
+
+A picker is asked once for each change, and makes a function that is asked for each call: it looks
+at an immutable list, takes no lock, and may be called on any number of threads at once. One picker
+may serve several channels.
+
+==================  ==============  ================================================================
+`RoundRobin`        O(1)            In turn; by weight, as gRFC A58 has it (static stride).
+`WeightedRandom`    O(log members)  At random by weight.
+`LeastActive`       O(members)      Who has the fewest calls in flight; among those by weight.
+`ConsistentHash`    O(log members)  The same key, the same member; if that leaves, only its keys
+                                    move.
+==================  ==============  ================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import random
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+from rpcwheel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "Candidate",
+    "ConsistentHash",
+    "LeastActive",
+    "Pick",
+    "Picker",
+    "RoundRobin",
+    "WeightedRandom",
+    "checked_picker",
+]
+
+
+class Candidate(Protocol):
+    """What a picker may look at in a member."""
+
+    @property
+    def id(self) -> str:
+        """Known by in its service, and unlike all others'."""
+
+    @property
+    def calls(self) -> int:
+        """Calls in flight, at this moment."""
+
+
+M = TypeVar("M", bound=Candidate)
+Pick: TypeAlias = Callable[[str, Any, Any], M]
+"""`pick(method, request, metadata)`; of a call with a stream of requests `request` is None."""
+
+Key: TypeAlias = Callable[[str, Any, Any], str | bytes | int | None]
+
+
+class Picker(ABC):
+    """A way to balance load; write your own by this one method."""
+
+    @abstractmethod
+    def prepare(self, members: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Make the function that picks among these; called anew whenever they change.
+
+        Args:
+            members: One at least. Not to be changed.
+            weights: Theirs, in the same order; all of them 1 or more.
+
+        Returns:
+            What is called for each call, on its thread or loop: it must not block, and may be
+            called on many threads at once.
+        """
+
+
+class RoundRobin(Picker):
+    """In turn, each as often as its weight says. It begins anywhere, or all clients would at one.
+
+    Args:
+        rng: For tests: where chance comes from.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def prepare(self, members: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Equal weights: the next of the list. Others: by strides, see `_stride`."""
+        heaviest = max(weights)
+        turns = len(members) * (1 if min(weights) == heaviest else heaviest)
+        turn = itertools.count(self._rng.randrange(turns))  # `next` of it is one step of C
+        if turns == len(members):
+            return _in_turn(tuple(members), turn.__next__)
+        return _stride(tuple(members), tuple(weights), turn.__next__)
+
+    def __repr__(self) -> str:
+        return "RoundRobin()"
+
+
+def _in_turn(members: tuple[M, ...], turn: Callable[[], int]) -> Pick[M]:
+    size = len(members)
+
+    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+        return members[turn() % size]
+
+    return pick
+
+
+def _stride(members: tuple[M, ...], weights: tuple[int, ...], turn: Callable[[], int]) -> Pick[M]:
+    """Go round and round; who has half the greatest weight is passed over every second time.
+
+    In as many rounds as the greatest weight, each is picked exactly as often as its own. Each has
+    an offset, so that light ones do not come all in the same round.
+    """
+    size, heaviest = len(members), max(weights)
+
+    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+        while True:
+            lap, place = divmod(turn(), size)
+            weight = weights[place]
+            if (weight * (lap + place)) % heaviest >= heaviest - weight:
+                return members[place]
+
+    return pick
+
+
+class WeightedRandom(Picker):
+    """At random, each as often as its weight says.
+
+    Args:
+        rng: For tests: where chance comes from.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def prepare(self, members: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """By prefix sums."""
+        return _at_random(tuple(members), weights, self._rng.random)
+
+    def __repr__(self) -> str:
+        return "WeightedRandom()"
+
+
+def _at_random(
+    members: tuple[M, ...], weights: Sequence[int], chance: Callable[[], float]
+) -> Pick[M]:
+    sums = tuple(itertools.accumulate(weights))
+    total = sums[-1]
+
+    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+        return members[bisect_right(sums, int(chance() * total))]
+
+    return pick
+
+
+class LeastActive(Picker):
+    """Who has the fewest calls in flight from here; of several at random, by weight.
+
+    Slow members get less, without any measuring. Looks at every member for each call, unless it
+    finds one without any first.
+
+    Args:
+        rng: For tests: where chance comes from.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def prepare(self, members: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Dubbo's `leastactive`."""
+        if min(weights) == max(weights):
+            return _least_alike(tuple(members), self._rng.random)
+        return _least(tuple(members), tuple(weights), self._rng.random)
+
+    def __repr__(self) -> str:
+        return "LeastActive()"
+
+
+def _least_alike(members: tuple[M, ...], chance: Callable[[], float]) -> Pick[M]:
+    """Begins anywhere and goes round; the first without any calls is taken at once."""
+    size, around = len(members), members * 2
+
+    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+        first = int(chance() * size)
+        best, fewest = around[first], around[first].calls
+        for member in around[first + 1 : first + size] if fewest else ():
+            calls = member.calls
+            if calls < fewest:
+                best, fewest = member, calls
+                if not calls:
+                    break
+        return best
+
+    return pick
+
+
+def _least(
+    members: tuple[M, ...], weights: tuple[int, ...], chance: Callable[[], float]
+) -> Pick[M]:
+    def pick(method: str, request: Any, metadata: Any) -> M:  # noqa: ANN401
+        calls = [member.calls for member in members]
+        fewest = min(calls)
+        places = [place for place, count in enumerate(calls) if count == fewest]
+        if len(places) == 1:
+            return members[places[0]]
+        idle = tuple(members[place] for place in places)
+        shares = [weights[place] for place in places]
+        return _at_random(idle, shares, chance)(method, request, metadata)
+
+    return pick
+
+
+NODES: Final = 160
+"""Places on the ring of a member of weight 100; Dubbo's `hash.nodes`."""
+
+USUAL_WEIGHT: Final = 100
+LEAST_NODES: Final = 8
+MOST_NODES: Final = 1600
+WORD: Final = 8
+"""Bytes of a place on the ring; a digest has eight of them."""
+
+
+class ConsistentHash(Picker):
+    """The same key goes to the same member, in every process; if it leaves, only its keys move.
+
+    Args:
+        key: The name of a metadata header whose value is the key, such as `"x-user-id"`; or a
+            function `key(method, request, metadata)` that gives the key, None for none (`request`
+            is None where requests are streamed). Calls without a key go in turn. It runs on the
+            caller's thread; what it raises is the caller's.
+
+    Raises:
+        TypeError: It is neither.
+        ConfigurationError: It is no name of a header.
+    """
+
+    def __init__(self, key: str | Key) -> None:
+        self._said = key
+        self._key: Key = _header(key) if isinstance(key, str) else key
+        if not callable(self._key):
+            raise TypeError(
+                "key must be the name of a metadata header, such as 'x-user-id', or a function "
+                f"key(method, request, metadata), not {key!r}"
+            )
+        self._ring = _Ring([])
+
+    def prepare(self, members: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """A ring of places, of which each member has some; a key is at the next place."""
+        nodes = [(one.id, _nodes(weight)) for one, weight in zip(members, weights, strict=True)]
+        ring = self._ring
+        if not ring.serves(nodes):
+            self._ring = ring = _Ring(nodes)
+        by_number: list[M | None] = [None] * len(ring.numbers)
+        for member, node in zip(members, nodes, strict=True):
+            by_number[ring.numbers[node]] = member
+        key_of, keyless = self._key, RoundRobin().prepare(members, weights)
+        points, owners, size = ring.points, ring.owners, len(ring.points)
+
+        def pick(method: str, request: Any, metadata: Any) -> M:  # noqa: ANN401
+            key = key_of(method, request, metadata)
+            if key is None:
+                return keyless(method, request, metadata)
+            at = bisect_left(points, _point(key))
+            while True:
+                member = by_number[owners[at % size]]
+                if member is not None:
+                    return member
+                at += 1  # its owner is not among them now
+
+        return pick
+
+    def __repr__(self) -> str:
+        return f"ConsistentHash({self._said!r})"
+
+
+class _Ring:
+    """The places of some members, in order. Immutable."""
+
+    def __init__(self, nodes: Sequence[tuple[str, int]]) -> None:
+        self.numbers = {node: number for number, node in enumerate(nodes)}
+        ring = sorted(
+            (place, number) for node, number in self.numbers.items() for place in _places(*node)
+        )
+        self.points = [place for place, _ in ring]
+        self.owners = [number for _, number in ring]
+
+    def serves(self, nodes: Sequence[tuple[str, int]]) -> bool:
+        """Whether those are on it, and not too few others: who is away is passed over.
+
+        To make one of a thousand members takes a tenth of a second; not for each that goes down.
+        """
+        return 2 * len(nodes) >= len(self.numbers) and all(map(self.numbers.__contains__, nodes))
+
+
+def _header(name: str) -> Key:
+    """Reads the key out of a call's metadata."""
+    if not name or name != name.strip() or not name.isascii():
+        raise ConfigurationError(f"key must be the name of a header: 'x-user-id', not {name!r}")
+    wanted = name.lower()
+
+    def key(_: str, __: Any, metadata: Any) -> str | bytes | None:  # noqa: ANN401
+        for pair in metadata or ():
+            if pair[0] == wanted:
+                value: str | bytes = pair[1]
+                return value
+        return None
+
+    return key
+
+
+def _nodes(weight: int) -> int:
+    """By the weight alone, not by others': or all keys would move when the heaviest leaves."""
+    nodes = NODES * weight // USUAL_WEIGHT // LEAST_NODES * LEAST_NODES
+    return min(max(nodes, LEAST_NODES), MOST_NODES)
+
+
+def _places(name: str, nodes: int) -> tuple[int, ...]:
+    """A member's places: a lighter one has the first of a heavier one's."""
+    found: list[int] = []
+    for number in itertools.count():
+        digest = blake2b(f"{name}#{number}".encode(errors="surrogatepass")).digest()
+        words = range(0, len(digest), WORD)
+        found += (int.from_bytes(digest[word : word + WORD], "big") for word in words)
+        if len(found) >= nodes:
+            return tuple(found[:nodes])
+    raise AssertionError  # it has no end
+
+
+def _point(key: object) -> int:
+    data = key if isinstance(key, bytes) else str(key).encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=WORD).digest(), "big")
+
+
+BY_NAME: Final[dict[str, Callable[[], Picker]]] = {
+    "round_robin": RoundRobin,
+    "weighted_random": WeightedRandom,
+    "least_active": LeastActive,
+}
+
+
+def checked_picker(balance: str | Picker) -> Picker:
+    """What it stands for: a picker; the name of one; `"consistent_hash:x-user-id"`.
+
+    Raises:
+        TypeError: It is neither a name nor a picker.
+        ConfigurationError: There is no picker of this name.
+    """
+    if isinstance(balance, Picker):
+        return balance
+    if not isinstance(balance, str):
+        raise TypeError(f"balance must be a name or a rpcwheel.Picker, not {balance!r}")
+    name, colon, header = balance.partition(":")
+    if name in BY_NAME and not colon:
+        return BY_NAME[name]()
+    if name == "consistent_hash":
+        if header:
+            return ConsistentHash(header)
+        raise ConfigurationError(
+            "balance='consistent_hash' needs a key: ConsistentHash('x-user-id'), or "
+            "'consistent_hash:x-user-id' for a metadata header of that name"
+        )
+    raise ConfigurationError(f"balance: there is no {balance!r}; {_near(name, BY_NAME)}")
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    known = [*names, "consistent_hash:HEADER"]
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"

@@ -1,0 +1,97 @@
+"""What is known of one member, and what follows from a call that has failed on it."""
+
+import pytest
+
+from rpcwheel.cluster.member import (
+    MemberCore,
+    Verdict,
+    checked_count,
+    checked_instances,
+    checked_name,
+    judged,
+)
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.instance import ServiceInstance
+
+ORDERS = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
+
+
+@pytest.fixture
+def member():
+    return MemberCore(ORDERS, 0)
+
+
+def test_a_member_is_idle_until_it_is_called_then_up(member):
+    assert member.state == "IDLE"
+    member.used = True
+    assert member.state == "UP"
+
+
+def test_what_is_down_is_down_whether_it_was_called_or_not(member):
+    member.down_ns = 5
+    assert member.state == "DOWN"
+
+
+def test_who_wants_no_new_calls_drains_even_if_it_is_down(member):
+    member.down_ns = 5
+    member.instance = ORDERS.changed(status="DRAINING")
+    assert member.state == "DRAINING"
+
+
+def test_who_is_gone_drains_until_it_is_closed(member):
+    member.leaving = True
+    assert member.state == "DRAINING"
+    member.closed = True
+    assert member.state == "CLOSED"
+
+
+def test_a_member_says_who_it_is(member):
+    assert repr(member) == "<MemberCore 10.0.0.7:50051 of 'shop.Orders', IDLE>"
+    assert (member.id, member.target, member.calls) == ("10.0.0.7:50051", "10.0.0.7:50051", 0)
+
+
+STATES = ["READY", "IDLE", "CONNECTING", "TRANSIENT_FAILURE", "SHUTDOWN", ""]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_call_that_found_no_connection_goes_to_another_member(state):
+    assert judged("UNAVAILABLE", state, cut_off=True) == Verdict(is_down=True, may_move=True)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_call_that_may_have_been_sent_is_the_callers(state):
+    verdict = judged("UNAVAILABLE", state, cut_off=False)
+    assert not verdict.may_move
+    assert verdict.is_down is (state not in {"READY", ""})  # a server says UNAVAILABLE too
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_call_that_waited_in_vain_for_a_connection_tells_that_there_is_none(state):
+    verdict = judged("DEADLINE_EXCEEDED", state, cut_off=False)
+    assert verdict == Verdict(is_down=state in {"CONNECTING", "TRANSIENT_FAILURE"}, may_move=False)
+
+
+@pytest.mark.parametrize("code", ["INTERNAL", "CANCELLED", "UNKNOWN", "NOT_FOUND", "UNIMPLEMENTED"])
+def test_other_failures_tell_nothing_of_the_member(code):
+    assert judged(code, "TRANSIENT_FAILURE", cut_off=True) == Verdict(is_down=False, may_move=False)
+
+
+def test_instances_are_instances():
+    assert checked_instances(iter([ORDERS])) == [ORDERS]
+    with pytest.raises(TypeError, match=r"ServiceInstance, not '10\.0\.0\.7"):
+        checked_instances([ORDERS, "10.0.0.7:50051"])
+
+
+@pytest.mark.parametrize(("name", "error"), [("", ConfigurationError), (None, TypeError)])
+def test_a_name_is_no_empty_string(name, error):
+    with pytest.raises(error, match=r"shop\.Orders"):
+        checked_name(name)
+
+
+@pytest.mark.parametrize(
+    ("count", "error"), [(0, ConfigurationError), ("2", TypeError), (True, TypeError)]
+)
+def test_a_count_is_one_or_more(count, error):
+    with pytest.raises(error, match="forks must be"):
+        checked_count(count, what="forks")
+    assert checked_count(1, what="forks") == 1
