@@ -172,6 +172,10 @@ class _Read(Relay):
 class _Written(Relay):
     """Requests that the caller may write."""
 
+    moves = False
+    """Whether another try may follow though no requests are kept: as none was taken by the one
+    before, whoever was about to write does so with the next."""
+
     @property
     def _done_writing_flag(self) -> bool:
         """What grpc.aio (1.85) asks of whatever an interceptor returns."""
@@ -199,14 +203,29 @@ class _Written(Relay):
         self._raise_end()
 
     async def _of_the_try(self, name: str, *args: object) -> None:
-        """Have the try itself do it, the only one there is."""
-        call, cancels = self._final or self._try, cancels_of_task()
-        try:
-            await getattr(call, name)(*args)
-        except (Exception, asyncio.CancelledError):
-            if not self._was_given_up(call, cancels):
-                raise
-            self._raise_end()
+        """Have the try itself do it: the one that runs, or the one that takes its place."""
+        while True:
+            call, cancels = self._final or self._try, cancels_of_task()
+            if call is None:
+                await self._change()
+                continue
+            try:
+                await getattr(call, name)(*args)
+            except (Exception, asyncio.CancelledError) as error:
+                if self.moves and isinstance(error, Exception):
+                    await self._decided(call, name)
+                if not self._was_given_up(call, cancels):
+                    raise
+                self._raise_end()
+            else:
+                self.handed = self.handed or self.moves  # a try has taken it
+                return
+
+    async def _decided(self, call: Any, name: str) -> None:  # noqa: ANN401
+        """Wait until it is decided what follows, if this try has ended."""
+        if call.done() or name == "done_writing":  # which fails for no other reason
+            while call is self._try:
+                await self._change()
 
     def _raise_end(self) -> None:
         """Say that the call ended while a request was to be written, as grpc.aio does."""

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from .aio import ReconnectingChannel
     from .core import Link
 
-__all__ = ["MEMBERS", "Ping", "Running", "Wire"]
+__all__ = ["CLOSED", "MEMBERS", "Ping", "Running", "Wire"]
+
+CLOSED: Final = "Channel is closed."
+"""What grpc.aio says to who makes a call on a closed channel."""
 
 
 class Wire:
@@ -110,10 +113,16 @@ class Running:
             error = raised
         if isinstance(error, grpc.aio.AioRpcError):
             self._link.traffic.saw_status(error.code())
+            if self._goes_on(relay, error):
+                return
             if self.kind.streams_requests:  # or grpc.aio may tell another status later
                 relay.finish(ended_by(self.kind, error), source=call)
                 return
         relay.finish(call if error is None or call.done() else ended_by(self.kind, error))
+
+    def _goes_on(self, relay: Relay, error: grpc.aio.AioRpcError) -> bool:  # noqa: ARG002
+        """Whether another try has been begun, or will be, after this failure."""
+        return False
 
     def finished(self) -> None:
         """Take note that the call has ended; on any thread, if it was forgotten."""
@@ -177,14 +186,23 @@ class _Member:
         self._link = link
         return self._call
 
-    def _begin(self, request: Any, **options: Any) -> Any:  # noqa: ANN401
+    def start(self, request: Any, options: dict[str, Any]) -> tuple[Link[Wire], Any]:  # noqa: ANN401
+        """Internal: begin grpc's own call on the active connection; gives both.
+
+        A `Running` of them is to tell its end: what the caller holds, or a channel of many members.
+        """
+        if self._links.retired:
+            raise grpc.aio.UsageError(CLOSED)
         link = self._links.enter()
         try:
             member = self._call if link is self._link else self._make(link)
-            call = member(request, **options)
+            return link, member(request, **options)
         except BaseException:  # such as `UsageError` of a channel that is closed
             self.channel.leave(link)
             raise
+
+    def _begin(self, request: Any, **options: Any) -> Any:  # noqa: ANN401
+        link, call = self.start(request, options)
         return Running(self, link, call, counts=True).begin()
 
 
@@ -214,6 +232,11 @@ class _OneRequest(_Member):
 class _ManyRequests(_Member):
     """The caller gives an iterator of requests, or writes them."""
 
+    def start(self, request: Any, options: dict[str, Any]) -> tuple[Link[Wire], Any]:  # noqa: ANN401
+        link, call = super().start(request, options)
+        link.traffic.saw_write()  # it begins before there is a request
+        return link, call
+
     def __call__(  # noqa: PLR0917 - as grpc has it
         self,
         request_iterator: Any = None,  # noqa: ANN401
@@ -223,7 +246,7 @@ class _ManyRequests(_Member):
         wait_for_ready: bool | None = None,  # noqa: FBT001
         compression: grpc.Compression | None = None,
     ) -> Any:  # noqa: ANN401
-        relay = self._begin(
+        return self._begin(
             request_iterator,
             timeout=timeout,
             metadata=metadata,
@@ -231,8 +254,6 @@ class _ManyRequests(_Member):
             wait_for_ready=wait_for_ready,
             compression=compression,
         )
-        self._link.traffic.saw_write()  # it begins before there is a request
-        return relay
 
 
 class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):

@@ -49,7 +49,7 @@ class Seen(grpc.aio.Channel):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether it was closed, or was retired and has been drained since."""
         return self.links.closed
 
     @property

@@ -149,7 +149,7 @@ class ReconnectingChannel(Seen):
         drain_ns = checked_drain_ns(drain)
         self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         links = self.links
-        if links.closed or (not force and links.wait_ns()):
+        if links.refuses or (not force and links.wait_ns()):
             return False
         rest_ns = links.rest_ns()  # the user's, as `_connect` is
         wire = self._new()
@@ -163,17 +163,46 @@ class ReconnectingChannel(Seen):
         if over:
             self._end(old)
         elif drain_ns != NEVER:
-            self._drains[old] = self._end_after(old, drain_ns)
+            self._end_after(old, drain_ns)
         emit(ConnectionReplaced(self.target, number=number, reason=reason, calls=calls))
         return True
 
-    def _end_after(self, link: Link[Wire], drain_ns: int) -> Any:  # noqa: ANN401 - has `cancel()`
-        """Have what is still on a connection ended then."""
+    def retire(self, drain: Duration | None = None, *, reason: str = "asked for") -> None:
+        """Take no more calls, and close when the last of those in flight has ended.
+
+        On the loop; nothing waits for it, but `close` may. Calls from now on raise as on a closed
+        channel. On a closed channel, nothing.
+
+        Args:
+            drain: Seconds that calls in flight may go on. After that they are ended with
+                UNAVAILABLE, "channel retired: <reason>". 0: they are ended now. None: they take as
+                long as they take. Called again, it can only become shorter.
+            reason: Why; the first one counts.
+
+        Raises:
+            TypeError, ConfigurationError: `drain` is no length of time, or negative.
+            RuntimeError: Not called on an event loop.
+        """
+        drain_ns = checked_drain_ns(drain)
+        self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
+        over, shorter = self.links.retire(drain_ns, checked_reason(reason))
+        for link in shorter:
+            self._end_after(link, drain_ns)
+        for link in over:
+            self._end(link)
+
+    def _end_after(self, link: Link[Wire], drain_ns: int) -> None:
+        """Have what is still on a connection ended then, and no later than it was to be."""
         loop = self._loop
         assert loop is not None  # noqa: S101 - for mypy
         expire = partial(_expire, weakref.ref(self), link)
-        timeout = timeout_on(self._timer, partial(_call_soon, loop, expire), drain_ns)
-        return loop.call_later(to_seconds(drain_ns), expire) if timeout is None else timeout
+        timeout: Any = timeout_on(self._timer, partial(_call_soon, loop, expire), drain_ns)
+        if timeout is None:
+            timeout = loop.call_later(to_seconds(drain_ns), expire)
+        former = self._drains.get(link)
+        if former is not None:
+            former.cancel()
+        self._drains[link] = timeout
 
     def expire(self, link: Link[Wire]) -> None:
         """Internal: the time of `link` to drain is over."""
@@ -186,14 +215,18 @@ class ReconnectingChannel(Seen):
             self._end(link)
 
     def _end(self, link: Link[Wire]) -> None:
-        """Close a connection that was replaced, and end what is still on it."""
+        """Close a connection that takes no more calls, and end what is still on it."""
         drain = self._drains.pop(link, None)
         if drain is not None:
             drain.cancel()
-        link.channel.end(f"connection replaced: {link.reason}")
+        link.channel.end(link.details)
         if self._loop is not None and not self._loop.is_closed():
             self._close_soon(self._loop, link.channel)
         # else grpc's channel closes itself when it is dropped
+        if self.links.is_spent and not self.links.closed:
+            self.links.close()
+            self._tell_all()
+            self._changed.give()
 
     def _close_soon(
         self, loop: asyncio.AbstractEventLoop, wire: Wire, grace: float | None = None
@@ -228,10 +261,8 @@ class ReconnectingChannel(Seen):
         for drain in self._drains.values():
             drain.cancel()
         self._drains.clear()
-        callbacks, self._on_close = self._on_close, []
         try:
-            for callback in callbacks:
-                self._tell(callback)
+            self._tell_all()
         finally:  # whatever a callback raises, be it `SystemExit`
             self._ending += [link.channel for link in links]
             for link in links:
@@ -287,6 +318,11 @@ class ReconnectingChannel(Seen):
         """Internal: what `on_close` returns does it."""
         if callback in self._on_close:
             self._on_close.remove(callback)
+
+    def _tell_all(self) -> None:
+        callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:
+            self._tell(callback)
 
     def _tell(self, callback: Callable[[], object]) -> None:
         try:

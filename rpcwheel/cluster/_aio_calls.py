@@ -1,0 +1,176 @@
+"""The members of stubs of a channel of many members on a loop: each call finds its member."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel.call import Kind
+from rpcwheel.channel._aio_members import MEMBERS
+
+from ._aio_firsts import Sealed, firsts_of, sealing
+from ._aio_passage import Leg, Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel._grpc.aio_relay import Relay
+
+    from ._aio_fleet import Fleet
+    from ._aio_member import Member
+
+__all__ = ["CALLS", "Calls"]
+
+
+class Calls:
+    """One method of a stub. The base of the four kinds."""
+
+    kind: Kind
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        method: str,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        *args: Any,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        self.fleet = fleet
+        self.roster = fleet.roster
+        self.method = method
+        self.serializer: Any = request_serializer
+        self.relay: type[Relay] = relay_of(self.kind)
+        self.made: dict[Member, Any] = {}
+        """The same method of members' own channels."""
+        # Foreign interceptors want to see the request itself.
+        self._seals = request_serializer is not None and not fleet.foreign
+        self._given = (response_deserializer, args, options)
+
+    def bound(self, at: Member) -> Any:  # noqa: ANN401
+        """The same method of a member's own channel, made anew.
+
+        Raises:
+            grpc.aio.UsageError: The member is gone.
+            Exception: What `connect` raised.
+        """
+        channel = self.fleet.connected(at)
+        self.made = {member: made for member, made in self.made.items() if not member.closed}
+        deserializer, args, options = self._given
+        serializer = self.serializer
+        if serializer is not None and self._seals and not self.kind.streams_requests:
+            serializer = sealing(serializer)
+        made = MEMBERS[self.kind](channel, self.method, serializer, deserializer, *args, **options)
+        self.made[at] = made
+        return made
+
+    def on(
+        self,
+        at: Member,
+        request: Any,  # noqa: ANN401
+        options: dict[str, Any],
+        used: list[Member] | None,
+    ) -> Any:  # noqa: ANN401
+        """Begin a call with one request on this member, as one of several at once.
+
+        Args:
+            at: Where.
+            request: What is sent.
+            options: All that grpc.aio takes.
+            used: Where the others are, and this one: not to go there if `at` does not get it, but
+                to another, which is noted there. None: to nobody else.
+        """
+        return Leg(self, request, self.sealed(request), options, used).begin_on(at)
+
+    def sealed(self, request: Any) -> Any:  # noqa: ANN401
+        """A request as it is sent."""
+        return Sealed(request) if self._seals else request
+
+
+class _OneRequest(Calls):
+    """The caller gives one request."""
+
+    def __call__(
+        self,
+        request: Any,  # noqa: ANN401
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = {
+            "timeout": timeout,
+            "metadata": metadata,
+            "credentials": credentials,
+            "wait_for_ready": False if wait_for_ready else wait_for_ready,
+            "compression": compression,
+        }
+        passage = Passage(self, request, self.sealed(request), options, wait_for_ready)
+        pick = self.roster.pick
+        if pick is None:
+            self.fleet.home.enter()
+            pick = self.roster.pick
+            if pick is None:
+                return passage.wait()
+        return passage.begin_on(pick(self.method, request, metadata))
+
+
+class _ManyRequests(Calls):
+    """The caller gives an iterator of requests, or writes them."""
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any = None,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = {
+            "timeout": timeout,
+            "metadata": metadata,
+            "credentials": credentials,
+            "wait_for_ready": False if wait_for_ready else wait_for_ready,
+            "compression": compression,
+        }
+        passage = Passage(self, None, None, options, wait_for_ready)
+        if request_iterator is not None:
+            passage.firsts = firsts_of(request_iterator)
+        self.fleet.home.enter()
+        pick = self.roster.pick
+        relay: Any
+        if pick is None:
+            relay = passage.wait()
+        else:
+            relay = passage.begin_on(pick(self.method, None, metadata))
+        relay.moves = request_iterator is None
+        return relay
+
+
+class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+    kind = Kind.UNARY_UNARY
+
+
+class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+    kind = Kind.UNARY_STREAM
+
+
+class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    kind = Kind.STREAM_UNARY
+
+
+class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    kind = Kind.STREAM_STREAM
+
+
+CALLS: Final = {
+    Kind.UNARY_UNARY: _UnaryUnary,
+    Kind.UNARY_STREAM: _UnaryStream,
+    Kind.STREAM_UNARY: _StreamUnary,
+    Kind.STREAM_STREAM: _StreamStream,
+}

@@ -1,0 +1,377 @@
+"""A call of a channel of many members, on its way: from one to the next, until one has got it.
+
+It conducts its relay (`rpcwheel._grpc.aio_relay`), which its caller holds. A try is grpc's own call
+on the active connection of a member's channel. One that found no connection, so that nothing was
+sent, is followed by a try on another member, each at most once. Where there is nobody to call the
+relay shows no try, and the call waits for a change, in no task.
+
+Requests that are written, not iterated, into a channel with interceptors count as taken at once, as
+grpc.aio takes them into a queue of its own (1.85); such a call goes nowhere else.
+
+A call that may wait for a connection (`wait_for_ready`) is made so that it does not: or it would
+wait for the one member, whatever becomes of the others. It is we who wait.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from rpcwheel._grpc.aio_calls import OK, ended, ended_by, immediately
+from rpcwheel._grpc.status import is_unprocessed
+from rpcwheel.channel._aio_members import CLOSED, Running
+from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.probe import UNANSWERED
+
+from ._aio_firsts import AsyncFirsts, Firsts, Sealed
+from .member import judged
+
+if TYPE_CHECKING:
+    from contextvars import Context
+
+    from rpcwheel._grpc.aio_relay import Relay
+    from rpcwheel.call import Kind
+    from rpcwheel.channel._aio_members import Wire
+    from rpcwheel.channel.core import Link
+    from rpcwheel.instance import ServiceInstance
+
+    from ._aio_calls import Calls
+    from ._aio_member import Member
+
+__all__ = ["Leg", "Passage"]
+
+UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
+UNREACHED: Final = frozenset({UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+"""Status codes that may come of a member that can't be reached."""
+
+FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE.name
+READY: Final = grpc.ChannelConnectivity.READY.name
+
+PATIENCE_NS: Final = 1_000_000_000
+"""After which a call that may wait is tried again though all members are down still."""
+
+
+class Passage(Running):
+    """One call. Made for every one, and most go well: what only the others need is set then."""
+
+    firsts: Firsts | AsyncFirsts | None = None
+    """What is streamed, if its caller has given an iterator."""
+    _at: Member
+    _runs = False  # whether a try is counted on `_link`
+    _began_in = ""  # the state of its connection then
+    _tried: tuple[Member, ...] = ()
+    _error: grpc.aio.AioRpcError | None = None  # of the last try that found no connection
+    _waits = False
+    _timeout: Any = None  # while it waits
+    _held: Relay | None = None  # while it waits; a stream that is forgotten is not waited for
+    _context: Context | None = None  # the caller's, once it has waited
+
+    def __init__(
+        self,
+        calls: Calls,
+        request: Any,  # noqa: ANN401 - the user's, as a picker sees it
+        sent: Any,  # noqa: ANN401 - as it is sent
+        options: dict[str, Any],
+        patient: bool | None,  # noqa: FBT001 - grpc's `wait_for_ready`
+    ) -> None:
+        self._calls = calls
+        self._request = request
+        self._sent = sent
+        self._options = options
+        self._patient = patient
+        self._counts = True
+        self._began_ns = 0 if options["timeout"] is None else calls.fleet.now_ns()
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the four."""
+        return self._calls.kind
+
+    @property
+    def method(self) -> str:
+        """In full."""
+        return self._calls.method
+
+    def begin_on(self, at: Member) -> Relay:
+        """Make what the caller holds, with a first try on a member.
+
+        Raises:
+            Exception: As `go`.
+        """
+        call, calls = self.go(at, self._options), self._calls
+        relay = calls.relay(self)
+        self._relay = weakref.ref(relay, self._forgotten if calls.fleet.foreign else None)
+        relay.begin(call)
+        return relay
+
+    def go(self, at: Member, options: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Begin a try on a member, and leave the one before; gives grpc's call.
+
+        Raises:
+            Exception: No call could be made of what the user gave.
+        """
+        calls, sent = self._calls, self._sent
+        if self.firsts is not None:
+            sent = self.firsts.feed()
+        member = calls.made.get(at) or calls.bound(at)
+        try:
+            link, call = member.start(sent, options)
+        except grpc.aio.UsageError:
+            if at.link is None or not at.link.closed:
+                raise
+            member = calls.bound(at)  # the user has closed the member's own channel
+            link, call = member.start(sent, options)
+        if self._runs:
+            self._leave()
+        self._at, self._member, self._link, self._call = at, member, link, call
+        self._runs, self._began_in = True, _state_of(link)
+        link.channel.running.add(self)
+        return call
+
+    def _leave(self) -> None:
+        """Be counted no more where the last try was."""
+        super().finished()
+        self._runs = False
+
+    def _left_ns(self) -> int:
+        """Until the deadline."""
+        timeout = self._options["timeout"]
+        if timeout is None:
+            return NEVER
+        own_ns = to_ns(timeout, what="timeout")
+        return own_ns if own_ns == NEVER else self._began_ns + own_ns - self._calls.fleet.now_ns()
+
+    # From one member to the next
+
+    def _goes_on(self, relay: Relay, error: grpc.aio.AioRpcError) -> bool:
+        """Judge a try that has failed, and go on if nothing was sent."""
+        code, at, link = error.code(), self._at, self._link
+        if code not in UNREACHED:
+            self._heard(code)
+            return False
+        is_active = link is self._member.channel.links.active
+        state = _state_of(link)
+        unsent = self._is_unsent(error, state)
+        verdict = judged(code.name, state if is_active else "", cut_off=unsent)
+        if verdict.is_down and is_active:
+            why = "no connection" if unsent else f"{code.name} without a connection"
+            self._calls.fleet.down(at, why)
+        taken = relay.handed or (self.firsts is not None and not self.firsts.whole)
+        if taken or not verdict.may_move:
+            return False
+        self._error, self._tried = error, (*self._tried, at)
+        return self._moves(relay)
+
+    def _is_unsent(self, error: grpc.aio.AioRpcError, state: str) -> bool:
+        """Whether it is sure that nothing was sent: by the words of a failure, and the connection.
+
+        By the time that we see the failure there may be a connection again. Then the words must
+        name the address that we called, and there must have been none when the try began.
+        """
+        details = error.details()
+        says_so = is_unprocessed(
+            error.code().name, details, error.trailing_metadata(), error.initial_metadata()
+        )
+        if not says_so or state == FAILING:
+            return says_so
+        had_none = self._began_in not in {READY, ""}
+        return had_none and f"{_address(self._at.instance)}: " in (details or "")
+
+    def _moves(self, relay: Relay) -> bool:
+        """Go to another member; False if there is none, or no time."""
+        left_ns, calls = self._left_ns(), self._calls
+        if left_ns <= 0:
+            return False
+        try:
+            other = self._other()
+            if other is not None:
+                relay.begin(self.go(other, self._rest(left_ns)))
+                return True
+        except Exception as error:  # noqa: BLE001 - of a picker, or of `connect`; the caller gets it
+            relay.finish(ended_by(self.kind, error))
+            return True
+        if not self._patient or calls.roster.closed:
+            return False
+        self._leave()
+        relay.pause()
+        self._wait(relay, min(left_ns, PATIENCE_NS))
+        return True
+
+    def _other(self) -> Member | None:
+        """Who is to be tried next."""
+        calls = self._calls
+        asked = calls.method, self._request, self._options["metadata"]
+        return calls.roster.other(self._tried, asked)
+
+    def _rest(self, left_ns: int) -> dict[str, Any]:
+        """The options of a later try."""
+        return self._options if left_ns == NEVER else self._options | {"timeout": left_ns / 1e9}
+
+    def _heard(self, code: grpc.StatusCode) -> None:
+        """Take note that a member has answered, if that is news."""
+        if self._at.down_ns is not None and code.name not in UNANSWERED:
+            self._at.up()
+
+    # While there is nobody to call
+
+    def wait(self) -> Any:  # noqa: ANN401 - what the caller holds
+        """Begin without a try; or end at once, if there is nothing to wait for.
+
+        Raises:
+            grpc.aio.UsageError: The channel is closed; in the words of grpc.aio.
+        """
+        roster, left_ns = self._calls.roster, self._left_ns()
+        if roster.closed:
+            raise grpc.aio.UsageError(CLOSED)
+        refusal = roster.refusal()
+        limit_ns = left_ns if self._patient else min(left_ns, roster.rules.wait_ns)
+        if limit_ns <= 0 or (refusal is not None and not self._patient):
+            return ended(self.kind, UNAVAILABLE, refusal or roster.too_late())
+        if self._sent.__class__ is Sealed:
+            self._sent.try_to_seal(self._calls.serializer)  # its caller may change it meanwhile
+        relay = self._calls.relay(self)
+        self._relay = weakref.ref(relay, self._forgotten if self._calls.fleet.foreign else None)
+        self._wait(relay, limit_ns)
+        return relay
+
+    def _wait(self, relay: Relay, limit_ns: int) -> None:
+        """Wait for a change, but no longer than that."""
+        self._waits = True
+        self._calls.fleet.waiting[self] = None
+        self._held = None if self.kind.streams_responses else relay
+        self._context = self._context or copy_context()
+        if limit_ns != NEVER:
+            late = partial(_late, weakref.ref(self))
+            self._timeout = self._calls.fleet.home.after(limit_ns, late)
+
+    def _wait_no_more(self) -> None:
+        self._waits = False
+        self._held = None
+        self._calls.fleet.waiting.pop(self, None)
+        timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
+
+    def look(self) -> None:
+        """Look whether there is somebody to call by now. On the loop."""
+        relay, roster = self._relay(), self._calls.roster
+        if relay is None or not self._waits:  # forgotten
+            self._wait_no_more()
+        elif roster.pick is not None:
+            if not (self._tried and roster.all_down):
+                self._again(relay)
+        elif not self._patient and (refusal := roster.refusal()) is not None:
+            self._give_up(relay, refusal)
+
+    def late(self) -> None:
+        """The time to wait is over."""
+        relay, roster = self._relay(), self._calls.roster
+        if relay is None or not self._waits:
+            self._wait_no_more()
+        elif roster.pick is not None and self._left_ns() > 0:
+            self._again(relay)
+        else:
+            self._give_up(relay, roster.refusal() or roster.too_late())
+
+    def _again(self, relay: Relay) -> None:
+        """Begin anew, as if it were called now."""
+        self._wait_no_more()
+        self._tried = ()
+        assert self._context is not None  # noqa: S101 - for mypy
+        self._context.run(self._begin_anew, relay)
+
+    def _begin_anew(self, relay: Relay) -> None:
+        calls, left_ns = self._calls, self._left_ns()
+        assert calls.roster.pick is not None  # noqa: S101 - for mypy
+        try:
+            at = calls.roster.pick(calls.method, self._request, self._options["metadata"])
+            call = self.go(at, self._rest(max(0, left_ns)))
+        except Exception as error:  # noqa: BLE001 - of a picker, or of `connect`; the caller gets it
+            relay.finish(ended_by(self.kind, error))
+        else:
+            relay.begin(call)
+
+    def _give_up(self, relay: Relay, details: str) -> None:
+        if self._error is None:
+            relay.finish(ended(self.kind, UNAVAILABLE, details))
+        else:
+            relay.finish(ended_by(self.kind, self._error))
+
+    # For the relay
+
+    def finished(self) -> None:
+        """Take note that the call has ended; on any thread, if it was forgotten."""
+        if self._waits:
+            self._calls.fleet.home.do(self._wait_no_more)
+        if self.firsts is not None:
+            self.firsts.close()
+        if not self._runs:
+            return
+        super().finished()
+        if self._at.down_ns is not None:
+            self._heard_of(self._call)
+
+    def _heard_of(self, call: Any) -> None:  # noqa: ANN401
+        try:
+            code = immediately(call.code()) if call.done() else None
+        except BaseException:  # noqa: BLE001 - of a foreign interceptor: nothing is known
+            return
+        if code is OK:
+            self._at.up()
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline of the call."""
+        if self._runs:
+            return super().time_remaining()
+        left_ns = self._left_ns()
+        return None if left_ns == NEVER else max(0.0, to_seconds(left_ns))
+
+
+class Leg(Passage):
+    """One of several calls that are made at once; it goes where none of the others is."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        request: Any,  # noqa: ANN401
+        sent: Any,  # noqa: ANN401
+        options: dict[str, Any],
+        used: list[Member] | None,
+    ) -> None:
+        super().__init__(calls, request, sent, options, patient=False)
+        self._used = used
+
+    def _other(self) -> Member | None:
+        if self._used is None:
+            return None
+        self._tried = tuple(self._used)
+        other = super()._other()
+        if other is not None:
+            self._used.append(other)
+        return other
+
+
+def _address(instance: ServiceInstance) -> str:
+    """As gRPC writes it in its failures (1.60 to 1.85)."""
+    if ":" in instance.host:
+        return f"ipv6:%5B{instance.host}%5D:{instance.port}"
+    return f"ipv4:{instance.host}:{instance.port}"
+
+
+def _state_of(link: Link[Wire]) -> str:
+    """The state of a connection; "" if it is unknown."""
+    try:
+        name: str = link.channel.channel.get_state().name
+    except Exception:  # noqa: BLE001 - of another make
+        return ""
+    return name
+
+
+def _late(passage: weakref.ref[Passage]) -> None:
+    alive = passage()
+    if alive is not None:
+        alive.late()

@@ -1,0 +1,186 @@
+"""A call of `grpc.aio` that is several calls at once, one on each of some members.
+
+What the caller holds is a `Relay` without a try (`rpcwheel._grpc.aio_relay`); a task begins the
+calls, and gathers what comes of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import grpc
+
+from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by
+from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel._grpc.aio_relay import cancels_of_task
+from rpcwheel.call import Kind
+from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.timer.clock import clock_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from rpcwheel._grpc.aio_relay import Relay
+
+    from ._aio_calls import Calls
+    from ._aio_member import Member
+
+    Source: TypeAlias = "OfCluster | OfChannels"
+
+__all__ = ["OfChannels", "OfCluster", "Several", "answer_of"]
+
+KIND: Final = Kind.UNARY_UNARY
+
+Leg: TypeAlias = tuple[str, Any]
+"""A call that was begun: where, and grpc's call or one like it."""
+
+
+class OfCluster:
+    """One method of a channel of many members."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.now_ns = calls.fleet.now_ns
+
+    async def legs(
+        self,
+        count: int | None,
+        request: Any,  # noqa: ANN401
+        options: dict[str, Any],
+        left_ns: int,
+    ) -> list[Leg]:
+        """Begin it on so many members, on all if None; waits until they are known.
+
+        Raises:
+            grpc.aio.AioRpcError: There are none, or they are not known in time.
+        """
+        calls = self._calls
+        until_ns = NEVER if left_ns == NEVER else self.now_ns() + left_ns
+        await self._members(left_ns, patient=bool(options["wait_for_ready"]))
+        if until_ns != NEVER:
+            options = options | {"timeout": max(0, until_ns - self.now_ns()) / 1e9}
+        roster = calls.roster
+        if count is None:
+            members: Iterable[Member] = roster.members
+            used = None
+        else:
+            asked = calls.method, request, options["metadata"]
+            used = list(roster.several(count, asked))
+            members = tuple(used)
+        return [(one.target, calls.on(one, request, options, used)) for one in members]
+
+    async def _members(self, left_ns: int, *, patient: bool) -> None:
+        """Wait until there are members, as long as any call does."""
+        fleet, roster = self._calls.fleet, self._calls.roster
+        fleet.home.enter()
+        if roster.pick is not None:
+            return
+        limit_ns = left_ns if patient else min(left_ns, roster.rules.wait_ns)
+        end_ns = NEVER if limit_ns == NEVER else self.now_ns() + limit_ns
+        timeout = fleet.home.after(limit_ns, fleet.changed.give) if limit_ns != NEVER else None
+        try:
+            while roster.pick is None:
+                if roster.closed:
+                    raise asyncio.CancelledError
+                refusal = roster.refusal()
+                if self.now_ns() >= end_ns or (refusal is not None and not patient):
+                    raise grpc.aio.AioRpcError(
+                        grpc.StatusCode.UNAVAILABLE, details=refusal or roster.too_late()
+                    )
+                await fleet.changed.wait()
+        finally:
+            if timeout is not None:
+                timeout.cancel()
+
+
+class OfChannels:
+    """One method of several channels."""
+
+    def __init__(self, names: Sequence[str], methods: Sequence[Any]) -> None:
+        self._named = list(zip(names, methods, strict=True))
+        self._turn = 0
+        self.now_ns = clock_of(None)
+
+    async def legs(
+        self,
+        count: int | None,
+        request: Any,  # noqa: ANN401
+        options: dict[str, Any],
+        _: int,
+    ) -> list[Leg]:
+        """Begin it on so many channels, in turn; on all if None."""
+        size = len(self._named)
+        self._turn = (self._turn + 1) % size
+        places = [(self._turn + step) % size for step in range(min(size, count or size))]
+        named = [self._named[place] for place in places]
+        return [(name, method(request, **options)) for name, method in named]
+
+
+class Several:
+    """A call that is several calls at once; conducts what its caller holds."""
+
+    kind = KIND
+    requests = None
+
+    def __init__(self, method: str, source: Source, options: dict[str, Any]) -> None:
+        self.method = method
+        self.source = source
+        self.options = options
+        timeout, now_ns = options["timeout"], source.now_ns()
+        own_ns = NEVER if timeout is None else to_ns(timeout, what="timeout")
+        self._deadline_ns = NEVER if own_ns == NEVER else now_ns + own_ns
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Relay:
+        """Make what the caller holds; it ends with the call that `work` gives, or by its error."""
+        relay = relay_of(KIND)(self)
+        self._task = asyncio.get_running_loop().create_task(_settle(relay, work))
+        return relay
+
+    async def legs(self, count: int | None, request: Any) -> list[Leg]:  # noqa: ANN401
+        """Begin it on so many members; on all if None."""
+        return await self.source.legs(count, request, self.options, self.left_ns())
+
+    def left_ns(self) -> int:
+        """Until the deadline."""
+        return NEVER if self._deadline_ns == NEVER else self._deadline_ns - self.source.now_ns()
+
+    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        """Not called: there is no try."""
+
+    def finished(self) -> None:
+        """End all that runs."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline."""
+        left_ns = self.left_ns()
+        return None if left_ns == NEVER else max(0.0, to_seconds(left_ns))
+
+    def listen(self, relay: Relay, call: object) -> None:
+        """Nothing is done while the caller waits for a message."""
+
+
+async def _settle(relay: Relay, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    try:
+        relay.finish(await work())
+    except asyncio.CancelledError:
+        relay.finish(ended(KIND, grpc.StatusCode.CANCELLED, CANCELLED_HERE))
+    except Exception as error:  # noqa: BLE001 - the caller gets it
+        relay.finish(ended_by(KIND, error))
+
+
+async def answer_of(call: Any) -> tuple[Any, BaseException | None]:  # noqa: ANN401
+    """What comes of a call: its response, or its error."""
+    cancels = cancels_of_task()
+    try:
+        return await call, None
+    except asyncio.CancelledError:
+        if cancels_of_task() > cancels:
+            raise
+        code = grpc.StatusCode.CANCELLED  # it was: by an interceptor, or its channel's end
+        return None, grpc.aio.AioRpcError(code, details=CANCELLED_HERE)
+    except Exception as error:  # noqa: BLE001 - of a foreign interceptor, too
+        return None, error
