@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
     from .handlers import Behavior
 
-__all__ = ["Door", "calls_held", "end_call", "is_plain", "pool_of"]
+__all__ = [
+    "Door",
+    "calls_held",
+    "end_call",
+    "has_ended",
+    "is_plain",
+    "is_running",
+    "pool_of",
+    "services_of",
+]
 
 T = TypeVar("T")
 
@@ -69,6 +78,30 @@ def pool_of(server: object) -> weakref.ref[Any] | None:
     """The pool in which a server runs its calls, held weakly; None if that can't be known."""
     pool = getattr(getattr(server, "_state", None), "thread_pool", None)
     return None if pool is None else weakref.ref(pool)
+
+
+def is_running(server: object) -> bool | None:
+    """Whether a server was started and is not over; None if that can't be known."""
+    stage = getattr(getattr(server, "_state", None), "stage", None)
+    return None if stage is None else stage is not grpc_server._ServerStage.STOPPED  # noqa: SLF001
+
+
+def has_ended(server: object) -> bool:
+    """Whether it is known that a server was stopped, and so can't be started again."""
+    ended = getattr(getattr(server, "_state", None), "termination_event", None)
+    return ended is not None and ended.is_set()
+
+
+def services_of(server: object) -> tuple[str, ...]:
+    """The names of the services that a server has handlers for; () if none can be known."""
+    state = getattr(server, "_state", None)
+    named = [
+        handler.service_name()
+        for handler in tuple(getattr(state, "generic_handlers", ()))
+        if callable(getattr(handler, "service_name", None))
+    ]
+    methods = tuple(getattr(state, "registered_method_handlers", ()))
+    return tuple(dict.fromkeys([*named, *(method.split("/")[1] for method in methods)]))
 
 
 def calls_held(server: object) -> int | None:

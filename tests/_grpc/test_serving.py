@@ -12,7 +12,16 @@ from grpc._cython import cygrpc
 from fixtures.small_servers import METHOD, Gate, serving, small
 from fixtures.timers import PATIENCE, eventually
 from rpcwheel._grpc.handlers import with_behavior
-from rpcwheel._grpc.serving import Door, calls_held, end_call, is_plain, pool_of
+from rpcwheel._grpc.serving import (
+    Door,
+    calls_held,
+    end_call,
+    has_ended,
+    is_plain,
+    is_running,
+    pool_of,
+    services_of,
+)
 
 
 def test_a_call_ends_with_unavailable_and_the_reason_while_its_handler_waits():
@@ -191,3 +200,43 @@ def waiting_server(behavior, interceptors=()):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield server, channel
         server.stop(None).wait()
+
+
+# What a server is, and what it serves
+
+
+def handler_of(service):
+    member = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+    return grpc.method_handlers_generic_handler(service, {"Get": member})
+
+
+def test_a_server_runs_from_its_start_to_the_end_of_its_calls_and_not_again():
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        assert (is_running(server), has_ended(server)) == (False, False)
+        server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        assert (is_running(server), has_ended(server)) == (True, False)
+        server.stop(None).wait()
+        assert (is_running(server), has_ended(server)) == (False, True)
+
+
+def test_of_a_server_of_another_make_it_is_not_known_whether_it_runs():
+    assert is_running(object()) is None
+    assert has_ended(object()) is False
+    assert services_of(object()) == ()
+
+
+def test_the_services_of_a_server_are_those_that_it_has_handlers_for():
+    class Anything(grpc.GenericRpcHandler):
+        def service(self, details):
+            return None
+
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, handlers=[handler_of("shop.Orders")])
+        server.add_generic_rpc_handlers([handler_of("shop.Audit"), Anything()])
+        add_registered = getattr(server, "add_registered_method_handlers", None)
+        if add_registered is not None:  # since 1.63, for generated code
+            add_registered("shop.Orders", {"Get": grpc.unary_unary_rpc_method_handler(len)})
+        assert services_of(server) == ("shop.Orders", "shop.Audit")
+        server.stop(None)
