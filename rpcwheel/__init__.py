@@ -9,6 +9,8 @@ The map, from what you import down to what it stands on:
 `heartbeat`     Silent connections are asked whether they live: `HeartbeatManager`.
 `idle`          Connections of a server that nobody uses are closed: `IdleConnectionDetector`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
+`registry`      Services that stay published, and channels that find them: `channel("etcd://...")`.
+`cluster`       One channel over many servers, and who is called: `ClusterChannel`.
 `channel`       Stubs that outlive connections: `ReconnectingChannel`.
 `options`       Options of grpc that do what they say, and a check of yours: `channel_options`.
 `timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
@@ -25,8 +27,22 @@ To read the code, begin with `call.py` (the words), `failback/core.py` (a decisi
 `failback/sync.py` (its hands).
 """
 
+from sys import modules
+
 from rpcwheel.channel import (
     ReconnectingChannel,
+)
+from rpcwheel.cluster import (
+    BroadcastFailed,
+    BroadcastInvoker,
+    ClusterChannel,
+    ClusterPolicy,
+    ConsistentHash,
+    ForkingInvoker,
+    LeastActive,
+    Picker,
+    RoundRobin,
+    WeightedRandom,
 )
 from rpcwheel.deadline import (
     CallFuture,
@@ -43,10 +59,16 @@ from rpcwheel.errors import (
     CallsClosed,
     CallTimeout,
     ConfigurationError,
+    ExtraMissing,
     FailbackClosed,
     FailbackError,
     FailbackFull,
     KeyPending,
+    NotPublished,
+    RegistryClosed,
+    RegistryError,
+    RegistryRefused,
+    RegistryUnavailable,
     RpcWheelError,
     TimerError,
     TimerStopped,
@@ -92,6 +114,19 @@ from rpcwheel.options import (
     check_options,
     server_options,
 )
+from rpcwheel.registry import (
+    FailbackRegistry,
+    Provider,
+    Publisher,
+    Registration,
+    Registry,
+    RegistryPolicy,
+    ServiceInstance,
+    Snapshot,
+    Subscription,
+    channel,
+    open_registry,
+)
 from rpcwheel.timer import (
     AsyncWheelTimer,
     DeadlineHeap,
@@ -111,30 +146,46 @@ from rpcwheel.timer import (
 
 from . import aio
 
+# `channel` is the name of a room too. That was imported above, before the function, which has the
+# name from then on: a module is bound to its parent once, when it is loaded. `from rpcwheel.channel
+# import ReconnectingChannel` goes by `sys.modules` and never sees the function; what goes by the
+# attribute, as `import rpcwheel.channel.aio as ...` does, finds the room's names on it.
+vars(channel).update(
+    {name: part for name, part in vars(modules["rpcwheel.channel"]).items() if name[:2] != "__"}
+)
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncWheelTimer",
+    "BroadcastFailed",
+    "BroadcastInvoker",
     "CallError",
     "CallFuture",
     "CallPolicy",
     "CallTimeout",
     "CallsClosed",
+    "ClusterChannel",
+    "ClusterPolicy",
     "ConfigurationError",
     "Connection",
     "ConnectionTable",
+    "ConsistentHash",
     "Deadline",
     "DeadlineHeap",
     "DeadlinePolicy",
+    "ExtraMissing",
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
     "FailbackInvoker",
     "FailbackPolicy",
+    "FailbackRegistry",
     "FailbackStats",
     "FailedCall",
     "FailsafePolicy",
     "Finding",
+    "ForkingInvoker",
     "HashedWheel",
     "HealthProbe",
     "Heartbeat",
@@ -148,19 +199,35 @@ __all__ = [
     "Kit",
     "KitPolicy",
     "Lateness",
+    "LeastActive",
     "ManualTimer",
     "MethodPolicy",
     "MethodProbe",
+    "NotPublished",
     "PendingCalls",
     "PendingStats",
     "PeriodicTask",
+    "Picker",
     "Probe",
+    "Provider",
+    "Publisher",
     "Queues",
     "ReconnectingChannel",
+    "Registration",
+    "Registry",
+    "RegistryClosed",
+    "RegistryError",
+    "RegistryPolicy",
+    "RegistryRefused",
+    "RegistryUnavailable",
     "RetryPolicy",
     "RetryTask",
+    "RoundRobin",
     "RpcWheelError",
+    "ServiceInstance",
+    "Snapshot",
     "SparseWheel",
+    "Subscription",
     "Timeout",
     "TimerError",
     "TimerStats",
@@ -169,15 +236,18 @@ __all__ = [
     "TooManyCalls",
     "TooManyTimeouts",
     "Verdict",
+    "WeightedRandom",
     "WheelTimer",
     "__version__",
     "aio",
+    "channel",
     "channel_options",
     "check_options",
     "client_interceptors",
     "current_deadline",
     "deadline_scope",
     "intercept_channel",
+    "open_registry",
     "server_interceptors",
     "server_options",
     "shared_timer",

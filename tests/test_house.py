@@ -36,9 +36,12 @@ INNER = {
     "call",
     "cli",
     "durations",
+    "instance",
     "methods",
     "observe",
     "policy",
+    "probe",
+    "testing",
     "workers",
 }
 """What the root does not show: programs, and words for those who write a plug-in."""
@@ -60,6 +63,20 @@ TESTED_BY = {  # one behaviour, four structures, two forms: the queues share the
     "interceptors/_aio_tries.py": "interceptors/test_aio_client.py",
     "interceptors/_client_hooks.py": "interceptors/test_client_ends.py",
     "interceptors/queues.py": "interceptors/test_aio.py",
+    "kit/members.py": "kit/test_serving.py",
+    "registry/_aio_follower.py": "registry/test_aio_named.py",
+    "registry/_aio_listed.py": "registry/test_aio_named.py",
+    "registry/_follower.py": "registry/test_named.py",
+    "registry/_listed.py": "registry/test_named.py",
+    "registry/aio.py": "test_house.py",  # names only
+    "registry/arguments.py": "registry/test_publisher.py",
+    "registry/publishing.py": "registry/test_publisher.py",
+    "registry/sync.py": "test_house.py",
+    **{
+        f"registry/providers/_{engine}_{part}.py": f"registry/providers/test_{engine}.py"
+        for engine, parts in (("redis", "hints scripts"), ("zookeeper", "client records session"))
+        for part in parts.split()
+    },
 }
 """Source files whose tests do not stand in `test_<file>.py` of the same room."""
 
@@ -126,21 +143,27 @@ def test_no_imports_go_in_a_circle() -> None:
 
 ALONE = """
 import os, sys, threading
-import grpc, grpc.aio, pydantic, tenacity  # others' modules, once: they take most of the time
-for module in sys.argv[1:]:
+import rpcwheel  # which every import of a module of it begins with
+if threading.active_count() > 1:
+    print("it starts a thread")
+for module in {*sys.argv[1:]} - {*sys.modules}:
     child = os.fork()
     if not child:
-        __import__(module)
-        sys.exit(0 if threading.active_count() == 1 else "it starts a thread")
+        status = 1
+        try:
+            __import__(module)
+            status = threading.active_count() - 1
+        finally:
+            if status:
+                sys.excepthook(*sys.exc_info())
+            os._exit(status)
     if os.waitpid(child, 0)[1]:
-        print(module)
+        print(module, "does not import alone, or starts a thread")
 """
 
 
-@pytest.mark.parametrize("room", sorted({name.split(".")[1] for name in modules()[1:]}))
-def test_each_module_imports_alone_in_silence_and_starts_no_thread(room: str) -> None:
-    within = [name for name in modules() if f"{name}.".startswith(f"rpcwheel.{room}.")]
-    run = python("-c", ALONE, *within)
+def test_each_module_imports_alone_in_silence_and_starts_no_thread() -> None:
+    run = python("-c", ALONE, *modules())
     assert (run.returncode, run.stdout + run.stderr) == (0, "")
 
 
@@ -150,6 +173,26 @@ def test_each_module_imports_alone_in_silence_and_starts_no_thread(room: str) ->
 def test_the_root_shows_what_the_rooms_show_and_nothing_else() -> None:
     of_rooms = {name for room in rooms() for name in public(f"rpcwheel.{room}")}
     assert set(rpcwheel.__all__) == of_rooms | FACE
+
+
+def test_a_room_that_shares_its_name_with_a_function_is_found_all_the_same() -> None:
+    """`rpcwheel.channel(...)` makes a channel, and is what `rpcwheel.channel` was before."""
+    code = """if True:
+        import rpcwheel.channel.aio as there
+        import rpcwheel, rpcwheel.channel.core
+        from rpcwheel.channel import ReconnectingChannel
+        from rpcwheel.channel.aio import ReconnectingChannel as Other
+
+        assert ReconnectingChannel is rpcwheel.channel.ReconnectingChannel
+        assert Other is there.ReconnectingChannel is rpcwheel.channel.aio.ReconnectingChannel
+        assert rpcwheel.channel is rpcwheel.registry.channel
+        try:
+            rpcwheel.channel("")
+        except rpcwheel.ConfigurationError:
+            pass
+    """
+    run = python("-c", code)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_the_faces_of_both_worlds_have_the_same_names() -> None:

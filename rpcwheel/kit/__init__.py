@@ -8,6 +8,10 @@
 With `heartbeat` there is `kit.channel(target)`, whose connection is replaced when it is dead, and
 with `idle` there is `kit.detect_idle(server)`, which closes connections that nobody uses.
 
+By name: `kit.channel("etcd://127.0.0.1:2379/shop.Orders")` follows a registry, and
+`kit.serve(server, publish="etcd://127.0.0.1:2379", service="shop.Orders", port=50051)` has a server
+published while it serves, and ends it in order at SIGTERM.
+
 `Kit.from_file("shop.toml")` and `Kit.from_env()` take the settings from where operators keep them;
 `config.py` has the rules, `docs/policies.md` every setting. For `grpc.aio` there is
 `rpcwheel.aio.Kit`.

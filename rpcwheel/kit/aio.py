@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from rpcwheel.channel.aio import ReconnectingChannel
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
 from rpcwheel.heartbeat.watched import below
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
@@ -14,6 +15,8 @@ from rpcwheel.interceptors.aio import (
     intercept_channel,
     server_interceptors,
 )
+from rpcwheel.registry.aio_named import channel as channel_by_name
+from rpcwheel.registry.aio_publisher import Publisher
 
 from .base import KitBase
 
@@ -22,10 +25,13 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
+    from rpcwheel.cluster.pickers import Picker
+    from rpcwheel.cluster.policy import ClusterPolicy
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
-    from rpcwheel.heartbeat.probe import Probe
+    from rpcwheel.probe import Probe
+    from rpcwheel.registry.aio import Registry
 
 __all__ = ["Kit"]
 
@@ -57,22 +63,35 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         compression: grpc.Compression | None = None,
         interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
         probe: Probe | None = None,
+        service: str | None = None,
+        balance: str | Picker | None = None,
+        group: str | None = None,
+        version: str | None = None,
+        zone: str | None = None,
+        cluster: ClusterPolicy | None = None,
     ) -> grpc.aio.Channel:
         """Make a channel with the policies in front, whose connection is replaced when it is dead.
 
         As in the sync twin; on a running loop. `interceptors` are grpc's, inside the policies.
         """
         self._check_probe(probe)
-        channel = ReconnectingChannel(
-            target,
-            credentials,
-            options=options,
-            compression=compression,
-            interceptors=interceptors,
-            timer=self._timer,
-        )
-        if self._manager is not None:
-            self._manager.attach(channel, probe=probe)  # refused, it was never used: no connection
+        named: dict[str, Any] = {"service": service, "balance": balance, "group": group}
+        named |= {"version": version, "zone": zone, "cluster": cluster}
+        by_name = self._by_name(target, named, probe)
+        given: dict[str, Any] = {"options": options, "compression": compression}
+        channel: grpc.aio.Channel
+        if by_name:
+            if interceptors is not None:
+                raise ConfigurationError(
+                    "interceptors: a channel by name takes none inside; put yours on top"
+                )
+            channel = channel_by_name(target, credentials, **given, **by_name)
+        else:
+            channel = ReconnectingChannel(
+                target, credentials, **given, interceptors=interceptors, timer=self._timer
+            )
+            if self._manager is not None:  # refused, it was never used: no connection
+                self._manager.attach(channel, probe=probe)
         return self.intercept_channel(channel)
 
     @property
@@ -112,6 +131,38 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
             server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
         )
         return self._looked_after(table, detector)
+
+    def serve(
+        self,
+        server: grpc.aio.Server,
+        *,
+        publish: Registry | str | Sequence[Registry | str],
+        service: str | Sequence[str] | None = None,
+        port: int,
+        ports: int | str | Iterable[int | str] | None = None,
+        connections: ConnectionTable | None = None,
+        signals: bool = True,
+        **settings: Any,  # noqa: ANN401 - those of `Publisher`, which checks them
+    ) -> Publisher:
+        """Have a server published while it serves, its idle connections closed, its end ordered.
+
+            async with kit.serve(server, publish=url, service="shop.Orders", port=50051):
+                await server.wait_for_termination()
+
+        As in the sync twin, for an `async with`. The services are to be named.
+        """
+        services = [service] if isinstance(service, str) else service or ()
+        return Publisher(
+            server,
+            publish,
+            *services,
+            port=port,
+            signals=signals,
+            policy=self._policy.registry,
+            timer=self._timer,
+            beside=self._beside(server, ports, connections),
+            **settings,
+        )
 
     def intercept_channel(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
         """Put the policies in front of a channel that exists already, and stays yours to close.

@@ -15,13 +15,15 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.observe import IdleLimited, emit
 from rpcwheel.options import server_options
+from rpcwheel.registry.selecting import CORE, is_by_name
 
 from .config import PREFIX, policy_from_env, policy_from_file
+from .members import MemberHeartbeats
 from .policy import KitPolicy
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import timedelta
 
     from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy
@@ -30,7 +32,12 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.idle.policy import IdlePolicy
     from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
+    from rpcwheel.probe import Probe
+    from rpcwheel.registry.policy import RegistryPolicy
+    from rpcwheel.registry.publishing import PublisherBase
     from rpcwheel.timer.api import Timer
+
+    Ports = int | str | Iterable[int | str] | None
 
 __all__ = ["KitBase"]
 
@@ -46,6 +53,14 @@ class Queues(Protocol):
         """Count by queue."""
 
 
+class Manager(Protocol):
+    """What the heartbeat managers of both worlds have."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+
+
 class Detector(Protocol):
     """What the idle detectors of both worlds have."""
 
@@ -58,12 +73,21 @@ class Detector(Protocol):
 
 
 Q = TypeVar("Q", bound=Queues)
-M = TypeVar("M")
+M = TypeVar("M", bound=Manager)
 T = TypeVar("T")
 D = TypeVar("D", bound=Detector)
 P = ParamSpec("P")
 
-SETTINGS: Final = ("timeout", "retry", "failsafe", "failback", "idempotent", "heartbeat", "idle")
+SETTINGS: Final = (
+    "timeout",
+    "retry",
+    "failsafe",
+    "failback",
+    "idempotent",
+    "heartbeat",
+    "idle",
+    "registry",
+)
 
 
 def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:
@@ -97,6 +121,7 @@ class KitBase(Generic[Q, M, T, D]):
         methods: Mapping[str, MethodPolicy] | None = None,
         heartbeat: float | timedelta | HeartbeatPolicy | None = None,
         idle: float | timedelta | IdlePolicy | None = None,
+        registry: float | timedelta | RegistryPolicy | None = None,
         timer: Timer | None = None,
     ) -> None:
         """Check the settings; nothing runs before the first call.
@@ -112,6 +137,8 @@ class KitBase(Generic[Q, M, T, D]):
                 they live, or a `HeartbeatPolicy`.
             idle: Seconds without use after which connections of servers that `detect_idle()` looks
                 after are closed, or an `IdlePolicy`.
+            registry: Seconds after which registries forget a server whose process is gone, or a
+                `RegistryPolicy`; for those of `channel()` and `serve()`.
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
 
         Raises:
@@ -128,6 +155,7 @@ class KitBase(Generic[Q, M, T, D]):
             methods={} if methods is None else methods,
             heartbeat=heartbeat,
             idle=idle,
+            registry=registry,
         )
         self._begin(policy, timer)
 
@@ -216,6 +244,50 @@ class KitBase(Generic[Q, M, T, D]):
                 "probe is what a heartbeat asks, and this kit has none; make it with one, such as "
                 "Kit(heartbeat=10.0)"
             )
+
+    def _by_name(self, target: str, named: dict[str, Any], probe: Probe | None) -> dict[str, Any]:
+        """What a channel by name is made with; {} if the target is an address.
+
+        Raises:
+            ConfigurationError: It is an address, and `named` has what only a name can have.
+            RuntimeError: The kit has `heartbeat` and is closed.
+        """
+        given = {name: value for name, value in named.items() if value is not None}
+        if not is_by_name(target):
+            if given:
+                raise ConfigurationError(
+                    f"{', '.join(given)}: for a channel to a service by its name, such as "
+                    f"'etcd://127.0.0.1:2379/shop.Orders'; {target!r} is an address"
+                )
+            return {}
+        given |= {"policy": self._policy.registry, "timer": self._timer}
+        if self._manager is not None and self._manager.closed:
+            raise RuntimeError("this kit is closed; make another one")
+        if self._manager is not None and given.get("balance") != CORE:
+            heartbeats = MemberHeartbeats(self._manager, probe)
+            given |= {"on_member": heartbeats.made, "on_removed": heartbeats.removed}
+        return given
+
+    def _beside(
+        self,
+        server: Any,  # noqa: ANN401 - of either world
+        ports: Ports,
+        connections: T | None,
+    ) -> Callable[[Any], Callable[[], object]] | None:
+        """What begins with a server that is published; None if nothing does."""
+        if self._policy.idle is None or (connections is None and not self._tables):
+            return None
+        table = self._claim(connections)
+
+        def begin(publisher: PublisherBase[Any]) -> Callable[[], object]:
+            where = publisher.own_ports if ports is None else ports
+            return self.detect_idle(server, where, connections=table).close
+
+        return begin
+
+    def detect_idle(self, server: Any, ports: Ports = None, *, connections: T | None = None) -> D:  # noqa: ANN401
+        """Begin to close the connections of a server that do nothing."""
+        raise NotImplementedError
 
     def _claim(self, connections: T | None) -> T:
         """The table for a detector: the one given, or the only one that has none."""

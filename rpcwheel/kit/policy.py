@@ -1,4 +1,4 @@
-"""What a kit may be set to: the policies of calls, and those of connections."""
+"""What a kit may be set to: the policies of calls, of connections, and of registries."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rpcwheel.heartbeat.policy import HeartbeatPolicy
 from rpcwheel.idle.policy import IdlePolicy
 from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.policy import or_short
+from rpcwheel.registry.policy import RegistryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +37,10 @@ class KitPolicy(CallPolicy):
     """A number of seconds, a `timedelta`, or an `IdlePolicy`: connections of the kit's servers that
     do nothing for so long are closed."""
 
+    registry: Annotated[RegistryPolicy | None, or_short(RegistryPolicy)] = None
+    """A number of seconds (the lease), a `timedelta`, or a `RegistryPolicy`: for registries that
+    the kit opens, of channels by name and of servers that it publishes. None: the defaults."""
+
     if TYPE_CHECKING:  # what may be given is more than what is kept
 
         def __init__(
@@ -49,4 +54,5 @@ class KitPolicy(CallPolicy):
             methods: Mapping[str, MethodPolicy] = ...,
             heartbeat: float | timedelta | HeartbeatPolicy | None = None,
             idle: float | timedelta | IdlePolicy | None = None,
+            registry: float | timedelta | RegistryPolicy | None = None,
         ) -> None: ...

@@ -15,6 +15,8 @@ from rpcwheel.interceptors.sync import (
     intercept_channel,
     server_interceptors,
 )
+from rpcwheel.registry.named import channel as channel_by_name
+from rpcwheel.registry.publisher import Publisher
 
 from .base import KitBase
 
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from rpcwheel.cluster.pickers import Picker
+    from rpcwheel.cluster.policy import ClusterPolicy
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
-    from rpcwheel.heartbeat.probe import Probe
+    from rpcwheel.probe import Probe
+    from rpcwheel.registry.sync import Registry
 
 __all__ = ["Kit"]
 
@@ -61,29 +66,50 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         options: Sequence[tuple[str, Any]] = (),
         compression: grpc.Compression | None = None,
         probe: Probe | None = None,
+        service: str | None = None,
+        balance: str | Picker | None = None,
+        group: str | None = None,
+        version: str | None = None,
+        zone: str | None = None,
+        cluster: ClusterPolicy | None = None,
     ) -> grpc.Channel:
         """Make a channel with the policies in front, whose connection is replaced when it is dead.
 
-        A `ReconnectingChannel`, with a heartbeat if this kit has `heartbeat`; it is yours to close.
-        For more of its settings make one yourself, and give it to `intercept_channel`.
+        To one server: a `ReconnectingChannel`, with a heartbeat if this kit has `heartbeat`. To a
+        service by its name: `rpcwheel.channel`, each of whose members has a heartbeat, and is not
+        called while that is missed. It is yours to close. For more of its settings make one
+        yourself, and give it to `intercept_channel`.
 
         Args:
-            target: As grpc takes it: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
+            target: As grpc takes it, `"127.0.0.1:50051"`, `"dns:///orders:50051"`; or the URL of a
+                registry, with the service: `"etcd://127.0.0.1:2379/shop.Orders"`.
             credentials: None for a channel without encryption.
             options: As grpc takes them; `rpcwheel.channel_options()` has some that work.
             compression: As grpc takes it.
-            probe: What its heartbeat asks; None: the standard health service.
+            probe: What its heartbeats ask; None: the standard health service.
+            service: This and the others are for channels by name; see `rpcwheel.channel`.
+            balance: How calls are spread.
+            group: Which instances are meant.
+            version: The same.
+            zone: Which of them are preferred.
+            cluster: How members are treated.
 
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
             RuntimeError: The kit has `heartbeat` and is closed.
         """
         self._check_probe(probe)
-        channel = ReconnectingChannel(
-            target, credentials, options=options, compression=compression, timer=self._timer
-        )
+        named: dict[str, Any] = {"service": service, "balance": balance, "group": group}
+        named |= {"version": version, "zone": zone, "cluster": cluster}
+        by_name = self._by_name(target, named, probe)
+        given: dict[str, Any] = {"options": options, "compression": compression}
+        channel: grpc.Channel
+        if by_name:
+            channel = channel_by_name(target, credentials, **given, **by_name)
+        else:
+            channel = ReconnectingChannel(target, credentials, **given, timer=self._timer)
         try:
-            if self._manager is not None:
+            if self._manager is not None and not by_name:
                 self._manager.attach(channel, probe=probe)
             return self.intercept_channel(channel)
         except BaseException:
@@ -141,6 +167,54 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
             server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
         )
         return self._looked_after(table, detector)
+
+    def serve(
+        self,
+        server: grpc.Server,
+        *,
+        publish: Registry | str | Sequence[Registry | str],
+        service: str | Sequence[str] | None = None,
+        port: int,
+        ports: int | str | Iterable[int | str] | None = None,
+        connections: ConnectionTable | None = None,
+        signals: bool = True,
+        **settings: Any,  # noqa: ANN401 - those of `Publisher`, which checks them
+    ) -> Publisher:
+        """Have a server published while it serves, its idle connections closed, its end ordered.
+
+            with kit.serve(server, publish=url, service="shop.Orders", port=50051):
+                server.wait_for_termination()
+
+        The server is started if it is not, and is published once it serves. At the end of the
+        block, or at SIGTERM or SIGINT, it is withdrawn first, clients get a while to hear of it,
+        and only then it stops. The registries have this kit's `registry` policy.
+
+        Args:
+            server: Yours; with `idle`, one that has `server_interceptors()`.
+            publish: A registry's URL, a registry of yours, or several.
+            service: What is published; None: all that the server has handlers for.
+            port: Where clients reach it; bound as `[::]:port` if nobody listens there yet.
+            ports: Where the idle detector looks, as in `detect_idle`; None: at `port`.
+            connections: As in `detect_idle`.
+            signals: Whether SIGTERM and SIGINT end it in order; on the main thread only.
+            **settings: Those of `Publisher`: `host`, `weight`, `health`, `lame_duck`, `grace`, ...
+
+        Raises:
+            TypeError, ConfigurationError: An argument makes no sense.
+            ExtraMissing: A package that an engine needs is not installed.
+        """
+        services = [service] if isinstance(service, str) else service or ()
+        return Publisher(
+            server,
+            publish,
+            *services,
+            port=port,
+            signals=signals,
+            policy=self._policy.registry,
+            timer=self._timer,
+            beside=self._beside(server, ports, connections),
+            **settings,
+        )
 
     def intercept_channel(self, channel: grpc.Channel) -> grpc.Channel:
         """Put the policies in front of a channel, which stays yours to close.

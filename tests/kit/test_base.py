@@ -16,6 +16,7 @@ from rpcwheel import (
     IdlePolicy,
     KitPolicy,
     MethodPolicy,
+    RegistryPolicy,
     RetryPolicy,
 )
 
@@ -39,12 +40,15 @@ def test_a_kit_s_settings_are_those_of_a_kit_policy(kind):
         "methods": methods,
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),
+        "registry": RegistryPolicy(lease=5.0),
     }
     assert kind(**settings).policy == KitPolicy(**settings)
     assert set(settings) == set(KitPolicy.model_fields)
-    short = kind(timeout=2, heartbeat=10, idle=60).policy
+    short = kind(timeout=2, heartbeat=10, idle=60, registry=5).policy
     assert short.timeout.timeout == 2.0
-    assert (short.heartbeat, short.idle) == (settings["heartbeat"], settings["idle"])
+    assert {name: getattr(short, name) for name in ("heartbeat", "idle", "registry")} == {
+        name: settings[name] for name in ("heartbeat", "idle", "registry")
+    }
 
 
 def test_by_default_a_kit_switches_nothing_on(kind):

@@ -10,6 +10,7 @@ import pytest
 
 from rpcwheel import (
     CallPolicy,
+    ClusterPolicy,
     DeadlinePolicy,
     FailbackPolicy,
     FailsafePolicy,
@@ -17,6 +18,7 @@ from rpcwheel import (
     IdlePolicy,
     KitPolicy,
     MethodPolicy,
+    RegistryPolicy,
     RetryPolicy,
     observe,
 )
@@ -95,6 +97,8 @@ def test_the_variables_of_the_page_mean_what_the_page_says(file):
         KitPolicy,
         HeartbeatPolicy,
         IdlePolicy,
+        RegistryPolicy,
+        ClusterPolicy,
     ],
 )
 def test_each_setting_stands_on_the_page_with_its_default(kind):
@@ -132,6 +136,6 @@ def test_each_event_stands_on_its_page_with_its_logger_level_and_fields():
         assert said[name] == (line.logger.name, level, [field.name for field in fields(kind)])
 
 
-@pytest.mark.parametrize("page", ["policies", "semantics", "events", "grpcio"])
+@pytest.mark.parametrize("page", ["policies", "registries", "semantics", "events", "grpcio"])
 def test_the_readme_leads_to_each_page(page):
     assert f"(docs/{page}.md)" in (ROOT / "README.md").read_text()

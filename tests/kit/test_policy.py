@@ -4,20 +4,30 @@ from datetime import timedelta
 
 import pytest
 
-from rpcwheel import CallPolicy, ConfigurationError, HeartbeatPolicy, IdlePolicy, KitPolicy
+from rpcwheel import (
+    CallPolicy,
+    ConfigurationError,
+    HeartbeatPolicy,
+    IdlePolicy,
+    KitPolicy,
+    RegistryPolicy,
+)
+
+OWN = {"heartbeat", "idle", "registry"}
 
 
-def test_it_is_a_policy_of_calls_with_two_more_settings():
+def test_it_is_a_policy_of_calls_with_three_more_settings():
     assert issubclass(KitPolicy, CallPolicy)
-    assert set(KitPolicy.model_fields) - set(CallPolicy.model_fields) == {"heartbeat", "idle"}
-    assert (KitPolicy().heartbeat, KitPolicy().idle) == (None, None)
+    assert set(KitPolicy.model_fields) - set(CallPolicy.model_fields) == OWN
+    assert {getattr(KitPolicy(), name) for name in OWN} == {None}
 
 
 @pytest.mark.parametrize("short", [10, 10.0, timedelta(seconds=10)])
-def test_a_plain_number_is_the_interval_and_the_idle_timeout(short):
-    policy = KitPolicy(heartbeat=short, idle=short)
+def test_a_plain_number_is_the_interval_the_idle_timeout_and_the_lease(short):
+    policy = KitPolicy(heartbeat=short, idle=short, registry=short)
     assert policy.heartbeat == HeartbeatPolicy(interval=short)
     assert policy.idle == IdlePolicy(idle_timeout=short)
+    assert policy.registry == RegistryPolicy(lease=short)
 
 
 def test_a_table_is_as_good_as_a_policy():

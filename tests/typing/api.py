@@ -6,7 +6,9 @@ from datetime import timedelta
 from typing import Any, Literal, assert_type
 
 import grpc
+import grpc.aio
 
+import rpcwheel
 from rpcwheel import (
     AsyncWheelTimer,
     FailbackInvoker,
@@ -20,6 +22,8 @@ from rpcwheel import (
     shared_timer,
     with_failback,
 )
+from rpcwheel import aio as rpcwheel_aio
+from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.deadline import (
     CallFuture,
     Deadline,
@@ -132,3 +136,30 @@ def options() -> None:
     found = check_options(channel=[("grpc.keepalive_time_ms", 10_000)], server=None)
     assert_type(found, list[Finding])
     assert_type(found[0].severity, Literal["error", "warning", "note"])
+
+
+def registries(server: grpc.Server, mine: rpcwheel.Registry) -> None:
+    """`channel` is the function, and `rpcwheel.channel` a room all the same."""
+    channel = rpcwheel.channel("etcd://127.0.0.1:2379/shop.Orders", balance="least_active")
+    assert_type(channel, grpc.Channel)
+    assert_type(rpcwheel.channel("shop.Orders", registry=mine), grpc.Channel)
+    assert_type(ReconnectingChannel("orders:50051").number, int)
+    with rpcwheel.open_registry("memory://", policy=rpcwheel.RegistryPolicy(lease=5)) as registry:
+        assert_type(registry, rpcwheel.FailbackRegistry)
+        instance = rpcwheel.ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
+        assert_type(registry.register(instance, wait=5.0), rpcwheel.Registration)
+        assert_type(registry.lookup("shop.Orders"), rpcwheel.Snapshot)
+        assert_type(registry.subscribe("shop.Orders", print), rpcwheel.Subscription)
+    with rpcwheel.Publisher(server, [registry, "memory://"], "shop.Orders", port=1) as published:
+        assert_type(published, rpcwheel.Publisher)
+        assert_type(published.wait_published(5.0), bool)
+        assert_type(published.instances, tuple[rpcwheel.ServiceInstance, ...])
+    rpcwheel.channel(7)  # type: ignore[arg-type]
+
+
+async def registries_on_a_loop(server: grpc.aio.Server) -> None:
+    assert_type(rpcwheel_aio.channel("memory://a/shop.Orders"), grpc.aio.Channel)
+    async with rpcwheel_aio.open_registry("memory://") as registry:
+        assert_type(await registry.lookup("shop.Orders"), rpcwheel.Snapshot)
+    async with rpcwheel_aio.Publisher(server, registry, "shop.Orders", port=1) as published:
+        assert_type(await published.wait_published(5.0), bool)

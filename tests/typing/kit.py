@@ -24,6 +24,8 @@ from rpcwheel import (
     KitPolicy,
     ManualTimer,
     MethodPolicy,
+    Publisher,
+    RegistryPolicy,
     RetryPolicy,
     aio,
 )
@@ -50,6 +52,8 @@ def settings() -> None:
     Kit(timeout="2")  # type: ignore[arg-type]
     Kit(heartbeat=10.0, idle=timedelta(minutes=3))
     Kit(heartbeat=HeartbeatPolicy(interval=None), idle=IdlePolicy(close="goaway"))
+    Kit(registry=5.0)
+    Kit(registry=RegistryPolicy(lease=5.0, snapshot=False))
     Kit(heartbeat="10")  # type: ignore[arg-type]
     Kit(2.0)  # type: ignore[call-arg]
     RetryPolicy(on="UNAVAILABLE", attempts="3")  # type: ignore[arg-type]
@@ -69,6 +73,10 @@ def at_work(mine: grpc.Channel) -> None:
         assert_type(kit.heartbeats, tuple[Heartbeat, ...])
         server = grpc.server(ThreadPoolExecutor(), options=kit.server_options())
         assert_type(kit.detect_idle(server, 50051), IdleConnectionDetector)
+        assert_type(kit.channel("etcd://a/shop.Orders", balance="least_active"), grpc.Channel)
+        serving = kit.serve(server, publish="etcd://a", service="shop.Orders", port=50051)
+        with serving as published:
+            assert_type(published, Publisher)
         assert_type(kit.flush(1.0), bool)
         assert_type(kit.close(drain=1.0), list[FailedCall])
 

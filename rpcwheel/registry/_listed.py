@@ -1,0 +1,165 @@
+"""The one member of a channel with `balance="core"`: a list of addresses, swapped on change.
+
+What is made of which instances `listing.py` says. Names are resolved here, as grpc takes none in a
+list, and the channel of the new list is connected before it takes the place of the old one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from rpcwheel.cluster.arguments import credentials_for
+from rpcwheel.durations import NEVER
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.observe import emit
+from rpcwheel.workers import Serial
+
+from .alarm import Alarm
+from .listing import PLAIN, LeftOut, Listing, one_protocol, spread, wanted_of
+from .places import addresses_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.cluster.sync import ClusterChannel
+    from rpcwheel.durations import Duration
+    from rpcwheel.errors import TimerError
+    from rpcwheel.timer.api import Timer
+
+    Options = list[tuple[str, Any]]
+
+__all__ = ["Listed"]
+
+WARM_S: Final = 1.0
+"""How long the channel of a new list may take to connect, before it is used as it is."""
+
+
+class Listed:
+    """What a channel of one list is made of, and is made of anew. Thread-safe."""
+
+    def __init__(
+        self,
+        name: str,
+        registry: str,
+        *,
+        credentials: grpc.ChannelCredentials | None,
+        compression: grpc.Compression | None,
+        drain: Duration | None,
+        timer: Timer | None,
+    ) -> None:
+        self._name = name
+        self._credentials = credentials
+        self._compression = compression
+        self._drain = drain
+        self._lock = threading.RLock()
+        self._core = Listing()
+        self._left_out = LeftOut(registry, name)
+        self._alarm = Alarm(timer, self._rang, _not_told)
+        self._row = Serial()
+        self._channel: Callable[[], ClusterChannel | None] = _nobody
+        self._target = ""
+        self._protocol = "grpc"
+        self._options: Options = []
+        self._warm: grpc.Channel | None = None
+        self._closed = False
+
+    def connect(self, _: ServiceInstance, options: Options) -> grpc.Channel:
+        """Give the channel of the list, for the one member; the one that is warm, if one is."""
+        warm, self._warm = self._warm, None
+        if warm is not None:
+            return warm
+        self._options = options
+        return self._make()
+
+    def show(self, channel: ClusterChannel, instances: list[ServiceInstance]) -> None:
+        """Take note of what the registry says. On a worker."""
+        usable, others = one_protocol(instances, credentials=self._credentials is not None)
+        for told in self._left_out.news(others, PLAIN):
+            emit(told)
+        wanted, excused = wanted_of(usable)
+        with self._lock:
+            self._channel = weakref.ref(channel)
+            self._protocol = usable[0].protocol if usable else self._protocol
+            self._core.saw(wanted, excused, self._alarm.now_ns())
+            self._sleep()
+            due = self._core.next_wake_ns <= self._alarm.now_ns()
+        if due:
+            self._row.submit(self._step)
+
+    def close(self) -> None:
+        """Change nothing any more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._alarm.clear()
+
+    def _sleep(self) -> None:
+        """Wake up when something is to be done. Under the lock."""
+        self._alarm.clear()
+        wake_ns = self._core.next_wake_ns
+        if not self._closed and self._alarm.now_ns() < wake_ns != NEVER:
+            self._alarm.wake(wake_ns)
+
+    def _rang(self) -> None:
+        """On the timer's thread."""
+        with self._lock:
+            self._alarm.rang()
+        self._row.submit(self._step)
+
+    def _step(self) -> None:
+        """Have the list in use that is wanted. On a worker; one at a time."""
+        with self._lock:
+            places = None if self._closed else self._core.step(self._alarm.now_ns())
+        channel = self._channel()
+        if places is None or channel is None:
+            return
+        found = addresses_of(sorted(places))
+        for told in self._left_out.news(found.left_out, f"it has no {found.family} address"):
+            emit(told)
+        target = found.target
+        if not target:
+            channel.update([])
+            return
+        changed, self._target = target != self._target, target
+        members = channel.members
+        if not members:
+            channel.update([ServiceInstance(service=self._name, host=self._name, port=1)])
+        elif changed and members[0].link is not None:
+            self._swap(members[0].channel)
+
+    def _swap(self, inner: Any) -> None:  # noqa: ANN401 - a ReconnectingChannel
+        warm = self._make()
+        used = False
+        try:
+            ready = grpc.channel_ready_future(warm)
+            try:
+                ready.result(WARM_S)
+            except grpc.FutureTimeoutError:
+                ready.cancel()
+            self._warm = warm
+            used = inner.replace("its addresses have changed", drain=self._drain, force=True)
+        finally:
+            self._warm = None
+            if not used:  # it is closed
+                warm.close()
+
+    def _make(self) -> grpc.Channel:
+        credentials = credentials_for(self._protocol, self._credentials)
+        options = spread(self._options)
+        made: grpc.Channel = (
+            grpc.insecure_channel(self._target, options, self._compression)
+            if credentials is None
+            else grpc.secure_channel(self._target, credentials, options, self._compression)
+        )
+        return made
+
+
+def _nobody() -> None:
+    """There is no channel yet."""
+
+
+def _not_told(_: TimerError) -> None:
+    """The list stays as it is until the next change."""

@@ -1,0 +1,52 @@
+"""Those of one URL have one registry together."""
+
+import os
+
+import pytest
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.registry._shared import Shared, provider_of
+from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.registry.url import parse_url
+
+
+def test_a_registry_is_made_once_and_is_to_be_closed_by_the_last():
+    shared = Shared()
+    one = shared.acquire("a", object)
+    assert shared.acquire("a", object) is one
+    assert shared.acquire("b", object) is not one
+    assert len(shared) == 2
+    assert not shared.release("a", one)
+    assert shared.release("a", one)
+    assert not shared.release("a", one)
+    assert shared.acquire("a", object) is not one
+
+
+def test_of_what_could_not_be_made_nothing_is_kept():
+    shared = Shared()
+    with pytest.raises(ZeroDivisionError):
+        shared.acquire("a", lambda: 1 / 0)
+    assert len(shared) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_shares_nothing_with_its_parent():
+    shared = Shared()
+    one = shared.acquire("a", object)
+    child = os.fork()
+    if not child:
+        forgotten = not shared.release("a", one) and shared.acquire("a", object) is not one
+        os._exit(0 if forgotten else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert shared.release("a", one)
+
+
+def test_a_provider_is_made_as_the_policy_says():
+    provider, policy = provider_of(parse_url("memory://a"), RegistryPolicy(lease=7), None)
+    assert (provider.settings.lease_s, policy.lease) == (7, 7)
+    provider.close()
+    provider, policy = provider_of(parse_url("memory://a"), None, None)
+    assert policy == RegistryPolicy()
+    provider.close()
+    with pytest.raises(ConfigurationError, match="no registry has the scheme"):
+        provider_of(parse_url("nowhere://a"), None, None)
