@@ -1,6 +1,7 @@
 """The command line: `rpcwheel`, or `python -m rpcwheel`.
 
-`doctor` says why a gRPC server can't be reached (`cli/doctor.py`). `demo` shows failback at work on
+`doctor` says why a gRPC server can't be reached (`cli/doctor.py`). `registry` shows, follows and
+changes what a registry has (`cli/registry.py`). `demo` shows failback at work on
 a real gRPC server that is killed and comes back (`cli/demo.py` tells the story, `cli/checks.py`
 judges it); it needs protobuf: `pip install 'rpcwheel[cli]'`.
 """
@@ -16,7 +17,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NoReturn
 
-from . import doctor
+from . import doctor, registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rpcwheel {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     doctor.add_to(commands)
+    registry.add_to(commands)
     demo = commands.add_parser(
         "demo",
         help="kill a real gRPC server under calls and see every one of them arrive",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Level", "Note", "Trouble", "as_json", "as_lines", "spread", "verdict"]
+__all__ = ["Level", "Note", "Trouble", "as_json", "as_lines", "printable", "spread", "verdict"]
 
 INDENT: Final = " " * 6
 
@@ -54,11 +54,12 @@ class Note:
 
 def as_lines(note: Note) -> list[str]:
     """As people read it: what a server says makes no lines of its own, and no colours."""
-    lines = [f"{note.level:<5} {note.step:<10} {_printable(note.said)}"]
-    return [*lines, f"{INDENT}{'':<10} -> {_printable(note.do)}"] if note.do else lines
+    lines = [f"{note.level:<5} {note.step:<10} {printable(note.said)}"]
+    return [*lines, f"{INDENT}{'':<10} -> {printable(note.do)}"] if note.do else lines
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """What came from elsewhere, on one line, and without power over a terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
