@@ -7,6 +7,15 @@ from audit_pb2 import Line, Receipt
 
 class _Answer(Receipt):  # the receipt itself on a channel of grpc; to be awaited on one of grpc.aio
     def __await__(self) -> Generator[None, None, Receipt]: ...
+    async def trailing_metadata(self) -> Any: ...  # noqa: ANN401 - pairs of words
+
+class _Push:
+    def __call__(
+        self, request: Line, timeout: float | None = None, *, wait_for_ready: bool | None = None
+    ) -> _Answer: ...
+    def with_call(
+        self, request: Line, timeout: float | None = None, *, wait_for_ready: bool | None = None
+    ) -> tuple[Receipt, Any]: ...
 
 class _Lines(grpc.Call, Iterator[Line]):
     def code(self) -> grpc.StatusCode: ...
@@ -14,7 +23,7 @@ class _Lines(grpc.Call, Iterator[Line]):
 
 class AuditStub:
     def __init__(self, channel: grpc.Channel | grpc.aio.Channel) -> None: ...
-    def Push(self, request: Line, timeout: float | None = None) -> _Answer: ...  # noqa: N802
+    Push: _Push
     def Follow(self, request: Line, timeout: float | None = None) -> _Lines: ...  # noqa: N802
 
 class AuditServicer:  # `context` is grpc's, or grpc.aio's

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import rpcwheel
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SHARED = {"audit_server"}
+SHARED = {"audit_server", "registry_process"}
 
 
 def story(name: str) -> str:
@@ -102,6 +103,33 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
     assert told.endswith("the other client calls again, and is answered\n")
 
 
+@pytest.mark.parametrize("name", ["registry.py", "registry_aio.py", "registry_etcd.py"])
+def test_a_client_by_name_goes_on_while_servers_stop_die_and_come(name: str) -> None:
+    if name == "registry_etcd.py" and not os.environ.get("ETCD_URL") and not shutil.which("etcd"):
+        pytest.skip("etcd is not installed (Debian: apt-get install etcd-server)")
+    assert story(name).splitlines() == [
+        "both answer: one two",
+        "one is stopped in order; calls that failed meanwhile: 0",
+        "one is back: True",
+        "two is killed; answering: one",
+    ]
+
+
+def test_the_example_on_etcd_says_what_is_missing(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "PATH": str(tmp_path)}
+    environment.pop("ETCD_URL", None)
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / "registry_etcd.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    assert (run.returncode, run.stderr) == (2, "")
+    assert run.stdout.startswith("etcd is missing: set ETCD_URL, or (Debian) apt-get install")
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in EXAMPLES.glob("*.py") if path.stem not in SHARED and "_pb2" not in path.stem],
@@ -109,5 +137,5 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
 )
 def test_an_example_is_short_and_tells_how_to_run_it(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 65
+    assert len(text.splitlines()) <= 80
     assert f"run it: python examples/{path.name}." in text

@@ -1,0 +1,79 @@
+"""A client that knows two servers by name, in aio; run it: python examples/registry_aio.py."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+from audit_pb2 import Line, Receipt
+from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
+from registry_process import Server, when_parent_is_gone
+
+import rpcwheel.aio
+
+POLICY = rpcwheel.RegistryPolicy(lease=3.0, snapshot=False)  # no file: all ends with this example
+MORE = 50  # calls that the last one answers
+
+
+class Audit(AuditServicer):
+    """Says who it is, beside the answer."""
+
+    async def Push(self, request: Line, context: Any) -> Receipt:  # noqa: ANN401, ARG002, N802
+        """Take one line."""
+        context.set_trailing_metadata((("server", sys.argv[1]),))
+        return Receipt(number=1)
+
+
+async def serve(url: str) -> None:
+    """Be published while it serves, and end in order."""
+    async with rpcwheel.aio.Kit(registry=POLICY) as kit:
+        server = grpc.aio.server(interceptors=kit.server_interceptors())
+        add_AuditServicer_to_server(Audit(), server)
+        async with kit.serve(
+            server, publish=url, port=0, host="127.0.0.1", lame_duck=0.3
+        ) as served:
+            when_parent_is_gone(served.begin_stop)
+            await server.wait_for_termination()
+
+
+async def called(audit: AuditStub, enough: Callable[[Counter[str]], bool]) -> Counter[str]:
+    """Call until that is enough; tells how often who has answered."""
+    seen: Counter[str] = Counter()
+    while not enough(seen):
+        try:  # a call that is wait_for_ready waits for the first instance, too
+            call = audit.Push(Line(text="order"), timeout=20, wait_for_ready=True)
+            await call
+            seen[dict(await call.trailing_metadata())["server"]] += 1
+        except grpc.aio.AioRpcError:
+            seen["failed"] += 1
+        await asyncio.sleep(0.002)
+    return seen
+
+
+async def story(url: str) -> bool:
+    """Stop one in order, have it back, kill two (SIGKILL); whether all went well."""
+    with Server(__file__, "one", url) as one, Server(__file__, "two", url) as two:
+        async with rpcwheel.aio.channel(url, policy=POLICY) as channel:
+            audit = AuditStub(channel)
+            both = await called(audit, lambda seen: seen["one"] > 0 < seen["two"])
+            print("both answer:", *sorted(both.keys() - {"failed"}))
+            one.stop()
+            meanwhile = await called(audit, lambda _: not one.running)
+            print("one is stopped in order; calls that failed meanwhile:", meanwhile["failed"])
+            one.start()
+            print("one is back:", "one" in await called(audit, lambda seen: "one" in seen))
+            two.kill()
+            after = await called(audit, lambda seen: seen["one"] >= MORE)
+            print("two is killed; answering:", *sorted(after.keys() - {"failed", "two"}))
+    return not meanwhile["failed"] and after["failed"] <= 1  # the call that two had in its hands
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        asyncio.run(serve(sys.argv[2]))
+    else:
+        with TemporaryDirectory() as directory:
+            sys.exit(not asyncio.run(story(f"sqlite://{directory}/db?service=shop.Audit")))

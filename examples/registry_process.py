@@ -1,0 +1,65 @@
+"""The processes of the registry examples: a program that is started, stopped, killed, and back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Server:
+    """`python PROGRAM NAME URL`."""
+
+    def __init__(self, program: str, name: str, url: str) -> None:
+        self._command = [sys.executable, program, name, url]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and don't wait: when it serves, the registry will know."""
+        self._forget()
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)  # noqa: S603 - ours
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ask it to end, with SIGTERM."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it with SIGKILL: it can do nothing more, and has withdrawn nothing."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, signum: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(signum)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+
+def when_parent_is_gone(end: Callable[[], object]) -> None:
+    """Have `end` called when whoever has started this process has ended."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        end()
+
+    threading.Thread(target=wait, daemon=True).start()
