@@ -46,10 +46,11 @@ types: .venv/dev           ## mypy --strict
 walls: .venv/test          ## which room may import which
 	$(BIN)/lint-imports --no-cache --no-logo
 
-bench: .venv/bench         ## what timers, calls and connections cost, into docs/benchmarks
+bench: .venv/bench         ## what timers, calls, connections and registries cost, into docs/benchmarks
 	$(BIN)/python -m benchmarks.timer
 	$(BIN)/python -m benchmarks.calls
 	$(BIN)/python -m benchmarks.connections
+	$(BIN)/python -m benchmarks.registries
 
 clean:                     ## all that was made, .venv too
 	rm -rf .venv .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

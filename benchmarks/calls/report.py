@@ -77,8 +77,12 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    return machine.facts(with_netty=False) | {"Versions": versions, "Load before": load}
+    return machine.facts(with_netty=False) | {"Versions": packages(*PACKAGES), "Load before": load}
+
+
+def packages(*names: str) -> str:
+    """Their versions."""
+    return ", ".join(f"{name} {_version(name)}" for name in names)
 
 
 def _measure(what: str, rows: Sequence[Row]) -> str:

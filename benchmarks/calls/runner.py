@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 
-from benchmarks.calls.far import ROOT
+from benchmarks import _child
 from benchmarks.calls.scale import Row
 from benchmarks.calls.subjects import GRPC_INTERCEPTOR, Skipped, missing
 
@@ -29,16 +27,7 @@ def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
     for name, step in STEPS.items():
         if name in only:
             began = time.monotonic()
-            yield from _child(name, (*step, scale))
+            yield from _child.rows(
+                name, "benchmarks.calls.child", (*step, scale), patience_s=PATIENCE_S
+            )
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-
-
-def _child(name: str, arguments: tuple[str, ...]) -> list[Row | Skipped]:
-    command = [sys.executable, "-m", "benchmarks.calls.child", *arguments]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        return [Skipped(name, str(error))]
-    return [Row(**row) for row in json.loads(done.stdout)]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from benchmarks.calls.far import ROOT
+from benchmarks import _child
 from benchmarks.calls.scale import Row, World
 from benchmarks.calls.subjects import Skipped
 from benchmarks.connections.subjects import PSUTIL, WORLDS, beating, has_psutil
@@ -59,19 +56,15 @@ def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
             continue
         began, todo = time.monotonic(), jobs(step, scale)
         with ThreadPoolExecutor(len(todo) if at_once else 1) as pool:
-            for rows in pool.map(_child, todo):
+            for rows in pool.map(rows_of, todo):
                 yield from rows
         print(f"{step}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-def _child(job: Job) -> list[Row | Skipped]:
-    command = [sys.executable, "-m", "benchmarks.connections.child"]
-    command += [job.step, job.world, job.scale, *job.who]
-    env = os.environ | {"GRPC_VERBOSITY": "NONE"}  # it tells of each connection that is lost
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        return [Skipped(" ".join((job.step, job.world, *job.who)), str(error))]
-    return [Row(**row) for row in json.loads(done.stdout)]
+def rows_of(job: Job) -> list[Row | Skipped]:
+    """Run its process."""
+    arguments = (job.step, job.world, job.scale, *job.who)
+    what = " ".join((job.step, job.world, *job.who))
+    quiet = {"GRPC_VERBOSITY": "NONE"}  # it tells of each connection that is lost
+    module = "benchmarks.connections.child"
+    return _child.rows(what, module, arguments, patience_s=PATIENCE_S, env=quiet)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from pathlib import Path
 
+from benchmarks._main import Program, write_rows
 from benchmarks.timer import machine, plot, report
-from benchmarks.timer.runner import ROOT, STEPS, Plan, Skipped, run
+from benchmarks.timer.runner import STEPS, Plan, Skipped, run
 from benchmarks.timer.scale import SCALES, Results, Row
 
-DOCS = ROOT / "docs" / "benchmarks"
+PROGRAM = Program("timer", __doc__, "under a minute", STEPS)
 
 
 def main() -> int:
     """Run, print, write."""
-    options = _parser().parse_args()
-    only = frozenset(options.only.split(",")) if options.only else frozenset(STEPS)
-    if unknown := sorted(only - STEPS.keys()):
-        print(f"--only takes {', '.join(STEPS)}; not {', '.join(unknown)}", file=sys.stderr)
+    parser = PROGRAM.parser()
+    parser.add_argument("--no-netty", action="store_true", help="leave the JVM alone")
+    options = parser.parse_args()
+    only = PROGRAM.asked(options)
+    if only is None:
         return 2
     plan = Plan("quick" if options.quick else "full", only, with_netty=not options.no_netty)
-    complete = not options.quick and only == STEPS.keys()
     began, load = time.monotonic(), machine.load()
     rows, skipped = [], []
     for each in run(plan):
@@ -33,11 +32,9 @@ def main() -> int:
             print(f"skipped {each.what}: {each.why}", file=sys.stderr)
             skipped.append(each)
     print(f"all: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    if options.json is not None:
-        options.json.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
-    out = options.out or (DOCS if complete else None)
+    write_rows(options, rows)
     facts = machine.facts(with_netty=plan.with_netty) | {"Load before": load}
-    _publish(plan, Results(tuple(rows)), skipped, facts, out)
+    _publish(plan, Results(tuple(rows)), skipped, facts, PROGRAM.place(options, only))
     return 0
 
 
@@ -52,7 +49,6 @@ def _publish(
     scale = SCALES[plan.scale]
     drawing = None
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         if plot.available():
             drawing = "timer.svg"
             plot.draw(results, scale, out / drawing)
@@ -63,24 +59,10 @@ def _publish(
         scale,
         facts=facts,
         skipped=skipped,
-        command=" ".join(["python -m benchmarks.timer", *sys.argv[1:]]),
+        command=PROGRAM.command,
         plot=drawing,
     )
-    print(page)
-    if out is None:
-        print("Not written: only a whole run goes to docs/benchmarks; --out says where else.")
-    else:
-        (out / "timer.md").write_text(page)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.timer", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything; under a minute")
-    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(STEPS)}")
-    parser.add_argument("--no-netty", action="store_true", help="leave the JVM alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the page and the plot there")
-    return parser
+    PROGRAM.publish(page, out)
 
 
 if __name__ == "__main__":

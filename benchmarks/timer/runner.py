@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from benchmarks._child import told
 from benchmarks.timer import netty
 from benchmarks.timer.scale import SCALES, Row
 from benchmarks.timer.subjects import (
@@ -30,7 +27,6 @@ from benchmarks.timer.subjects import (
 )
 from rpcwheel.timer.queue import load_form
 
-ROOT = Path(__file__).parents[2]
 IDLE_AT_ONCE = 7  # idle processes don't disturb each other
 PATIENCE_S = 600.0
 
@@ -119,16 +115,11 @@ def _groups(step: str, form: str, forms: list[str]) -> list[tuple[str, ...]]:
 
 
 def _child(step: str, scale: str, form: str, names: tuple[str, ...]) -> list[Row | Skipped]:
-    command = [sys.executable, "-m", "benchmarks.timer.child", step, scale, *names]
-    env = os.environ | {"RPCWHEEL_PURE": "1" if form == "pure" else "0"}
-    what = f"{step} of {', '.join(names)} ({form})"
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        return [Skipped(what, str(error))]
-    return [Row(**row) for row in json.loads(done.stdout)]
+    env = {"RPCWHEEL_PURE": "1" if form == "pure" else "0"}
+    answer = told("benchmarks.timer.child", step, scale, *names, patience_s=PATIENCE_S, env=env)
+    if isinstance(answer, str):
+        return [Skipped(f"{step} of {', '.join(names)} ({form})", answer)]
+    return [Row(**row) for row in answer]
 
 
 def _netty(plan: Plan) -> Iterator[Row | Skipped]:

@@ -1,29 +1,28 @@
 """The benchmark of connections gives figures of the right shape; how big, no test asks."""
 
-import json
 import math
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from fixtures.benches import ROOT, measured
+
 sys.path.append(str(ROOT))  # behind the installed rpcwheel: the benchmarks are not installed
 
-from benchmarks.calls.scale import Results, Row  # noqa: E402
-from benchmarks.calls.subjects import Skipped  # noqa: E402
-from benchmarks.connections import report, runner  # noqa: E402
-from benchmarks.connections.heartbeats import expected_of  # noqa: E402
-from benchmarks.connections.scale import FULL, SCALES, TINY  # noqa: E402
-from benchmarks.connections.subjects import (  # noqa: E402
+from benchmarks.calls.scale import Results, Row
+from benchmarks.calls.subjects import Skipped
+from benchmarks.connections import report, runner
+from benchmarks.connections.heartbeats import expected_of
+from benchmarks.connections.scale import FULL, SCALES, TINY
+from benchmarks.connections.subjects import (
     CALLERS,
     CHURN,
     CHURNED,
     CLOSING,
     DETECTOR,
+    EACH,
     FINDERS,
     FROZEN,
     HEARTBEATS,
@@ -37,6 +36,7 @@ from benchmarks.connections.subjects import (  # noqa: E402
     ROUND,
     SERVERS,
     SERVING,
+    SPREAD,
     UNARY,
     UNTOUCHED,
     UNWATCHED,
@@ -44,7 +44,7 @@ from benchmarks.connections.subjects import (  # noqa: E402
     beating,
     has_psutil,
 )
-from benchmarks.connections.verdict import TARGETS, percent  # noqa: E402
+from benchmarks.connections.verdict import TARGETS, percent
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").exists(), reason="it reads what Linux says of processes"
@@ -62,16 +62,26 @@ STEPS = [
 ]
 
 
-def rows_of(*arguments: str) -> list[Row]:
-    command = [sys.executable, "-m", "benchmarks.connections.child", *arguments]
-    env = os.environ | {"GRPC_VERBOSITY": "NONE"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True, timeout=100)
-    return [Row(**row) for row in json.loads(done.stdout)]
+RUN = [(*each, world) for each in STEPS for world in WORLDS if (each[0], world) != ("churn", "aio")]
+"""As the runner has it."""
+BEATING = [
+    *(("sync", who) for who in (UNWATCHED, OURS, EACH["sync"])),
+    *(("aio", who) for who in (OURS, KEEPALIVE, SPREAD["aio"])),
+]
+"""Each in one world, which is as good as both, and ours in both."""
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(("step", "measure", "subjects"), STEPS, ids=[step[0] for step in STEPS])
-def test_every_subject_of_a_step_is_measured_in_both_worlds(step, measure, subjects, world):
+@pytest.fixture(scope="module")
+def rows_of():
+    """What a step's process gave; all run once, a few at a time."""
+    jobs = [(step, world, "tiny") for step, _, _, world in RUN]
+    jobs += [("heartbeats", world, "tiny", who) for world, who in BEATING]
+    rows = measured("benchmarks.connections.child", jobs)
+    return lambda *job: [Row(**row) for row in rows[job]]
+
+
+@pytest.mark.parametrize(("step", "measure", "subjects", "world"), RUN)
+def test_every_subject_of_a_step_is_measured(rows_of, step, measure, subjects, world):
     rows = rows_of(step, world, "tiny")
     assert {row.subject for row in rows} == subjects
     assert {(row.world, row.measure) for row in rows} == {(world, measure)}
@@ -84,10 +94,8 @@ def test_every_subject_of_a_step_is_measured_in_both_worlds(step, measure, subje
         assert "answered_s" in next(row.values for row in rows if row.subject == OURS)
 
 
-@pytest.mark.parametrize(
-    ("world", "subject"), [(world, who) for world in WORLDS for who in beating(world)]
-)
-def test_idle_channels_are_watched_and_what_that_costs_is_told(world, subject):
+@pytest.mark.parametrize(("world", "subject"), BEATING)
+def test_idle_channels_are_watched_and_what_that_costs_is_told(rows_of, world, subject):
     (row,) = rows_of("heartbeats", world, "tiny", subject)
     assert (row.side, row.world, row.measure, row.subject) == ("client", world, HEARTBEATS, subject)
     assert row.values["cpu_percent"] > 0
@@ -111,7 +119,7 @@ def test_each_process_of_a_step_is_a_job():
 
 def test_a_step_that_fails_is_told_of_and_the_others_go_on():
     job = runner.Job("no such step", "sync", "tiny")
-    (told,) = runner._child(job)
+    (told,) = runner.rows_of(job)
     assert isinstance(told, Skipped)
     assert told.what == "no such step sync"
 

@@ -1,0 +1,48 @@
+"""A measurement in a process of its own, which prints its rows as a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.calls.far import ROOT
+from benchmarks.calls.scale import Row
+from benchmarks.calls.subjects import Skipped
+
+
+def told(
+    module: str, *arguments: str, patience_s: float, env: Mapping[str, str] | None = None
+) -> list[dict[str, Any]] | str:
+    """What `python -m MODULE ARGUMENTS` printed; or why it printed nothing."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env=os.environ | (env or {}),
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=patience_s,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def rows(
+    what: str,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    patience_s: float,
+    env: Mapping[str, str] | None = None,
+) -> list[Row | Skipped]:
+    """Its rows; or that it was skipped, called `what`, and why."""
+    answer = told(module, *arguments, patience_s=patience_s, env=env)
+    if isinstance(answer, str):
+        return [Skipped(what, answer)]
+    return [Row(**row) for row in answer]

@@ -1,0 +1,111 @@
+"""What `python -m benchmarks.NAME` has in common: the options, and where the page goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.calls.far import ROOT
+from benchmarks.calls.scale import Results, Row
+from benchmarks.calls.subjects import Skipped
+from benchmarks.timer import machine
+
+DOCS = ROOT / "docs" / "benchmarks"
+
+
+class Told(Protocol):
+    """A row, as each benchmark has it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One of them."""
+
+    name: str
+    about: str | None
+    takes: str  # with --quick
+    steps: Collection[str]
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Of the options that all have."""
+        parser = argparse.ArgumentParser(prog=f"python -m {self._module}", description=self.about)
+        parser.add_argument("--quick", action="store_true", help=f"less of all; {self.takes}")
+        parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(self.steps)}")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+        parser.add_argument("--out", type=Path, metavar="DIR", help="write the page there")
+        return parser
+
+    def asked(self, options: argparse.Namespace) -> frozenset[str] | None:
+        """The steps to run; None if some are unknown, which is told on stderr."""
+        only = frozenset(options.only.split(",")) if options.only else frozenset(self.steps)
+        if unknown := sorted(only.difference(self.steps)):
+            print(
+                f"--only takes {', '.join(self.steps)}; not {', '.join(unknown)}", file=sys.stderr
+            )
+            return None
+        return only
+
+    @property
+    def command(self) -> str:
+        """As it was called, but for where this machine has its files."""
+        given, places = iter(sys.argv[1:]), ("--json", "--out")
+        told = [word for word in given if word not in places or not next(given, "")]
+        return " ".join([f"python -m {self._module}", *told])
+
+    def place(self, options: argparse.Namespace, only: frozenset[str]) -> Path | None:
+        """The directory for the page, made if need be; None: it is only printed."""
+        complete = not options.quick and only == frozenset(self.steps)
+        out: Path | None = options.out or (DOCS if complete else None)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        return out
+
+    def publish(self, page: str, out: Path | None) -> None:
+        """Print the page, and write it."""
+        print(page)
+        if out is None:
+            print("Not written: only a whole run goes to docs/benchmarks; --out says where else.")
+        else:
+            (out / f"{self.name}.md").write_text(page)
+
+    @property
+    def _module(self) -> str:
+        return f"benchmarks.{self.name}"
+
+
+def write_rows(options: argparse.Namespace, rows: Sequence[Told]) -> None:
+    """Write all figures as JSON, if that was asked for."""
+    if options.json is not None:
+        options.json.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
+
+
+def main(
+    program: Program,
+    run: Callable[[frozenset[str], str], Iterable[Row | Skipped]],
+    page: Callable[..., str],
+    *,
+    scales: dict[str, Any],
+    facts: Callable[[str], dict[str, str]],
+) -> int:
+    """Run, print, write; for those whose rows are of `benchmarks.calls.scale`."""
+    options = program.parser().parse_args()
+    only = program.asked(options)
+    if only is None:
+        return 2
+    known, scale = facts(machine.load()), "quick" if options.quick else "full"
+    told = list(run(only, scale))
+    rows = tuple(each for each in told if isinstance(each, Row))
+    write_rows(options, rows)
+    skipped = [each for each in told if isinstance(each, Skipped)]
+    show = partial(page, facts=known, skipped=skipped, command=program.command)
+    program.publish(show(Results(rows), scales[scale]), program.place(options, only))
+    return 0

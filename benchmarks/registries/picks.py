@@ -1,0 +1,98 @@
+"""What a pick costs by itself, and what it costs to get ready for picking when members change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+from statistics import median
+from time import perf_counter_ns
+
+from benchmarks.calls.scale import Row
+from benchmarks.calls.turns import take_turns
+from benchmarks.registries.scale import Scale
+from benchmarks.registries.subjects import (
+    BUSY,
+    BUSY_WEIGHTED,
+    BY_CHANCE,
+    CHOICE,
+    EQUAL,
+    IDLE,
+    PICK,
+    PICKERS,
+    RING,
+    WEIGHTED,
+)
+from benchmarks.timer.clock import cost
+from rpcwheel.cluster.pickers import (
+    ConsistentHash,
+    LeastActive,
+    Pick,
+    Picker,
+    RoundRobin,
+    WeightedRandom,
+)
+
+MADE: dict[str, Callable[[], Picker]] = {
+    EQUAL: RoundRobin,
+    WEIGHTED: RoundRobin,
+    BY_CHANCE: WeightedRandom,
+    IDLE: LeastActive,
+    BUSY: LeastActive,
+    BUSY_WEIGHTED: LeastActive,
+    RING: lambda: ConsistentHash("x-user-id"),
+}
+METADATA = (("x-user-id", "a user"),)
+
+
+class Member:
+    """As far as pickers look at one."""
+
+    def __init__(self, number: int, calls: int) -> None:
+        self.id, self.calls = f"10.0.0.1:{number}", calls
+
+
+def measure(scale: Scale) -> list[Row]:
+    """A row for each subject."""
+    values: dict[str, dict[str, float]] = {name: {} for name in PICKERS}
+    for size in scale.picked:
+        bursts = {name: partial(cost, _burst(_picker(name, size)), scale.picks) for name in PICKERS}
+        taken = take_turns(bursts, rounds=scale.pick_rounds, warm_up=1)
+        for name in PICKERS:
+            values[name][f"ns_{size}"] = median(each.cpu_ns for each in taken.costs[name])
+    for name in MADE:
+        values[name]["prepare_us"] = _prepare_us(name, scale)
+    return [Row("client", "sync", PICK, name, values[name]) for name in PICKERS]
+
+
+def _picker(name: str, size: int) -> Pick[Member]:
+    members, weights = _members(name, size)
+    if name == CHOICE:
+        return lambda _, __, ___: random.choice(members)
+    return MADE[name]().prepare(members, weights)
+
+
+def _members(name: str, size: int) -> tuple[list[Member], list[int]]:
+    members = [Member(number, name in (BUSY, BUSY_WEIGHTED)) for number in range(size)]
+    alike = name not in (WEIGHTED, BUSY_WEIGHTED, BY_CHANCE)
+    return members, [100 if alike else 50 + number % 100 for number in range(size)]
+
+
+def _burst(pick: Pick[Member]) -> Callable[[int], None]:
+    def work(times: int) -> None:
+        for _ in repeat(None, times):
+            pick("/bench.Shop/UnaryUnary", None, METADATA)
+
+    return work
+
+
+def _prepare_us(name: str, scale: Scale) -> float:
+    members, weights = _members(name, max(scale.picked))
+    taken = []
+    for _ in range(scale.prepared):
+        picker = MADE[name]()
+        began_ns = perf_counter_ns()
+        picker.prepare(members, weights)
+        taken.append(perf_counter_ns() - began_ns)
+    return median(taken) / 1e3

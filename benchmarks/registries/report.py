@@ -1,0 +1,166 @@
+"""The page that a run leaves: `docs/benchmarks/registries.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from benchmarks.calls.report import packages
+from benchmarks.calls.scale import Results, Row
+from benchmarks.calls.subjects import Skipped
+from benchmarks.calls.wire import PAYLOAD
+from benchmarks.registries.scale import Scale
+from benchmarks.registries.subjects import CONVERGE, PICK, REPUBLISH, UNARY
+from benchmarks.registries.verdict import TARGETS
+from benchmarks.timer import machine
+from benchmarks.timer.tables import EMPTY, figure, table
+
+NOTES = """\
+How it is measured:
+
+* A unary call: {payload} bytes over loopback, in bursts of {calls} that take turns in another order
+  each round, {rounds} rounds; the client's process (CPU: gRPC's threads too), which is held to one
+  processor, and the far side to another. "few" are {few} servers, "many" {many}, each on a port of
+  its own; a registry in memory. "× bare" is the median of the ratios within a round, with the
+  middle half of them: where that is wide, others used the machine. grpc's list is
+  `ipv4:host:port,...` with `round_robin`. A channel to many has as many connections, whose memory
+  is cold when their turn comes: compare it with grpc's own list of as many.
+* A pick: the picker alone, CPU time, {picks} in a burst; the call of the function and the loop are
+  in it. Other weights: 50 to 149. Prepared: at each change of the members, for {most} of them. The
+  members stand in for real ones, of which *LeastActive* asks each for its calls: that takes more.
+* Converging: {instances:,} instances by one session, {subscribers:,} subscriptions in {sessions}
+  sessions with a connection each, all in one process (one interpreter reads each record {sessions}
+  times), and the engine beside it; until the last listener has been told. Changed: the weight of
+  one; withdrawn: one, for good; medians of up to {changes}, and the longest. A rival has one watch,
+  or poll, for each of as many sessions, tells as many listeners, and does nothing about failures;
+  kazoo's recipe and the poll don't look into records.
+* Published again: {publishers} sessions (in memory: one) with {instances:,} instances together, a
+  lease of {lease:g} s and `jitter={window:g}`; the engine is killed, and started without its data.
+  Time counts from when it answers; a session finds out by its next renewal, a third of the lease
+  later at most, or by its watch or connection. A lookup each 10 ms tells how many are there; that
+  of ZooKeeper reads every node, which takes so long that its tenths are coarse.
+"""
+
+Cell = Callable[[Row], str]
+
+
+def page(
+    results: Results,
+    scale: Scale,
+    *,
+    facts: Mapping[str, str],
+    skipped: Sequence[Skipped],
+    command: str,
+) -> str:
+    """All of it, as Markdown."""
+    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Made by `{command}`"]
+    parts = ["# What channels by name cost", "\n".join(origin)]
+    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    verdicts = [target.verdict(results) for target in TARGETS]
+    parts += ["## Target", table(("unary call", "measured", "asked for", ""), verdicts)]
+    for title, what, columns in _sections(scale):
+        tables = list(_tables(results, what, columns))
+        parts += [f"## {title}", *tables] if tables else []
+    return "\n\n".join([*parts, _notes(scale)])
+
+
+def facts(load: str) -> dict[str, str]:
+    """The machine and the versions, by name."""
+    told = machine.facts(with_netty=False)
+    return told | {"Versions": packages("grpcio", "kazoo", "redis"), "Load before": load}
+
+
+def _tables(results: Results, what: str, columns: Sequence[tuple[str, Cell]]) -> Iterator[str]:
+    for world, name in (("sync", "`grpc`"), ("aio", "`grpc.aio`")):
+        rows = [row for row in results.rows if (row.measure, row.world) == (what, world)]
+        if rows:
+            title = name if what == UNARY else ""
+            lines = [(row.subject, *(cell(row) for _, cell in columns)) for row in rows]
+            yield table((title, *(header for header, _ in columns)), lines)
+
+
+def _value(key: str) -> Cell:
+    return lambda row: figure(row.values.get(key))
+
+
+def _within(key: str) -> Cell:
+    """Seconds; or for how long it was waited in vain."""
+
+    def cell(row: Row) -> str:
+        value = row.values.get(key)
+        return f"> {row.values['waited_s']:g}" if value is None else f"{value:.2f}"
+
+    return cell
+
+
+def _ratio(clock: str) -> Cell:
+    def cell(row: Row) -> str:
+        ratio, q1, q3 = (row.values[f"{clock}_ratio{part}"] for part in ("", "_q1", "_q3"))
+        return f"{ratio:.2f} ({q1:.2f}–{q3:.2f})"
+
+    return cell
+
+
+def _pair(key: str) -> Cell:
+    """The median, and the longest; some see no such change."""
+
+    def cell(row: Row) -> str:
+        if f"{key}_ms" not in row.values:
+            return EMPTY
+        return f"{figure(row.values[f'{key}_ms'])} ({figure(row.values[f'{key}_most_ms'])})"
+
+    return cell
+
+
+def _sections(scale: Scale) -> Iterator[tuple[str, str, Sequence[tuple[str, Cell]]]]:
+    yield (
+        "A unary call",
+        UNARY,
+        (
+            ("CPU, µs", _value("cpu_us")),
+            ("× bare", _ratio("cpu")),
+            ("wall, µs", _value("wall_us")),
+            ("× bare", _ratio("wall")),
+        ),
+    )
+    picked = [(f"of {size:,}, ns", _value(f"ns_{size}")) for size in scale.picked]
+    yield "A pick", PICK, (*picked, ("prepared, µs", _value("prepare_us")))
+    yield (
+        f"{scale.subscribers:,} subscribers see {scale.instances:,} instances",
+        CONVERGE,
+        (
+            ("all seen by all after, s", _within("all_s")),
+            ("CPU for that, s", _value("cpu_s")),
+            ("one changed, ms (longest)", _pair("change")),
+            ("one withdrawn, ms (longest)", _pair("gone")),
+            ("threads", _value("threads")),
+        ),
+    )
+    yield (
+        f"{scale.instances:,} instances are published again",
+        REPUBLISH,
+        (
+            ("the first after, s", _within("first_s")),
+            ("all after, s", _within("all_s")),
+            ("most in 0.1 s", _value("busiest")),
+            ("tenths with any", _value("bins")),
+        ),
+    )
+
+
+def _notes(scale: Scale) -> str:
+    return NOTES.format(
+        payload=len(PAYLOAD),
+        calls=scale.calls,
+        rounds=scale.rounds,
+        few=scale.few,
+        many=scale.many,
+        picks=f"{scale.picks:,}",
+        most=f"{max(scale.picked):,}",
+        instances=scale.instances,
+        subscribers=scale.subscribers,
+        sessions=scale.sessions,
+        changes=scale.changes,
+        publishers=scale.publishers,
+        lease=scale.lease_s,
+        window=scale.window_s,
+    )

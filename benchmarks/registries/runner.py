@@ -1,0 +1,46 @@
+"""Runs the measurements, each in a process of its own, and collects their rows."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+from benchmarks import _child
+from benchmarks.calls.scale import Row
+from benchmarks.calls.subjects import Skipped
+from benchmarks.registries.engines import missing
+from benchmarks.registries.subjects import AT_ONCE, ENGINES, SPREAD, WIPED, watching
+
+PATIENCE_S = 400.0
+
+STEPS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "calls": (("sync",), ("aio",)),
+    "picks": ((),),
+    "converge": tuple((engine, who) for engine in ENGINES for who in watching(engine)),
+    "republish": tuple((engine, who) for engine in WIPED for who in (SPREAD, AT_ONCE)),
+}
+"""What can be asked for, and who its processes are of."""
+
+
+def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
+    """Measure what is asked for, and say on stderr what is under way."""
+    lacking = {engine: reason for engine in ENGINES if (reason := missing(engine))}
+    if not only.isdisjoint({"converge", "republish"}):
+        for engine, reason in lacking.items():
+            yield Skipped(engine, reason)
+    for step, whose in STEPS.items():
+        if step not in only:
+            continue
+        began = time.monotonic()
+        for who in whose:
+            if not lacking.keys() & set(who):
+                yield from rows_of(scale, step, *who)
+        print(f"{step}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def rows_of(scale: str, step: str, *who: str) -> list[Row | Skipped]:
+    """Run one process."""
+    quiet = {"GRPC_VERBOSITY": "NONE"}  # it tells of each connection that is lost
+    module, what = "benchmarks.registries.child", " ".join((step, *who))
+    return _child.rows(what, module, (scale, step, *who), patience_s=PATIENCE_S, env=quiet)

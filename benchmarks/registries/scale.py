@@ -1,0 +1,88 @@
+"""How much is measured. What comes out are the rows of `benchmarks.calls.scale`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of everything."""
+
+    calls: int  # unary calls timed in one go
+    rounds: int  # of them
+    warm_up: int  # bursts of each before the first round
+    few: int  # instances that are called
+    many: int
+    picks: int  # timed in one go
+    pick_rounds: int
+    picked: tuple[int, int, int]  # from so many members
+    prepared: int  # times for the largest of them
+    instances: int  # that are published
+    sessions: int  # of subscribers
+    subscribers: int  # of all sessions together
+    changes: int  # of one instance
+    patience_s: float  # for any of that
+    publishers: int  # sessions that publish again
+    lease_s: float  # theirs
+    window_s: float  # over which they spread it
+
+
+FULL = Scale(
+    calls=50,
+    rounds=101,
+    warm_up=10,
+    few=3,
+    many=100,
+    picks=500,
+    pick_rounds=31,
+    picked=(3, 100, 1000),
+    prepared=21,
+    instances=1000,
+    sessions=20,
+    subscribers=1000,
+    changes=21,
+    patience_s=60.0,
+    publishers=10,
+    lease_s=15.0,
+    window_s=5.0,
+)
+QUICK = Scale(
+    calls=25,
+    rounds=41,
+    warm_up=8,
+    few=3,
+    many=100,
+    picks=1000,
+    pick_rounds=11,
+    picked=(3, 100, 1000),
+    prepared=5,
+    instances=1000,
+    sessions=10,
+    subscribers=1000,
+    changes=7,
+    patience_s=30.0,
+    publishers=10,
+    lease_s=6.0,
+    window_s=2.0,
+)
+TINY = Scale(
+    calls=2,
+    rounds=2,
+    warm_up=1,
+    few=2,
+    many=3,
+    picks=10,
+    pick_rounds=2,
+    picked=(2, 3, 4),
+    prepared=2,
+    instances=4,
+    sessions=2,
+    subscribers=4,
+    changes=1,
+    patience_s=20.0,
+    publishers=2,
+    lease_s=1.5,
+    window_s=0.4,
+)
+SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}

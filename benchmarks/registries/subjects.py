@@ -1,0 +1,53 @@
+"""The subjects by name, and what each step is of."""
+
+from __future__ import annotations
+
+UNARY, PICK, CONVERGE, REPUBLISH = "unary", "pick", "converge", "republish"
+"""What rows are of."""
+
+BARE, RECONNECTING = "bare channel", "rpcwheel: ReconnectingChannel"
+GRPC_FEW, GRPC_MANY = "grpc: ipv4: list, few", "grpc: ipv4: list, many"
+ONE, FEW, MANY = "rpcwheel: by name, one", "rpcwheel: by name, few", "rpcwheel: by name, many"
+RANDOM, LEAST = "rpcwheel: few, weighted_random", "rpcwheel: few, least_active"
+HASH, CORE = "rpcwheel: few, consistent_hash", "rpcwheel: few, balance=core"
+CALLERS = (BARE, GRPC_FEW, GRPC_MANY, RECONNECTING, ONE, FEW, MANY, RANDOM, LEAST, HASH, CORE)
+"""Through whom unary calls are made."""
+
+BALANCES = {
+    ONE: "round_robin",
+    FEW: "round_robin",
+    MANY: "round_robin",
+    RANDOM: "weighted_random",
+    LEAST: "least_active",
+    HASH: "consistent_hash:x-user-id",
+    CORE: "core",
+}
+"""Of the channels by name."""
+
+CHOICE = "random.choice"
+"""What picks are compared with."""
+EQUAL, WEIGHTED = "RoundRobin, equal weights", "RoundRobin, other weights"
+BY_CHANCE = "WeightedRandom"
+IDLE, BUSY = "LeastActive, all idle", "LeastActive, all busy"
+BUSY_WEIGHTED = "LeastActive, busy, other weights"
+RING = "ConsistentHash"
+PICKERS = (CHOICE, EQUAL, WEIGHTED, BY_CHANCE, IDLE, BUSY, BUSY_WEIGHTED, RING)
+
+ENGINES = ("memory", "sqlite", "etcd", "zookeeper", "redis")
+OURS = "rpcwheel"
+RIVALS = {
+    "etcd": "a bare watch",
+    "zookeeper": "kazoo's ChildrenWatch",
+    "redis": "a poll of the hash, each 0.5 s",
+}
+"""Who else sees what is published on an engine: one a session, and nothing that survives a
+failure."""
+
+WIPED = ("memory", "etcd", "zookeeper", "redis")
+"""Engines that are started again without what they knew."""
+SPREAD, AT_ONCE = "over the window", "jitter=1 ms"
+
+
+def watching(engine: str) -> tuple[str, ...]:
+    """Who sees what is published there."""
+    return (OURS, RIVALS[engine]) if engine in RIVALS else (OURS,)

@@ -1,0 +1,48 @@
+"""The targets, and whether they are met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.calls.scale import Results, World
+from benchmarks.registries.subjects import BARE, FEW, GRPC_MANY, MANY, ONE, UNARY
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The cost of a unary call through a channel by name, over that of another channel."""
+
+    world: World
+    subject: str
+    over: str
+    clock: str
+    at_most: float = 1.10
+
+    def verdict(self, results: Results) -> tuple[str, str, str, str]:
+        """What it is about, what was measured, what is asked for, and whether it is met."""
+        text = f"{self.world}, {self.subject}, over {self.over}: {self.clock} time"
+        asked = f"≤ {self.at_most:.2f}×"
+        value = ratio(results, self.world, self.subject, self.over, self.clock)
+        if value is None:
+            return text, "–", asked, "not measured"
+        return text, f"{value:.3f}×", asked, "met" if value <= self.at_most else "**missed**"
+
+
+def ratio(results: Results, world: World, subject: str, over: str, clock: str) -> float | None:
+    """Of the medians; over the bare channel, the median of the ratios within each round."""
+    if over == BARE:
+        return results.value("client", world, UNARY, subject, f"{clock}_ratio")
+    own, its = (
+        results.value("client", world, UNARY, name, f"{clock}_us") for name in (subject, over)
+    )
+    return own / its if own and its else None
+
+
+TARGETS = tuple(
+    Target(world, subject, over, clock)
+    for world in ("sync", "aio")
+    for subject, over in ((ONE, BARE), (FEW, BARE), (MANY, GRPC_MANY))
+    for clock in ("wall", "cpu")
+)
+"""A tenth more than a bare channel. Calls that go to many connections in turn cost gRPC itself more
+than calls on one, so that those are compared with its own channel to as many."""
