@@ -86,21 +86,21 @@ class Traffic:
 
     def writing(self, serializer: Convert | None) -> Convert:
         """The serializer, which notes that a message goes out once it could be made."""
-        saw_write = self.saw_write
+        now_ns = self.now_ns
 
         def write(message: Any) -> Any:  # noqa: ANN401
             data = message if serializer is None else serializer(message)
-            saw_write()
+            self.last_write_ns = self.last_use_ns = now_ns()  # `saw_write`; each call pays for it
             return data
 
         return write
 
     def reading(self, deserializer: Convert | None) -> Convert:
         """The deserializer, which notes that a message came in, whatever can be made of it."""
-        saw_read = self.saw_read
+        now_ns = self.now_ns
 
         def read(data: Any) -> Any:  # noqa: ANN401
-            saw_read()
+            self.last_read_ns = self.last_use_ns = now_ns()  # `saw_read`
             return data if deserializer is None else deserializer(data)
 
         return read
