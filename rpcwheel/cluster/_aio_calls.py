@@ -10,8 +10,9 @@ from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel.call import Kind
 from rpcwheel.channel._aio_members import MEMBERS
 
-from ._aio_firsts import Sealed, firsts_of, sealing
-from ._aio_passage import Leg, Passage
+from ._aio_firsts import Sealed, as_now, firsts_of, sealing
+from ._aio_leg import Leg
+from ._aio_passage import Passage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_relay import Relay
 
     from ._aio_fleet import Fleet
+    from ._aio_leg import Forks
     from ._aio_member import Member
 
 __all__ = ["CALLS", "Calls"]
@@ -28,6 +30,8 @@ class Calls:
     """One method of a stub. The base of the four kinds."""
 
     kind: Kind
+    owner: object = None
+    """The channel, which lives as long as a stub of it does: somebody tells it of its members."""
 
     def __init__(
         self,
@@ -54,9 +58,9 @@ class Calls:
 
         Raises:
             grpc.aio.UsageError: The member is gone.
-            Exception: What `connect` raised.
+            UnmadeError: It has no channel, by what `connect` raised.
         """
-        channel = self.fleet.connected(at)
+        channel = self.fleet.reached(at)
         self.made = {member: made for member, made in self.made.items() if not member.closed}
         deserializer, args, options = self._given
         serializer = self.serializer
@@ -71,7 +75,7 @@ class Calls:
         at: Member,
         request: Any,  # noqa: ANN401
         options: dict[str, Any],
-        used: list[Member] | None,
+        forks: Forks | None,
     ) -> Any:  # noqa: ANN401
         """Begin a call with one request on this member, as one of several at once.
 
@@ -79,10 +83,10 @@ class Calls:
             at: Where.
             request: What is sent.
             options: All that grpc.aio takes.
-            used: Where the others are, and this one: not to go there if `at` does not get it, but
+            forks: Where the others are, and this one: not to go there if `at` does not get it, but
                 to another, which is noted there. None: to nobody else.
         """
-        return Leg(self, request, self.sealed(request), options, used).begin_on(at)
+        return Leg(self, request, self.sealed(request), options, forks).begin_on(at)
 
     def sealed(self, request: Any) -> Any:  # noqa: ANN401
         """A request as it is sent."""
@@ -104,7 +108,7 @@ class _OneRequest(Calls):
     ) -> Any:  # noqa: ANN401
         options = {
             "timeout": timeout,
-            "metadata": metadata,
+            "metadata": metadata if metadata is None else as_now(metadata),
             "credentials": credentials,
             "wait_for_ready": False if wait_for_ready else wait_for_ready,
             "compression": compression,
@@ -133,7 +137,7 @@ class _ManyRequests(Calls):
     ) -> Any:  # noqa: ANN401
         options = {
             "timeout": timeout,
-            "metadata": metadata,
+            "metadata": metadata if metadata is None else as_now(metadata),
             "credentials": credentials,
             "wait_for_ready": False if wait_for_ready else wait_for_ready,
             "compression": compression,

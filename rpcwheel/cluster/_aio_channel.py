@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
@@ -47,9 +47,16 @@ __all__ = ["ClusterChannel", "Member"]
 
 State = grpc.ChannelConnectivity
 
+GLANCE_S: Final = 0.25
+"""Between two looks at connections that tell no change."""
+
 
 class ClusterChannel(grpc.aio.Channel):
     """A channel whose calls go to many servers, which may come and go."""
+
+    is_one_list = False
+    """Whether gRPC itself spreads the calls over all servers (`balance="core"`): then there are no
+    members to choose from."""
 
     def __init__(
         self,
@@ -77,7 +84,8 @@ class ClusterChannel(grpc.aio.Channel):
             options: As grpc takes them, for each member's connection.
             compression: As grpc takes it.
             connect: Makes the connections in your own way: `connect(instance, options)` gives a new
-                `grpc.aio.Channel`. On the loop.
+                `grpc.aio.Channel`. On the loop. A member for which it raises is down; if it raises
+                for all, that is the caller's.
             on_member: Told each member when its channel is made; on the loop, before the first
                 call. A plain function.
             policy: None: the defaults.
@@ -163,19 +171,24 @@ class ClusterChannel(grpc.aio.Channel):
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a member of a stub."""
-        return CALLS[Kind.UNARY_UNARY](self._fleet, method, *args, **options)
+        return self._method(Kind.UNARY_UNARY, method, *args, **options)
 
     def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a member of a stub."""
-        return CALLS[Kind.UNARY_STREAM](self._fleet, method, *args, **options)
+        return self._method(Kind.UNARY_STREAM, method, *args, **options)
 
     def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a member of a stub."""
-        return CALLS[Kind.STREAM_UNARY](self._fleet, method, *args, **options)
+        return self._method(Kind.STREAM_UNARY, method, *args, **options)
 
     def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a member of a stub."""
-        return CALLS[Kind.STREAM_STREAM](self._fleet, method, *args, **options)
+        return self._method(Kind.STREAM_STREAM, method, *args, **options)
+
+    def _method(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        made = CALLS[kind](self._fleet, method, *args, **options)
+        made.owner = self
+        return made
 
     # What is known of it
 
@@ -192,7 +205,7 @@ class ClusterChannel(grpc.aio.Channel):
             return State.SHUTDOWN
         if not roster.known and not roster.reason:
             return State.CONNECTING
-        state = whole_state(_state_of(member) for member in roster.members)
+        state = whole_state(_state_of(member.link) for member in roster.members)
         if try_to_connect and state is not State.READY:
             for member in roster.members:
                 member.channel.get_state(try_to_connect=True)
@@ -202,10 +215,14 @@ class ClusterChannel(grpc.aio.Channel):
         """Wait until the state is another."""
         fleet = self._fleet
         fleet.home.enter()
-        while self.get_state() is last_observed_state:
+        while True:
             changed = fleet.changed.waiter()  # before anything else may run
+            seen = [(link, _state_of(link)) for link in fleet.links()]  # it changes at any time
             try:
-                await _first_of([_change_of(link) for link in fleet.links()], changed)
+                if self.get_state() is not last_observed_state:
+                    return
+                changes = [_change_of(link, state) for link, state in seen]
+                await _first_of(changes, changed)
             finally:
                 fleet.changed.forget(changed)
 
@@ -311,18 +328,21 @@ class _Ways:
         )
 
 
-def _state_of(member: Member) -> State:
+def _state_of(link: ReconnectingChannel | None) -> State:
     """That of a member; one whose connection hides it counts as connected once it was called."""
-    if member.link is None:
+    if link is None:
         return State.IDLE
     try:
-        return member.link.get_state()
+        return link.get_state()
     except Exception:  # noqa: BLE001 - of another make
         return State.READY
 
 
-async def _change_of(link: ReconnectingChannel) -> None:
-    await link.wait_for_state_change(link.get_state())
+async def _change_of(link: ReconnectingChannel, state: State) -> None:
+    try:
+        await link.wait_for_state_change(state)
+    except Exception:  # noqa: BLE001 - of another make, or closed by the user
+        await asyncio.sleep(GLANCE_S)
 
 
 async def _first_of(

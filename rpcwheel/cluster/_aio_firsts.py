@@ -12,12 +12,14 @@ import contextlib
 from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import grpc
+
 from rpcwheel._grpc.aio_relay import Signal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-__all__ = ["AsyncFirsts", "Firsts", "Sealed", "firsts_of", "sealing"]
+__all__ = ["AsyncFirsts", "Firsts", "Sealed", "as_now", "firsts_of", "sealing"]
 
 UNREAD: Final = object()
 
@@ -51,6 +53,13 @@ def sealing(serializer: Callable[[Any], bytes]) -> Callable[[Sealed], bytes]:
         return sealed.seal(serializer)
 
     return seal
+
+
+def as_now(metadata: Any) -> Any:  # noqa: ANN401 - as grpc.aio takes it
+    """A copy of what its caller may change afterwards, of the same type where that tells more."""
+    return (
+        grpc.aio.Metadata(*metadata) if isinstance(metadata, grpc.aio.Metadata) else tuple(metadata)
+    )
 
 
 class Firsts:

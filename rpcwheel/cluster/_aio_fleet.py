@@ -39,11 +39,19 @@ if TYPE_CHECKING:
 
     Job = Callable[[], object]
 
-__all__ = ["Fleet", "Member"]
+__all__ = ["Fleet", "Member", "UnmadeError"]
 
 PROBE: Final = HealthProbe()
 PATIENCE_NS: Final = 1_000_000_000
 """Until the next probe, where the user's wait object fails."""
+
+
+class UnmadeError(Exception):
+    """A member has no channel that a call could be made on; `error` says why."""
+
+    def __init__(self, member: Member, error: Exception) -> None:
+        super().__init__(f"{member.id}: connect: {error!r}")
+        self.error = error
 
 
 class Fleet:
@@ -78,6 +86,7 @@ class Fleet:
         self._probes: set[asyncio.Task[None]] = set()
         self._closers: list[Job] = []
         self._links: list[ReconnectingChannel] = []  # those that `close` has closed
+        self._former: list[ReconnectingChannel] = []  # those that the user has retired
 
     def _tell_change(self) -> None:
         """Let those look again who wait for a change."""
@@ -131,24 +140,40 @@ class Fleet:
         self._tell_change()
 
     def connected(self, member: Member) -> ReconnectingChannel:
-        """The channel of a member, made if there is none, or if the user has closed it.
+        """The channel of a member, made if there is none, or if the user has closed or retired it.
 
         Raises:
             grpc.aio.UsageError: The member is gone; in the words of grpc.aio.
             Exception: What `connect` raised.
         """
-        if member.link is not None and not member.link.closed:
+        if member.link is not None and not member.link.links.refuses:
             return member.link
         if member.closed or member.leaving:
             raise grpc.aio.UsageError(CLOSED)
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
             self.home.enter()
         made = self._connect(member.instance)
+        former = [*self._former, *([] if member.link is None else [member.link])]
+        self._former = [link for link in former if not link.closed]  # calls run on them still
         member.link, member.used = made, True
         if self._on_member is not None:
             self._tell(partial(self._on_member, member), self._on_member)
         self.changed.give()
         return made
+
+    def reached(self, member: Member) -> ReconnectingChannel:
+        """As `connected`, for calls, which may go elsewhere.
+
+        Raises:
+            grpc.aio.UsageError: The member is gone.
+            UnmadeError: `connect` has raised.
+        """
+        try:
+            return self.connected(member)
+        except Exception as error:
+            if member.closed or member.leaving:
+                raise
+            raise UnmadeError(member, error) from error
 
     def links(self) -> list[ReconnectingChannel]:
         """The channels of the members that have one."""
@@ -257,6 +282,7 @@ class Fleet:
                 self._tell(closer, closer)
         finally:  # whatever a callback raises, be it `SystemExit`
             self._links += [member.link for member in gone if member.link is not None]
+            self._links += self._former
             self.changed.give()
             await self._closed(grace)
 

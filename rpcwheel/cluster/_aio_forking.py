@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
@@ -19,12 +18,12 @@ from rpcwheel.call import Kind
 from rpcwheel.errors import ConfigurationError
 
 from ._aio_channel import ClusterChannel
-from ._aio_several import OfChannels, OfCluster, Several, answer_of
-from .failed import BroadcastFailed
+from ._aio_several import OfChannels, OfCluster, Several, answer_of, cancel_all
+from .failed import BroadcastFailed, told_apart, with_members
 from .member import checked_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     Channels: TypeAlias = ClusterChannel | Sequence[grpc.aio.Channel]
@@ -70,25 +69,21 @@ class _Forked(_Unary):
         self._forks = forks
 
     async def _carry_out(self, several: Several, request: Any) -> Any:  # noqa: ANN401
-        calls = [call for _, call in await several.legs(self._forks, request)]
-        done: asyncio.Queue[Any] = asyncio.Queue()
-        try:
-            for call in calls:
-                call.add_done_callback(partial(_put, done, call))
-            for number in range(len(calls), 0, -1):
-                call = await done.get()
-                _, error = await answer_of(call)
-                if error is None:
-                    return call
-                if number == 1:
-                    raise error
-        finally:
-            _cancel(calls)
+        while True:
+            legs, forks = await several.legs(self._forks, request)
+            call, error = await _first_of([call for _, call in legs])
+            if error is None:
+                return call
+            if forks is None or forks.heard or not several.options["wait_for_ready"]:
+                raise error
+            if not await several.source.look_again(several.left_ns()):
+                details = status_of(error).details()
+                raise grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, details=details)
 
 
 class _Broadcast(_Unary):
     async def _carry_out(self, several: Several, request: Any) -> Any:  # noqa: ANN401
-        legs = await several.legs(None, request)
+        legs, _ = await several.legs(None, request)
         answers, errors = {}, {}
         try:
             for target, call in legs:
@@ -98,21 +93,33 @@ class _Broadcast(_Unary):
                 else:
                     errors[target] = status_of(error)
         finally:
-            _cancel([call for _, call in legs])
+            cancel_all([call for _, call in legs])
         if errors:
             raise BroadcastFailed(self._method, answers, errors)
         return ended(Kind.UNARY_UNARY, grpc.StatusCode.OK, "", result=answers)
 
 
+async def _first_of(calls: Sequence[Any]) -> tuple[Any, BaseException | None]:
+    """The first that has succeeded, or the last that has failed, and its error; ends the others."""
+    done: asyncio.Queue[Any] = asyncio.Queue()
+    error: BaseException | None = None
+    call = None
+    try:
+        for one in calls:
+            one.add_done_callback(partial(_put, done, one))
+        for _ in calls:
+            call = await done.get()
+            _, error = await answer_of(call)
+            if error is None:
+                break
+        return call, error
+    finally:
+        cancel_all(calls)
+
+
 def _put(done: asyncio.Queue[Any], call: object, _: object) -> None:
     """By a done-callback; what that gives may be the call below an interceptor's."""
     done.put_nowait(call)
-
-
-def _cancel(calls: Iterable[Any]) -> None:
-    for call in calls:
-        with suppress(Exception):  # a foreign one's
-            call.cancel()
 
 
 class _View(grpc.aio.Channel):
@@ -125,7 +132,7 @@ class _View(grpc.aio.Channel):
         if isinstance(self._channels, ClusterChannel):
             return OfCluster(self._channels.unary_unary(*given, **options))
         methods = [channel.unary_unary(*given, **options) for channel in self._channels]
-        return OfChannels(_names(self._channels), methods)
+        return OfChannels(told_apart(map(_name, self._channels)), methods)
 
     def _refuse(self, method: str, *_: Any, **__: Any) -> Any:  # noqa: ANN401
         return partial(_refuse, f"{method} streams; {type(self).__name__} is for unary calls")
@@ -181,9 +188,9 @@ class ForkingInvoker(_View):
         """Make the view.
 
         Args:
-            channel: A `ClusterChannel` of `rpcwheel.cluster.aio`, whose picker says which members,
+            channel: A `ClusterChannel` of `rpcwheel.aio`, whose picker says which members,
                 and which gets a call that another one did not get; or channels, taken in turn.
-            forks: How many at once; all there are, if those are fewer.
+            forks: How many at once; all that any call may go to, if those are fewer.
 
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
@@ -199,8 +206,9 @@ class ForkingInvoker(_View):
 class BroadcastInvoker(_View):
     """Makes each unary call on every member; the answers come as a dict, by target.
 
-    All at once, each with the caller's timeout. A failure of any raises `BroadcastFailed`, which
-    has the answers of the others. Members that are down, or want no new calls, are asked too.
+    Of several members with one target the second is `"target #2"`, and so on. All at once, each
+    with the caller's timeout. A failure of any raises `BroadcastFailed`, which has the answers of
+    the others. Members that are down, or want no new calls, are asked too.
 
     (Dubbo's `broadcast` asks one after the other.)
     """
@@ -216,23 +224,28 @@ def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
 
 def _checked(channel: Any) -> Channels:  # noqa: ANN401 - whatever was given
     if isinstance(channel, ClusterChannel):
-        return channel
+        return with_members(channel)
     several = isinstance(channel, (list, tuple))
     if not several or not all(isinstance(one, grpc.aio.Channel) for one in channel):
+        way_out = (
+            "interceptors hide its members, also those of kit.channel. Give it the channel of "
+            "rpcwheel.aio.channel(url), and put what intercepts in front of it: "
+            "kit.intercept_channel(BroadcastInvoker(channel))"
+        )
         raise TypeError(
-            "channel must be a ClusterChannel of rpcwheel.cluster.aio, or a list of channels of "
-            f"grpc.aio, not {channel!r}; for those of grpc there is rpcwheel.cluster"
+            "channel must be a ClusterChannel of rpcwheel.aio, or a list of channels of grpc.aio, "
+            f"not {channel!r}; "
+            + (
+                way_out
+                if isinstance(channel, grpc.aio.Channel)
+                else "rpcwheel has the same for grpc"
+            )
         )
     if not channel:
         raise ConfigurationError("channel must not be an empty list")
     return tuple(channel)
 
 
-def _names(channels: Sequence[grpc.aio.Channel]) -> list[str]:
-    """Their targets, if they tell (grpc.aio's own do not); what two have in common, by number."""
-    names: list[str] = []
-    for channel in channels:
-        name = str(getattr(channel, "target", "channel"))
-        number = 1 + sum(known.partition(" #")[0] == name for known in names)
-        names.append(name if number == 1 else f"{name} #{number}")
-    return names
+def _name(channel: grpc.aio.Channel) -> str:
+    """Its target, if it tells; grpc.aio's own do not."""
+    return str(getattr(channel, "target", "channel"))

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_calls import OK, ended, ended_by, immediately
-from rpcwheel._grpc.status import is_unprocessed
 from rpcwheel.channel._aio_members import CLOSED, Running
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.probe import UNANSWERED
 
 from ._aio_firsts import AsyncFirsts, Firsts, Sealed
+from ._aio_fleet import UnmadeError
+from ._aio_unsent import is_unsent, state_of
 from .member import judged
 
 if TYPE_CHECKING:
@@ -37,19 +38,16 @@ if TYPE_CHECKING:
     from rpcwheel.call import Kind
     from rpcwheel.channel._aio_members import Wire
     from rpcwheel.channel.core import Link
-    from rpcwheel.instance import ServiceInstance
 
     from ._aio_calls import Calls
     from ._aio_member import Member
 
-__all__ = ["Leg", "Passage"]
+__all__ = ["Passage"]
 
 UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
-UNREACHED: Final = frozenset({UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+TOO_LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
+UNREACHED: Final = frozenset({UNAVAILABLE, TOO_LATE})
 """Status codes that may come of a member that can't be reached."""
-
-FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE.name
-READY: Final = grpc.ChannelConnectivity.READY.name
 
 PATIENCE_NS: Final = 1_000_000_000
 """After which a call that may wait is tried again though all members are down still."""
@@ -102,16 +100,43 @@ class Passage(Running):
         Raises:
             Exception: As `go`.
         """
-        call, calls = self.go(at, self._options), self._calls
+        try:
+            call = self._reach(at, self._options)
+        except UnmadeError as unmade:
+            return self._unmade(unmade)
+        calls = self._calls
         relay = calls.relay(self)
         self._relay = weakref.ref(relay, self._forgotten if calls.fleet.foreign else None)
         relay.begin(call)
         return relay
 
+    def _unmade(self, unmade: UnmadeError) -> Relay:
+        """What comes of it that no member has a channel."""
+        raise unmade.error
+
+    def _reach(self, at: Member, options: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Begin a try on a member, or on the next one to which there is a channel.
+
+        Raises:
+            UnmadeError: There is a channel to none.
+            Exception: As `go`.
+        """
+        while True:
+            try:
+                return self.go(at, options)
+            except UnmadeError as unmade:
+                self._calls.fleet.down(at, f"connect: {unmade.error!r}")
+                self._tried = (*self._tried, at)
+                other = self._other()
+                if other is None:
+                    raise
+                at = other
+
     def go(self, at: Member, options: dict[str, Any]) -> Any:  # noqa: ANN401
         """Begin a try on a member, and leave the one before; gives grpc's call.
 
         Raises:
+            UnmadeError: The member has no channel, and gets none.
             Exception: No call could be made of what the user gave.
         """
         calls, sent = self._calls, self._sent
@@ -120,15 +145,15 @@ class Passage(Running):
         member = calls.made.get(at) or calls.bound(at)
         try:
             link, call = member.start(sent, options)
-        except grpc.aio.UsageError:
-            if at.link is None or not at.link.closed:
-                raise
-            member = calls.bound(at)  # the user has closed the member's own channel
+        except grpc.aio.UsageError as error:
+            if at.link is None or not at.link.links.refuses:
+                raise UnmadeError(at, error) from error  # the user has closed what `connect` made
+            member = calls.bound(at)  # the user has closed the member's own channel, or retired it
             link, call = member.start(sent, options)
         if self._runs:
             self._leave()
         self._at, self._member, self._link, self._call = at, member, link, call
-        self._runs, self._began_in = True, _state_of(link)
+        self._runs, self._began_in = True, state_of(link)
         link.channel.running.add(self)
         return call
 
@@ -154,10 +179,10 @@ class Passage(Running):
             self._heard(code)
             return False
         is_active = link is self._member.channel.links.active
-        state = _state_of(link)
-        unsent = self._is_unsent(error, state)
+        state = state_of(link)
+        unsent = is_unsent(error, at.instance, self._began_in, state)
         verdict = judged(code.name, state if is_active else "", cut_off=unsent)
-        if verdict.is_down and is_active:
+        if verdict.is_down and is_active and (code is not TOO_LATE or self._is_dark(link)):
             why = "no connection" if unsent else f"{code.name} without a connection"
             self._calls.fleet.down(at, why)
         taken = relay.handed or (self.firsts is not None and not self.firsts.whole)
@@ -166,31 +191,24 @@ class Passage(Running):
         self._error, self._tried = error, (*self._tried, at)
         return self._moves(relay)
 
-    def _is_unsent(self, error: grpc.aio.AioRpcError, state: str) -> bool:
-        """Whether it is sure that nothing was sent: by the words of a failure, and the connection.
-
-        By the time that we see the failure there may be a connection again. Then the words must
-        name the address that we called, and there must have been none when the try began.
-        """
-        details = error.details()
-        says_so = is_unprocessed(
-            error.code().name, details, error.trailing_metadata(), error.initial_metadata()
-        )
-        if not says_so or state == FAILING:
-            return says_so
-        had_none = self._began_in not in {READY, ""}
-        return had_none and f"{_address(self._at.instance)}: " in (details or "")
+    def _is_dark(self, link: Link[Wire]) -> bool:
+        """Whether it had time enough for a connection to be made."""
+        now_ns = self._calls.fleet.now_ns()
+        return self._at.is_dark(self._began_ns or now_ns, link.traffic.last_read_ns, now_ns)
 
     def _moves(self, relay: Relay) -> bool:
-        """Go to another member; False if there is none, or no time."""
+        """Go to another member, or end as the time is over; False if there is none."""
         left_ns, calls = self._left_ns(), self._calls
         if left_ns <= 0:
-            return False
+            self._give_up(relay)
+            return True
         try:
             other = self._other()
             if other is not None:
-                relay.begin(self.go(other, self._rest(left_ns)))
+                relay.begin(self._reach(other, self._rest(left_ns)))
                 return True
+        except UnmadeError:
+            pass  # as if it were not there
         except Exception as error:  # noqa: BLE001 - of a picker, or of `connect`; the caller gets it
             relay.finish(ended_by(self.kind, error))
             return True
@@ -230,7 +248,7 @@ class Passage(Running):
         refusal = roster.refusal()
         limit_ns = left_ns if self._patient else min(left_ns, roster.rules.wait_ns)
         if limit_ns <= 0 or (refusal is not None and not self._patient):
-            return ended(self.kind, UNAVAILABLE, refusal or roster.too_late())
+            return ended(self.kind, self._code(), refusal or roster.too_late())
         if self._sent.__class__ is Sealed:
             self._sent.try_to_seal(self._calls.serializer)  # its caller may change it meanwhile
         relay = self._calls.relay(self)
@@ -264,8 +282,8 @@ class Passage(Running):
         elif roster.pick is not None:
             if not (self._tried and roster.all_down):
                 self._again(relay)
-        elif not self._patient and (refusal := roster.refusal()) is not None:
-            self._give_up(relay, refusal)
+        elif not self._patient and roster.refusal() is not None:
+            self._give_up(relay)
 
     def late(self) -> None:
         """The time to wait is over."""
@@ -275,7 +293,7 @@ class Passage(Running):
         elif roster.pick is not None and self._left_ns() > 0:
             self._again(relay)
         else:
-            self._give_up(relay, roster.refusal() or roster.too_late())
+            self._give_up(relay)
 
     def _again(self, relay: Relay) -> None:
         """Begin anew, as if it were called now."""
@@ -289,17 +307,28 @@ class Passage(Running):
         assert calls.roster.pick is not None  # noqa: S101 - for mypy
         try:
             at = calls.roster.pick(calls.method, self._request, self._options["metadata"])
-            call = self.go(at, self._rest(max(0, left_ns)))
+            call = self._reach(at, self._rest(max(0, left_ns)))
+        except UnmadeError as unmade:
+            relay.finish(ended_by(self.kind, unmade.error))
         except Exception as error:  # noqa: BLE001 - of a picker, or of `connect`; the caller gets it
             relay.finish(ended_by(self.kind, error))
         else:
             relay.begin(call)
 
-    def _give_up(self, relay: Relay, details: str) -> None:
-        if self._error is None:
-            relay.finish(ended(self.kind, UNAVAILABLE, details))
+    def _give_up(self, relay: Relay) -> None:
+        """End as nobody could be called in time: in the words of the last try, if there was one."""
+        roster, error = self._calls.roster, self._error
+        code = self._code()
+        if error is None:
+            relay.finish(ended(self.kind, code, roster.refusal() or roster.too_late()))
+        elif code is UNAVAILABLE:
+            relay.finish(ended_by(self.kind, error))
         else:
-            relay.finish(ended_by(self.kind, self._error))
+            relay.finish(ended(self.kind, code, error.details()))
+
+    def _code(self) -> grpc.StatusCode:
+        """Whether it is the deadline that is over, or another limit."""
+        return TOO_LATE if self._left_ns() <= 0 else UNAVAILABLE
 
     # For the relay
 
@@ -329,46 +358,6 @@ class Passage(Running):
             return super().time_remaining()
         left_ns = self._left_ns()
         return None if left_ns == NEVER else max(0.0, to_seconds(left_ns))
-
-
-class Leg(Passage):
-    """One of several calls that are made at once; it goes where none of the others is."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        request: Any,  # noqa: ANN401
-        sent: Any,  # noqa: ANN401
-        options: dict[str, Any],
-        used: list[Member] | None,
-    ) -> None:
-        super().__init__(calls, request, sent, options, patient=False)
-        self._used = used
-
-    def _other(self) -> Member | None:
-        if self._used is None:
-            return None
-        self._tried = tuple(self._used)
-        other = super()._other()
-        if other is not None:
-            self._used.append(other)
-        return other
-
-
-def _address(instance: ServiceInstance) -> str:
-    """As gRPC writes it in its failures (1.60 to 1.85)."""
-    if ":" in instance.host:
-        return f"ipv6:%5B{instance.host}%5D:{instance.port}"
-    return f"ipv4:{instance.host}:{instance.port}"
-
-
-def _state_of(link: Link[Wire]) -> str:
-    """The state of a connection; "" if it is unknown."""
-    try:
-        name: str = link.channel.channel.get_state().name
-    except Exception:  # noqa: BLE001 - of another make
-        return ""
-    return name
 
 
 def _late(passage: weakref.ref[Passage]) -> None:

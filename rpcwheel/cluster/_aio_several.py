@@ -7,6 +7,8 @@ calls, and gathers what comes of them.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
@@ -14,9 +16,13 @@ import grpc
 from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel._grpc.aio_relay import cancels_of_task
+from rpcwheel._grpc.status import is_channel_closed
 from rpcwheel.call import Kind
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.timer.clock import clock_of
+
+from ._aio_leg import Forks
+from .failed import told_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -24,13 +30,16 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_relay import Relay
 
     from ._aio_calls import Calls
-    from ._aio_member import Member
 
     Source: TypeAlias = "OfCluster | OfChannels"
 
-__all__ = ["OfChannels", "OfCluster", "Several", "answer_of"]
+__all__ = ["OfChannels", "OfCluster", "Several", "answer_of", "cancel_all"]
 
 KIND: Final = Kind.UNARY_UNARY
+UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
+
+PATIENCE_NS: Final = 1_000_000_000
+"""After which forks that may wait are tried again though all members are down still."""
 
 Leg: TypeAlias = tuple[str, Any]
 """A call that was begun: where, and grpc's call or one like it."""
@@ -49,46 +58,63 @@ class OfCluster:
         request: Any,  # noqa: ANN401
         options: dict[str, Any],
         left_ns: int,
-    ) -> list[Leg]:
+    ) -> tuple[list[Leg], Forks | None]:
         """Begin it on so many members, on all if None; waits until they are known.
+
+        Gives the forks too, if there are any: whether they were heard says whether it may be begun
+        again.
 
         Raises:
             grpc.aio.AioRpcError: There are none, or they are not known in time.
         """
         calls = self._calls
         until_ns = NEVER if left_ns == NEVER else self.now_ns() + left_ns
-        await self._members(left_ns, patient=bool(options["wait_for_ready"]))
+        await self._members(until_ns, patient=bool(options["wait_for_ready"]))
         if until_ns != NEVER:
             options = options | {"timeout": max(0, until_ns - self.now_ns()) / 1e9}
         roster = calls.roster
-        if count is None:
-            members: Iterable[Member] = roster.members
-            used = None
-        else:
-            asked = calls.method, request, options["metadata"]
-            used = list(roster.several(count, asked))
-            members = tuple(used)
-        return [(one.target, calls.on(one, request, options, used)) for one in members]
+        members, forks = roster.members, None
+        if count is not None:
+            members = roster.several(count, (calls.method, request, options["metadata"]))
+            forks = Forks(list(members))
+            if options["wait_for_ready"]:  # or each would wait for its own member only
+                options = options | {"wait_for_ready": False}
+        names = told_apart(one.target for one in members)
+        begun = _all([partial(calls.on, one, request, options, forks) for one in members])
+        return list(zip(names, begun, strict=True)), forks
 
-    async def _members(self, left_ns: int, *, patient: bool) -> None:
+    async def _members(self, until_ns: int, *, patient: bool) -> None:
         """Wait until there are members, as long as any call does."""
-        fleet, roster = self._calls.fleet, self._calls.roster
-        fleet.home.enter()
-        if roster.pick is not None:
-            return
-        limit_ns = left_ns if patient else min(left_ns, roster.rules.wait_ns)
-        end_ns = NEVER if limit_ns == NEVER else self.now_ns() + limit_ns
-        timeout = fleet.home.after(limit_ns, fleet.changed.give) if limit_ns != NEVER else None
+        self._calls.fleet.home.enter()
+        roster = self._calls.roster
+        wait_ns = NEVER if patient else self.now_ns() + roster.rules.wait_ns
+        while roster.pick is None:
+            if roster.closed:
+                raise asyncio.CancelledError
+            refusal, now_ns = roster.refusal(), self.now_ns()
+            is_late = now_ns >= until_ns
+            if is_late or now_ns >= wait_ns or (refusal is not None and not patient):
+                code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else UNAVAILABLE
+                raise grpc.aio.AioRpcError(code, details=refusal or roster.too_late())
+            await self._change(min(until_ns, wait_ns))
+
+    async def look_again(self, left_ns: int) -> bool:
+        """Wait until forks that found nobody may find somebody; False if there is no time."""
+        roster, now_ns = self._calls.roster, self.now_ns()
+        if left_ns <= 0:
+            return False
+        until_ns = now_ns + min(left_ns, PATIENCE_NS)
+        while roster.all_down and self.now_ns() < until_ns:
+            await self._change(until_ns)
+        return left_ns == NEVER or self.now_ns() < now_ns + left_ns
+
+    async def _change(self, until_ns: int) -> None:
+        """Wait for a change of the members, but no longer than that."""
+        fleet, timeout = self._calls.fleet, None
+        if until_ns != NEVER:
+            timeout = fleet.home.after(max(0, until_ns - self.now_ns()), fleet.changed.give)
         try:
-            while roster.pick is None:
-                if roster.closed:
-                    raise asyncio.CancelledError
-                refusal = roster.refusal()
-                if self.now_ns() >= end_ns or (refusal is not None and not patient):
-                    raise grpc.aio.AioRpcError(
-                        grpc.StatusCode.UNAVAILABLE, details=refusal or roster.too_late()
-                    )
-                await fleet.changed.wait()
+            await fleet.changed.wait()
         finally:
             if timeout is not None:
                 timeout.cancel()
@@ -108,13 +134,46 @@ class OfChannels:
         request: Any,  # noqa: ANN401
         options: dict[str, Any],
         _: int,
-    ) -> list[Leg]:
+    ) -> tuple[list[Leg], None]:
         """Begin it on so many channels, in turn; on all if None."""
         size = len(self._named)
         self._turn = (self._turn + 1) % size
         places = [(self._turn + step) % size for step in range(min(size, count or size))]
         named = [self._named[place] for place in places]
-        return [(name, method(request, **options)) for name, method in named]
+        begun = _all([partial(_begun, method, request, options) for _, method in named])
+        return [(name, call) for (name, _), call in zip(named, begun, strict=True)], None
+
+    async def look_again(self, _: int) -> bool:
+        """Tell that there is nobody else."""
+        return False
+
+
+def _begun(method: Any, request: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    """A call, or the end of one whose channel is closed."""
+    try:
+        return method(request, **options)
+    except grpc.aio.UsageError as error:
+        if not is_channel_closed(error):
+            raise
+        return ended_by(KIND, error)
+
+
+def _all(beginnings: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Begin them all, or none."""
+    begun: list[Any] = []
+    try:
+        begun.extend(begin() for begin in beginnings)
+    except BaseException:
+        cancel_all(begun)
+        raise
+    return begun
+
+
+def cancel_all(calls: Iterable[Any]) -> None:
+    """Cancel those that run, whatever a foreign one raises."""
+    for call in calls:
+        with suppress(Exception):
+            call.cancel()
 
 
 class Several:
@@ -138,7 +197,7 @@ class Several:
         self._task = asyncio.get_running_loop().create_task(_settle(relay, work))
         return relay
 
-    async def legs(self, count: int | None, request: Any) -> list[Leg]:  # noqa: ANN401
+    async def legs(self, count: int | None, request: Any) -> tuple[list[Leg], Forks | None]:  # noqa: ANN401
         """Begin it on so many members; on all if None."""
         return await self.source.legs(count, request, self.options, self.left_ns())
 

@@ -52,6 +52,10 @@ class ClusterChannel(grpc.Channel):
     connections and threads are the parent's.
     """
 
+    is_one_list = False
+    """Whether gRPC itself spreads the calls over all servers (`balance="core"`): then there are no
+    members to choose from."""
+
     def __init__(
         self,
         name: str,
@@ -97,6 +101,7 @@ class ClusterChannel(grpc.Channel):
             checked_picker(balance),
             Rules.of(checked_policy(policy)),
             timer,
+            is_foreign=connect is not None,
         )
         self._watch = Watch(name, self._look, timer)
         self._fleet.watch = self._watch.stir
@@ -156,7 +161,7 @@ class ClusterChannel(grpc.Channel):
         return self._fleet.roster.closed
 
     def pick(self, count: int, method: str = "", request: Any = None) -> tuple[Member, ...]:  # noqa: ANN401
-        """Pick members as for calls: `count` different ones, or all if those are fewer."""
+        """Pick members as for calls: `count` different ones, or all that are called if fewer."""
         with self._fleet.changed:
             return self._fleet.roster.several(count, (method, request, ()))
 

@@ -2,8 +2,7 @@
 
 The lock guards the `Roster` and is held for a few steps only: nothing that blocks, and nothing of
 gRPC's, runs under it; of the user's only the picker that is asked for a function. Who is called is
-found without it. Probes are due on the timer's thread, which hands them to workers; so does gRPC's,
-which tells how they ended.
+found without it.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ import threading
 import time
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
 from rpcwheel._grpc.status import outcome_of_error
-from rpcwheel._grpc.styles import OwnHook
 from rpcwheel.channel._drain import timeout_on
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.observe import ListenerFailed, emit
+from rpcwheel.observe import emit
 from rpcwheel.observe.events import MemberDown, MemberUp
-from rpcwheel.probe import MARK, UNANSWERED, HealthProbe
+from rpcwheel.probe import UNANSWERED
 from rpcwheel.timer.clock import clock_of
 from rpcwheel.workers import POOL
 
 from ._closers import Closers, told
+from ._probes import Probes
 from .core import Roster
-from .member import MemberCore, judged
+from .member import MemberCore, address_dialled, judged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,17 +41,23 @@ if TYPE_CHECKING:
     from .member import Rules
     from .pickers import Picker
 
-__all__ = ["CLOSED", "Fleet", "Member"]
+    Began: TypeAlias = tuple[ReconnectingChannel | None, int, bool]
+    """The channel, None if there was none; the number of its active connection; whether that was
+    not connected, as far as that was looked at."""
+
+__all__ = ["CLOSED", "Fleet", "Member", "UnmadeError"]
 
 CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """What grpc says to who makes a call on a closed channel."""
 
-PROBE: Final = HealthProbe()
-PATIENCE_NS: Final = 1_000_000_000
-"""Until the next probe, where the user's wait object fails."""
+CONNECTED: Final = frozenset({grpc.ChannelConnectivity.READY, None})
 
 UNREACHED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """Status codes that may come of a member that can't be reached."""
+
+
+class UnmadeError(Exception):
+    """No channel could be made for a call's member: `__cause__` is what `connect` raised."""
 
 
 class Member(MemberCore):
@@ -61,6 +66,7 @@ class Member(MemberCore):
     def __init__(self, fleet: Fleet, instance: ServiceInstance, began_ns: int) -> None:
         super().__init__(instance, began_ns)
         self._fleet = fleet
+        self._is_vague = fleet.is_foreign or address_dialled(instance) is None
         self.link: ReconnectingChannel | None = None
         """Internal: its channel, once there is one."""
         self.made: dict[Any, Any] = {}
@@ -80,6 +86,18 @@ class Member(MemberCore):
     def calls(self) -> int:
         """Calls in flight on it."""
         return 0 if self.link is None else self.link.calls
+
+    def began(self, *, patient: bool = False) -> Began:
+        """Internal: where a call that begins now goes.
+
+        Args:
+            patient: Whether it may not fail for want of a connection.
+        """
+        link = self.link
+        if link is None:
+            return None, 1, True
+        looks = patient or self._is_vague or self.down_ns is not None  # it takes 3 us
+        return link, link.number, looks and link.get_state() not in CONNECTED
 
     def down(self, reason: str = "asked for") -> None:
         """Have it not called until it answers a probe. A second time, or once it is gone, nothing.
@@ -105,8 +123,22 @@ class Fleet:
         picker: Picker,
         rules: Rules,
         timer: Timer | None,
+        *,
+        is_foreign: bool = False,
     ) -> None:
+        """Begin without members; see `ClusterChannel`.
+
+        Args:
+            name: Of the channel.
+            connect: Makes the channel of a member.
+            on_member: Told each that was made.
+            picker: Who is called.
+            rules: The policy.
+            timer: Where probes wait.
+            is_foreign: Whether `connect` is the user's, and may go anywhere.
+        """
         self.name = name
+        self.is_foreign = is_foreign
         self._connect = connect
         self._on_member = on_member
         self.timer = timer
@@ -115,6 +147,7 @@ class Fleet:
             name, partial(Member, self), picker, rules, clock_of(timer)
         )
         self.jobs: Final = object()  # by which the workers know ours
+        self._probes = Probes(self)
         self._timeouts: dict[Any, Timeout] = {}  # by member; of the growing weights by None
         self.closers = Closers(name)
         self.waiting: dict[Journey, None] = {}
@@ -138,7 +171,7 @@ class Fleet:
             else:
                 self._retire(member, link)
         for member in change.returned:
-            POOL.submit(self.jobs, partial(self.probe, member, member.spell))
+            self._probes.soon(member, member.spell)
         self._grow_later()
         self._stir()
 
@@ -196,34 +229,62 @@ class Fleet:
             told(self.name, partial(self._on_member, member), self._on_member)
         return made
 
-    def lost(self, member: Member, link: ReconnectingChannel | None) -> None:
-        """Have another channel made for a member whose own was closed by the user."""
+    def lost(self, member: Member, began: Began) -> bool:
+        """Whether a call was refused because the member is gone, or the channel that it had.
+
+        If that was closed or retired by the user, the next call has another one made.
+        """
         with self.changed:
-            if link is not None and member.link is link and link.closed:
-                member.link = None
-                member.made.clear()
+            if member.closed or member.leaving or self.roster.closed:
+                return True
+            link = began[0] or member.link  # made for this call
+            if link is None or link is not member.link:
+                return link is not None
+            if not link.retired:
+                return False
+            member.link, member.made = None, {}  # who has the old dict writes to that
+        if not link.closed:
+            link.on_close(self.closers.add(link.close))  # calls run on it still
+        return True
 
     # Up and down
 
-    def failed(self, member: Member, error: Any) -> bool:  # noqa: ANN401 - or a call that has ended
+    def failed(self, member: Member, error: Any, began: Began | None = None) -> bool:  # noqa: ANN401
         """Judge a call that has just ended; True if it is sure that nothing was sent.
 
-        The words of its status and the state of the connection must both say so: a connection that
-        breaks amid a call may have failed to come back by now, as another call has asked for it.
+        The words of its status say so, and two of three things more: there was no connection when
+        it began; there is none now; the words name the address that we called. By now there may be
+        one again, as another call has asked for it, and a server may hand on the same words of a
+        server behind it. What a host name or a proxy stands for we do not know.
+
+        Args:
+            member: Whose it was.
+            error: The call, or the error that it raised.
+            began: Where it began; None: that is not known any more.
         """
-        link = member.link
+        link, number, had_none = began or (None, None, False)
+        link = link or member.link
         if link is None:
             return False
-        outcome = outcome_of_error(error, cut_off=link.is_cut_off)
+        outcome = outcome_of_error(error, cut_off=_surely)
         if outcome.code not in UNREACHED:
             if member.down_ns is not None and outcome.code not in UNANSWERED:
                 self.up(member)  # that is an answer
             return False
-        state, unsent = link.get_state(), outcome.unprocessed
+        dialled, state, unsent = address_dialled(member.instance), link.get_state(), False
+        if outcome.unprocessed:
+            named = dialled is not None and dialled in (error.details() or "")
+            unsent = had_none + link.is_cut_off(since=number) + named > 1
         verdict = judged(outcome.code, "" if state is None else state.name, cut_off=unsent)
         if verdict.is_down:
             self.down(member, "no connection" if unsent else f"{outcome.code}: no connection")
         return verdict.may_move
+
+    def unmade(self, member: Member, error: UnmadeError) -> BaseException:
+        """Take note that no channel could be made for a member; gives what is the caller's."""
+        cause = error.__cause__ or error
+        self.down(member, f"connect: {cause!r}")
+        return cause
 
     def down(self, member: Member, reason: str) -> None:
         """Have a member not called until it answers a probe."""
@@ -233,7 +294,7 @@ class Fleet:
             self.changed.notify_all()
         if news:
             emit(MemberDown(channel=self.name, member=member.id, reason=reason))
-            self._probe_later(member, spell)
+            self._probes.later(member, spell)
             self._stir()
 
     def up(self, member: Member) -> None:
@@ -246,20 +307,7 @@ class Fleet:
             emit(MemberUp(channel=self.name, member=member.id, after_s=to_seconds(away_ns)))
             self._stir()
 
-    def _probe_later(self, member: Member, spell: int) -> None:
-        try:
-            delay_ns = self.roster.probe_delay_ns(member)
-        except Exception as error:  # noqa: BLE001 - the user's wait object; told as an event
-            emit(ListenerFailed(self.name, listener="the wait between probes", error=error))
-            delay_ns = PATIENCE_NS
-        due = partial(_due, weakref.ref(member), weakref.ref(self), spell)
-        timeout = timeout_on(self.timer, due, delay_ns)
-        if timeout is None:
-            self.up(member)  # nobody would ask it: the next call will tell
-        else:
-            self._keep(member, timeout, lambda: self.roster.wants_probe(member, spell))
-
-    def _keep(self, key: Member | None, timeout: Timeout, wanted: Callable[[], bool]) -> None:
+    def keep(self, key: Member | None, timeout: Timeout, wanted: Callable[[], bool]) -> None:
         """Keep a timeout, to be cancelled with the rest; in the stead of the one before."""
         obsolete: Timeout | None = timeout
         with self.changed:
@@ -275,37 +323,6 @@ class Fleet:
         if timeout is not None:
             timeout.cancel()
 
-    def probe(self, member: Member, spell: int) -> None:
-        """Ask a member that is down whether it answers. On a worker."""
-        if not self.roster.wants_probe(member, spell):
-            return
-        try:
-            call = member.channel.heartbeat_call(PROBE.method)
-            limit_s = to_seconds(self.roster.rules.probe_timeout_ns)
-            asked = call.future(PROBE.request, timeout=limit_s, metadata=MARK, wait_for_ready=True)
-        except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
-            if not isinstance(error, ValueError):
-                emit(ListenerFailed(self.name, listener=f"connect {member.id}", error=error))
-            self._settle(member, spell, None)
-            return
-        asked.add_done_callback(OwnHook(_asked, weakref.ref(self), weakref.ref(member), spell))
-
-    def _settle(self, member: Member, spell: int, asked: Any) -> None:  # noqa: ANN401 - a future
-        """Draw the conclusion of a probe. On a worker."""
-        answers = asked is not None and _answers(asked)
-        with self.changed:
-            wanted = self.roster.wants_probe(member, spell)
-            if wanted and not answers:
-                self.roster.probe_failed(member)
-        if wanted and answers:
-            self.up(member)
-        elif wanted:
-            self._probe_later(member, spell)
-
-    def settle_soon(self, member: Member, spell: int, asked: Any) -> None:  # noqa: ANN401
-        """Have it done by a worker. On gRPC's thread."""
-        POOL.submit(self.jobs, partial(self._settle, member, spell, asked))
-
     # Growing weights
 
     def _grow_later(self) -> None:
@@ -315,7 +332,7 @@ class Fleet:
                 return
         timeout = timeout_on(self.timer, partial(_grow, weakref.ref(self)), wake_ns)
         if timeout is not None:
-            self._keep(None, timeout, lambda: not self.roster.closed)
+            self.keep(None, timeout, lambda: not self.roster.closed)
 
     def grow(self) -> None:
         """Let weights grow by a step. On a worker."""
@@ -344,20 +361,13 @@ class Fleet:
                 member.made.clear()
 
 
+def _surely() -> bool:
+    """What the words say is asked alone."""
+    return True
+
+
 def _nothing() -> None:
     """Nobody watches."""
-
-
-def _answers(asked: Any) -> bool:  # noqa: ANN401 - a future that is done
-    """Whether a probe was answered, by one that serves."""
-    try:
-        response = asked.result(timeout=0)
-    except grpc.RpcError as error:
-        code = error.code() if hasattr(error, "code") else None
-        return getattr(code, "name", "CANCELLED") not in UNANSWERED
-    except Exception:  # noqa: BLE001 - cancelled, or of an interceptor's own future
-        return False
-    return PROBE.judge(response).serving is not False
 
 
 # What others hold keeps no channel alive
@@ -369,27 +379,8 @@ def _left(fleet: weakref.ref[Fleet], member: Member) -> None:
         alive.left(member)
 
 
-def _due(member: weakref.ref[Member], fleet: weakref.ref[Fleet], spell: int, _: Timeout) -> None:
-    """On the timer's thread."""
-    alive, one = fleet(), member()
-    if alive is not None and one is not None:
-        POOL.submit(alive.jobs, partial(alive.probe, one, spell))
-
-
 def _grow(fleet: weakref.ref[Fleet], _: Timeout) -> None:
     """On the timer's thread."""
     alive = fleet()
     if alive is not None:
         POOL.submit(alive.jobs, alive.grow)
-
-
-def _asked(
-    fleet: weakref.ref[Fleet],
-    member: weakref.ref[Member],
-    spell: int,
-    asked: Any,  # noqa: ANN401
-) -> None:
-    """On gRPC's thread."""
-    alive, one = fleet(), member()
-    if alive is not None and one is not None:
-        alive.settle_soon(one, spell, asked)

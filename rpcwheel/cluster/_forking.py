@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import partial
 from queue import SimpleQueue
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import grpc
@@ -20,79 +19,19 @@ from rpcwheel._grpc.styles import OwnHook
 from rpcwheel.errors import ConfigurationError
 
 from ._channel import ClusterChannel
-from ._tries import judge_at_end
-from .failed import BroadcastFailed
+from ._spread import OfCluster
+from .failed import BroadcastFailed, told_apart, with_members
 from .member import checked_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from ._fleet import Member
-    from ._members import UnaryUnary
+    from ._spread import Running
 
     Channels: TypeAlias = ClusterChannel | Sequence[grpc.Channel]
 
 __all__ = ["BroadcastInvoker", "ForkingInvoker"]
-
-Running: TypeAlias = tuple[str, Any]
-"""A call that was begun: where, and grpc's future."""
-
-
-class _OfCluster:
-    """One method of a channel of many members."""
-
-    def __init__(self, method: UnaryUnary) -> None:
-        self._method = method
-
-    def spread(self, count: int | None, request: Any, options: tuple[Any, ...]) -> _Spread:  # noqa: ANN401
-        """Begin it on so many members, on all if None."""
-        method, (timeout, metadata, _, wait_for_ready, _) = self._method, options
-        until_s = None if timeout is None else monotonic() + timeout
-        members = method.several(count, request, metadata, until_s, patient=bool(wait_for_ready))
-        return _Spread(method, members, request, options, until_s)
-
-
-class _Spread:
-    """One call on some members; one that a member did not get may go to another."""
-
-    def __init__(
-        self,
-        method: UnaryUnary,
-        members: Sequence[Member],
-        request: Any,  # noqa: ANN401
-        options: tuple[Any, ...],
-        until_s: float | None,
-    ) -> None:
-        self._method = method
-        self._given = request, options, until_s
-        self._used = list(members)
-        self._of: dict[Any, Member] = {}
-        self.running: list[Running] = [self._begin(member) for member in members]
-
-    def _begin(self, member: Member) -> Running:
-        request, options, until_s = self._given
-        method = self._method
-        try:
-            call = method.begin_on(member, "future", request, until_s, options[1:])
-        except ValueError as error:
-            if not method.has_gone(member, error):
-                raise
-            said = f"{member.id} is gone from {method.fleet.name}"
-            call = EndedCall(grpc.StatusCode.UNAVAILABLE, said)
-        else:
-            judge_at_end(call, method.fleet, member)
-        self._of[call] = member
-        return member.target, call
-
-    def moved(self, call: Any) -> Running | None:  # noqa: ANN401
-        """The same call on another member, if it is sure that this one got nothing."""
-        request, (_, metadata, *_), _ = self._given
-        other = self._method.after(self._of[call], call, self._used, request, metadata)
-        if other is None:
-            return None
-        self._used.append(other)
-        return self._begin(other)
 
 
 class _OfChannels:
@@ -124,11 +63,15 @@ class _Fixed:
     def moved(self, _: Any) -> None:  # noqa: ANN401
         """Tell that it goes to no other."""
 
+    def anew(self, error: BaseException) -> NoReturn:
+        """Tell that it is not made again."""
+        raise error
+
 
 class _Unary(grpc.UnaryUnaryMultiCallable):
     """A method of a stub. The base of both."""
 
-    def __init__(self, source: _OfCluster | _OfChannels, method: str) -> None:
+    def __init__(self, source: OfCluster | _OfChannels, method: str) -> None:
         self._source = source
         self._method = method
 
@@ -159,7 +102,7 @@ class _Unary(grpc.UnaryUnaryMultiCallable):
 
 
 class _Forked(_Unary):
-    def __init__(self, source: _OfCluster | _OfChannels, method: str, forks: int) -> None:
+    def __init__(self, source: OfCluster | _OfChannels, method: str, forks: int) -> None:
         super().__init__(source, method)
         self._forks = forks
 
@@ -176,15 +119,24 @@ class _Forked(_Unary):
                 error = _error_of(call)
                 if error is None:
                     return call.result(), call
-                moved = spread.moved(call)
-                if moved is not None:
-                    running.append(moved[1])
-                    moved[1].add_done_callback(OwnHook(done.put))
-                elif ended == len(running):
-                    raise error
+                other = spread.moved(call)
+                more = [] if other is None else [other]
+                if ended == len(running) and not more:
+                    more = spread.anew(error)
+                for one in more:
+                    running.append(one)
+                    one.add_done_callback(OwnHook(done.put))
         finally:
             for call in running:
                 call.cancel()
+
+
+class BroadcastFailedRpc(BroadcastFailed, EndedCall):
+    """`BroadcastFailed` as a call, which is what interceptors of grpc get of one that failed."""
+
+    def __init__(self, method: str, answers: dict[str, Any], errors: dict[str, Any]) -> None:
+        BroadcastFailed.__init__(self, method, answers, errors)
+        EndedCall.__init__(self, self.code(), str(self))
 
 
 class _Broadcast(_Unary):
@@ -202,7 +154,7 @@ class _Broadcast(_Unary):
             for _, call in running:
                 call.cancel()  # if the wait was interrupted
         if errors:
-            raise BroadcastFailed(self._method, answers, errors)
+            raise BroadcastFailedRpc(self._method, answers, errors)
         return answers, AnsweredCall(answers, "")
 
 
@@ -220,11 +172,11 @@ class _View(grpc.Channel):
     def __init__(self, channel: Channels) -> None:
         self._channels = _checked(channel)
 
-    def _source(self, *given: Any, **options: Any) -> _OfCluster | _OfChannels:  # noqa: ANN401
+    def _source(self, *given: Any, **options: Any) -> OfCluster | _OfChannels:  # noqa: ANN401
         if isinstance(self._channels, ClusterChannel):
-            return _OfCluster(self._channels.unary_unary(*given, **options))
+            return OfCluster(self._channels.unary_unary(*given, **options))
         methods = [channel.unary_unary(*given, **options) for channel in self._channels]
-        return _OfChannels(list(_names(self._channels)), methods)
+        return _OfChannels(told_apart(map(_name, self._channels)), methods)
 
     def _refuse(self, method: str, *_: Any, **__: Any) -> Any:  # noqa: ANN401
         return partial(_refuse, f"{method} streams; {type(self).__name__} is for unary calls")
@@ -280,7 +232,7 @@ class ForkingInvoker(_View):
         Args:
             channel: A `ClusterChannel`, whose picker says which members, and which gets a call that
                 another one did not get; or channels, taken in turn.
-            forks: How many at once; all there are, if those are fewer.
+            forks: How many at once; all that any call may go to, if those are fewer.
 
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
@@ -296,8 +248,9 @@ class ForkingInvoker(_View):
 class BroadcastInvoker(_View):
     """Makes each unary call on every member; the answers come as a dict, by target.
 
-    All at once, each with the caller's timeout. A failure of any raises `BroadcastFailed`, which
-    has the answers of the others. Members that are down, or want no new calls, are asked too.
+    Of several members with one target the second is `"target #2"`, and so on. All at once, each
+    with the caller's timeout. A failure of any raises `BroadcastFailed`, which has the answers of
+    the others. Members that are down, or want no new calls, are asked too.
 
     (Dubbo's `broadcast` asks one after the other.)
     """
@@ -313,25 +266,30 @@ def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
 
 def _checked(channel: Any) -> Channels:  # noqa: ANN401 - whatever was given
     if isinstance(channel, ClusterChannel):
-        return channel
+        return with_members(channel)
     several = isinstance(channel, (list, tuple))
     if not several or not all(isinstance(one, grpc.Channel) for one in channel):
+        way_out = (
+            "interceptors hide its members, also those of kit.channel. Give it the channel of "
+            "rpcwheel.channel(url), and put what intercepts in front of it: "
+            "kit.intercept_channel(BroadcastInvoker(channel)), or grpc.intercept_channel"
+        )
         raise TypeError(
             "channel must be a ClusterChannel, or a list of channels of grpc, not "
-            f"{channel!r}; for those of grpc.aio there is rpcwheel.cluster.aio"
+            f"{channel!r}; "
+            + (
+                way_out
+                if isinstance(channel, grpc.Channel)
+                else "rpcwheel.aio has the same for grpc.aio"
+            )
         )
     if not channel:
         raise ConfigurationError("channel must not be an empty list")
     return tuple(channel)
 
 
-def _names(channels: Sequence[grpc.Channel]) -> Iterator[str]:
-    """Their targets; what two have in common is told apart by a number."""
-    seen: dict[str, int] = {}
-    for channel in channels:
-        name = getattr(channel, "target", None) or _core_target(channel)
-        seen[name] = number = seen.get(name, 0) + 1
-        yield name if number == 1 else f"{name} #{number}"
+def _name(channel: grpc.Channel) -> str:
+    return getattr(channel, "target", None) or _core_target(channel)
 
 
 def _core_target(channel: grpc.Channel) -> str:

@@ -4,6 +4,8 @@ For `.future()` and for response streams, with one request each, that begin whil
 which members there are, or on a member that has no connection yet: grpc's own object could not go
 to another one. On a member that is connected the caller gets grpc's own, at grpc's own cost.
 
+One that may wait for a connection waits here, for any of them, and not at one member.
+
 gRPC's threads, which tell how a try ended, take note of a success and hand everything else to a
 worker. Nothing of grpc's or the user's is called under the lock.
 """
@@ -14,7 +16,7 @@ import threading
 import weakref
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
@@ -26,6 +28,9 @@ from rpcwheel.durations import to_ns
 from rpcwheel.observe import ListenerFailed, emit
 from rpcwheel.workers import POOL
 
+from ._fleet import UnmadeError
+from ._gate import Gate
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,14 +38,27 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.styles import AnyCall
     from rpcwheel.timer import Timeout
 
-    from ._fleet import Member
+    from ._fleet import Began, Member
     from ._tries import Method
 
 __all__ = ["Journey"]
 
 BY_USER: Final = "Locally cancelled by application!"
 CLOSED_MEANWHILE: Final = "Channel closed!"
+PATIENCE_S: Final = 1.0
+"""After which a call that may wait is tried again though all members are down still."""
+
 DROPPED: Final = "Cancelled upon garbage collection!"
+
+
+class _Try(NamedTuple):
+    """One try."""
+
+    call: AnyCall
+    member: Member
+    began: Began
+    gate: Gate | None
+    """Of the requests, if they are a stream."""
 
 
 class Journey:
@@ -55,16 +73,19 @@ class Journey:
         options: tuple[Any, ...],
         *,
         patient: bool,
+        streams: bool = False,
     ) -> None:
         self._method = method
         self._name = name
         self._request = request
         self._until_s = until_s
-        self._options = options
+        metadata, credentials, _, compression = options
+        self._options = (metadata, credentials, False, compression) if patient else options
         self._patient = patient
+        self._streams = streams  # its requests
         self._changed = threading.Condition(threading.RLock())
         self.final: AnyCall = None
-        self._try: AnyCall = None  # the one that runs
+        self._try: AnyCall = None  # the call that runs
         self._tried: list[Member] = []
         self._hooks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._timeout: Timeout | None = None
@@ -76,37 +97,80 @@ class Journey:
         if member is not None:
             self._go(member)
             return
+        self._wait_for_members()
+
+    def _wait_for_members(self) -> None:
         fleet = self._method.fleet
-        latest_s = self._method.latest_s(self._until_s, patient=self._patient)
-        if latest_s is not None:
-            delay_ns = to_ns(max(0.0, latest_s - monotonic()))
-            self._timeout = timeout_on(fleet.timer, partial(_overdue, weakref.ref(self)), delay_ns)
         with fleet.changed:
             fleet.waiting[self] = None
+        self._arm()
         self.look_for_members()  # they may have come meanwhile
+
+    def _arm(self) -> None:
+        """Have it looked after when the wait is over."""
+        fleet = self._method.fleet
+        latest_s = self._method.latest_s(self._until_s, patient=self._patient)
+        if self._tried:  # all are down; which they may not be any more
+            soon_s = monotonic() + PATIENCE_S
+            latest_s = soon_s if latest_s is None else min(latest_s, soon_s)
+        if latest_s is not None:
+            delay_ns = to_ns(max(0.0, latest_s - monotonic()))
+            overdue = partial(_overdue, weakref.ref(self))
+            obsolete = timeout_on(fleet.timer, overdue, delay_ns)
+            with fleet.changed:
+                if self in fleet.waiting:
+                    self._timeout, obsolete = obsolete, self._timeout
+            if obsolete is not None:
+                obsolete.cancel()
+
+    def _wait_no_more(self) -> bool:
+        """Whether it has waited until now."""
+        fleet = self._method.fleet
+        with fleet.changed:
+            waited = fleet.waiting.pop(self, self) is not self
+            timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
+        return waited
 
     def look_for_members(self, *, overdue: bool = False) -> None:
         """Go on if it is known by now which members there are. Any thread that may block."""
         fleet, member, final = self._method.fleet, None, None
-        with fleet.changed:
-            try:
-                member = self._method.at_once(self.call, self._until_s, patient=self._patient)
-            except EndedCall as ended:
-                final = ended
-            except ValueError:
-                final = EndedCall(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE, cancelled=True)
-            if member is None and final is None:
-                if not overdue:
-                    return
-                final = self._method.too_late(self._until_s)
-            if fleet.waiting.pop(self, self) is self:
-                return  # another thread has gone on
-        if self._timeout is not None:
-            self._timeout.cancel()
+        if self._tried and not overdue and fleet.roster.pick is not None and fleet.roster.all_down:
+            return  # they were tried just now
+        try:
+            member = self._method.at_once(self.call, self._until_s, patient=self._patient)
+        except BaseException as error:  # noqa: BLE001 - the user's picker's too; it is the caller's
+            final = self._ended_by(error)
+        if member is None and final is None:
+            if not overdue:
+                return
+            if self._patient and self.seconds_left() != 0:
+                self._tried = []  # there is nobody now
+                self._arm()
+                return
+            final = self._method.too_late(self._until_s)
+        if not self._wait_no_more():
+            return  # another thread has gone on
+        self._tried = []
         if member is None:
             self._finish(final)
         else:
             self._go_on(member)
+
+    def _ended_by(self, error: BaseException) -> EndedCall:
+        """How the call ends that this was raised for, instead of a try."""
+        if isinstance(error, EndedCall):
+            return error
+        if self._method.fleet.roster.closed:
+            return EndedCall(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE, cancelled=True)
+        said = f"Exception raised while a member was looked for: {error!r}"
+        return EndedCall(grpc.StatusCode.INTERNAL, said, error=error)
+
+    @property
+    def _hooks_key(self) -> object:
+        """By which the workers know the callbacks of this method; who hangs holds up those."""
+        return self._method.fleet.jobs, self._method.name
 
     @property
     def call(self) -> tuple[str, Any, Any]:
@@ -118,65 +182,77 @@ class Journey:
 
         Raises:
             EndedCall, ValueError: As `at_once`: the member is gone, and so are all others.
-            Exception: What `connect` raised.
+            Exception: What `connect` raised, or the user's picker.
         """
-        begun = self._begun_on(member)
-        while begun is None:
+        one = self._begun_on(member)
+        while one is None:
             other = self._method.at_once(self.call, self._until_s, patient=False)
             if other is None:
                 raise self._method.too_late(self._until_s)
-            member, begun = other, self._begun_on(other)
+            member, one = other, self._begun_on(other)
         with self._changed:
             self._tried.append(member)
-            self._try = begun
+            self._try = one.call
             over = self.final is not None
             self._changed.notify_all()
         if over:
-            begun.cancel()  # the caller's cancel came while it was made
-        if is_single_threaded(begun):
-            self._finish(begun)  # it makes progress only while it is read: from now on it is it
+            one.call.cancel()  # the caller's cancel came while it was made
+        if is_single_threaded(one.call):
+            self._finish(one.call)  # it makes progress only while it is read: from now on it is it
         else:
-            begun.add_done_callback(OwnHook(self._ended, begun, member))
+            one.call.add_done_callback(OwnHook(self._ended, one))
 
-    def _begun_on(self, member: Member) -> AnyCall:
-        """Begin it on a member; None if that is gone."""
+    def _begun_on(self, member: Member) -> _Try | None:
+        """Begin it on a member; None if that is gone, and another one is to be looked for."""
+        method, request, gate, began = self._method, self._request, None, member.began(patient=True)
+        if self._streams:
+            request = gate = Gate(request, member)
         try:
-            return self._method.begin_on(
-                member, self._name, self._request, self._until_s, self._options
-            )
+            call = method.begin_on(member, self._name, request, self._until_s, self._options)
         except ValueError as error:
-            if not self._method.has_gone(member, error):
+            if not method.has_gone(member, began, error):
                 raise
-            return None
-
-    def _ended(self, begun: AnyCall, member: Member, _: object) -> None:
-        """Take note of a try's end. On gRPC's thread, or wherever it was cancelled."""
-        failure = failure_of(begun)
-        if failure is None and member.down_ns is None:
-            self._finish(begun)
+        except UnmadeError as error:
+            cause = method.fleet.unmade(member, error)
+            if method.fleet.roster.all_down:
+                raise cause from None
         else:
-            POOL.submit(self, partial(self._judge, begun, member))
+            return _Try(call, member, began, gate)
+        return None
 
-    def _judge(self, begun: AnyCall, member: Member) -> None:
+    def _ended(self, one: _Try, _: object) -> None:
+        """Take note of a try's end. On gRPC's thread, or wherever it was cancelled."""
+        taken = one.gate is not None and one.gate.shut()
+        if failure_of(one.call) is None and one.member.down_ns is None:
+            self._finish(one.call)
+        else:
+            POOL.submit(self, partial(self._judge, one, taken=taken))
+
+    def _judge(self, one: _Try, *, taken: bool) -> None:
         """Decide what follows. On a worker."""
-        fleet = self._method.fleet
-        other = None
-        if fleet.failed(member, begun) and self.final is None:
-            other = fleet.roster.other(self._tried, self.call)
-        if other is None:
-            self._finish(begun)
+        fleet, other = self._method.fleet, None
+        unsent = fleet.failed(one.member, one.call, one.began)
+        if not unsent or taken or self.final is not None:
+            self._finish(one.call)
             return
-        self._go_on(other)
+        try:
+            other = fleet.roster.other(self._tried, self.call)
+        except BaseException as error:  # noqa: BLE001 - the user's picker; it is the caller's
+            self._finish(self._ended_by(error))
+            return
+        if other is not None:
+            self._go_on(other)
+        elif self._patient and not fleet.roster.closed:
+            self._wait_for_members()
+        else:
+            self._finish(one.call)
 
     def _go_on(self, member: Member) -> None:
         """Try it on a member. On a worker."""
         try:
             self._go(member)
-        except EndedCall as ended:
-            self._finish(ended)
         except BaseException as error:  # noqa: BLE001 - the user's `connect`; it is the caller's
-            said = f"Exception raised while connecting {member.id}: {error}"
-            self._finish(EndedCall(grpc.StatusCode.INTERNAL, said, error=error))
+            self._finish(self._ended_by(error))
 
     def _finish(self, final: AnyCall) -> bool:
         """Let the call end with this; False if it has ended already."""
@@ -187,7 +263,7 @@ class Journey:
             hooks, self._hooks = self._hooks, []
             self._changed.notify_all()
         for hook, args in hooks:
-            POOL.submit(self, partial(self._tell, hook, args))
+            POOL.submit(self._hooks_key, partial(self._tell, hook, args))
         return True
 
     def _tell(self, hook: Callable[..., object], args: tuple[object, ...]) -> None:
@@ -204,10 +280,7 @@ class Journey:
             if self.final is not None:
                 return False
             begun = self._try
-        with self._method.fleet.changed:
-            self._method.fleet.waiting.pop(self, None)
-        if self._timeout is not None:
-            self._timeout.cancel()
+        self._wait_no_more()
         if begun is not None and begun.cancel():
             return self._finish(begun)
         if begun is not None and has_ended(begun) and failure_of(begun) is None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from ._pushing import Pushing
 from ._tries import Method
 
 __all__ = ["StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
@@ -53,7 +54,7 @@ class UnaryUnary(Method, grpc.UnaryUnaryMultiCallable):
         return self._begin("future", request, *options)
 
 
-class StreamUnary(Method, grpc.StreamUnaryMultiCallable):
+class StreamUnary(Pushing, grpc.StreamUnaryMultiCallable):
     """Many requests, one response."""
 
     __slots__ = ()
@@ -113,7 +114,7 @@ class UnaryStream(Method, grpc.UnaryStreamMultiCallable):
         return self._begin("__call__", request, *options)
 
 
-class StreamStream(Method, grpc.StreamStreamMultiCallable):
+class StreamStream(Pushing, grpc.StreamStreamMultiCallable):
     """Many requests, many responses."""
 
     __slots__ = ()

@@ -2,8 +2,9 @@
 
 What is sent is sent by the member's own channel; here is decided to which one, and whether a call
 that it did not get goes to another. That is so only where it is sure that nothing was sent, and
-only of calls with one request: a stream of requests has been read from by then. Those are begun on
-a member that has a connection, or was never asked for one, as long as there is such a one.
+only of calls with one request; for those with a stream of them see `_pushing.py`. A call that may
+wait for a connection (`wait_for_ready`) is made so that it does not: or it would wait for the one
+member, whatever becomes of the others. It is we who wait.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rpcwheel._grpc.styles import call_at_end
 from rpcwheel.durations import to_seconds
 from rpcwheel.workers import POOL
 
-from ._fleet import CLOSED, UNREACHED, Member
+from ._fleet import CLOSED, UNREACHED, UnmadeError
 from ._journey import Journey
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 
     from rpcwheel.call import Kind
 
-    from ._fleet import Fleet
+    from ._fleet import Began, Fleet, Member
 
     Call: TypeAlias = tuple[str, Any, Any]
     Convert: TypeAlias = Callable[[Any], Any]
 
-__all__ = ["Method", "judge_at_end"]
+__all__ = ["Call", "Method", "is_connected", "judge_at_end", "left"]
 
 MOST_MADE: Final = 512
 """Multi-callables that are kept of a member."""
@@ -44,8 +45,6 @@ PATIENCE_S: Final = 1.0
 
 UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
 OVERDUE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
-
-CONNECTED: Final = frozenset({grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE, None})
 
 
 class Method:
@@ -74,16 +73,24 @@ class Method:
 
         Raises:
             ValueError: The member is gone; in the words of grpc.
+            UnmadeError: `connect` has failed.
         """
-        known = member.made.get(self._key)
+        of_member = member.made
+        known = of_member.get(self._key)
         if known is not None:
             return known[0]
         serializer, deserializer, args, options = self._given
-        make = getattr(member.channel, self._kind)
+        try:
+            channel = member.channel
+        except Exception as error:
+            if member.closed or member.leaving:
+                raise
+            raise UnmadeError from error
+        make = getattr(channel, self._kind)
         made = make(self.name, serializer, deserializer, *args, **options)
-        if len(member.made) >= MOST_MADE:  # of functions made anew for each call
-            member.made.clear()
-        member.made[self._key] = made, self._given  # what the key is made of must live as long
+        if len(of_member) >= MOST_MADE:  # of functions made anew for each call
+            of_member.clear()
+        of_member[self._key] = made, self._given  # what the key is made of must live as long
         return made
 
     # Who is called
@@ -96,16 +103,20 @@ class Method:
                 DEADLINE_EXCEEDED.
             ValueError: The channel is closed.
         """
-        roster = self.fleet.roster
-        pick = roster.pick
+        pick = self.fleet.roster.pick
         if pick is not None:
             return pick(*call)
+        self._look_out(until_s, patient=patient)
+        return None
+
+    def _look_out(self, until_s: float | None, *, patient: bool) -> None:
+        """Raise if a call is not to wait for a member; see `at_once`."""
+        roster = self.fleet.roster
         if roster.closed:
             raise ValueError(CLOSED)
         is_over = until_s is not None and monotonic() >= until_s
         if is_over or (not patient and roster.refusal() is not None):
             raise self.too_late(until_s)
-        return None
 
     def too_late(self, until_s: float | None) -> EndedCall:
         """How a call ends for which there was no member in time."""
@@ -119,19 +130,23 @@ class Method:
         wait_s = monotonic() + to_seconds(self.fleet.roster.rules.wait_ns)
         return wait_s if until_s is None else min(until_s, wait_s)
 
-    def _first(self, call: Call, until_s: float | None, *, patient: bool) -> Member:
+    def first(self, call: Call, until_s: float | None, *, patient: bool) -> Member:
         """The member for a call; waits until there is one, as far as it may (see `at_once`)."""
         member = self.at_once(call, until_s, patient=patient)
         if member is not None:
             return member
         latest_s = self.latest_s(until_s, patient=patient)
-        with self.fleet.changed:
-            while (member := self.at_once(call, until_s, patient=patient)) is None:
-                left_s = PATIENCE_S if latest_s is None else latest_s - monotonic()
-                if left_s <= 0:
-                    raise self.too_late(until_s)
-                self.fleet.changed.wait(min(PATIENCE_S, left_s))
-        return member
+        while True:
+            with self.fleet.changed:
+                while self.fleet.roster.pick is None:
+                    self._look_out(until_s, patient=patient)
+                    left_s = PATIENCE_S if latest_s is None else latest_s - monotonic()
+                    if left_s <= 0:
+                        raise self.too_late(until_s)
+                    self.fleet.changed.wait(min(PATIENCE_S, left_s))
+            member = self.at_once(call, until_s, patient=patient)  # the user's key: not under it
+            if member is not None:
+                return member
 
     def _wait(  # noqa: PLR0917 - as grpc has it
         self,
@@ -146,37 +161,42 @@ class Method:
         """Carry out a call on its caller's thread, on one member after the other."""
         call = self.name, request, metadata
         until_s = None if timeout is None else monotonic() + timeout
-        ready = False if wait_for_ready else wait_for_ready  # it is we who wait
+        patient = bool(wait_for_ready)
+        ready = False if patient else wait_for_ready
         tried: tuple[Member, ...] = ()
         pick = self.fleet.roster.pick
         if pick is None:
-            member = self._first(call, until_s, patient=bool(wait_for_ready))
+            member = self.first(call, until_s, patient=patient)
             timeout = left(until_s)
         else:
             member = pick(*call)
         while True:
             error: BaseException
+            began = member.began(patient=patient)
             try:
                 bound = self.bound(member)
                 answer = getattr(bound, name)(
                     request, timeout, metadata, credentials, ready, compression
                 )
             except grpc.RpcError as failure:
-                if not self.fleet.failed(member, failure):
+                if not self.fleet.failed(member, failure, began):
                     raise
                 error, tried = failure, (*tried, member)
             except ValueError as failure:
-                if not self.has_gone(member, failure):
+                if not self.has_gone(member, began, failure):
                     raise
                 error = failure
+            except UnmadeError as failure:
+                error, tried = self.fleet.unmade(member, failure), (*tried, member)
+                patient = False  # it may be a mistake, which no waiting mends
             else:
                 if member.down_ns is not None:
                     self.fleet.up(member)
                 return answer
-            member, tried = self._next(tried, call, until_s, error, patient=bool(wait_for_ready))
+            member, tried = self.next(tried, call, until_s, error, patient=patient)
             timeout = left(until_s)
 
-    def _next(
+    def next(
         self,
         tried: tuple[Member, ...],
         call: Call,
@@ -191,52 +211,26 @@ class Method:
             BaseException: `error`, as there is none left.
         """
         if not tried:
-            return self._first(call, until_s, patient=patient), tried
-        roster, changed = self.fleet.roster, self.fleet.changed
-        other = roster.other(tried, call)
+            return self.first(call, until_s, patient=patient), tried
+        other = self.fleet.roster.other(tried, call)
         if other is not None:
             return other, tried
-        if not patient or roster.closed:
+        if not patient or self.fleet.roster.closed:
             raise error
+        self.rest(until_s)
+        return self.first(call, until_s, patient=True), ()
+
+    def rest(self, until_s: float | None) -> None:
+        """Wait for somebody to be up, for a second at most, and not beyond the deadline."""
+        roster, changed = self.fleet.roster, self.fleet.changed
         with changed:
             if roster.pick is None or roster.all_down:
                 now_s = monotonic()
                 changed.wait(PATIENCE_S if until_s is None else min(PATIENCE_S, until_s - now_s))
-        return self._first(call, until_s, patient=True), ()
 
-    def has_gone(self, member: Member, error: ValueError) -> bool:
-        """Whether nothing was begun on a member, as its channel is closed."""
-        if not str(error).startswith("Cannot invoke RPC"):
-            return False
-        self.fleet.lost(member, member.link)
-        return True
-
-    def _wait_streaming(
-        self,
-        name: str,
-        requests: Any,  # noqa: ANN401
-        timeout: float | None,
-        *options: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        """The same with a stream of requests, which can't be sent to another one."""
-        metadata, _, wait_for_ready, _ = options
-        call = self.name, None, metadata
-        until_s = None if timeout is None else monotonic() + timeout
-        while True:
-            member = self._connected(call, until_s, patient=bool(wait_for_ready))
-            timeout = left(until_s)
-            try:
-                answer = getattr(self.bound(member), name)(requests, timeout, *options)
-            except grpc.RpcError as failure:
-                self.fleet.failed(member, failure)
-                raise
-            except ValueError as failure:
-                if not self.has_gone(member, failure):
-                    raise
-            else:
-                if member.down_ns is not None:
-                    self.fleet.up(member)
-                return answer
+    def has_gone(self, member: Member, began: Began, error: ValueError) -> bool:
+        """Whether nothing was begun on a member, as its channel takes no more calls."""
+        return str(error).startswith("Cannot invoke RPC") and self.fleet.lost(member, began)
 
     # One call on several members
 
@@ -255,7 +249,7 @@ class Method:
             EndedCall, ValueError: As for any call.
         """
         call = self.name, request, metadata
-        first = self._first(call, until_s, patient=patient)
+        first = self.first(call, until_s, patient=patient)
         roster = self.fleet.roster
         if count is None:
             return roster.members or (first,)
@@ -273,21 +267,9 @@ class Method:
 
         Raises:
             ValueError: The member is gone.
+            UnmadeError: `connect` has failed.
         """
         return getattr(self.bound(member), name)(request, left(until_s), *options)
-
-    def after(
-        self,
-        member: Member,
-        ended: Any,  # noqa: ANN401
-        used: Sequence[Member],
-        request: Any,  # noqa: ANN401
-        metadata: Any,  # noqa: ANN401
-    ) -> Member | None:
-        """Another member for a call that has failed on one, if that is sure not to have got it."""
-        if not self.fleet.failed(member, ended):
-            return None
-        return self.fleet.roster.other(used, (self.name, request, metadata))
 
     # Calls that go on by themselves
 
@@ -303,61 +285,28 @@ class Method:
         patient, call = bool(wait_for_ready), (self.name, request, metadata)
         until_s = None if timeout is None else monotonic() + timeout
         while True:
-            member = self.fleet.roster.pick and self.fleet.roster.pick(*call)
-            if member is None or not _is_connected(member):
+            pick = self.fleet.roster.pick
+            member = None if pick is None else pick(*call)
+            if member is None or patient or not is_connected(member):
                 if self.fleet.roster.closed:
                     raise ValueError(CLOSED)
                 course = Journey(self, name, request, until_s, options, patient=patient)
                 course.set_out(member)
                 return HeldCall(course) if name == "future" else HeldStream(course)
+            began = member.began()
             try:
                 running = self.begin_on(member, name, request, until_s, options)
             except ValueError as error:
-                if not self.has_gone(member, error):
+                if not self.has_gone(member, began, error):
                     raise
+            except UnmadeError:
+                continue  # it is not connected any more
             else:
                 judge_at_end(running, self.fleet, member)
                 return running
 
-    def _begin_streaming(
-        self,
-        name: str,
-        requests: Any,  # noqa: ANN401
-        timeout: float | None,
-        *options: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        """The same with a stream of requests, which can't be sent to another one."""
-        metadata, _, wait_for_ready, _ = options
-        call = self.name, None, metadata
-        until_s = None if timeout is None else monotonic() + timeout
-        while True:
-            try:
-                member = self._connected(call, until_s, patient=bool(wait_for_ready))
-            except EndedCall as ended:
-                return ended
-            try:
-                running = self.begin_on(member, name, requests, until_s, options)
-            except ValueError as error:
-                if not self.has_gone(member, error):
-                    raise
-            else:
-                judge_at_end(running, self.fleet, member)
-                return running
 
-    def _connected(self, call: Call, until_s: float | None, *, patient: bool) -> Member:
-        """A member that has a connection, or was never asked for one, if there is any."""
-        first = member = self._first(call, until_s, patient=patient)
-        tried: list[Member] = []
-        while member.link is not None and member.link.get_state() not in CONNECTED:
-            tried.append(member)
-            other = self.fleet.roster.other(tried, call)
-            if other is None:
-                return first
-            member = other
-        return member
-
-
-def _is_connected(member: Member) -> bool:
+def is_connected(member: Member) -> bool:
     """Whether it has a connection, as far as that can be known."""
     if member.link is None or member.down_ns is not None:
         return False

@@ -24,8 +24,9 @@ __all__ = [
     "whole_state",
 ]
 
-RECONNECTS: Final = ("grpc.max_reconnect_backoff_ms", 10_000)
-"""Or gRPC would look for a server that is away for long only every two minutes."""
+RECONNECTS: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
+"""Or gRPC would look for a server that is away for long only every two minutes. Calls fail until it
+does: when a whole site was away, for so long after it is back."""
 
 ORDER: Final = (
     grpc.ChannelConnectivity.READY,

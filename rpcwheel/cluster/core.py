@@ -88,6 +88,7 @@ class Roster(Generic[M]):
         """Whether it was ever told which members there are."""
         self.reason = ""
         """Why nothing is known."""
+        self._doubt = ""
         self.closed = False
         self.pick: Pick[M] | None = None
         """Gives the member for a call; None: there is none."""
@@ -139,6 +140,10 @@ class Roster(Generic[M]):
         if not self.known:
             self.reason = reason
 
+    def doubt(self, reason: str) -> None:
+        """Take note why nothing is known yet, for calls whose wait is over; the others go on."""
+        self._doubt = reason
+
     def left(self, member: M) -> None:
         """Take note that a member that was removed has been drained and is closed."""
         member.closed = True
@@ -167,7 +172,8 @@ class Roster(Generic[M]):
 
     def too_late(self) -> str:
         """What to say to a call that has waited for too long to know the members."""
-        return f"no instance of {self.name} is known yet"
+        said = f"no instance of {self.name} is known yet"
+        return f"{said}: {self._doubt}" if self._doubt else said
 
     def other(self, tried: Iterable[M], call: tuple[str, Any, Any]) -> M | None:
         """The next member for a call that `tried` did not take; None if none is left.
@@ -192,7 +198,7 @@ class Roster(Generic[M]):
     def several(
         self, count: int, call: tuple[str, Any, Any], picked: Sequence[M] = ()
     ) -> tuple[M, ...]:
-        """Pick `count` members, no one twice, or all that there are if those are fewer.
+        """Pick `count` members, no one twice; fewer, if no more are to be called.
 
         Args:
             count: 1 or more.
@@ -202,9 +208,8 @@ class Roster(Generic[M]):
         found = list(picked)
         while len(found) < count:
             one = self.other(found, call)
-            if one is None:
-                rest = [member for member in self.members if member not in found]
-                return (*found, *rest[: count - len(found)])
+            if one is None:  # not who has no weight, drains or is down, while others are called
+                break
             found.append(one)
         return tuple(found)
 

@@ -1,15 +1,24 @@
-"""What a broadcast raises that not all members have answered; of both worlds."""
+"""What a broadcast raises that not all members have answered, and what it calls them; pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from rpcwheel.errors import ConfigurationError
 
-__all__ = ["BroadcastFailed"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["BroadcastFailed", "told_apart", "with_members"]
+
+
+class _OfMembers(Protocol):
+    is_one_list: bool
+
+
+C = TypeVar("C", bound=_OfMembers)
 
 
 class BroadcastFailed(grpc.RpcError):
@@ -28,7 +37,7 @@ class BroadcastFailed(grpc.RpcError):
             answers: The good ones, by target.
             errors: The others, by target; one at least.
         """
-        super().__init__()
+        grpc.RpcError.__init__(self)
         self.method = method
         self.answers = dict(answers)
         """By target."""
@@ -67,3 +76,27 @@ class BroadcastFailed(grpc.RpcError):
 def _said(error: Any) -> str:  # noqa: ANN401 - a call too
     code = error.code()
     return f"{code.name} {error.details()}" if code is not None else str(error)
+
+
+def told_apart(names: Iterable[str]) -> list[str]:
+    """Give them in their order; the second of one name is `"name #2"`, and so on."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = number = seen.get(name, 0) + 1
+        found.append(name if number == 1 else f"{name} #{number}")
+    return found
+
+
+def with_members(channel: C) -> C:
+    """Give the channel, if it has members that can be called at once.
+
+    Raises:
+        ConfigurationError: gRPC spreads its calls: of all servers one would be called.
+    """
+    if channel.is_one_list:
+        raise ConfigurationError(
+            'with balance="core" gRPC itself chooses one server for each call, so that several '
+            'can\'t be called at once; make the channel with another balance, "round_robin" say'
+        )
+    return channel

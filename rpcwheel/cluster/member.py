@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, ip_address
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tenacity import wait_random_exponential
@@ -30,6 +31,7 @@ __all__ = [
     "MemberState",
     "Rules",
     "Verdict",
+    "address_dialled",
     "checked_count",
     "checked_instances",
     "checked_name",
@@ -144,6 +146,20 @@ def judged(code: str, connection: str, *, cut_off: bool) -> Verdict:
         return Verdict(is_down=cut_off or connection not in {"READY", ""}, may_move=cut_off)
     no_connection = connection in {"CONNECTING", "TRANSIENT_FAILURE"}
     return Verdict(is_down=code == "DEADLINE_EXCEEDED" and no_connection, may_move=False)
+
+
+def address_dialled(instance: ServiceInstance) -> str | None:
+    """What gRPC writes of an address that it could not connect to (1.60 to 1.85).
+
+    None: the host is a name, whose addresses are not known.
+    """
+    try:
+        host = ip_address(instance.host)
+    except ValueError:
+        return None
+    if isinstance(host, IPv4Address):
+        return f"ipv4:{host}:{instance.port}: "
+    return None if host.scope_id else f"ipv6:%5B{host}%5D:{instance.port}: "
 
 
 def checked_instances(instances: Iterable[ServiceInstance]) -> list[ServiceInstance]:

@@ -6,6 +6,7 @@ may serve several channels.
 
 ==================  ==============  ================================================================
 `RoundRobin`        O(1)            In turn; by weight, as gRFC A58 has it (static stride).
+                    O(log members)  If one is much heavier than most.
 `WeightedRandom`    O(log members)  At random by weight.
 `LeastActive`       O(members)      Who has the fewest calls in flight; among those by weight.
 `ConsistentHash`    O(log members)  The same key, the same member; if that leaves, only its keys
@@ -21,10 +22,11 @@ import random
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from rpcwheel.errors import ConfigurationError
+
+from ._ring import Ring, nodes_of, point_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,6 +62,14 @@ Pick: TypeAlias = Callable[[str, Any, Any], M]
 Key: TypeAlias = Callable[[str, Any, Any], str | bytes | int | None]
 
 
+MOST_LOOKS: Final = 8
+"""Members that strides may look at for a pick, on average."""
+
+WHOLE: Final = 1 << 64
+GOLDEN: Final = 0x9E3779B97F4A7C15
+"""That part of it by whose multiples any number of things is spread evenly over a circle."""
+
+
 class Picker(ABC):
     """A way to balance load; write your own by this one method."""
 
@@ -88,13 +98,15 @@ class RoundRobin(Picker):
         self._rng = rng or random.Random()
 
     def prepare(self, members: Sequence[M], weights: Sequence[int]) -> Pick[M]:
-        """Equal weights: the next of the list. Others: by strides, see `_stride`."""
-        heaviest = max(weights)
-        turns = len(members) * (1 if min(weights) == heaviest else heaviest)
-        turn = itertools.count(self._rng.randrange(turns))  # `next` of it is one step of C
-        if turns == len(members):
-            return _in_turn(tuple(members), turn.__next__)
-        return _stride(tuple(members), tuple(weights), turn.__next__)
+        """Equal weights: the next of the list. Others: see `_stride` and `_evenly`."""
+        heaviest, size, row = max(weights), len(members), tuple(members)
+        is_even = min(weights) == heaviest
+        turns = size if is_even else size * heaviest
+        turn = itertools.count(self._rng.randrange(turns)).__next__  # one step of C
+        if is_even:
+            return _in_turn(row, turn)
+        spread = _evenly if turns > MOST_LOOKS * sum(weights) else _stride
+        return spread(row, tuple(weights), turn)
 
     def __repr__(self) -> str:
         return "RoundRobin()"
@@ -123,6 +135,22 @@ def _stride(members: tuple[M, ...], weights: tuple[int, ...], turn: Callable[[],
             weight = weights[place]
             if (weight * (lap + place)) % heaviest >= heaviest - weight:
                 return members[place]
+
+    return pick
+
+
+def _evenly(members: tuple[M, ...], weights: tuple[int, ...], turn: Callable[[], int]) -> Pick[M]:
+    """Step over the weights, laid end to end, by the golden ratio: no part is missed for long.
+
+    For weights that are far apart, where strides pass over many light ones for each pick. Each is
+    picked as often as its weight says but for a few times, at distances that hardly differ.
+    """
+    sums = tuple(itertools.accumulate(weights))
+    total = sums[-1]
+
+    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+        at = turn() * GOLDEN % WHOLE  # whole numbers: fractions lose their last digits in time
+        return members[bisect_right(sums, at * total // WHOLE)]
 
     return pick
 
@@ -214,16 +242,6 @@ def _least(
     return pick
 
 
-NODES: Final = 160
-"""Places on the ring of a member of weight 100; Dubbo's `hash.nodes`."""
-
-USUAL_WEIGHT: Final = 100
-LEAST_NODES: Final = 8
-MOST_NODES: Final = 1600
-WORD: Final = 8
-"""Bytes of a place on the ring; a digest has eight of them."""
-
-
 class ConsistentHash(Picker):
     """The same key goes to the same member, in every process; if it leaves, only its keys move.
 
@@ -246,17 +264,13 @@ class ConsistentHash(Picker):
                 "key must be the name of a metadata header, such as 'x-user-id', or a function "
                 f"key(method, request, metadata), not {key!r}"
             )
-        self._ring = _Ring([])
+        self._ring = Ring({})
 
     def prepare(self, members: Sequence[M], weights: Sequence[int]) -> Pick[M]:
         """A ring of places, of which each member has some; a key is at the next place."""
-        nodes = [(one.id, _nodes(weight)) for one, weight in zip(members, weights, strict=True)]
-        ring = self._ring
-        if not ring.serves(nodes):
-            self._ring = ring = _Ring(nodes)
-        by_number: list[M | None] = [None] * len(ring.numbers)
-        for member, node in zip(members, nodes, strict=True):
-            by_number[ring.numbers[node]] = member
+        nodes = {one.id: nodes_of(each) for one, each in zip(members, weights, strict=True)}
+        self._ring = ring = self._ring.turned(nodes)
+        there = {one.id: one for one in members}.get
         key_of, keyless = self._key, RoundRobin().prepare(members, weights)
         points, owners, size = ring.points, ring.owners, len(ring.points)
 
@@ -264,9 +278,9 @@ class ConsistentHash(Picker):
             key = key_of(method, request, metadata)
             if key is None:
                 return keyless(method, request, metadata)
-            at = bisect_left(points, _point(key))
+            at = bisect_left(points, point_of(key))
             while True:
-                member = by_number[owners[at % size]]
+                member = there(owners[points[at % size]])
                 if member is not None:
                     return member
                 at += 1  # its owner is not among them now
@@ -275,25 +289,6 @@ class ConsistentHash(Picker):
 
     def __repr__(self) -> str:
         return f"ConsistentHash({self._said!r})"
-
-
-class _Ring:
-    """The places of some members, in order. Immutable."""
-
-    def __init__(self, nodes: Sequence[tuple[str, int]]) -> None:
-        self.numbers = {node: number for number, node in enumerate(nodes)}
-        ring = sorted(
-            (place, number) for node, number in self.numbers.items() for place in _places(*node)
-        )
-        self.points = [place for place, _ in ring]
-        self.owners = [number for _, number in ring]
-
-    def serves(self, nodes: Sequence[tuple[str, int]]) -> bool:
-        """Whether those are on it, and not too few others: who is away is passed over.
-
-        To make one of a thousand members takes a tenth of a second; not for each that goes down.
-        """
-        return 2 * len(nodes) >= len(self.numbers) and all(map(self.numbers.__contains__, nodes))
 
 
 def _header(name: str) -> Key:
@@ -310,29 +305,6 @@ def _header(name: str) -> Key:
         return None
 
     return key
-
-
-def _nodes(weight: int) -> int:
-    """By the weight alone, not by others': or all keys would move when the heaviest leaves."""
-    nodes = NODES * weight // USUAL_WEIGHT // LEAST_NODES * LEAST_NODES
-    return min(max(nodes, LEAST_NODES), MOST_NODES)
-
-
-def _places(name: str, nodes: int) -> tuple[int, ...]:
-    """A member's places: a lighter one has the first of a heavier one's."""
-    found: list[int] = []
-    for number in itertools.count():
-        digest = blake2b(f"{name}#{number}".encode(errors="surrogatepass")).digest()
-        words = range(0, len(digest), WORD)
-        found += (int.from_bytes(digest[word : word + WORD], "big") for word in words)
-        if len(found) >= nodes:
-            return tuple(found[:nodes])
-    raise AssertionError  # it has no end
-
-
-def _point(key: object) -> int:
-    data = key if isinstance(key, bytes) else str(key).encode(errors="surrogatepass")
-    return int.from_bytes(blake2b(data, digest_size=WORD).digest(), "big")
 
 
 BY_NAME: Final[dict[str, Callable[[], Picker]]] = {

@@ -14,6 +14,7 @@ from fixtures.clusters import instance
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from rpcwheel import RetryPolicy, aio
 from rpcwheel.cluster import Picker
+from rpcwheel.cluster.aio import ClusterChannel
 
 
 class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
@@ -182,6 +183,18 @@ async def test_a_picker_sees_the_request_and_interceptors_see_it_too(shops, aio_
     assert seen == [given, given, "text"]
     await channel.stream_unary("/test.Shop/StreamUnary")(iter([b"x"]), timeout=20)
     assert seen[3:] == [("/test.Shop/StreamUnary", None, None)]
+
+
+async def test_a_stub_keeps_its_channel(shops, aio_cluster):
+    """Which somebody may tell of its members."""
+    channel = ClusterChannel("test.Shop", [instance(shops[0])])
+    call, kept = channel.unary_unary(UNARY_UNARY), weakref.ref(channel)
+    del channel
+    gc.collect()
+    kept().update([instance(shops[1])])
+    assert await call(b"x", timeout=20) == b"x"
+    assert counts(shops) == [0, 1, 0]
+    await kept().close()
 
 
 async def test_members_that_are_gone_are_not_kept(shops, aio_cluster):

@@ -39,6 +39,49 @@ async def test_it_connects_when_it_is_asked_to(shops, dead, aio_cluster):
     await asyncio.wait_for(channel.channel_ready(), 20)
 
 
+async def test_a_change_while_it_is_looked_at_is_not_missed(shops, aio_cluster):
+    """A connection is made on grpc's own threads, between any two steps of ours."""
+
+    def connect(one, options):
+        channel, looks = grpc.aio.insecure_channel(one.target, options), []
+
+        def get_state(*_, **__):
+            looks.append(True)
+            return State.CONNECTING if len(looks) <= connect.looks else State.READY
+
+        async def wait_for_state_change(last):
+            if last is State.READY:
+                await asyncio.Event().wait()
+
+        channel.get_state, channel.wait_for_state_change = get_state, wait_for_state_change
+        return channel
+
+    for connect.looks in range(1, 9):
+        channel = aio_cluster(shops[0], connect=connect)
+        await asyncio.wait_for(channel.channel_ready(), 5)
+
+
+async def test_connections_that_hide_their_state_are_looked_at_now_and_then(shops, aio_cluster):
+    looks = []
+
+    def hidden(*_, **__):
+        looks.append(True)
+        raise NotImplementedError
+
+    def connect(one, options):
+        channel = grpc.aio.insecure_channel(one.target, options)
+        channel.get_state = hidden
+        return channel
+
+    channel = aio_cluster(shops[0], connect=connect)
+    assert channel.members[0].channel is not None
+    watching = asyncio.create_task(channel.wait_for_state_change(State.READY))
+    await asyncio.sleep(0.1)
+    assert 0 < len(looks) < 9
+    channel.update([])
+    await watching
+
+
 async def test_being_ready_is_waited_for_across_updates(shops, dead, aio_cluster):
     channel = aio_cluster()
     ready = asyncio.create_task(channel.channel_ready())

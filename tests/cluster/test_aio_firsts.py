@@ -2,10 +2,11 @@
 
 import asyncio
 
+import grpc
 import pytest
 
 from fixtures.aio_doors import others, sent, until
-from rpcwheel.cluster._aio_firsts import Sealed, firsts_of, sealing
+from rpcwheel.cluster._aio_firsts import Sealed, as_now, firsts_of, sealing
 
 
 async def all_of(feed):
@@ -133,3 +134,13 @@ def test_what_can_not_be_serialized_is_told_when_it_is_sent():
     sealed.try_to_seal(bytes)
     with pytest.raises(TypeError):
         sealed.seal(bytes)
+
+
+def test_metadata_that_its_caller_changes_are_as_they_were():
+    pairs = [("a", "1"), ("b", "2")]
+    given = grpc.aio.Metadata(*pairs)
+    copy, plain = as_now(given), as_now(pairs)
+    given["a"] = "changed"
+    pairs.clear()
+    assert (copy["a"], type(copy)) == ("1", grpc.aio.Metadata)
+    assert plain == (("a", "1"), ("b", "2"))

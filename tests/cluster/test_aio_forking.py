@@ -7,6 +7,8 @@ from fixtures.aio_clusters import InOrder, counts, states
 from fixtures.aio_doors import others, refused, until
 from fixtures.clusters import instance, nobody_at
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from rpcwheel import MethodPolicy, RetryPolicy
+from rpcwheel.aio import Kit
 from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.cluster import BroadcastFailed
 from rpcwheel.cluster.aio import BroadcastInvoker, ForkingInvoker
@@ -95,6 +97,15 @@ async def test_no_two_forks_go_to_one_member(shops, dead, aio_cluster):
     assert counts(shops) == [1, 1, 0]
 
 
+@pytest.mark.parametrize("left_out", [{"weight": 0}, {"status": "DRAINING"}])
+async def test_no_fork_goes_to_who_wants_no_calls_while_others_do(shops, aio_cluster, left_out):
+    channel = aio_cluster(shops[0])
+    channel.update([instance(shops[0]), instance(shops[1], **left_out)])
+    assert await forked(channel)(b"x", timeout=20) == b"x"
+    assert [one.link is not None for one in channel.members].count(True) == 1
+    assert not shops[1].calls
+
+
 async def test_more_forks_than_members_are_all_members(shops, aio_cluster):
     for shop in shops[:2]:
         shop.then(Fail("NOT_FOUND"))
@@ -119,6 +130,19 @@ async def test_every_member_is_called_and_the_answers_come_by_target(shops, aio_
     assert await call == {shop.target: b"x" for shop in shops}
     assert await call.code() is grpc.StatusCode.OK
     assert counts(shops) == [1, 1, 1]
+
+
+async def test_members_at_one_address_have_an_answer_each(shops, aio_cluster):
+    channel = aio_cluster(shops[0], shops[1])
+    twins = [instance(shops[0], id=name) for name in ("before", "now")]
+    channel.update([*twins, instance(shops[1])])
+    target = shops[0].target
+    names = {target, f"{target} #2", shops[1].target}
+    assert await broadcast(channel)(b"x", timeout=20) == dict.fromkeys(names, b"x")
+    shops[0].then(Fail("INTERNAL"))
+    with pytest.raises(BroadcastFailed, match="1 of 3 members failed") as caught:
+        await broadcast(channel)(b"x", timeout=20)
+    assert {*caught.value.answers, *caught.value.errors} == names
 
 
 async def test_all_at_once(shops, aio_cluster):
@@ -194,6 +218,27 @@ async def test_the_state_is_that_of_the_channel(shops, aio_cluster, channels):
     await view.wait_for_state_change(grpc.ChannelConnectivity.IDLE)
     with pytest.raises(ConfigurationError, match="ask each"):
         ForkingInvoker(channels).get_state()
+
+
+async def test_policies_stand_in_front_of_it(shops, aio_cluster):
+    retry = RetryPolicy(on={"INTERNAL"}, attempts=2, wait=0.01)
+    methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
+    async with Kit(retry=retry, methods=methods, timeout=20) as kit:
+        shops[0].then(Fail("INTERNAL"))
+        channel = aio_cluster(*shops)
+        front = kit.intercept_channel(BroadcastInvoker(channel))
+        answers = await front.unary_unary(UNARY_UNARY)(b"x")
+        assert answers == {shop.target: b"x" for shop in shops}
+        assert await kit.intercept_channel(ForkingInvoker(channel)).unary_unary(UNARY_UNARY)(b"x")
+
+
+async def test_a_channel_whose_members_are_hidden_by_interceptors_is_refused_with_the_way_out(
+    shops, aio_cluster
+):
+    async with Kit(timeout=20) as kit:
+        for view in (BroadcastInvoker, ForkingInvoker):
+            with pytest.raises(TypeError, match=r"aio\.channel\(url\), and put .* in front"):
+                view(kit.intercept_channel(aio_cluster(shops[0])))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,25 @@ async def test_words_of_another_address_prove_nothing_then(shops, aio_cluster):
     assert counts(shops) == [1, 0, 0]
 
 
+def breaking(instance, options):
+    """A channel that says that it has a connection when it is first asked, and then has none.
+
+    As one does whose server goes down before we look.
+    """
+    channel = recovering(instance, options)
+    states = [grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.READY]
+    channel.get_state = lambda **_: states.pop() if len(states) > 1 else states[0]
+    return channel
+
+
+async def test_nor_do_they_if_the_connection_breaks_thereafter(shops, aio_cluster):
+    channel = in_order(aio_cluster, *shops[:2], connect=breaking)
+    words = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.7:50051: refused"
+    shops[0].then(Fail("UNAVAILABLE", words))
+    assert (await refused(caller(channel)())).details() == words
+    assert counts(shops) == [1, 0, 0]
+
+
 @pytest.mark.parametrize("style", ["written", "iterated", "iterated asynchronously"])
 async def test_requests_that_were_taken_are_not_sent_again(shops, aio_cluster, style):
     """Though by the words of its failure, and by the state of the connection, nothing was sent."""

@@ -12,8 +12,8 @@ from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.aio_clusters import caller, counts, in_order, states
 from fixtures.aio_doors import refused, until
 from fixtures.clusters import instance, nobody_at
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY
-from rpcwheel.cluster import ClusterPolicy, Picker
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Silent
+from rpcwheel.cluster import ClusterPolicy, ConsistentHash, Picker
 
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
@@ -25,6 +25,16 @@ async def test_a_call_waits_until_the_members_are_known(shops, aio_cluster, kind
     assert not waiting.done()
     channel.update([instance(shops[0])])
     assert await waiting == ANSWERS[kind]
+
+
+async def test_one_that_has_waited_has_the_metadata_of_its_call(shops, aio_cluster):
+    channel = aio_cluster()
+    metadata = grpc.aio.Metadata(("who", "me"))
+    call = caller(channel)(metadata=metadata)
+    metadata["who"] = "another"
+    channel.update([instance(shops[0])])
+    assert await call == b"x"
+    assert shops[0].calls[0].metadata["who"] == "me"
 
 
 async def test_one_that_has_waited_is_made_in_its_callers_context(shops, aio_cluster):
@@ -56,7 +66,7 @@ async def test_it_waits_no_longer_than_it_may(aio_cluster, timer, own):
     assert (left is None) if own is None else (0 < left <= own)
     timer.advance(0.2)
     error = await refused(waiting)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.code().name == ("DEADLINE_EXCEEDED" if own == 3 else "UNAVAILABLE")
     assert error.details() == "no instance of test.Shop is known yet"
     assert call.time_remaining() is None or call.time_remaining() >= 0
 
@@ -90,7 +100,7 @@ async def test_one_that_may_wait_for_a_connection_waits_for_an_instance_too(
     for _ in range(6):
         timer.advance(10)
         await asyncio.sleep(0.01)
-    assert (await refused(late)).code() is grpc.StatusCode.UNAVAILABLE
+    assert (await refused(late)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert not waiting.done()
     channel.update([instance(shops[0])])
     assert await waiting == b"x"
@@ -130,6 +140,56 @@ async def test_while_all_are_down_it_is_tried_again_each_second(shops, aio_clust
         await asyncio.sleep(0.05)
     assert await waiting == b"x"
     assert states(channel) == ["UP"]
+
+
+async def test_one_whose_deadline_is_over_while_all_are_down_says_so(dead, aio_cluster, timer):
+    channel = aio_cluster(dead, policy=ClusterPolicy(probe=1000))
+    waiting = asyncio.create_task(_awaited(caller(channel, timeout=30)(wait_for_ready=True)))
+    await until(lambda: states(channel) == ["DOWN"])
+    timer.advance(31)
+    error = await refused(waiting)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "failed to connect" in error.details()
+
+
+async def test_one_that_has_no_time_at_all_says_so(aio_cluster):
+    error = await refused(caller(aio_cluster())(timeout=0))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_one_that_may_wait_does_so_though_its_connection_was_just_replaced(
+    shops, aio_cluster, timer
+):
+    """As a heartbeat does with a dead one."""
+    shop = shops[0]
+    channel = aio_cluster(shop, policy=ClusterPolicy(probe=0.5))
+    stream = channel.unary_stream(UNARY_STREAM)
+    shop.then(Silent(after=1))
+    old = stream(b"ab", timeout=500)
+    assert await old.read() == b"a"
+    shop.kill()
+    channel.members[0].channel.replace("dead", force=True)
+    waiting = asyncio.create_task(_awaited(caller(channel, timeout=500)(wait_for_ready=True)))
+    await until(lambda: states(channel) == ["DOWN"])
+    assert not waiting.done()
+    shop.start()
+    timer.advance(0.6)
+    assert await waiting == b"x"
+    old.cancel()
+
+
+async def test_what_a_picker_raises_for_one_that_has_waited_is_no_others_business(
+    shops, aio_cluster
+):
+    def key(_, request, __):
+        return {b"good": "good"}[request]
+
+    channel = aio_cluster(balance=ConsistentHash(key))
+    calls = [caller(channel)(request) for request in (b"bad", b"good", b"bad", b"good")]
+    await asyncio.sleep(0)
+    channel.update([instance(shops[0])])
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(one) for one in answers] == [KeyError, bytes, KeyError, bytes]
 
 
 async def test_one_that_waits_can_be_cancelled(shops, aio_cluster, timer):

@@ -28,9 +28,9 @@ def test_who_is_told_of_members_can_be_called():
         checked_on_member("print")
 
 
-def test_a_lost_server_is_looked_for_every_ten_seconds_unless_it_is_told_otherwise():
+def test_a_lost_server_is_looked_for_every_three_seconds_unless_it_is_told_otherwise():
     name = "grpc.max_reconnect_backoff_ms"
-    assert dict(member_options([]))[name] == 10_000
+    assert dict(member_options([]))[name] == 3_000
     assert dict(member_options([(name, 50)]))[name] == 50
     assert dict(member_options([]))["grpc.use_local_subchannel_pool"] == 1
     with pytest.raises(TypeError, match="options must be pairs"):

@@ -226,13 +226,22 @@ def test_without_members_there_is_no_other(world):
     assert world.roster.other((), CALL) is None
 
 
-def test_several_are_different_and_those_that_are_up_come_first(world):
-    world.tell(*(at(port) for port in range(1, 5)))
-    world.down(3)
-    assert {one.instance.port for one in world.roster.several(3, CALL)} == {1, 2, 4}
-    everyone = world.roster.several(9, CALL)
-    assert sorted(one.instance.port for one in everyone) == [1, 2, 3, 4]
-    assert everyone[-1].instance.port == 3
+@pytest.mark.parametrize("left_out", [{"weight": 0}, {"status": "DRAINING"}, {"zone": "b"}, {}])
+def test_several_are_different_and_all_of_those_that_any_call_goes_to(left_out):
+    world = World(zone="a")
+    others = [at(port, zone="a") for port in (1, 2, 4)]
+    world.tell(*others, at(3, **{"zone": "a"} | left_out))
+    if not left_out:
+        world.down(3)
+    for count in (3, 9):
+        several = world.roster.several(count, CALL)
+        assert sorted(one.instance.port for one in several) == [1, 2, 4]
+
+
+def test_if_all_are_down_several_are_a_few_of_them(world):
+    world.tell(*(at(port) for port in range(1, MOST_DOWN + 3)))
+    world.down(*range(1, MOST_DOWN + 3))
+    assert len(set(world.roster.several(9, CALL))) == MOST_DOWN
 
 
 # Up and down
@@ -365,3 +374,10 @@ def test_weights_grow_in_steps_until_they_are_full():
 def test_the_default_drain_has_an_end_and_none_has_not():
     assert World().roster.rules.drain_ns == 30 * SECOND
     assert World(drain=None).roster.rules.drain_ns == NEVER
+
+
+def test_why_nothing_is_known_yet_is_for_those_who_have_waited_in_vain(world):
+    before = world.roster.too_late()
+    world.roster.doubt("the registry is away")
+    assert world.roster.refusal() is None
+    assert world.roster.too_late() == f"{before}: the registry is away"

@@ -4,6 +4,7 @@ import grpc
 
 from rpcwheel._grpc.calls import EndedCall
 from rpcwheel.cluster import BroadcastFailed
+from rpcwheel.cluster.failed import told_apart
 
 GONE = EndedCall(grpc.StatusCode.UNAVAILABLE, "gone", trailing=(("a", "b"),))
 SLOW = EndedCall(grpc.StatusCode.DEADLINE_EXCEEDED, "slow")
@@ -25,3 +26,8 @@ def test_it_says_how_each_failed():
     )
     assert (str(error), error.details()) == (said, said)
     assert repr(error) == f"BroadcastFailed({said!r})"
+
+
+def test_what_has_one_name_is_told_apart_by_a_number():
+    assert told_apart(["a", "b", "a", "a", "b"]) == ["a", "b", "a #2", "a #3", "b #2"]
+    assert told_apart([]) == []

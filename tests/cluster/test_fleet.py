@@ -253,7 +253,7 @@ def test_the_options_of_a_member_keep_grpc_from_waiting_for_minutes(shops, open_
 
     call_of(open_cluster(shops[0], connect=connect, options=()))()
     call_of(open_cluster(shops[0], connect=connect, options=IMPATIENT))()
-    assert [one["grpc.max_reconnect_backoff_ms"] for one in seen] == [10_000, 50]
+    assert [one["grpc.max_reconnect_backoff_ms"] for one in seen] == [3_000, 50]
 
 
 def test_the_channel_of_a_member_is_one_whose_connection_can_be_replaced(shops, open_cluster):

@@ -8,6 +8,7 @@ import pytest
 from fixtures.clusters import instance
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.timers import eventually
+from rpcwheel import Kit, MethodPolicy, RetryPolicy
 from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.cluster import BroadcastFailed, BroadcastInvoker, ClusterPolicy, ForkingInvoker
 from rpcwheel.errors import ConfigurationError
@@ -95,6 +96,15 @@ def test_a_fork_that_found_nobody_goes_elsewhere(shops, dead, open_cluster):
     assert bad.state == "DOWN"
 
 
+@pytest.mark.parametrize("left_out", [{"weight": 0}, {"status": "DRAINING"}])
+def test_no_fork_goes_to_who_wants_no_calls_while_others_do(shops, open_cluster, left_out):
+    channel = open_cluster(shops[0])
+    channel.update([instance(shops[0]), instance(shops[1], **left_out)])
+    assert forked(channel)(b"x", timeout=20) == b"x"
+    assert [one.link is not None for one in channel.members].count(True) == 1
+    assert not shops[1].calls
+
+
 def test_more_forks_than_members_are_all_members(shops, open_cluster):
     assert forked(open_cluster(shops[0]), 9)(b"x", timeout=20) == b"x"
     assert total(shops) == 1
@@ -129,6 +139,19 @@ def test_every_member_is_called_and_the_answers_come_by_target(shops, open_clust
     answers = broadcast(channel)(b"x", timeout=20)
     assert answers == {shop.target: b"x" for shop in shops}
     assert [len(shop.calls) for shop in shops] == [1, 1, 1]
+
+
+def test_members_at_one_address_have_an_answer_each(shops, open_cluster):
+    channel = open_cluster(shops[0], shops[1])
+    twins = [instance(shops[0], id=name) for name in ("before", "now")]
+    channel.update([*twins, instance(shops[1])])
+    target = shops[0].target
+    names = {target, f"{target} #2", shops[1].target}
+    assert broadcast(channel)(b"x", timeout=20) == dict.fromkeys(names, b"x")
+    shops[0].then(Fail("INTERNAL"))
+    with pytest.raises(BroadcastFailed, match="1 of 3 members failed") as caught:
+        broadcast(channel)(b"x", timeout=20)
+    assert {*caught.value.answers, *caught.value.errors} == names
 
 
 def test_all_at_once(shops, open_cluster):
@@ -204,6 +227,41 @@ def test_the_state_is_that_of_the_channel(shops, open_cluster, channels):
     with pytest.raises(ConfigurationError, match="subscribe to each"):
         ForkingInvoker(channels).subscribe(states.append)
     ForkingInvoker(channels).unsubscribe(states.append)
+
+
+def test_policies_and_interceptors_stand_in_front_of_it(shops, open_cluster):
+    retry = RetryPolicy(on={"INTERNAL"}, attempts=2, wait=0.01)
+    methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
+    with Kit(retry=retry, methods=methods, timeout=20) as kit:
+        shops[0].then(Fail("INTERNAL"))
+        channel = open_cluster(*shops)
+        inner = BroadcastInvoker(channel)
+        for front in (
+            kit.intercept_channel(inner),
+            grpc.intercept_channel(inner, *kit.client_interceptors()),
+        ):
+            answers = front.unary_unary(UNARY_UNARY)(b"x")
+            assert answers == {shop.target: b"x" for shop in shops}
+            assert kit.intercept_channel(ForkingInvoker(channel)).unary_unary(UNARY_UNARY)(b"x")
+
+
+def test_behind_interceptors_of_grpc_it_fails_with_all_that_it_knows(shops, open_cluster):
+    shops[0].then(Fail("INTERNAL"))
+    with Kit(timeout=20) as kit:
+        inner = BroadcastInvoker(open_cluster(*shops))
+        front = grpc.intercept_channel(inner, *kit.client_interceptors())
+        with pytest.raises(BroadcastFailed) as caught:
+            front.unary_unary(UNARY_UNARY)(b"x")
+    assert len(caught.value.answers) == 2
+
+
+def test_a_channel_whose_members_are_hidden_by_interceptors_is_refused_with_the_way_out(
+    shops, open_cluster
+):
+    with Kit(timeout=20) as kit:
+        for view in (BroadcastInvoker, ForkingInvoker):
+            with pytest.raises(TypeError, match=r"rpcwheel\.channel\(url\), and put .* in front"):
+                view(kit.intercept_channel(open_cluster(shops[0])))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from rpcwheel.cluster.member import (
     MemberCore,
     Verdict,
+    address_dialled,
     checked_count,
     checked_instances,
     checked_name,
@@ -95,3 +96,17 @@ def test_a_count_is_one_or_more(count, error):
     with pytest.raises(error, match="forks must be"):
         checked_count(count, what="forks")
     assert checked_count(1, what="forks") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("127.0.0.1", "ipv4:127.0.0.1:7: "),
+        ("::1", "ipv6:%5B::1%5D:7: "),
+        ("0:0:0:0:0:0:0:1", "ipv6:%5B::1%5D:7: "),
+        ("fe80::1%eth0", None),
+        ("orders.example", None),
+    ],
+)
+def test_the_address_that_a_failure_names_is_known_where_the_host_is_one(host, said):
+    assert address_dialled(ServiceInstance(service="shop.Orders", host=host, port=7)) == said

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -68,6 +69,45 @@ def test_a_light_one_is_not_picked_several_times_in_a_row():
     pick = RoundRobin().prepare([heavy, light], [9, 3])
     got = [pick("/m", None, ()) for _ in range(120)]
     assert not any(got[place] is light is got[place + 1] for place in range(119))
+
+
+class Weight(int):
+    """Knows how often any was looked at to pick somebody."""
+
+    looks = 0
+
+    def __mul__(self, other):
+        Weight.looks += 1
+        return int(self) * other
+
+
+FAR_APART = [[100, *[1] * 999], [*[1] * 300, 10_000], [1] * 500 + [100] * 500, [10**9, 7, 7, 10**9]]
+
+
+@pytest.mark.parametrize("weights", FAR_APART, ids=lambda weights: f"{max(weights)}")
+def test_few_are_looked_at_for_a_pick_however_far_apart_the_weights_are(weights):
+    size = len(weights)
+    pick = RoundRobin().prepare(ones(size), [Weight(one) for one in weights])
+    Weight.looks = 0
+    for _ in range(4000):
+        pick("/m", None, ())
+    assert Weight.looks <= 8 * 4000 + 2 * size
+
+
+@pytest.mark.parametrize("weights", FAR_APART, ids=lambda weights: f"{max(weights)}")
+def test_far_apart_too_each_is_picked_as_often_as_its_weight_says_but_for_a_few(weights):
+    members = ones(len(weights))
+    got = tally(RoundRobin().prepare(members, weights), 20_000)
+    for one, weight in zip(members, weights, strict=True):
+        assert abs(got[one.id] - 20_000 * weight / sum(weights)) <= 5
+
+
+def test_one_that_is_much_heavier_is_picked_at_even_distances():
+    heavy, *light = ones(1000)
+    pick = RoundRobin().prepare([heavy, *light], [100] + [1] * 999)
+    at = [turn for turn in range(4000) if pick("/m", None, ()) is heavy]
+    distances = [later - sooner for sooner, later in pairwise(at)]
+    assert max(distances) <= 22  # on average it is 11
 
 
 def test_clients_that_start_together_do_not_all_begin_with_the_same_member():
@@ -223,6 +263,16 @@ def test_calls_without_a_key_go_in_turn(metadata):
 def test_the_header_is_found_whatever_its_case_was_given_in():
     pick = ConsistentHash("X-User").prepare(ones(3), [100] * 3)
     assert len(tally(pick, 9, (("x-user", "7"),))) == 1
+
+
+def test_what_changes_one_weight_of_many_finds_no_places_anew_for_the_others():
+    picker, members = ConsistentHash("x-user"), ones(6)
+    owners(picker, members)
+    ring = picker._ring
+    owners(picker, members, [100] * 5 + [300])
+    now = picker._ring
+    kept = [one.id for one in members if now._places[one.id] is ring._places[one.id]]
+    assert kept == [one.id for one in members[:5]]
 
 
 def test_a_ring_is_not_made_anew_for_each_member_that_is_away():

@@ -252,8 +252,11 @@ def test_that_its_server_is_away_by_now_does_not_prove_that_a_call_was_not_sent(
     assert member.channel.is_cut_off()
     broken = EndedCall(grpc.StatusCode.UNAVAILABLE, "Socket closed")
     assert not channel._fleet.failed(member, broken)
-    unsent = EndedCall(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; why")
+    words = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:{}: no"
+    unsent = EndedCall(grpc.StatusCode.UNAVAILABLE, words.format(dead))
     assert channel._fleet.failed(member, unsent)
+    of_another = EndedCall(grpc.StatusCode.UNAVAILABLE, words.format(1))
+    assert not channel._fleet.failed(member, of_another)  # it may be handed on
 
 
 def test_if_nobody_can_be_reached_the_last_failure_is_the_callers(dead, open_cluster, events):

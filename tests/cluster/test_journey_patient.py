@@ -1,0 +1,177 @@
+"""A held call that may wait for a connection waits for any, and no key strands it."""
+
+import threading
+import time
+
+import grpc
+import pytest
+
+from fixtures.clusters import instance
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Shop
+from fixtures.timers import eventually
+from rpcwheel.cluster import ClusterPolicy, ConsistentHash
+from rpcwheel.cluster._journey import PATIENCE_S
+
+BOTH = pytest.mark.parametrize("name", ["future", "stream"])
+
+
+def begin(channel, name, **options):
+    options = {"timeout": 20, "wait_for_ready": True} | options
+    if name == "future":
+        return channel.unary_unary(UNARY_UNARY).future(b"ab", **options)
+    return channel.unary_stream(UNARY_STREAM)(b"ab", **options)
+
+
+def answer(call, name):
+    return call.result(20) if name == "future" else b"".join(call)
+
+
+@BOTH
+@pytest.mark.parametrize("timeout", [20, None])
+def test_it_does_not_wait_at_a_member_that_is_away(shops, dead, open_cluster, name, timeout):
+    for _ in range(3):
+        channel = open_cluster(dead, shops[0])
+        calls = [begin(channel, name, timeout=timeout) for _ in range(2)]
+        assert [answer(call, name) for call in calls] == [b"ab", b"ab"]
+
+
+@BOTH
+@pytest.mark.parametrize("timeout", [20, None])
+def test_it_waits_for_the_first_who_is_there(dead, open_cluster, name, timeout):
+    shop = Shop()
+    shop.kill()
+    channel = open_cluster(dead, shop, policy=ClusterPolicy(probe=0.02), timer=None)
+    call = begin(channel, name, timeout=timeout)
+    assert eventually(lambda: channel._fleet.roster.all_down)
+    shop.start()
+    assert answer(call, name) == b"ab"
+    shop.kill()
+
+
+def call_of(channel):
+    return tuple(channel._fleet.waiting)
+
+
+@BOTH
+def test_it_tries_again_though_all_are_down_still(open_cluster, timer, name):
+    shop = Shop()
+    shop.kill()
+    channel = open_cluster(shop, policy=ClusterPolicy(probe=1e6))
+    call = begin(channel, name)
+    assert eventually(lambda: call_of(channel) and timer.pending == 2)
+    shop.start()
+
+    def is_called():
+        timer.advance(PATIENCE_S)
+        return shop.calls
+
+    assert eventually(is_called)
+    assert answer(call, name) == b"ab"
+    shop.kill()
+
+
+@BOTH
+def test_it_waits_on_where_the_last_instance_has_gone_meanwhile(
+    shops, dead, open_cluster, timer, name
+):
+    channel = open_cluster(dead, policy=ClusterPolicy(probe=3600.0))
+    call = begin(channel, name, timeout=None)
+    assert eventually(lambda: call_of(channel) and timer.pending == 2)
+    channel.update([])
+    for _ in range(3):
+        timer.advance(PATIENCE_S)
+    assert not call.done()
+    channel.update([instance(shops[0])])
+    assert answer(call, name) == b"ab"
+
+
+@BOTH
+def test_its_deadline_ends_the_wait(dead, open_cluster, name):
+    began = time.monotonic()
+    call = begin(open_cluster(dead, timer=None), name, timeout=0.4)
+    assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.monotonic() - began >= 0.39
+
+
+@BOTH
+def test_it_can_be_cancelled_while_it_waits_for_who_is_down(dead, open_cluster, timer, name):
+    channel = open_cluster(dead, policy=ClusterPolicy(probe=3600.0))
+    call = begin(channel, name)
+    assert eventually(lambda: call_of(channel) and timer.pending == 2)
+    assert call.cancel()
+    assert call.code() is grpc.StatusCode.CANCELLED
+    assert (call_of(channel), timer.pending) == ((), 1)
+
+
+@BOTH
+def test_what_a_server_says_is_not_waited_away(shops, open_cluster, name):
+    shops[0].then(Fail("UNAVAILABLE", "my database is away"))
+    call = begin(open_cluster(shops[0]), name)
+    assert call.details() == "my database is away"
+    assert len(shops[0].calls) == 1
+
+
+# A key that can't be found
+
+
+ERRORS = {"key": KeyError, "value": ValueError}
+
+
+def key(method, request, metadata):
+    if metadata:
+        raise ERRORS[metadata[0][0]]("no user")
+    return request
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["key", "value"])
+def test_what_a_key_raises_is_the_callers_and_holds_up_nobody(
+    shops, open_cluster, timer, name, kind
+):
+    channel = open_cluster(balance=ConsistentHash(key), policy=ClusterPolicy(wait=3600))
+    bad = begin(channel, name, metadata=((kind, "x"),))
+    good = begin(channel, name, timeout=None)
+    channel.update([instance(shops[0])])
+    assert answer(good, name) == b"ab"
+    with pytest.raises(ERRORS[kind], match="no user"):
+        answer(bad, name)
+    assert bad.code() is grpc.StatusCode.INTERNAL
+    assert timer.pending == 0
+
+
+def test_a_key_is_not_looked_for_under_the_lock_of_the_channel(shops, open_cluster):
+    free = []
+
+    def look(*_):
+        thread = threading.Thread(target=lambda: free.append(channel.pick(0) == ()))
+        thread.start()
+        thread.join(20)
+        return "k"
+
+    channel = open_cluster(balance=ConsistentHash(look), policy=ClusterPolicy(wait=3600))
+    held = channel.unary_unary(UNARY_UNARY).future(b"x", timeout=20)
+    got = []
+    waits = threading.Thread(
+        target=lambda: got.append(channel.unary_unary(UNARY_UNARY)(b"y", timeout=20))
+    )
+    waits.start()
+    channel.update([instance(shops[0])])
+    assert held.result(20) == b"x"
+    waits.join(20)
+    assert got == [b"y"]
+    assert free
+    assert all(free)
+
+
+def test_callbacks_that_hang_hold_up_no_thread_each(open_cluster):
+    channel = open_cluster(policy=ClusterPolicy(wait=3600))
+    go_on = threading.Event()
+    calls = [begin(channel, "future", wait_for_ready=False) for _ in range(40)]
+    told = []
+    for call in calls:
+        call.add_done_callback(lambda one: told.append(one) or go_on.wait(20))
+    channel.fail("the registry is away")
+    assert eventually(lambda: told)
+    assert len({call._course._hooks_key for call in calls}) == 1  # or each would have a thread
+    go_on.set()
+    assert eventually(lambda: len(told) == 40)
