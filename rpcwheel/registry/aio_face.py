@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from rpcwheel.errors import NotPublished
-from rpcwheel.observe import ListenerFailed, emit
+from rpcwheel.observe import ListenerFailed
 
 from ._aio_waiting import awaited, bounded, hand_over, on_worker, reached, running_loop
 from .base import (
@@ -122,8 +122,8 @@ class Subscription:
         self._latest: tuple[int, Snapshot] | None = None
         """Numbered; of the loop's, as all that follows."""
         self._waiting: list[asyncio.Future[None]] = []
-        self._task: asyncio.Task[None] | None = None
-        """Tells a listener that is a coroutine function."""
+        self._task: asyncio.Future[object] | None = None
+        """What the listener gave to be awaited."""
         self._listening = directory.add(self._heard)
 
     @property
@@ -196,27 +196,38 @@ class Subscription:
         self._latest = (self._latest[0] + 1 if self._latest else 1), snapshot
         self._wake()
         if self._listener is not None and self._task is None:
-            if inspect.iscoroutinefunction(self._listener):
-                self._task = self._loop.create_task(self._tell_in_turn(self._listener))
-            else:
-                self._tell(self._listener, snapshot)
+            self._tell(self._listener, *self._latest)
 
-    def _tell(self, listener: Callable[[Snapshot], object], snapshot: Snapshot) -> None:
+    def _tell(
+        self, listener: Callable[[Snapshot], object], number: int, snapshot: Snapshot
+    ) -> None:
         try:
-            listener(snapshot)
-        except Exception as error:  # noqa: BLE001 - a listener of the user's harms nothing
-            emit(ListenerFailed(self.service, repr(listener), error))
+            given = listener(snapshot)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - harms nothing
+            self._tell_failed(listener, error)
+            return
+        if inspect.isawaitable(given):
+            self._task = asyncio.ensure_future(given, loop=self._loop)
+            self._task.add_done_callback(partial(self._told, listener, number))
 
-    async def _tell_in_turn(self, listener: Callable[[Snapshot], object]) -> None:
-        """One call at a time, each with the latest, until there is nothing newer."""
-        number = 0
-        while not self._closed and self._latest is not None and self._latest[0] != number:
-            number, snapshot = self._latest
-            try:
-                await listener(snapshot)  # type: ignore[misc]
-            except Exception as error:  # noqa: BLE001 - a listener of the user's harms nothing
-                emit(ListenerFailed(self.service, repr(listener), error))
+    def _told(
+        self,
+        listener: Callable[[Snapshot], object],
+        number: int,
+        task: asyncio.Future[object],
+    ) -> None:
+        """It has ended: once more if there is something newer; one call at a time."""
         self._task = None
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        by_us = task.cancelled() and (self._closed or _was_asked_to_end(task))
+        if error is not None and not by_us:
+            self._tell_failed(listener, error)
+        if not by_us and not self._closed and self._latest and self._latest[0] != number:
+            self._tell(listener, *self._latest)
+
+    def _tell_failed(self, listener: object, error: BaseException) -> None:
+        failed = ListenerFailed(self.service, repr(listener), error)
+        self._owner._session.tell([failed])  # noqa: SLF001
 
     async def _news(self) -> None:
         news = self._loop.create_future()
@@ -234,6 +245,11 @@ class Subscription:
         if self._task is not None and self._task is not asyncio.current_task(self._loop):
             self._task.cancel()
             self._task = None
+
+
+def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
+    """Whether a task was cancelled itself, and not something that it awaited."""
+    return isinstance(task, asyncio.Task) and task.cancelling() > 0
 
 
 class FailbackRegistry(RegistryBase[Registration], Registry):
@@ -372,7 +388,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
 
 
 def open_registry(
-    url: str, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
+    url: str | Provider, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
 ) -> FailbackRegistry:
     """Open the registry of a URL, as in the sync twin; contacts nobody yet."""
     return FailbackRegistry(url, policy=policy, timer=timer)

@@ -8,7 +8,13 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError, NotPublished, RegistryUnavailable
+from rpcwheel.errors import (
+    ConfigurationError,
+    NotPublished,
+    RegistryClosed,
+    RegistryError,
+    RegistryUnavailable,
+)
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.timer.clock import checked_timer
 
@@ -28,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["RegistrationBase", "RegistryBase"]
 
 R = TypeVar("R", bound="RegistrationBase")
-E = TypeVar("E", bound=BaseException)
 
 KEY_FIELDS: Final = {"service", "id", "epoch"}
 """What `update` does not change: another service or id is another registration."""
@@ -218,23 +223,34 @@ def checked_wait(wait: Duration | None, what: str = "wait") -> float | None:
     return min(to_seconds(wait_ns), threading.TIMEOUT_MAX)
 
 
-def not_published(session: Session, entry: Entry, wait_s: float) -> NotPublished:
+def not_published(session: Session, entry: Entry, wait_s: float) -> RegistryError:
     """The error of a `register` that did not wait long enough, with the last one as its cause."""
+    if not entry.wanted and not session.closed:
+        return NotPublished(f"{'/'.join(entry.instance.key)} was unregistered meanwhile")
     return _with_cause(NotPublished, "published at", session, entry, wait_s)
 
 
-def not_withdrawn(session: Session, entry: Entry, wait_s: float) -> RegistryUnavailable:
+def not_withdrawn(session: Session, entry: Entry, wait_s: float) -> RegistryError:
     """The same of an `unregister`."""
+    if entry.wanted:
+        return RegistryUnavailable(f"{'/'.join(entry.instance.key)} was registered again meanwhile")
     return _with_cause(RegistryUnavailable, "withdrawn from", session, entry, wait_s)
 
 
-def _with_cause(kind: type[E], done: str, session: Session, entry: Entry, wait_s: float) -> E:
-    service, name = entry.instance.key
+def _with_cause(
+    kind: type[RegistryError], done: str, session: Session, entry: Entry, wait_s: float
+) -> RegistryError:
+    name = "/".join(entry.instance.key)
     cause = entry.error or session.error
     why = "" if cause is None else f": {cause}"
-    error = kind(
-        f"{service}/{name} was not {done} {session.name} within {wait_s:g} s; it is tried on{why}"
-    )
+    if session.closed:
+        error: RegistryError = RegistryClosed(
+            f"{session.name} was closed before {name} was {done} it{why}"
+        )
+    else:
+        error = kind(
+            f"{name} was not {done} {session.name} within {wait_s:g} s; it is tried on{why}"
+        )
     error.__cause__ = cause
     return error
 

@@ -27,6 +27,7 @@ class Contact:
         "failed_ns",
         "failures",
         "pause_ns",
+        "renewal_pause_ns",
         "since_ns",
         "up",
     )
@@ -43,11 +44,14 @@ class Contact:
         self.error: BaseException | None = None
         """Of the last request, if it has failed."""
         self.pause_ns = 0
-        """Until when nothing is asked but what a user waits for."""
+        """Until when nothing is asked but what a user waits for, and renewals."""
+        self.renewal_pause_ns = 0
+        """The same of renewals, which can't be put off for as long as a policy may say."""
 
     def heard(self, now_ns: int) -> list[RegistryRecovered]:
         """It has answered a request; gives what is to be told."""
-        self.failures, self.pause_ns, self.error = 0, 0, None
+        self.failures, self.error = 0, None
+        self.pause_ns = self.renewal_pause_ns = 0
         return self.seen(now_ns)
 
     def seen(self, now_ns: int) -> list[RegistryRecovered]:
@@ -63,17 +67,24 @@ class Contact:
         if self.since_ns is None:
             self.since_ns = now_ns
 
-    def failed(self, now_ns: int, error: BaseException) -> int:
-        """A request has failed; how long to wait, which is longer each time."""
+    def delay_ns(self, now_ns: int, error: BaseException) -> int:
+        """How long to wait if a request fails now, which is longer each time. Changes nothing."""
+        elapsed_ns = 0 if self.since_ns is None else max(0, now_ns - self.since_ns)
+        return self._rules.retry_ns(self.failures + 1, elapsed_ns=elapsed_ns, error=error)
+
+    def failed(self, now_ns: int, error: BaseException, delay_ns: int) -> None:
+        """A request has failed: so long, nothing is asked."""
         if not isinstance(error, RegistryRefused):
             self.lost(now_ns)
         self.failures += 1
         self.error = error
         self.failed_ns = now_ns
-        elapsed_ns = 0 if self.since_ns is None else now_ns - self.since_ns
-        delay_ns = self._rules.retry_ns(self.failures, elapsed_ns=elapsed_ns, error=error)
         self.pause_ns = now_ns + delay_ns
-        return delay_ns
+        self.renewal_pause_ns = now_ns + min(delay_ns, self._rules.longest_retry_ns)
+
+    def refused_one(self, error: BaseException) -> None:
+        """It answers, but does not want one instance: that concerns no other."""
+        self.error = error
 
     def hasten(self) -> None:
         """Somebody waits: let the next try be soon."""

@@ -23,7 +23,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import RegistryRefused
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.observe.events import InstancePublished, InstanceWithdrawn, RegistryFailed
 
 from .contact import Contact
@@ -98,6 +98,14 @@ class Reconciler:
     def drop(self, what: ServiceInstance | Entry, now_ns: int) -> Entry:
         """Have it published no more from now on; what is known of by nobody here, too."""
         entry = what if isinstance(what, Entry) else self._entries.get(what.key)
+        if entry is not None and not isinstance(what, Entry) and not entry.may_be(what):
+            if entry.wanted:  # it takes the place of that one, or has
+                return _gone_already(what)
+            if entry.state is not State.GONE:
+                entry.sent[what.epoch] = what
+                entry.generation += 1
+                self._plan(entry, now_ns)
+                return entry
         if entry is None or (entry.state is State.GONE and entry is not what):
             assert not isinstance(what, Entry)  # noqa: S101 - told apart above
             entry = self.want(what, now_ns)
@@ -132,20 +140,24 @@ class Reconciler:
     def give_up(self) -> None:
         """Ask for nothing more: the time to close is over."""
         self.closing = True
+        self._tries = 0
         self._due.clear()
 
     # --- What is to be done ---
 
     def next_step(self, now_ns: int) -> Step | None:
         """The request to make now, which is then on its way; None: none, or one is already."""
-        if self._flight is not None or self.next_wake_ns() > now_ns:
+        if self._flight is not None:
             return None
-        due = self._first_due_ns() <= now_ns
-        if self._renew_ns <= now_ns and not (due and self._renew_failed):
+        due = max(self._first_due_ns(), self.contact.pause_ns) <= now_ns
+        renews = max(self._renew_ns, self.contact.renewal_pause_ns) <= now_ns
+        if renews and not (due and self._renew_failed):
             batch = [entry for entry in self._entries.values() if entry.is_there]
             if batch:
                 return self._begin("renew", batch, now_ns)
             self._renew_ns = NEVER
+        if not due:
+            return None
         self._renew_failed = False
         batch = self._take_due(now_ns)
         if not batch:
@@ -156,8 +168,21 @@ class Reconciler:
         """When `next_step` is to be asked again, if nothing happens before."""
         if self._flight is not None:
             return NEVER
-        wake_ns = min(self._first_due_ns(), self._renew_ns)
-        return wake_ns if wake_ns == NEVER else max(wake_ns, self.contact.pause_ns)
+        return min(
+            max(self._first_due_ns(), self.contact.pause_ns),
+            max(self._renew_ns, self.contact.renewal_pause_ns),
+        )
+
+    def delay_ns(self, step: Step, now_ns: int, error: BaseException) -> int:
+        """How long to wait as the step has failed: what `done` takes.
+
+        It asks the user's strategy, so it is called without the lock. What it reads is changed only
+        by whoever takes steps, but for the time for which nothing answers.
+        """
+        if self._is_of_one(step, error):
+            attempts = step.batch[0][0].attempts + 1
+            return self._rules.retry_ns(attempts, elapsed_ns=0, error=error)
+        return self.contact.delay_ns(now_ns, error)
 
     def done(
         self,
@@ -165,12 +190,21 @@ class Reconciler:
         now_ns: int,
         *,
         error: BaseException | None = None,
+        delay_ns: int = 0,
         lost: Mapping[Key, Lost] | None = None,
     ) -> list[object]:
-        """Take the result of the step that is on its way; gives the events to tell."""
+        """Take the result of the step that is on its way; gives the events to tell.
+
+        Args:
+            step: That `next_step` gave.
+            now_ns: When it ended.
+            error: It failed so; None: it did not.
+            delay_ns: What `delay_ns()` gave for that.
+            lost: What a renewal said.
+        """
         self._flight = None
         if error is not None:
-            return self._failed(step, now_ns, error)
+            return self._failed(step, now_ns, error, delay_ns)
         told: list[object] = [*self.contact.heard(now_ns)]
         if step.request == "renew":
             self._renewed(step, now_ns, lost or {})
@@ -251,34 +285,43 @@ class Reconciler:
                 spread_ns = 0 if why == "missing" else self._rules.jitter_ns
                 self._plan(entry, now_ns + int(self._chance() * spread_ns))
 
-    def _failed(self, step: Step, now_ns: int, error: BaseException) -> list[object]:
-        delay_ns = self.contact.failed(now_ns, error)
+    def _failed(self, step: Step, now_ns: int, error: BaseException, delay_ns: int) -> list[object]:
+        of_one = self._is_of_one(step, error)
+        if of_one:
+            self.contact.refused_one(error)
+        else:
+            self.contact.failed(now_ns, error, delay_ns)
         self._renew_failed = step.request == "renew"
-        if step.request != "renew":
-            refused = isinstance(error, RegistryRefused)
-            if refused and len(step.batch) > 1:  # find out which of them it is
-                self._most = max(1, len(step.batch) // 2)
-            for entry, generation in step.batch:
-                if not refused:  # also for one that has taken the place of this one meanwhile
-                    newest = self._entries.get(entry.instance.key, entry)
-                    newest.doubt_ns = now_ns + self._rules.lease_ns
-                if entry.generation == generation:
-                    entry.error = error
-                    self._plan(entry, now_ns + self._own_delay_ns(entry, step, error))
+        refused = isinstance(error, RegistryRefused)
+        if _is_of_some(error) and len(step.batch) > 1:  # find out which of them it is
+            self._most = max(1, len(step.batch) // 2)
+        for entry, generation in step.batch if step.request != "renew" else ():
+            if not refused:  # also for one that has taken the place of this one meanwhile
+                newest = self._entries.get(entry.instance.key, entry)
+                newest.doubt_ns = now_ns + self._rules.lease_ns
+            if entry.generation == generation:
+                entry.error = error
+                entry.attempts += of_one
+                self._plan(entry, now_ns + delay_ns * of_one)
+        if self.closing and not self._tries:  # nobody waits for it any more
+            self._due.clear()
+            return []
+        return [self._told(step, error, delay_ns)]
+
+    def _told(self, step: Step, error: BaseException, delay_ns: int) -> RegistryFailed:
+        delay_s: float | None = to_seconds(delay_ns)
         if self.closing:
             self._tries -= 1
             self.contact.pause_ns = 0
             if not self._tries:
                 self._due.clear()
-        delay_s = None if self.closing and not self._tries else to_seconds(delay_ns)
-        return [RegistryFailed(self._registry, step.request, error, delay_s, len(step.batch))]
+                delay_s = None
+        return RegistryFailed(self._registry, step.request, error, delay_s, len(step.batch))
 
-    def _own_delay_ns(self, entry: Entry, step: Step, error: BaseException) -> int:
-        """What is refused alone waits by itself, so that it holds up nothing else."""
-        if self.closing or len(step.batch) > 1 or not isinstance(error, RegistryRefused):
-            return 0
-        entry.attempts += 1
-        return self._rules.retry_ns(entry.attempts, elapsed_ns=0, error=error)
+    def _is_of_one(self, step: Step, error: BaseException) -> bool:
+        """What fails alone, and by itself, waits by itself, so that it holds up nothing else."""
+        alone = len(step.batch) == 1 and step.request != "renew"
+        return alone and not self.closing and _is_of_some(error)
 
     def _gone(self, entry: Entry) -> None:
         """Nothing is left to do for it."""
@@ -314,3 +357,15 @@ class Reconciler:
             entry.due_ns = NEVER
             batch.append(entry)
         return batch
+
+
+def _is_of_some(error: BaseException) -> bool:
+    """Whether it may be due to some of the instances; a provider of the user's raises anything."""
+    return not isinstance(error, RegistryUnavailable)
+
+
+def _gone_already(instance: ServiceInstance) -> Entry:
+    """For whoever wants something withdrawn that the engine does not hold."""
+    entry = Entry(instance)
+    entry.wanted, entry.state = False, State.GONE
+    return entry

@@ -73,6 +73,10 @@ class Entry:
         """Refusals in a row, of it alone."""
         self.error: BaseException | None = None
 
+    def may_be(self, instance: ServiceInstance) -> bool:
+        """Whether it is, or was, of this run; and not of another one by the same name."""
+        return instance.epoch == self.instance.epoch or instance.epoch in self.sent
+
     @property
     def is_there(self) -> bool:
         """Whether the engine has it, as far as is known; perhaps in an older form."""

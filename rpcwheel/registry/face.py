@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from .directory import Directory
     from .policy import RegistryPolicy
+    from .provider import Provider
 
 __all__ = ["FailbackRegistry", "Registration", "Registry", "Subscription", "open_registry"]
 
@@ -266,6 +267,9 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
     def close(self, timeout: Duration = 2.0) -> None:
         """Withdraw what was published, and end: no thread, watch, timeout or connection is left.
 
+        One that takes its place in this process is to register after this: both have one `epoch`,
+        so a late withdrawal would take out the other's, until that renews.
+
         Args:
             timeout: Seconds to wait for that at most. If the engine answers later, or never, a
                 daemon thread sees to the rest: what can't be withdrawn is gone with the lease.
@@ -286,13 +290,14 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
 
 
 def open_registry(
-    url: str, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
+    url: str | Provider, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
 ) -> FailbackRegistry:
     """Open the registry of a URL; contacts nobody yet.
 
     Args:
         url: `memory://name`, `sqlite:///path`, `etcd://host:port`, `zookeeper://...`,
-            `redis://...`, or of a provider of one's own; see `rpcwheel.registry.url`.
+            `redis://...`, or of a provider of one's own; see `rpcwheel.registry.url`. Or a
+            provider, such as a `FlakyProvider` in tests.
         policy: Lease, timeout, retries. None: the defaults of `RegistryPolicy`.
         timer: Any rpcwheel timer; None takes `shared_timer()` when one is first needed.
 

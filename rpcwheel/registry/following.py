@@ -6,13 +6,12 @@ Begins and ends watches on a worker, as `watching.py` says: the provider may be 
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import RegistryClosed
-from rpcwheel.observe import RegistryFailed, emit
-from rpcwheel.workers import POOL, Serial, reset_after_fork
+from rpcwheel.observe import RegistryFailed
+from rpcwheel.workers import POOL, reset_after_fork
 
 from .alarm import Alarm
 from .directory import Directory
@@ -48,6 +47,8 @@ class Following:
         snapshots: Snapshots | None,
         saw: Callable[[], object],
         suspected: Callable[[str], object],
+        tell: Callable[[list[object]], object],
+        left: Callable[[Snapshot], object],
     ) -> None:
         """Follow nothing yet.
 
@@ -58,6 +59,8 @@ class Following:
             snapshots: The same.
             saw: Called when a watch has seen something, on the provider's threads.
             suspected: Called with the reason when one has lost contact, on those too.
+            tell: Takes events; must not block.
+            left: Called with what was known last of a service that nobody follows any more.
         """
         self._provider = provider
         self._registry = str(provider.url)
@@ -66,7 +69,8 @@ class Following:
         self._snapshots = snapshots
         self._saw = saw
         self._suspected = suspected
-        self._telling = Serial()
+        self._tell = tell
+        self._left = left
         self._closed = False
         self.reset()
         reset_after_fork(self)
@@ -107,7 +111,10 @@ class Following:
                 return
             del self._followed[service]
             self._watching.want(service, None, self._alarm.now_ns())
+        known = directory.snapshot
         directory.close()
+        if known is not None:
+            self._left(known)
         self._attend()
 
     def known(self, service: str) -> Snapshot | None:
@@ -137,8 +144,7 @@ class Following:
         return directory
 
     def _refused(self, error: TimerError) -> None:
-        failed = RegistryFailed(self._registry, "watch", error, None)
-        self._telling.submit(partial(emit, failed))
+        self._tell([RegistryFailed(self._registry, "watch", error, 0.0)])
 
     def _rang(self) -> None:
         """On the timer's thread."""
@@ -179,12 +185,15 @@ class Following:
                 watch = self._provider.watch(task.service, task.watcher)
         except BaseException as failure:  # noqa: BLE001 - a provider of the user's; tried again
             error = failure
+        delay_ns = 0 if error is None else self._watching.delay_ns(task, error)
         with self._lock:
             now_ns = self._alarm.now_ns()
-            delay_ns = self._watching.done(task, now_ns, watch=watch, error=error)
-            delay_s = None if delay_ns is None else to_seconds(delay_ns)
+            waits_ns = self._watching.done(
+                task, now_ns, watch=watch, error=error, delay_ns=delay_ns
+            )
+            delay_s = None if waits_ns is None else to_seconds(waits_ns)
         if error is not None and not self._closed:
-            emit(RegistryFailed(self._registry, "watch", error, delay_s))
+            self._tell([RegistryFailed(self._registry, "watch", error, delay_s)])
 
 
 class _Watcher:

@@ -64,10 +64,13 @@ class RegistryRules:
         )
 
     def retry_ns(self, attempt: int, *, elapsed_ns: int, error: BaseException | None) -> int:
-        """How long to wait after the `attempt`-th failure in a row; never for ever, never 0."""
+        """How long to wait after the `attempt`-th failure in a row; never for ever, never 0.
+
+        Calls the user's strategy: not under a lock.
+        """
         try:
             delay_ns = self.backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=error)
-        except Exception:  # noqa: BLE001 - a strategy of the user's; the tries must go on
+        except BaseException:  # noqa: BLE001 - a strategy of the user's; the tries must go on
             delay_ns = None
         if delay_ns is None or delay_ns == NEVER:
             delay_ns = self.longest_retry_ns

@@ -14,8 +14,7 @@ import random
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rpcwheel.errors import (
     NotPublished,
@@ -23,13 +22,14 @@ from rpcwheel.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
-from rpcwheel.observe import RegistryFailed, emit
-from rpcwheel.workers import POOL, Serial, reset_after_fork
+from rpcwheel.observe import RegistryFailed
+from rpcwheel.workers import POOL, reset_after_fork
 
 from .alarm import Alarm
-from .asking import Asking
+from .asking import Asking, Unreadable
 from .core import Reconciler
 from .entry import Entry, State
+from .event_row import EventRow
 from .following import Following
 from .rules import RegistryRules
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance, Snapshot
     from rpcwheel.timer.api import Timer
 
+    from .asking import Ask
     from .entry import Step
     from .policy import RegistryPolicy
     from .provider import Lost, Provider
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     Waiter = tuple[Entry, State, Future[bool]]
 
 __all__ = ["Session"]
+
+AGAIN_NS: Final = 1_000_000_000
+"""After what should not have come about."""
 
 
 class Session:
@@ -68,8 +72,9 @@ class Session:
         self._snapshots = snapshots
         self._core = Reconciler(self.name, self.rules, chance)
         self._alarm = Alarm(timer, self._rang, self._refused)
-        self._asking = Asking(provider, self.name, snapshots, self._alarm.now_ns)
-        self._telling = Serial()
+        self._telling = EventRow()
+        self.tell = self._telling.tell
+        self._asking = Asking(provider, policy, snapshots, self._alarm.now_ns, self.tell)
         self.following = Following(
             provider,
             policy,
@@ -77,6 +82,8 @@ class Session:
             snapshots=snapshots,
             saw=self._saw,
             suspected=self._suspected,
+            tell=self.tell,
+            left=self._asking.remember,
         )
         self._closed = False
         self._begin()
@@ -86,6 +93,7 @@ class Session:
         self._lock = threading.RLock()
         self._waiters: list[Waiter] = []
         self._working = False  # a worker makes requests
+        self._asked = False  # the last one was a user's
         self._finished = False
         self._over: Future[bool] = Future()
 
@@ -211,13 +219,14 @@ class Session:
         if self._snapshots is not None:
             self._attempt(self._snapshots.close)
         self._attend()
+        self._telling.flush()
         _answer([(self._over, True)])
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - a provider of the user's; the end must come
-            emit(RegistryFailed(self.name, "close", error, None))
+            self.tell([RegistryFailed(self.name, "close", error, None)])
 
     # --- The clock ---
 
@@ -266,16 +275,24 @@ class Session:
         self._attend()
 
     def _refused(self, error: TimerError) -> None:
-        self._tell([RegistryFailed(self.name, "renew", error, None)])
+        self.tell([RegistryFailed(self.name, "renew", error, 0.0)])
 
     # --- The worker ---
 
     def _work(self) -> None:
         """Make requests, one after the other, as long as there are any."""
+        try:
+            self._work_on()
+        except BaseException:  # the pool tells it; renewals must go on
+            with self._lock:
+                self._working = False
+                self._alarm.wake(self._alarm.now_ns() + AGAIN_NS)
+            raise
+
+    def _work_on(self) -> None:
         while True:
             with self._lock:
-                ask = self._asking.take()
-                step = self._core.next_step(self._alarm.now_ns()) if ask is None else None
+                step, ask = self._take()
                 idle = ask is None and step is None
                 ends = idle and self._closed
                 self._working = not idle or ends
@@ -288,6 +305,16 @@ class Session:
             self._attend()
             if idle:
                 return
+
+    def _take(self) -> tuple[Step | None, Ask | None]:
+        """What is next: by turns, so that neither questions nor renewals wait for the others."""
+        now_ns = self._alarm.now_ns()
+        step = self._core.next_step(now_ns) if self._asked else None
+        ask = self._asking.take() if step is None else None
+        if step is None and ask is None:
+            step = self._core.next_step(now_ns)
+        self._asked = ask is not None
+        return step, ask
 
     def _make(self, step: Step) -> None:
         error: BaseException | None = None
@@ -302,10 +329,12 @@ class Session:
                     lost = dict(self._provider.renew(step.instances))
         except BaseException as failure:  # noqa: BLE001 - a provider of the user's; tried again
             error = failure
+        now_ns = self._alarm.now_ns()
+        delay_ns = 0 if error is None else self._core.delay_ns(step, now_ns, error)
         with self._lock:
-            told = self._core.done(step, self._alarm.now_ns(), error=error, lost=lost)
-        for event in told:
-            emit(event)
+            now_ns = self._alarm.now_ns()
+            told = self._core.done(step, now_ns, error=error, delay_ns=delay_ns, lost=lost)
+        self.tell(told)
         if error is not None:
             error.__traceback__ = None  # it may be kept for long
 
@@ -314,12 +343,11 @@ class Session:
         told: Iterable[object] = ()
         with self._lock:
             now_ns = self._alarm.now_ns()
-            if error is None:
+            if error is None or isinstance(error, Unreadable):
                 told = self._core.contact.heard(now_ns)
             elif isinstance(error, RegistryUnavailable):
                 self._core.contact.lost(now_ns)
-        for event in told:
-            emit(event)
+        self.tell(told)
 
     # --- What a watch tells of the engine ---
 
@@ -329,7 +357,7 @@ class Session:
             return
         with self._lock:
             told = self._core.contact.seen(self._alarm.now_ns())
-        self._tell(told)
+        self.tell(told)
 
     def _suspected(self, reason: str) -> None:
         """Contact, or its memory, was lost. On the provider's threads."""
@@ -337,11 +365,7 @@ class Session:
             if self._closed or self._core.contact.since_ns is not None:
                 return
             self._core.contact.lost(self._alarm.now_ns())
-        self._tell([RegistryFailed(self.name, "watch", RegistryUnavailable(reason), None)])
-
-    def _tell(self, events: Iterable[object]) -> None:
-        for event in events:
-            self._telling.submit(partial(emit, event))
+        self.tell([RegistryFailed(self.name, "watch", RegistryUnavailable(reason), 0.0)])
 
 
 def _answer(settled: Iterable[tuple[Future[bool], bool]]) -> None:

@@ -70,10 +70,24 @@ class Watching:
                 return self._task
         return None
 
+    def delay_ns(self, task: Task, error: BaseException) -> int:
+        """How long to wait as a task has failed. It asks the user's strategy: without the lock."""
+        attempts = self._all[task.service].attempts + 1
+        return self._rules.retry_ns(attempts, elapsed_ns=0, error=error)
+
     def done(
-        self, task: Task, now_ns: int, *, watch: Watch | None = None, error: BaseException | None
+        self,
+        task: Task,
+        now_ns: int,
+        *,
+        watch: Watch | None = None,
+        error: BaseException | None,
+        delay_ns: int = 0,
     ) -> int | None:
-        """Take the result of a task; gives how long it waits if it has failed, and is repeated."""
+        """Take the result of a task; gives how long it waits if it has failed, and is repeated.
+
+        `delay_ns` is what `delay_ns()` gave for the error.
+        """
         self._task = None
         watched = self._all[task.service]
         if task.watch is not None:
@@ -85,7 +99,6 @@ class Watching:
             watched.due_ns = now_ns
             return None
         watched.attempts += 1
-        delay_ns = self._rules.retry_ns(watched.attempts, elapsed_ns=0, error=error)
         watched.due_ns = now_ns + delay_ns
         return delay_ns
 

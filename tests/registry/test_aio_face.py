@@ -121,6 +121,51 @@ async def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry,
         assert any(isinstance(event, ListenerFailed) for event in events)
 
 
+async def test_a_listener_whose_task_was_cancelled_goes_on_being_called(registry, events):
+    shown = []
+
+    async def listener(snapshot):
+        shown.append(len(snapshot.instances))
+        refresh = asyncio.ensure_future(asyncio.sleep(60))
+        refresh.cancel()
+        await refresh
+
+    with_it = registry.subscribe("shop.Orders", listener)
+    for port in (1, 2, 3):
+        await registry.register(instance(port), wait=5)
+        await until(lambda: shown and shown[-1] == port)  # noqa: B023
+    failed = lambda: [one for one in events if isinstance(one, ListenerFailed)]  # noqa: E731
+    await until(lambda: len(failed()) >= 3)
+    assert isinstance(failed()[0].error, asyncio.CancelledError)
+    with_it.close()
+
+
+class Listener:
+    """An object that is called as a coroutine function is."""
+
+    def __init__(self):
+        self.shown = []
+
+    async def __call__(self, snapshot):
+        self.shown.append(len(snapshot.instances))
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_whatever_a_listener_gives_is_awaited(registry, wrapped):
+    listener = Listener()
+
+    def wrapper(snapshot):
+        return listener(snapshot)
+
+    given = wrapper if wrapped else listener
+    with_it = registry.subscribe("shop.Orders", given)
+    for port in (1, 2):
+        await registry.register(instance(port), wait=5)
+        await until(lambda: listener.shown and listener.shown[-1] == port)  # noqa: B023
+    with_it.close()
+
+
 async def test_a_listener_may_close_its_own_subscription(registry):
     ended = []
 

@@ -1,5 +1,7 @@
 """One timeout for what comes next."""
 
+import threading
+
 import pytest
 
 from fixtures.timers import eventually
@@ -58,6 +60,70 @@ def test_the_shared_timer_takes_the_place_of_one_that_was_stopped(rung):
     alarm.rang()
     alarm.wake(alarm.now_ns() + 60 * SECOND)
     assert (len(rung), shared_timer().pending) == (2, 1)
+    alarm.clear()
+    assert shared_timer().pending == 0
+
+
+def test_it_rings_though_the_timer_is_stopped_while_it_waits_there(rung):
+    own = WheelTimer()
+    alarm = Alarm(own, lambda: rung.append("rang"), rung.append)
+    alarm.wake(alarm.now_ns() + SECOND // 5)
+    own.stop()
+    assert eventually(lambda: rung)
+    alarm.rang()
+    alarm.wake(alarm.now_ns() + 60 * SECOND)
+    assert (rung[0], type(rung[1]), shared_timer().pending) == ("rang", TimerStopped, 1)
+    alarm.clear()
+    assert shared_timer().pending == 0
+
+
+def test_it_rings_though_the_timers_thread_hangs(rung):
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(_):
+        hangs.set()
+        goes_on.wait(20)
+
+    with WheelTimer() as own:
+        alarm = Alarm(own, lambda: rung.append("rang"), rung.append)
+        own.new_timeout(hang, 0.0)
+        assert hangs.wait(5)
+        alarm.wake(alarm.now_ns() + 1)
+        assert eventually(lambda: rung)
+        goes_on.set()
+        alarm.clear()
+    assert rung == ["rang"]
+
+
+def test_it_rings_once_in_a_timer_that_works(rung):
+    lock = threading.Lock()
+
+    def ring():
+        with lock:
+            rung.append("rang")
+            alarm.rang()
+
+    with WheelTimer() as own:
+        alarm = Alarm(own, ring, rung.append)
+        with lock:
+            alarm.wake(alarm.now_ns() + 1)
+            assert shared_timer().pending == 1
+        assert eventually(lambda: rung)
+        assert eventually(lambda: not shared_timer().pending)
+        alarm.wake(alarm.now_ns() + 60 * SECOND)
+        assert (own.pending, shared_timer().pending) == (1, 1)
+        alarm.clear()
+        assert (own.pending, shared_timer().pending, rung) == (0, 0, ["rang"])
+
+
+@pytest.mark.parametrize("later", [2 * SECOND, NEVER])
+def test_what_a_stopped_timer_has_dropped_is_taken_up_by_the_next_wake(rung, later):
+    shared_timer().stop()
+    alarm = Alarm(None, lambda: rung.append("rang"), rung.append)
+    alarm.wake(alarm.now_ns() + SECOND // 20)
+    shared_timer().stop()
+    alarm.wake(later if later == NEVER else alarm.now_ns() + later)
+    assert eventually(lambda: rung)
     alarm.clear()
     assert shared_timer().pending == 0
 

@@ -1,12 +1,14 @@
 """Questions to the engine, and what was heard last."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from fixtures.registry_worlds import instance
+from fixtures.registry_worlds import POLICY, instance
 from rpcwheel.errors import RegistryClosed, RegistryUnavailable
 from rpcwheel.instance import Snapshot
 from rpcwheel.observe import RecordSkipped, RegistryFailed
-from rpcwheel.registry.asking import Asking
+from rpcwheel.registry.asking import Asking, Unreadable
 from rpcwheel.registry.provider import View
 
 SECOND = 1_000_000_000
@@ -15,7 +17,14 @@ SECOND = 1_000_000_000
 class World:
     def __init__(self, provider):
         self.now_ns = 0
-        self.asking = Asking(provider, "memory://", None, lambda: self.now_ns)
+        self.told = []
+        self.asking = Asking(provider, POLICY, None, lambda: self.now_ns, self.told.extend)
+
+    def keep(self):
+        """What goes to the file from now on."""
+        kept = []
+        self.asking._snapshots = SimpleNamespace(keep=lambda _, instances: kept.append(instances))
+        return kept
 
     def answer(self, service):
         future = self.asking.ask(service)
@@ -54,6 +63,12 @@ def test_a_change_is_another_revision_and_no_change_is_none(world, provider):
     assert [one.port for one in other.instances] == [1, 2]
 
 
+def test_a_question_that_the_end_of_the_registry_has_met_is_no_failure(world, provider):
+    provider.close()
+    assert isinstance(world.answer("shop.Orders"), RegistryClosed)
+    assert world.told == []
+
+
 def test_what_was_heard_last_has_an_age(world, provider):
     provider.publish([instance()])
     live = world.answer("shop.Orders")
@@ -66,26 +81,92 @@ def test_what_was_heard_last_has_an_age(world, provider):
 def test_a_service_that_was_always_empty_is_not_remembered(world):
     assert world.answer("never.Seen") == Snapshot("never.Seen")
     assert world.asking.last("never.Seen") is None
-    assert not world.asking._last
+    assert not world.asking._known
 
 
-def test_a_failure_is_told_and_answers_all_who_ask(world, provider, events):
+def test_a_failure_is_told_and_answers_all_who_ask(world, provider):
     provider.down()
     assert isinstance(world.answer("shop.Orders"), RegistryUnavailable)
     assert isinstance(world.answer(None), RegistryUnavailable)
-    assert [event.request for event in events if isinstance(event, RegistryFailed)] == [
+    assert [event.request for event in world.told if isinstance(event, RegistryFailed)] == [
         "lookup",
         "lookup",
     ]
 
 
-def test_what_can_not_be_read_is_skipped_and_told_once(world, provider, events, monkeypatch):
+def test_what_can_not_be_read_is_skipped_and_told_once(world, provider, monkeypatch):
     good = instance()
     view = View({good.id: good.encoded(), "b": b"rubbish"})
     monkeypatch.setattr(provider, "lookup", lambda _: view)
     for _ in range(3):
         assert world.answer("shop.Orders").instances == (good,)
-    assert len([event for event in events if isinstance(event, RecordSkipped)]) == 1
+    assert len([event for event in world.told if isinstance(event, RecordSkipped)]) == 1
+
+
+def ports(snapshot):
+    return [one.port for one in snapshot.instances]
+
+
+def test_an_engine_that_has_lost_its_memory_is_not_believed_at_once(world, provider):
+    """Or one process that only looks would empty the file of all that follow."""
+    kept = world.keep()
+    four = [instance(port) for port in (1, 2, 3, 4)]
+    provider.publish(four)
+    world.answer("shop.Orders")
+    provider.forget()
+    held = world.answer("shop.Orders")
+    assert (ports(held), held.source, len(held.held)) == ([1, 2, 3, 4], "held", 4)
+    provider.publish(four[:1])
+    world.now_ns = 11 * SECOND
+    assert ports(world.answer("shop.Orders")) == [1, 2, 3, 4]
+    assert {len(one) for one in kept} == {4}
+    world.now_ns = 12 * SECOND  # `hold` is over
+    gone = world.answer("shop.Orders")
+    assert (ports(gone), gone.source, kept[-1]) == ([1], "live", gone.instances)
+    assert [type(one).__name__ for one in world.told] == ["InstancesHeld"]
+
+
+def test_what_was_heard_long_ago_is_not_held_against_what_is_there_now(world, provider):
+    provider.publish([instance(port) for port in (1, 2, 3)])
+    world.answer("shop.Orders")
+    provider.withdraw([instance(port) for port in (1, 2, 3)])
+    provider.publish([instance(4)])
+    world.now_ns = 13 * SECOND
+    assert ports(world.answer("shop.Orders")) == [4]
+    provider.withdraw([instance(4)])
+    world.now_ns = 30 * SECOND
+    assert ports(world.answer("shop.Orders")) == []  # the one that there was may well have gone
+
+
+def test_after_a_failure_what_vanishes_is_held(world, provider):
+    provider.publish([instance(port) for port in (1, 2, 3, 4)])
+    world.answer("shop.Orders")
+    provider.down()
+    world.answer("shop.Orders")
+    provider.up()
+    provider.withdraw([instance(4)])
+    assert ports(world.answer("shop.Orders")) == [1, 2, 3, 4]
+
+
+def test_records_of_which_none_can_be_read_are_no_empty_list(world, provider, monkeypatch):
+    view = View({"a": b"rubbish", "b": b"[1]"})
+    monkeypatch.setattr(provider, "lookup", lambda _: view)
+    for _ in range(2):
+        error = world.answer("shop.Orders")
+        assert isinstance(error, Unreadable)
+        assert "none of the records of shop.Orders" in str(error)
+    assert len([event for event in world.told if isinstance(event, RecordSkipped)]) == 2
+
+
+def test_what_was_known_by_a_subscription_is_remembered(world, provider):
+    world.now_ns = 10 * SECOND
+    known = (instance(1), instance(2), instance(3))
+    world.asking.remember(Snapshot("shop.Orders", known, 7, age_s=2.0))
+    last = world.asking.last("shop.Orders")
+    assert (last.instances, last.source, last.age_s) == (known, "cache", 2.0)
+    assert world.answer("shop.Orders").source == "held"  # the engine has lost them
+    world.asking.remember(Snapshot("other"))
+    assert world.asking.last("other") is None
 
 
 def test_all_can_be_refused(world):

@@ -14,6 +14,12 @@ def contact():
     return Contact("memory://", RegistryRules.of(RegistryPolicy(retry=2.0)))
 
 
+def fail(one, now_ns, error=AWAY):
+    delay_ns = one.delay_ns(now_ns, error)
+    one.failed(now_ns, error, delay_ns)
+    return delay_ns
+
+
 def test_it_is_not_up_before_it_has_answered():
     one = contact()
     assert one.up is False
@@ -22,9 +28,10 @@ def test_it_is_not_up_before_it_has_answered():
 
 def test_after_a_failure_it_is_left_alone_and_told_of_when_it_is_back():
     one = contact()
-    assert (one.failed(SECOND, AWAY), one.pause_ns) == (2 * SECOND, 3 * SECOND)
+    assert fail(one, SECOND) == 2 * SECOND
+    assert one.pause_ns == 3 * SECOND
     assert (one.up, one.error) == (False, AWAY)
-    one.failed(3 * SECOND, AWAY)
+    fail(one, 3 * SECOND)
     assert one.failures == 2
     assert one.heard(5 * SECOND) == [RegistryRecovered("memory://", 4.0)]
     assert (one.up, one.error, one.pause_ns, one.failures) == (True, None, 0, 0)
@@ -33,14 +40,14 @@ def test_after_a_failure_it_is_left_alone_and_told_of_when_it_is_back():
 def test_an_engine_that_refuses_answers():
     one = contact()
     one.heard(0)
-    one.failed(SECOND, RegistryRefused("no"))
+    fail(one, SECOND, RegistryRefused("no"))
     assert (one.up, one.since_ns, one.pause_ns) == (True, None, 3 * SECOND)
 
 
 def test_one_that_shows_up_is_up_but_what_is_planned_keeps_to_its_pause():
     """Or everybody's requests would come at once when the watches do."""
     one = contact()
-    one.failed(0, AWAY)
+    fail(one, 0)
     assert one.seen(SECOND) == [RegistryRecovered("memory://", 1.0)]
     assert (one.up, one.pause_ns, one.failures) == (True, 2 * SECOND, 1)
     assert one.seen(SECOND) == []
@@ -48,7 +55,7 @@ def test_one_that_shows_up_is_up_but_what_is_planned_keeps_to_its_pause():
 
 def test_somebody_who_waits_makes_the_next_try_come_soon_but_not_at_once():
     one = contact()
-    one.failed(SECOND, AWAY)
+    fail(one, SECOND)
     one.hasten()
     one.hasten()
     assert one.pause_ns == SECOND + SECOND // 5

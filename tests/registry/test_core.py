@@ -2,63 +2,16 @@
 
 import pytest
 
+from fixtures.reconciler_worlds import AWAY, REFUSED, SECOND, World, instance
 from rpcwheel.durations import NEVER
-from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import (
     InstancePublished,
     InstanceWithdrawn,
     RegistryFailed,
     RegistryRecovered,
 )
-from rpcwheel.registry.core import MOST, Reconciler
+from rpcwheel.registry.core import MOST
 from rpcwheel.registry.entry import State
-from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.registry.rules import RegistryRules
-
-SECOND = 1_000_000_000
-LEASE = 6 * SECOND
-AWAY = RegistryUnavailable("away")
-REFUSED = RegistryRefused("no")
-
-
-def instance(port=1, **others) -> ServiceInstance:
-    return ServiceInstance(**{"service": "shop", "host": "a", "port": port, "epoch": "e"} | others)
-
-
-class World:
-    """A reconciler, a clock, and whatever the engine answers."""
-
-    def __init__(self, **policy):
-        self.now_ns = 100 * SECOND
-        rules = RegistryRules.of(RegistryPolicy(**{"lease": 6.0, "retry": 1.0} | policy))
-        self.core = Reconciler("memory://", rules, chance=lambda: 0.5)
-
-    def want(self, one=None):
-        return self.core.want(one or instance(), self.now_ns)
-
-    def drop(self, what):
-        return self.core.drop(what, self.now_ns)
-
-    def begin(self):
-        return self.core.next_step(self.now_ns)
-
-    def end(self, step, **result):
-        return self.core.done(step, self.now_ns, **result)
-
-    def make(self, **result):
-        step = self.begin()
-        return step.request, [one.id for one in step.instances], self.end(step, **result)
-
-    def published(self, one=None):
-        entry = self.want(one)
-        self.make()
-        return entry
-
-    def wait(self):
-        """Until something is to be done."""
-        before_ns, self.now_ns = self.now_ns, max(self.now_ns, self.core.next_wake_ns())
-        return (self.now_ns - before_ns) / SECOND
 
 
 @pytest.fixture
@@ -226,37 +179,6 @@ def test_a_late_withdrawal_is_not_made_again_for_what_was_registered_meanwhile(w
     world.wait()
     assert (step.request, world.make()[0], world.begin()) == ("withdraw", "publish", None)
     assert entry.doubt_ns > world.now_ns  # as that withdrawal may come later
-
-
-def test_one_that_is_refused_is_found_and_holds_up_no_other(world):
-    good, bad = [instance(port) for port in range(1, 8)], instance(9)
-    entries = [world.want(one) for one in (*good[:3], bad, *good[3:])]
-    for _ in range(30):
-        world.wait()
-        step = world.begin()
-        refused = step.request == "publish" and bad in step.instances
-        world.end(step, error=REFUSED if refused else None)
-    states = {entry.instance.id: entry.state for entry in entries}
-    assert states.pop("a:9") is State.PENDING
-    assert set(states.values()) == {State.PUBLISHED}
-
-
-def test_one_that_is_refused_alone_waits_by_itself(world):
-    world.want()
-    world.make(error=REFUSED)
-    world.core.contact.heard(world.now_ns)  # by a question of the user's
-    world.want(instance(2))
-    assert world.make()[:2] == ("publish", ["a:2"])
-    assert (world.wait(), world.make()[1]) == (1.0, ["a:1"])
-
-
-def test_a_refusal_leaves_nothing_that_could_arrive_later(world):
-    entry = world.want()
-    world.make(error=REFUSED)
-    world.wait()
-    world.make()
-    assert entry.doubt_ns == 0
-    assert world.wait() == 2.0  # the renewal
 
 
 # Renewals

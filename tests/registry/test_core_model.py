@@ -124,7 +124,9 @@ class Reconciling(RuleBasedStateMachine):
             self.engine.carry_out(step)
         elif outcome == "late":
             self.engine.late.append((self.now_ns + delay, step))
-        self.core.done(step, self.now_ns, error=error, lost=None if error else lost)
+        delay_ns = self.core.delay_ns(step, self.now_ns, error) if error else 0
+        lost = None if error else lost
+        self.core.done(step, self.now_ns, error=error, delay_ns=delay_ns, lost=lost)
 
     # What happens to the engine
 

@@ -13,7 +13,7 @@ from rpcwheel.registry.following import Following
 
 class World:
     def __init__(self, provider, timer):
-        self.told = []
+        self.told, self.events, self.left = [], [], []
         self.following = Following(
             provider,
             POLICY,
@@ -21,6 +21,8 @@ class World:
             snapshots=None,
             saw=lambda: self.told.append("saw"),
             suspected=self.told.append,
+            tell=self.events.extend,
+            left=self.left.append,
         )
 
     def follow(self, name="me"):
@@ -62,13 +64,20 @@ def test_what_a_watch_tells_is_handed_on(world, provider):
     assert eventually(lambda: any("cable" in said for said in world.told))
 
 
-def test_a_watch_that_can_not_be_begun_is_tried_again(world, provider, timer, events, monkeypatch):
+def test_what_was_known_of_a_service_that_nobody_follows_any_more_is_handed_on(world, provider):
+    follower = world.follow()
+    assert follower[1].wait(5).instances == ()
+    world.following.unfollow("shop.Orders", follower)
+    assert [one.service for one in world.left] == ["shop.Orders"]
+
+
+def test_a_watch_that_can_not_be_begun_is_tried_again(world, provider, timer, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError
 
     monkeypatch.setattr(provider, "watch", fail)
     _, directory = world.follow()
-    failed = lambda: [event for event in events if isinstance(event, RegistryFailed)]  # noqa: E731
+    failed = lambda: [event for event in world.events if isinstance(event, RegistryFailed)]  # noqa: E731
     assert eventually(failed)
     assert (failed()[0].request, failed()[0].delay_s) == ("watch", 1.0)
     monkeypatch.undo()

@@ -324,8 +324,8 @@ def test_a_manual_timer_that_was_stopped_is_told_and_hurts_nothing(events):
     session = Session(provider, POLICY, timer=timer)
     timer.stop()
     publish(session, instance())
-    assert session.close().result(5)
     assert eventually(lambda: kinds(events, RegistryFailed))
+    assert session.close().result(5)
 
 
 # Processes

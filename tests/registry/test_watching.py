@@ -34,7 +34,9 @@ def test_a_watch_is_begun_once_and_ended_once(watching):
 
 def test_one_that_can_not_be_begun_is_tried_again(watching):
     watching.want("shop", "me", 0)
-    assert watching.done(watching.next_task(0), 0, error=FAILED) == SECOND
+    task = watching.next_task(0)
+    delay_ns = watching.delay_ns(task, FAILED)
+    assert watching.done(task, 0, error=FAILED, delay_ns=delay_ns) == SECOND == delay_ns
     assert (watching.next_task(0), watching.next_wake_ns()) == (None, SECOND)
     assert watching.next_task(SECOND) == Task("shop", "me", None)
 
@@ -106,7 +108,8 @@ class AtRandom(RuleBasedStateMachine):
             watch = (task.service, task.watcher)
             self.running.add(watch)
         error = FAILED if fails else None
-        self.watching.done(task, self.now_ns, watch=watch, error=error)
+        delay_ns = self.watching.delay_ns(task, FAILED) if fails else 0
+        self.watching.done(task, self.now_ns, watch=watch, error=error, delay_ns=delay_ns)
 
     @rule(seconds=st.integers(0, 3))
     def pass_time(self, seconds):
