@@ -120,6 +120,11 @@ class ServiceInstance(Policy):
     def _is_none_of_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
         if ours := value.keys() & {*cls.model_fields, "v"}:
             raise ConfigurationError(f"{', '.join(sorted(ours))}: give it by its own name")
+        try:
+            if value:
+                json.dumps(value, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"it must be what JSON can say: {error}") from None
         return value
 
     @model_validator(mode="before")

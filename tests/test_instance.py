@@ -52,6 +52,23 @@ def test_all_instances_of_a_process_have_its_epoch_and_a_forked_child_another():
         assert len({pipe.read(), ONE.epoch, ""}) == 3
 
 
+@pytest.mark.parametrize(
+    "extra", [{"tags": {1, 2}}, {"a": b"b"}, {"a": float("nan")}, {"a": {1: 2, "b": 3}}]
+)
+def test_what_json_cannot_say_is_refused_at_once(extra):
+    with pytest.raises(ConfigurationError, match="what JSON can say"):
+        ServiceInstance(service="a", host="b", port=1, extra=extra)
+    with pytest.raises(ConfigurationError, match="what JSON can say"):
+        ONE.changed(extra=extra)
+
+
+def test_extra_that_contains_itself_is_refused_too():
+    loop = {}
+    loop["again"] = loop
+    with pytest.raises(ConfigurationError, match="what JSON can say"):
+        ServiceInstance(service="a", host="b", port=1, extra=loop)
+
+
 def test_a_changed_one_keeps_its_id_and_what_else_was_given():
     changed = ONE.changed(port=1, weight=3)
     assert (changed.id, changed.port, changed.weight) == (ONE.id, 1, 3)

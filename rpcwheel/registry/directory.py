@@ -3,13 +3,14 @@
 A directory is the hands of `Seen`. What a provider tells is only noted on its thread; reading it,
 the file, users' listeners and events run on the shared workers, each in a row of its own:
 
-* what is heard, in order (`_hearing`), which alone touches the core;
+* what is heard, in order (`_hearing`), which alone touches the core; of views in a row that come
+  faster than it can read them, only the last;
 * the events of that (`_events`), as a sink that hangs must not keep the list from changing;
 * the listeners, in `ROWS` rows: one that hangs holds up no other as long as there are no more of
   them than rows, and a thousand of them don't start a thousand threads.
 
 What is shown is one immutable object that is replaced as a whole, so that looking takes no lock.
-One timeout waits for the core's next wake.
+One alarm waits for the core's next wake.
 """
 
 from __future__ import annotations
@@ -19,22 +20,21 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import TimerError
+from rpcwheel.durations import to_ns
 from rpcwheel.observe import emit
-from rpcwheel.observe.events import ListenerFailed
-from rpcwheel.timer import shared_timer
+from rpcwheel.observe.events import ListenerFailed, RegistryFailed
 from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.workers import POOL, Serial, reset_after_fork
 
+from .alarm import Alarm
 from .policy import RegistryPolicy
 from .seen import Rules, Seen, Shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.instance import Snapshot
-    from rpcwheel.timer._base import Timeout
+    from rpcwheel.errors import TimerError
+    from rpcwheel.instance import ServiceInstance, Snapshot
     from rpcwheel.timer.api import Timer
 
     from .provider import View
@@ -48,6 +48,10 @@ ROWS: Final = 16
 
 MOST: Final = 1024
 """Events that wait; a sink that hangs for ever must not take all memory."""
+
+MOST_NEWS: Final = 64
+"""Views and doubts by turns that wait; a core that is too slow for them misses some in the middle,
+never the first or the last."""
 
 LOAD_S: Final = 0.5
 """Seconds to wait for the file: it is read before anything is heard, but its disk may hang."""
@@ -132,7 +136,8 @@ class Directory:
     def reset(self) -> None:
         """Begin anew in a forked child."""
         self._changed = threading.Condition()
-        self._timeout: Timeout | None = None
+        self._alarm = Alarm(self._timer, self._wake, self._refused)
+        self._news: list[View | str] = []  # not looked at yet; no two of a kind in a row
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -177,11 +182,11 @@ class Directory:
 
     def saw(self, view: View) -> None:
         """Take note of what the registry has now. Never blocks; any thread."""
-        self._hear(partial(self._seen.saw, view.records))
+        self._hear(view)
 
     def suspect(self, reason: str) -> None:
         """Take note that the registry has lost contact or memory. Never blocks; any thread."""
-        self._hear(partial(self._seen.suspect, reason))
+        self._hear(reason)
 
     def close(self) -> None:
         """Call no listener any more, keep no timeout, wake who waits. Idempotent; never blocks.
@@ -192,11 +197,9 @@ class Directory:
             if self._closed:
                 return
             self._closed = True
-            timeout, self._timeout = self._timeout, None
+            self._alarm.clear()
             listeners = list(self._listeners)
             self._changed.notify_all()
-        if timeout is not None:
-            timeout.cancel()
         for listening in listeners:
             listening.close()
         shown = self._shown
@@ -222,9 +225,28 @@ class Directory:
         POOL.submit((snapshots, "file"), load)
         done.wait(LOAD_S)
 
-    def _hear(self, what: Callable[[int], list[Event]]) -> None:
-        if not self._closed:
-            self._hearing.submit(partial(self._think, what))
+    def _hear(self, what: View | str) -> None:
+        """Have it looked at, in the place of what it makes void."""
+        with self._changed:
+            if self._closed:
+                return
+            news, waits = self._news, bool(self._news)
+            if waits and isinstance(news[-1], str) == isinstance(what, str):
+                news.pop()
+            news.append(what)
+            if len(news) > MOST_NEWS:
+                del news[1:3]
+        if not waits:
+            self._hearing.submit(self._look)
+
+    def _look(self) -> None:
+        with self._changed:
+            news, self._news = self._news, []
+        for one in news:
+            if isinstance(one, str):
+                self._think(partial(self._seen.suspect, one))
+            else:
+                self._think(partial(self._seen.saw, one.records))
 
     def _think(self, what: Callable[[int], list[Event]]) -> None:
         """Tell the core, and show what it makes of it."""
@@ -240,27 +262,35 @@ class Directory:
             for listening, row in listeners:
                 listening.due(row)
             if self._snapshots is not None and shown.snapshot.source != "cache":
-                self._snapshots.keep(self.service, shown.snapshot.instances)
+                instances = shown.snapshot.instances
+                agrees = partial(self._agrees, instances)
+                self._snapshots.keep(self.service, instances, agrees)
         if events:
             self._events.submit(partial(_emit_all, events))
         self._arm(self._seen.next_wake_ns)
 
     def _arm(self, wake_ns: int) -> None:
-        """Keep one timeout, for the core's next wake."""
+        """Have the alarm ring for the core's next wake."""
         with self._changed:
-            old, self._timeout = self._timeout, None
-            if wake_ns != NEVER and not self._closed:
-                delay_s = to_seconds(max(0, wake_ns - self._clock()))
-                try:
-                    timer = self._timer or shared_timer()
-                    self._timeout = timer.new_timeout(self._wake, delay_s)
-                except TimerError:  # it has ended before us; what is held stays held
-                    self._timeout = None
-        if old is not None:
-            old.cancel()
+            self._alarm.clear()
+            if not self._closed:
+                self._alarm.wake(wake_ns)
 
-    def _wake(self, _: object) -> None:
-        self._hear(self._seen.step)
+    def _wake(self) -> None:
+        with self._changed:
+            self._alarm.rang()
+        self._hearing.submit(partial(self._think, self._seen.step))
+
+    def _refused(self, error: TimerError) -> None:
+        failed = RegistryFailed(self._registry, "watch", error, None)
+        self._events.submit(partial(emit, failed))
+
+    def _agrees(self, instances: tuple[ServiceInstance, ...]) -> bool | None:
+        """Whether the registry still has just these; None: who knows, nobody follows it here."""
+        shown = self._shown
+        if self._closed or shown is None:
+            return None
+        return shown.since_ns is None and shown.snapshot.instances is instances
 
 
 def _emit_all(events: list[Event]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from pydantic import StrictBool, field_validator, model_validator
 
@@ -12,6 +12,9 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, Seconds, Wait, checked
 
 __all__ = ["RegistryPolicy"]
+
+SWITCHES: Final = frozenset({"yes", "no", "on", "off", "true", "false", "none", "null", "0", "1"})
+"""Words that mean no file, whatever language they come from."""
 
 
 class RegistryPolicy(Policy):
@@ -61,6 +64,11 @@ class RegistryPolicy(Policy):
     def _check_snapshot(cls, snapshot: bool | str) -> bool | str:  # noqa: FBT001 - a value, not a switch
         if snapshot == "":
             raise ConfigurationError("it must be a file, True or False, not ''")
+        if isinstance(snapshot, str) and snapshot.strip().lower() in SWITCHES:
+            raise ConfigurationError(
+                f"it must be a file, true or false, not the text {snapshot!r}; write true or false "
+                f"without quotes (in Python True or False), and a file of that name './{snapshot}'"
+            )
         return snapshot
 
     @model_validator(mode="after")

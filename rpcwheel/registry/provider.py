@@ -91,6 +91,14 @@ class Provider(ABC):
     schemes: ClassVar[tuple[str, ...]]
     """Of URLs: `("etcd", "etcds")`."""
 
+    path_is_own: ClassVar[bool] = False
+    """Whether the path of a URL is the engine's, as `url.path` (a file, a database), so that the
+    service is named by `?service=`. Else the path is the service."""
+
+    keeps_alive: bool = False
+    """Whether the lease is renewed without `renew`, as long as the process lives (ZooKeeper's
+    sessions)."""
+
     url: RegistryUrl
     settings: Settings
 

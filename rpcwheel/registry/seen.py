@@ -5,13 +5,15 @@ read. The rules, beside the plain one that the registry is right:
 
 * What comes or changes counts at once.
 * What vanishes while the registry is *suspect* is held: it goes on being shown, marked so. Suspect
-  is a registry that has lost contact or memory, from then until `hold` after it was seen again; one
+  is a registry that has lost contact or memory, from then until `hold` after it was seen again (and
+  what was missing for twice `hold` of contact in all, and is again when it is back, is gone: else
+  one that is lost each minute would keep the dead for ever); one
   that has lost more than half of a service of three or more within one lease, without a word; and
   one of whose records none can be read. (Eureka's self-preservation; Dubbo's empty protection is
   off by default, and knows only the empty list.)
 * What said DRAINING before it vanished is gone at once: it went by itself.
 * A record that can't be read is skipped; an instance whose record can't be read any more stays as
-  it was read last, as its key is still there.
+  it was read last, as its key is still there. If none of the first ones can be, nothing is known.
 * What a file remembers of an earlier run is shown when the registry fails, or after `PATIENCE_NS`
   without an answer. The first live view takes its place, and what is missing there was remembered
   too long ago to be held, unless the registry is suspect or the file younger than `hold`.
@@ -22,7 +24,7 @@ So a failure never makes the list empty; a service that never had instances has 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.instance import ServiceInstance, Snapshot
@@ -81,6 +83,13 @@ class Shown:
         return replace(self.snapshot, age_s=to_seconds(max(0, now_ns - self.since_ns)))
 
 
+class _Held(NamedTuple):
+    """When the registry had lost it, and for how long the registry had answered by then."""
+
+    at_ns: int
+    contact_ns: int
+
+
 class Records:
     """Reads the records of one service, each content once."""
 
@@ -136,12 +145,14 @@ class Seen:
         self._records = Records(registry, service)
         self._begun_ns = now_ns
         self._instances: dict[str, ServiceInstance] = {}  # with those held; of a file until live
-        self._held: dict[str, int] = {}  # since when the registry has lost them
+        self._held: dict[str, _Held] = {}
         self._vanished: dict[str, int] = {}  # within the last lease, without a word
         self._live = False  # the registry has answered
         self._written_ns: int | None = None  # what `remember` was given
         self._told = False  # what is remembered is shown
         self._suspect_ns: int | None = None  # contact, or memory, was lost then, and is not back
+        self._contact_ns: int | None = None  # since then it has answered
+        self._contact_before_ns = 0  # in all, before that
         self._until_ns = -NEVER  # what vanishes before is held until then
         self._reason = ""
         self._shown: Shown | None = None
@@ -177,21 +188,32 @@ class Seen:
         for key in records:
             if key not in found and key in self._instances:
                 found[key] = self._instances[key]
-        trusted = self._weigh(records, skipped, found, now_ns)
+        if self._is_mute(records, found):
+            return [*told, *skipped]
         before = set(self._held)
-        self._held = {key: at for key, at in self._held.items() if key not in found}
+        self._held = {key: held for key, held in self._held.items() if key not in found}
+        self._forget()
+        trusted = self._weigh(records, skipped, found, now_ns)
         lost = self._lost(found, now_ns, trusted=trusted)
         if now_ns < self._until_ns and not trusted:
-            self._held |= dict.fromkeys(lost, now_ns)
+            held = _Held(now_ns, self._contact_until(now_ns))
+            self._held |= dict.fromkeys(lost, held)
         self._instances = {key: self._instances[key] for key in self._held} | found
         self._live = True
         return [*told, *skipped, *self._show(grown=bool(set(self._held) - before))]
+
+    def _is_mute(self, records: Collection[str], found: Collection[str]) -> bool:
+        """Whether it says nothing: of records that can't be read, and nothing else is known."""
+        known = self._live or self._instances
+        return bool(records) and not (found or known) and self._rules.protect
 
     def suspect(self, reason: str, now_ns: int) -> list[Event]:
         """The registry has lost contact, or its memory."""
         told = self.step(now_ns)
         if self._suspect_ns is None:
             self._suspect_ns = now_ns
+            self._contact_before_ns = self._contact_until(now_ns)
+            self._contact_ns = None
         self._until_ns = NEVER
         self._reason = reason
         return [*told, *self.step(now_ns)]
@@ -212,6 +234,24 @@ class Seen:
 
     # How it is weighed
 
+    def _contact_until(self, now_ns: int) -> int:
+        """For how long it has answered in all.
+
+        Each time counts as one `hold` at most: a longer one has ended what was held, unless we
+        stood still.
+        """
+        if self._contact_ns is None:
+            return self._contact_before_ns
+        return self._contact_before_ns + min(now_ns - self._contact_ns, self._rules.hold_ns)
+
+    def _forget(self) -> None:
+        """Contact is back: drop what is held, and was missing in twice `hold` of contact before."""
+        if self._suspect_ns is None:
+            return
+        limit_ns = self._contact_before_ns - 2 * self._rules.hold_ns
+        for key in [key for key, held in self._held.items() if held.contact_ns <= limit_ns]:
+            del self._held[key], self._instances[key]
+
     def _weigh(
         self,
         records: Mapping[str, bytes],
@@ -222,6 +262,8 @@ class Seen:
         """See whether the registry is suspect; True: it is not, and all that vanishes is gone."""
         hold_ns, first = self._rules.hold_ns, not self._live
         fresh = self._written_ns is None or now_ns - self._written_ns <= hold_ns
+        if self._contact_ns is None:
+            self._contact_ns = now_ns
         if not self._rules.protect:
             self._suspect_ns = None
             return True
@@ -288,7 +330,7 @@ class Seen:
     def _since_ns(self) -> int | None:
         if not self._live:
             return self._written_ns
-        times = [*self._held.values()]
+        times = [held.at_ns for held in self._held.values()]
         if self._suspect_ns is not None:
             times.append(self._suspect_ns)
         return min(times, default=None)

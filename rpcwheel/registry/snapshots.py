@@ -19,27 +19,26 @@ import json
 import os
 import re
 import stat
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpcwheel.errors import TimerError
+from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.instance import ServiceInstance, Snapshot
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import SnapshotFailed
-from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer
 from rpcwheel.workers import Serial, reset_after_fork
 
-if sys.platform != "win32":
-    import fcntl
+from ._whole_file import locked, replace_whole
+from .alarm import Alarm
+from .rules import RegistryRules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from rpcwheel.timer._base import Timeout
+    from rpcwheel.errors import TimerError
     from rpcwheel.timer.api import Timer
 
     from .policy import RegistryPolicy
@@ -54,10 +53,12 @@ DEBOUNCE_S: Final = 0.5
 """Seconds from a change to the file (Dubbo's); a rolling restart is one write, not a hundred."""
 AGAIN_S: Final = 60.0
 """Seconds until what could not be written is tried again, if nothing changes before."""
-BUSY_S: Final = 0.3
-"""Seconds to wait for another process that writes."""
 CLOSE_S: Final = 1.0
 """Seconds that `close` waits for the last write: the disk may be one that hangs."""
+REFRESH_S: Final = 15.0
+"""Seconds until it is written again that nothing has changed: half of the `hold` by default, as an
+entry that is older than `hold` is not held to be true after a crash."""
+LEAST_REFRESH_S: Final = 1.0
 FORGET_S: Final = 30 * 86_400.0
 """Seconds until a service that nobody asks for is left out."""
 LATEST_S: Final = 1e11
@@ -66,28 +67,46 @@ MOST_BYTES: Final = 64 * 2**20
 """A larger file is none of ours."""
 
 
+class _Kept(NamedTuple):
+    """What a service was kept as last."""
+
+    written_s: float
+    instances: tuple[ServiceInstance, ...]
+    agrees: Callable[[], bool | None] | None = None
+
+
 class Snapshots:
     """One file. Thread-safe; close it when the registry's directories are closed.
 
     In a forked child nothing is waiting to be written.
     """
 
-    def __init__(self, path: str | Path, registry: str, *, timer: Timer | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        registry: str,
+        *,
+        timer: Timer | None = None,
+        refresh_s: float = REFRESH_S,
+    ) -> None:
         """Take note; nothing is read or written yet.
 
         Args:
             path: Of the file; its directory is made when it is first written. `~` is the home.
             registry: Its name in events and in the file: the URL without a password.
             timer: None for `shared_timer()`.
+            refresh_s: Seconds between two writes, at most, while a service is followed: so old is
+                an entry after a crash.
         """
         self.path = Path(path).expanduser()
         self._registry = registry
         self._timer = checked_timer(timer)
+        self._refresh_s = refresh_s
         self._serial = Serial()
         self._closed = False
         self._told: set[str] = set()  # what fails, and has been told
         self._known: tuple[object, dict[str, Entry]] = (None, {})  # by what the file looked like
-        self._kept: dict[str, tuple[float, tuple[ServiceInstance, ...]]] = {}
+        self._kept: dict[str, _Kept] = {}
         self.reset()
         reset_after_fork(self)
 
@@ -95,7 +114,9 @@ class Snapshots:
         """Begin anew in a forked child."""
         self._lock = threading.Lock()
         self._dirty: set[str] = set()
-        self._timeout: Timeout | None = None
+        self._writing = False
+        self._alarm = Alarm(self._timer, self._due, self._refused)
+        self._timerless = False
 
     def load(self, service: str) -> Snapshot | None:
         """What is remembered of a service.
@@ -107,43 +128,51 @@ class Snapshots:
         """
         with self._lock:
             kept = self._kept.get(service)
-        if kept is not None:
-            written_s, instances = kept
+        entry, now_s = None, time.time()
+        try:
+            entry = self._services().get(service)
+            self._told.discard("read")
+        except (OSError, ValueError) as error:
+            self._failed("read", error)
+        if entry and (kept is None or kept.written_s < _written_s(entry) <= now_s):
+            written_s, instances = _instances(entry)
         else:
-            try:
-                entry = self._services().get(service)
-                self._told.discard("read")
-                written_s, instances = _instances(entry) if entry else (0.0, ())
-            except (OSError, ValueError) as error:
-                self._failed("read", error)
-                return None
+            written_s, instances, _ = kept or _Kept(0.0, ())
         if not instances:
             return None
-        age_s = max(0.0, time.time() - written_s)
+        age_s = max(0.0, now_s - written_s)
         return Snapshot(service, instances, source="cache", age_s=age_s)
 
-    def keep(self, service: str, instances: Sequence[ServiceInstance]) -> None:
+    def keep(
+        self,
+        service: str,
+        instances: Sequence[ServiceInstance],
+        agrees: Callable[[], bool | None] | None = None,
+    ) -> None:
         """Have it written, soon. Never blocks, never raises; nothing after `close`.
 
         Args:
             service: Its name.
             instances: What is known of it now; none: it is taken out of the file.
+            agrees: Asked now and then whether that is still so, so that the file says it; None: it
+                is not to be asked any more. It must not block.
         """
         with self._lock:
             if self._closed:
                 return
-            self._kept[service] = time.time(), tuple(instances)
+            self._kept[service] = _Kept(time.time(), tuple(instances), agrees)
             self._dirty.add(service)
+            self._timerless = False
             self._arm(DEBOUNCE_S)
+            if self._timerless:  # it has ended before us: at once, then
+                self._serial.submit(self._write)
 
     def close(self) -> None:
         """Write what is not written yet, and end. Idempotent; at most a second; never raises."""
         with self._lock:
             self._closed = True
-            timeout, self._timeout = self._timeout, None
-            waits = bool(self._dirty)
-        if timeout is not None:
-            timeout.cancel()
+            self._alarm.clear()
+            waits = self._writing or bool(self._dirty)
         if waits:
             done = threading.Event()
             self._serial.submit(self._write)
@@ -154,36 +183,68 @@ class Snapshots:
 
     def _arm(self, delay_s: float) -> None:
         """Have it written then, or before; under the lock."""
-        if self._timeout is not None or self._closed:
-            return
-        try:
-            timer = self._timer or shared_timer()
-            self._timeout = timer.new_timeout(self._due, delay_s)
-        except TimerError:  # the timer ends before us, or is full: at once, then
-            self._serial.submit(self._write)
+        if not self._closed:
+            self._alarm.wake(self._alarm.now_ns() + to_ns(delay_s))
 
-    def _due(self, _: object) -> None:
+    def _refused(self, _: TimerError) -> None:
+        self._timerless = True
+
+    def _due(self) -> None:
+        with self._lock:
+            self._alarm.rang()
         self._serial.submit(self._write)
 
     def _write(self) -> None:
+        agreeing = self._agreeing()
         with self._lock:
-            self._timeout = None
             dirty, self._dirty = self._dirty, set()
+            self._writing = bool(dirty or agreeing)
+            for service in agreeing:
+                self._kept[service] = self._kept[service]._replace(written_s=time.time())
+            dirty |= agreeing
             entries = {service: self._kept[service] for service in dirty}
-        if not entries:
-            return
+        try:
+            if entries:
+                self._write_down(entries)
+        finally:
+            with self._lock:
+                self._writing = False
+                if any(kept.agrees is not None for kept in self._kept.values()):
+                    self._arm(self._refresh_s)
+
+    def _agreeing(self) -> set[str]:
+        """Services of which it is to be written that nothing has changed."""
+        with self._lock:
+            kept = dict(self._kept)
+        agree = {name: one.agrees() for name, one in kept.items() if one.agrees is not None}
+        over = {name for name, answer in agree.items() if answer is None}
+        with self._lock:
+            for name in over:
+                if self._kept[name] is kept[name]:
+                    self._kept[name] = kept[name]._replace(agrees=None)
+        try:
+            there = self._services()
+        except (OSError, ValueError):  # told when it is written
+            there = {}
+        now_s = time.time()
+        since_s = now_s - 0.9 * self._refresh_s  # another process may have done it
+        fresh = {name for name, one in there.items() if since_s < _written_s(one) <= now_s}
+        return {name for name, answer in agree.items() if answer and name not in fresh}
+
+    def _write_down(self, entries: dict[str, _Kept]) -> None:
+        dirty = set(entries)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self.path) as locked:
-                if locked is not False:
-                    suffix = "new" if locked else str(os.getpid())
-                    _replace(self.path, self._merged(entries), suffix)
+            with locked(self.path) as held:
+                if held is not False:
+                    suffix = "new" if held else str(os.getpid())
+                    replace_whole(self.path, self._merged(entries), suffix)
         except (OSError, ValueError) as error:
             self._failed("write", error)
             self._put_off(dirty, AGAIN_S)
         else:
             self._told.discard("write")
-            if locked is False:
+            if held is False:
                 self._put_off(dirty, DEBOUNCE_S)
 
     def _put_off(self, dirty: set[str], delay_s: float) -> None:
@@ -191,7 +252,7 @@ class Snapshots:
             self._dirty |= dirty
             self._arm(delay_s)
 
-    def _merged(self, ours: dict[str, tuple[float, tuple[ServiceInstance, ...]]]) -> bytes:
+    def _merged(self, ours: dict[str, _Kept]) -> bytes:
         """What is to stand in the file: ours, and what is there of others and not too old."""
         try:
             services = dict(self._services())
@@ -200,7 +261,7 @@ class Snapshots:
             services = {}
         oldest_s = time.time() - FORGET_S
         services = {name: entry for name, entry in services.items() if _written_s(entry) > oldest_s}
-        for service, (written_s, instances) in ours.items():
+        for service, (written_s, instances, _) in ours.items():
             if service in services and written_s < _written_s(services[service]) <= time.time():
                 continue
             records = [json.loads(instance.encoded()) for instance in instances]
@@ -242,8 +303,9 @@ def open_snapshots(
     None too for `memory://`, whose registry ends with the process, unless a path is given; and,
     with an event, if there is no home.
     """
+    refresh_s = max(LEAST_REFRESH_S, to_seconds(RegistryRules.of(policy).hold_ns) / 2)
     if isinstance(policy.snapshot, str):
-        return Snapshots(policy.snapshot, str(url), timer=timer)
+        return Snapshots(policy.snapshot, str(url), timer=timer, refresh_s=refresh_s)
     if not policy.snapshot or url.scheme == "memory":
         return None
     try:
@@ -251,7 +313,7 @@ def open_snapshots(
     except RuntimeError as error:
         emit(SnapshotFailed(str(url), "~", error))
         return None
-    return Snapshots(path, str(url), timer=timer)
+    return Snapshots(path, str(url), timer=timer, refresh_s=refresh_s)
 
 
 def _cache_directory() -> Path:
@@ -301,55 +363,3 @@ def _instances(entry: Entry) -> tuple[float, tuple[ServiceInstance, ...]]:
             instance = ServiceInstance.decoded(json.dumps(record))
             found[instance.id] = instance
     return _written_s(entry), tuple(found[key] for key in sorted(found))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bool | None]:
-    """Hold the lock beside the file: True; False: others do; None: the system has no locks here."""
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
-    held = None
-    try:
-        held = _lock(descriptor)
-        yield held
-    finally:
-        if held:  # not by closing alone: a child that was forked meanwhile has it open, too
-            _unlock(descriptor)
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool | None:
-    if sys.platform == "win32":  # the last of two writers wins, but the file is whole
-        return None
-    end_s = time.monotonic() + BUSY_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end_s:
-                return False
-            time.sleep(0.01)
-        except OSError:  # a file system without locks
-            return None
-        else:
-            return True
-
-
-def _unlock(descriptor: int) -> None:
-    if sys.platform != "win32":
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _replace(path: Path, text: bytes, suffix: str) -> None:
-    """Put a new file in the place of the old one, whole or not at all."""
-    new = path.with_name(f"{path.name}.{suffix}")
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-        with open(os.open(new, flags, 0o600), "wb") as file:  # noqa: PTH123 - of a descriptor
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise

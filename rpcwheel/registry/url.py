@@ -3,16 +3,19 @@
 The scheme is that of a provider. Hosts may be several, with a comma. The path is the service, but
 for `sqlite`, where it is the file's: `sqlite:///run/shop/registry.db`, and from where the program
 runs or from home `sqlite://./registry.db` and `sqlite://~/registry.db` (the service is then
-`?service=`). What follows `?` are options that all have (`namespace`, `service`, `group`,
-`version`), and the provider's own. What is no letter, digit, `.`, `_`, `-` or `~` in a user, a
-password, a path or an option is percent-encoded.
+`?service=`). So it is for others' providers that say so (`Provider.path_is_own`). What follows `?`
+are options that all have (`namespace`, `service`, `group`, `version`), and the provider's own. What
+is no letter, digit, `.`, `_`, `-` or `~` in a user, a password, a path or an option is
+percent-encoded.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -26,8 +29,18 @@ __all__ = ["RegistryUrl", "parse_url"]
 Hosts = tuple[tuple[str, int | None], ...]
 
 NAMESPACE: Final = "rpcwheel"
+GROUP: Final = "rpcwheel.registry"
+"""Of the entry points that name others' providers: `scheme = "package.module:Class"`."""
+
 WITH_A_FILE: Final = frozenset({"sqlite"})
 """Schemes whose path is a file's."""
+
+OF_REDIS: Final = frozenset({"redis", "rediss"})
+WITH_A_SERVICE: Final = OF_REDIS | {"memory", "etcd", "etcds", "zookeeper", "zookeepers"}
+"""Our schemes whose path is the service; of others' their classes say what it is."""
+
+HERE: Final = frozenset({"", ".", "..", "~"})
+"""What stands before the path of a file, where others have hosts."""
 
 FOR_ALL: Final = ("namespace", "service", "group", "version")
 """Options that every scheme has; what they say of clients is no provider's business."""
@@ -36,19 +49,24 @@ LARGEST_PORT: Final = 65535
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_WORD: Final = re.compile(r"[\w.\-]+", re.ASCII)
 _HOST: Final = re.compile(r"\[(?P<v6>[0-9A-Fa-f:.]+(%[\w.]+)?)\]|(?P<name>[A-Za-z0-9_.\-]+)")
 _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryUrl:
-    """A registry's address, taken apart. `str()` gives it without the password and the service."""
+    """A registry's address, taken apart.
+
+    `str()` gives it without the password and the service; of the options it has the namespace and
+    the database, by which two registries of one host differ.
+    """
 
     scheme: str
     hosts: Hosts = ()
     """Host and port; the port is None where it was left out."""
     path: str = ""
-    """Of the file; else ""."""
+    """Of the file, or whatever it is to a provider with `path_is_own`; else ""."""
     service: str = ""
     """What the path, or `?service=`, names; "" if nothing does."""
     user: str = ""
@@ -64,8 +82,11 @@ class RegistryUrl:
             for host, port in self.hosts
         )
         user = f"{self.user}:***@" if self.password else f"{self.user}@" if self.user else ""
-        inside = "" if self.namespace == NAMESPACE else f"?namespace={self.namespace}"
-        return f"{self.scheme}://{user}{hosts}{self.path}{inside}"
+        inside = [] if self.namespace == NAMESPACE else [f"namespace={self.namespace}"]
+        database = self.options.get("db", "0")
+        inside += [f"db={database}"] if _WORD.fullmatch(database) and database != "0" else []
+        asked = f"?{'&'.join(inside)}" if inside else ""
+        return f"{self.scheme}://{user}{hosts}{self.path}{asked}"
 
     def check_options(self, *own: str) -> None:
         """See that all options are those that every scheme has, or `own`.
@@ -150,9 +171,14 @@ def _parsed(scheme: str, rest: str) -> RegistryUrl:
     user, password, hosts = "", "", Hosts()
     if scheme in WITH_A_FILE:
         path, service = _file(scheme, authority, slash + path), ""
+    elif path and _path_is_own(scheme):
+        if authority not in HERE:
+            user, password, hosts = _authority(authority, path + "?" + query)
+            authority = ""
+        path, service = _without_zero(authority + slash + unquote(path)), ""
     else:
         user, password, hosts = _authority(authority, path + "?" + query)
-        path, service = "", unquote(path)
+        path, service = "", _service(scheme, unquote(path))
     if "service" in options:
         named = options.pop("service")
         if service not in {"", named}:
@@ -161,6 +187,31 @@ def _parsed(scheme: str, rest: str) -> RegistryUrl:
     if service:
         _a_name("the service", service)
     return RegistryUrl(scheme, hosts, path, service, user, password, namespace, options)
+
+
+def _path_is_own(scheme: str) -> bool:
+    """Whether a provider of somebody else's says so; loads it."""
+    if scheme in WITH_A_SERVICE:
+        return False
+    for one in entry_points(group=GROUP):
+        if one.name == scheme:
+            with suppress(Exception):  # `open_provider` tells what is wrong with it
+                return bool(getattr(one.load(), "path_is_own", False))
+    return False
+
+
+def _service(scheme: str, path: str) -> str:
+    """The service that a path names."""
+    if scheme in OF_REDIS and path.isdecimal():
+        raise ConfigurationError(
+            f"the path is the name of the service; the number of the database is ?db={path}"
+        )
+    if path and scheme not in WITH_A_SERVICE and not _NAME.fullmatch(path):
+        raise ConfigurationError(
+            f"the path {path!r} is no name of a service; if it is the engine's, its provider says "
+            f"path_is_own = True, and is named by an entry point of the group {GROUP}"
+        )
+    return path
 
 
 def _options(query: str) -> dict[str, str]:
@@ -181,7 +232,7 @@ def _a_name(what: str, value: str) -> str:
 
 
 def _file(scheme: str, authority: str, path: str) -> str:
-    if authority not in {"", ".", "..", "~"}:
+    if authority not in HERE:
         raise ConfigurationError(
             f"{scheme} takes a file of this machine, after three slashes: {scheme}:///run/shop.db; "
             f"for one beside the program {scheme}://./shop.db"
@@ -189,9 +240,13 @@ def _file(scheme: str, authority: str, path: str) -> str:
     path = unquote(path)
     if path in {"", "/"} or path.endswith("/"):
         raise ConfigurationError(f"the name of the file is missing: {scheme}:///run/shop.db")
+    return authority + re.sub(r"^//+", "/", _without_zero(path))
+
+
+def _without_zero(path: str) -> str:
     if "\0" in path:
         raise ConfigurationError("the name of the file has a zero character in it")
-    return authority + re.sub(r"^//+", "/", path)
+    return path
 
 
 def _authority(authority: str, after: str) -> tuple[str, str, Hosts]:

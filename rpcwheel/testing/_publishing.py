@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.timer import ManualTimer
 
-from ._stand import PATIENCE_S, Stand, claim, on_threads, shown
+from ._stand import PATIENCE_S, Stand, Witness, claim, on_threads, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,6 +155,24 @@ def a_lease_that_is_renewed_does_not_end(stand: Stand) -> None:
     stand.finds(other, one)
 
 
+def what_is_not_renewed_is_forgotten(stand: Stand) -> None:
+    """As that of a process that was killed: lookups and watchers learn it, and `renew`, if late."""
+    publisher, other, witness = stand.new(), stand.new(), Witness()
+    if publisher.keeps_alive:  # then only a process that ends could show it
+        return
+    one = stand.instance()
+    stand.publish(publisher, one)
+    other.watch(stand.service, witness)
+    witness.sees(stand, one)
+    stand.neglect(publisher)
+    stand.let_pass(2 * stand.lease_s)
+    stand.finds(other)
+    witness.sees(stand)
+    _claim_lost(publisher, [one], [one], "was not renewed in time")
+    stand.publish(publisher, one)
+    witness.sees(stand, one)
+
+
 def renew_tells_what_is_missing(stand: Stand) -> None:
     """What was never published, and what others have deleted; published again, it is well."""
     publisher, other = stand.new(), stand.new()
@@ -290,6 +308,7 @@ CHECKS: Final = (
     a_name_is_no_prefix,
     every_id_and_text_survives,
     a_lease_that_is_renewed_does_not_end,
+    what_is_not_renewed_is_forgotten,
     renew_tells_what_is_missing,
     renew_tells_what_another_has_taken,
     a_view_stays_as_it_was,

@@ -105,6 +105,10 @@ class Stand:
         for held in self._held.values():
             held[:] = [one for one in held if one not in instances]
 
+    def neglect(self, provider: Provider) -> None:
+        """Renew nothing of it any more."""
+        self._held[provider].clear()
+
     def leave(self, provider: Provider) -> None:
         """Close it before the others."""
         del self._held[provider]

@@ -47,6 +47,7 @@ class FlakyProvider(Provider):
         """Stand around another provider, which is closed with this one."""
         super().__init__(inner.url, inner.settings)
         self.inner = inner
+        self.keeps_alive = inner.keeps_alive
         self.requests = []
         self._changed = threading.Condition()
         self._state: State = "up"

@@ -80,7 +80,9 @@ def test_the_file_is_read_before_the_registry_is_heard_however_soon_it_answers(m
         assert directory.snapshot.source == "held"
 
 
-def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(make, monkeypatch):
+def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(
+    make, monkeypatch, tmp_path, timer
+):
     gate = threading.Event()
     monkeypatch.setattr(module, "LOAD_S", 0.01)
 
@@ -88,10 +90,13 @@ def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(make, mon
         def load(self, service):
             gate.wait(3 * PATIENCE)
 
-    directory = make(snapshots=Hangs("nowhere.json", REGISTRY))
+    snapshots = Hangs(tmp_path / "shop.json", REGISTRY, timer=timer)
+    directory = make(snapshots=snapshots)
     directory.saw(view("a"))
     assert keys(directory.wait(PATIENCE)) == "a"
     gate.set()
+    directory.close()
+    snapshots.close()
 
 
 def test_a_file_that_cannot_be_read_is_told_and_all_goes_on(make, tmp_path, timer, events):

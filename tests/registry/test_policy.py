@@ -49,6 +49,10 @@ def test_a_plain_number_stands_for_the_lease():
         ({"lease": 3.0, "renew": timedelta(minutes=1)}, "renew .* must be less than lease"),
         ({"retry": -1}, "retry"),
         ({"snapshot": ""}, "snapshot: it must be a file, True or False"),
+        *(
+            ({"snapshot": word}, f"a file, true or false, not the text '{word}'.*'./{word}'")
+            for word in ("no", "off", "False", "yes", "TRUE", "on", "0")
+        ),
         ({"leese": 1}, "did you mean 'lease'"),
     ],
 )

@@ -104,6 +104,42 @@ def test_contact_lost_again_prolongs_the_hold(sight):
     assert sight.at(500 + HOLD).keys == ""
 
 
+def test_what_contact_that_comes_and_goes_has_missed_for_twice_the_hold_in_all_is_gone(sight):
+    sight.saw("ab").suspect().saw("a")
+    for begun in range(0, 40, 20):
+        sight.at(begun + 20).suspect().at(begun + 20).saw("a")
+        assert sight.keys == "ab"
+    sight.at(2 * HOLD).suspect()
+    assert sight.at(3 * HOLD).keys == "ab", "never by a failure alone"
+    sight.told(InstancesChanged)
+    assert sight.saw("a").keys == "a"
+    assert (sight.held, sight.snapshot.source) == ("", "live")
+    assert sight.told(InstancesChanged) == [
+        InstancesChanged(REGISTRY, SERVICE, 1, added=0, removed=1, source="live")
+    ]
+
+
+def test_what_was_there_meanwhile_is_held_anew(sight):
+    sight.saw("ab").suspect().saw("a").at(20).suspect().saw("ab")
+    for begun in range(20, 80, 20):
+        sight.at(begun + 20).suspect().saw("a")
+        assert sight.keys == "ab"
+    assert sight.at(100).suspect().saw("a").keys == "a"
+
+
+def test_time_without_contact_does_not_count_against_anybody(sight):
+    sight.saw("ab").suspect().saw("a")
+    for begun in range(0, 5000, 1000):
+        sight.at(begun + 1).suspect().at(begun + 1000).saw("a")
+    assert sight.keys == "ab"
+
+
+def test_time_in_which_we_stood_still_counts_as_one_hold(sight):
+    sight.saw("ab").suspect().saw("a")
+    sight.now_s = 5000.0  # nothing that was due was done
+    assert sight.suspect().saw("a").keys == "ab"
+
+
 def test_what_vanishes_later_within_the_hold_is_gone_at_its_end_too(sight):
     sight.saw("ab").suspect().saw("ab").at(HOLD - 1).saw("a")
     assert sight.keys == "ab"

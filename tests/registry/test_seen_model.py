@@ -26,6 +26,8 @@ class Past:
     """What is there by the last view, with its status; before the first, what a file says."""
     live: bool = False
     written: int | None = None
+    contacts: list[list[float]] = field(default_factory=list)
+    """From when to when the registry answered."""
     cut_off: bool = False
     """Contact was lost, and is not back."""
     shown_before: bool = False
@@ -62,12 +64,33 @@ class Past:
     def lose_contact(self) -> None:
         if not self.cut_off:
             self.doubts.append([self.now, float("inf")])
+            if self.live:
+                self.contacts[-1][1] = self.now
         self.cut_off = True
         self.look()
+
+    def contact_since(self, at: float) -> float:
+        """Seconds in which the registry answered, each time at most `hold` of them."""
+        return sum(
+            min(ended - begun, HOLD) - min(max(0, at - begun), HOLD)
+            for begun, ended in self.contacts
+            if ended >= at
+        )
+
+    def forget(self) -> None:
+        """Contact is back: what was missing in twice `hold` of it is gone."""
+        self.losses = [
+            (at, key, doubted and self.contact_since(at) < 2 * HOLD)
+            for at, key, doubted in self.losses
+        ]
 
     def see(self, up: set[str], draining: set[str], bad: set[str], *, news: bool) -> None:
         """The registry has those; `news`: a bad content is there that was not before."""
         self.look()
+        if self.cut_off:
+            self.forget()
+        if self.cut_off or not self.live:
+            self.contacts.append([self.now, float("inf")])
         before, held = dict(self.there), self.held()
         known = self.shown() if self.live else set(before)
         first, self.live = not self.live, True
@@ -120,6 +143,13 @@ class Story(RuleBasedStateMachine):
     @rule()
     def nothing_is_left(self):
         self.the_registry_tells(set(), set(), set())
+
+    @rule(ups=st.lists(KEYS, min_size=2, max_size=8), seconds=st.sampled_from([5, LEASE, HOLD - 1]))
+    def contact_comes_and_goes(self, ups, seconds):
+        for up in ups:
+            self.contact_is_lost()
+            self.the_registry_tells(up, set(), set())
+            self.time_passes(seconds)
 
     @rule()
     def contact_is_lost(self):

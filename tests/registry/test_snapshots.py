@@ -14,6 +14,7 @@ import pytest
 from fixtures.seen_worlds import REGISTRY, SERVICE, ended, instance, instances
 from fixtures.timers import eventually, run_threads
 from rpcwheel.observe.events import SnapshotFailed
+from rpcwheel.registry import _whole_file
 from rpcwheel.registry import snapshots as module
 from rpcwheel.registry.snapshots import DEBOUNCE_S, FORGET_S, Snapshots
 
@@ -194,7 +195,7 @@ def test_a_timer_that_was_stopped_before_is_no_reason_not_to_write(make, path, t
 
 def test_a_disk_that_hangs_does_not_keep_close_from_ending(make, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(module, "_replace", lambda *_: gate.wait(20))
+    monkeypatch.setattr(module, "replace_whole", lambda *_: gate.wait(20))
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
@@ -263,7 +264,7 @@ def test_what_nobody_kept_for_a_month_is_left_out(make, path, monkeypatch):
 def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypatch):
     import fcntl  # noqa: PLC0415 - only there
 
-    monkeypatch.setattr(module, "BUSY_S", 0.01)
+    monkeypatch.setattr(_whole_file, "BUSY_S", 0.01)
     path.parent.mkdir()
     snapshots = make()
     with path.with_name(f"{path.name}.lock").open("w") as lock:

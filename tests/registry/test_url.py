@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.registry.url import RegistryUrl, parse_url
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry import channel, open_registry
+from rpcwheel.registry.providers import OURS
+from rpcwheel.registry.url import WITH_A_FILE, WITH_A_SERVICE, RegistryUrl, parse_url
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,9 @@ def test_a_url_is_taken_apart(url, wanted):
         ("etcd://h/a/b", "the service must be a name"),
         ("etcd://h/a%20b", "the service must be a name of letters, digits"),
         ("etcd://h/a?service=b", "it names two services, 'a' and 'b'"),
+        ("redis://h:6379/3", r"the number of the database is \?db=3"),
+        ("rediss://h/0", r"the number of the database is \?db=0"),
+        ("mine:///tmp/a.json", "its provider says path_is_own = True"),
         ("etcd://h?namespace=", "namespace must be a name"),
         ("etcd://h?namespace=a/b", "namespace must be a name"),
         ("etcd://h?a=1&a=2", "a: given twice"),
@@ -115,6 +121,67 @@ def test_neither_the_text_nor_the_repr_shows_a_password():
     assert "secret" not in repr(url)
     assert str(parse_url("redis://:secret@a")) == "redis://:***@a"
     assert str(parse_url("redis://u@a")) == "redis://u@a"
+
+
+def test_two_databases_of_one_host_have_two_names():
+    assert str(parse_url("redis://h:1?db=2")) == "redis://h:1?db=2"
+    assert str(parse_url("redis://h:1/s?namespace=eu&db=2")) == "redis://h:1?namespace=eu&db=2"
+    assert str(parse_url("redis://h:1?db=0")) == str(parse_url("redis://h:1"))
+    assert str(parse_url("redis://h:1?db=%26a")) == "redis://h:1"
+
+
+@pytest.fixture
+def provider_in_files(tmp_path, monkeypatch):
+    """A package of somebody's, with a provider that has the path for itself."""
+    code = """
+from rpcwheel.registry.providers.memory import MemoryProvider
+class FileProvider(MemoryProvider):
+    schemes, path_is_own = ("file",), True
+"""
+    (tmp_path / "filed_registry.py").write_text(code)
+    told = tmp_path / "filed_registry-1.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: filed-registry\nVersion: 1\n")
+    points = "[rpcwheel.registry]\nfile = filed_registry:FileProvider\nbad = filed_registry:No\n"
+    (told / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("provider_in_files")
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("file:///run/a%20b.json", RegistryUrl("file", path="/run/a b.json")),
+        ("file://./a.json?service=s", RegistryUrl("file", path="./a.json", service="s")),
+        (
+            "file://u:p@h:1/shop/db?service=s",
+            RegistryUrl("file", (("h", 1),), "/shop/db", "s", user="u", password="p"),
+        ),
+        ("file://h/", RegistryUrl("file", (("h", None),))),
+    ],
+)
+def test_a_provider_of_ones_own_may_have_the_path_for_itself(url, wanted):
+    assert parse_url(url) == wanted
+
+
+@pytest.mark.usefixtures("provider_in_files")
+def test_a_provider_with_a_path_is_opened_and_named_by_it():
+    with open_registry("file:///run/a.json") as registry:
+        assert registry.url == "file:///run/a.json"
+        registry.register(ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1), wait=9)
+    with pytest.raises(ConfigurationError, match=r"file:///run/a\.json\?service=shop\.Orders"):
+        channel("file:///run/a.json")
+
+
+@pytest.mark.usefixtures("provider_in_files")
+def test_a_provider_that_can_not_be_loaded_is_told_when_it_is_opened():
+    assert parse_url("bad://h/shop.Orders").service == "shop.Orders"
+    with pytest.raises(ConfigurationError, match="could not be loaded"):
+        open_registry("bad://h/shop.Orders")
+
+
+def test_all_schemes_of_ours_have_a_path_that_is_the_service_or_a_file():
+    assert set(OURS) == WITH_A_FILE | WITH_A_SERVICE
 
 
 def test_an_option_that_nobody_knows_is_refused_with_the_nearest():

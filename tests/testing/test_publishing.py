@@ -1,6 +1,7 @@
 """Each check of publishing finds the provider that breaks its rule, and says which rule that is."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,18 @@ class FindsByPrefix(MemoryProvider):
             if name.startswith(service):
                 merged |= view.records
         return View(merged)
+
+
+class NeverForgets(MemoryProvider):
+    def __init__(self, url, settings):
+        super().__init__(url, replace(settings, lease_s=1e6))
+        self.settings = settings
+
+
+class SaysAllIsWell(MemoryProvider):
+    def renew(self, instances):
+        super().renew(instances)
+        return {}
 
 
 class IsOfAscii(MemoryProvider):
@@ -176,6 +189,7 @@ BROKEN = {
     "a_name_is_no_prefix": (FindsByPrefix,),
     "every_id_and_text_survives": (IsOfAscii,),
     "a_lease_that_is_renewed_does_not_end": (RenewsNoLease,),
+    "what_is_not_renewed_is_forgotten": (NeverForgets, SaysAllIsWell),
     "renew_tells_what_is_missing": (MissesNothing, SaysWhyInItsOwnWords),
     "renew_tells_what_another_has_taken": (MissesOnlyAbsence,),
     "a_view_stays_as_it_was": (GivesItsOwnDict,),

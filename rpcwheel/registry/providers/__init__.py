@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from rpcwheel.errors import ConfigurationError, ExtraMissing
 from rpcwheel.registry.provider import Provider
-from rpcwheel.registry.url import RegistryUrl, parse_url
+from rpcwheel.registry.url import GROUP, RegistryUrl, parse_url
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.provider import Settings
 
 __all__ = ["check_scheme", "open_provider"]
-
-GROUP: Final = "rpcwheel.registry"
-"""Of the entry points that name others' providers: `scheme = "package.module:Class"`."""
 
 _HERE: Final = "rpcwheel.registry.providers"
 OURS: Final = {

@@ -1,11 +1,10 @@
 """How etcd is reached: one connection to one of its members, and another one when that fails.
 
 The channel is a bare grpc one, without anything of ours around it. A request that gets no answer,
-or no connection, is the end of the channel: the next one goes over a new channel to the next
-member, so that neither a backoff of gRPC's nor a connection into a black hole outlives the failure.
+or no connection, is the end of the channel: it is asked again over a new channel to the next
+member, within its time, so that neither a backoff of gRPC's nor a connection into a black hole
+outlives the failure, and a member that is down fails nobody while another one answers.
 A channel that is left is dropped, not closed: what others still do on it goes on.
-
-Keepalives are of 10 s: etcd ends a connection that pings more often than each 5 s.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ import contextlib
 import os
 import random
 import threading
+import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 
+from rpcwheel._grpc.status import is_unprocessed
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,
@@ -29,6 +29,7 @@ from rpcwheel.errors import (
 )
 from rpcwheel.instance import joined
 
+from ._etcd_channel import channel_options, check_tls, open_channel
 from ._etcd_messages import messages
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["EtcdClient", "Stream"]
 
 PORT: Final = 2379
-KEEPALIVE_MS: Final = 10_000
-PING_TIMEOUT_MS: Final = 3_000
 
 ANSWERS: Final = {
     "KV/Range": "RangeResponse",
@@ -69,6 +68,11 @@ STALE_LOGIN: Final = ("invalid auth token", "revision of auth store is old", "us
 """What etcd says of a token that it does not know any more, or wants by now."""
 
 
+WANTS_LEADER: Final = (("hasleader", "true"),)
+"""Has etcd end a stream on a member that has lost the others, which goes on answering (its client's
+`WithRequireLeader`)."""
+
+
 class Stream(Protocol):
     """A watch's answers, while it lasts."""
 
@@ -77,6 +81,9 @@ class Stream(Protocol):
 
     def cancel(self) -> object:
         """End it; does not block."""
+
+    def leave(self) -> object:
+        """As cancel, and have what follows take another connection."""
 
 
 class EtcdClient:
@@ -93,15 +100,15 @@ class EtcdClient:
         self._timeout_s = timeout_s
         self._messages = messages()
         self._url = url
-        self._tls = _is_tls(url)
         self._check()
         self._targets = [joined(host, port or PORT) for host, port in url.hosts]
         self._turn = random.randrange(len(self._targets))  # or all clients would ask the first one
-        self._options = _channel_options(url)
+        self._options = channel_options(url)
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._opened: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
         self._token = ""
+        self._logging_in = threading.Lock()  # two at once would have two tokens
         self._closed = False
         self._pid = os.getpid()
 
@@ -110,21 +117,52 @@ class EtcdClient:
         """Whether this is a forked child, which must let go of what its parent has."""
         return os.getpid() != self._pid
 
-    def ask(self, what: str, request: object, timeout_s: float | None = None) -> Any:  # noqa: ANN401
-        """Send a request, such as "KV/Range", and wait for the answer.
+    def ask(
+        self,
+        what: str,
+        request: object,
+        timeout_s: float | None = None,
+        *,
+        once: bool = False,
+    ) -> Any:  # noqa: ANN401 - a message, made at run time
+        """Send a request, such as "KV/Range", and wait for the answer, from any member.
+
+        Each member is asked in turn until one can answer, with half of the time that is left; the
+        last one with all of it.
+
+        Args:
+            what: The method.
+            request: Its message.
+            timeout_s: For all of it; None for what the client was made with.
+            once: It does harm if it is carried out later than what is asked after it. So it is
+                given to another member only if it was certainly not sent to the one before.
 
         Raises:
             RegistryUnavailable: No connection, no answer in time, or etcd can't do it now.
             RegistryRefused: etcd will not; a lease that it does not know is a `LeaseUnknown`.
             RegistryClosed: `close()` was called.
         """
+        end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        others = len(self._targets)
+        while True:
+            others -= 1
+            left_s = end_s - time.monotonic()
+            try:
+                return self._ask_one(what, request, left_s / 2 if others else left_s)
+            except RegistryUnavailable as error:
+                if not others or (once and not isinstance(error, _NotSent)):
+                    raise
+
+    def _ask_one(self, what: str, request: object, timeout_s: float) -> Any:  # noqa: ANN401
+        end_s = time.monotonic() + timeout_s
         channel = self._current()
-        token = self._login(channel)
+        token = self._login(channel, timeout_s)
         try:
-            return self._call(channel, what, request, token, timeout_s)
+            return self._call(channel, what, request, token, end_s - time.monotonic())
         except _StaleLogin:
             self._forget(token)
-        return self._call(channel, what, request, self._login(channel), timeout_s)
+        token = self._login(channel, end_s - time.monotonic())
+        return self._call(channel, what, request, token, end_s - time.monotonic())
 
     def watch(self, requests: Iterable[object], first: bytes) -> Stream:
         """Open a stream of watches; raises as `ask` does, but for what only the stream tells.
@@ -140,7 +178,7 @@ class EtcdClient:
             response_deserializer=self._messages.WatchResponse.FromString,
         )
         try:
-            call: Stream = method(iter(requests), metadata=_with(token))
+            call: Any = method(iter(requests), metadata=(*_with(token), *WANTS_LEADER))
         except ValueError as error:  # closed in this very moment
             raise self.gone() from error
         return _Watching(call, self, channel, token)
@@ -157,12 +195,14 @@ class EtcdClient:
         if code in REFUSALS:
             if any(stale in details for stale in STALE_LOGIN) and self._url.user:
                 return _StaleLogin(f"{self.where}: {details}")
-            kind = LeaseUnknown if "lease not found" in details else RegistryRefused
-            return kind(f"{self.where}: {details}{_hint(code, details)}")
+            refused = LeaseUnknown if "lease not found" in details else RegistryRefused
+            return refused(f"{self.where}: {details}{_hint(code, details)}")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             details = f"no answer in {self._timeout_s:g} s"
-        self._leave(channel)
-        return RegistryUnavailable(f"{self.where}: {details or code.name}")
+        if code is not grpc.StatusCode.CANCELLED:  # by us
+            self.leave(channel)
+        kind = _NotSent if is_unprocessed(code.name, details, None, None) else RegistryUnavailable
+        return kind(f"{self.where}: {details or code.name}")
 
     def close(self) -> None:
         """End all connections, and what waits for an answer. Idempotent."""
@@ -184,20 +224,7 @@ class EtcdClient:
             raise ConfigurationError(f"{url}: the host is missing: etcd://10.0.0.1:{PORT}")
         if bool(url.user) != bool(url.password):
             raise ConfigurationError(f"{url}: user and password go together: user:password@host")
-        of_tls = [name for name in ("ca", "cert", "key", "server_name") if name in url.options]
-        if of_tls and not self._tls:
-            raise ConfigurationError(f"{url}: {', '.join(of_tls)}: only over TLS, with etcds://")
-        if ("cert" in url.options) != ("key" in url.options):
-            raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
-        try:
-            self._files()
-        except OSError as error:
-            raise ConfigurationError(f"{url}: a file can't be read: {error}") from error
-
-    def _files(self) -> list[bytes | None]:
-        """Root, key and chain, as they are now: they may be renewed while the process lives."""
-        paths = [self._url.options.get(name) for name in ("ca", "key", "cert")]
-        return [None if path is None else Path(path).expanduser().read_bytes() for path in paths]
+        check_tls(url)
 
     def _current(self) -> grpc.Channel:
         if self.forked:  # whoever held the lock then is not here
@@ -208,42 +235,33 @@ class EtcdClient:
             channel = self._channel
             if channel is None:
                 target = self._targets[self._turn % len(self._targets)]
-                channel = self._channel = self._open(target)
+                channel = self._channel = open_channel(self._url, target, self._options)
                 self._opened.add(channel)
             return channel
 
-    def _open(self, target: str) -> grpc.Channel:
-        if not self._tls:
-            plain: grpc.Channel = grpc.insecure_channel(target, self._options)
-            return plain
-        try:
-            root, key, chain = self._files()
-        except OSError as error:
-            raise RegistryUnavailable(f"{self.where}: a file can't be read: {error}") from error
-        credentials = grpc.ssl_channel_credentials(root, key, chain)
-        secure: grpc.Channel = grpc.secure_channel(target, credentials, self._options)
-        return secure
-
-    def _leave(self, channel: grpc.Channel | None) -> None:
+    def leave(self, channel: grpc.Channel | None) -> None:
+        """Have the next request go over another channel, to the next member."""
         with self._lock:
             if channel is not None and channel is self._channel:
                 self._channel = None
                 self._turn += 1
 
-    def _login(self, channel: grpc.Channel) -> str:
+    def _login(self, channel: grpc.Channel, timeout_s: float) -> str:
         """A token to ask with; "" if none is needed."""
         if not self._url.user:
             return ""
-        if not self._token:
-            request = self._messages.AuthenticateRequest(
-                name=self._url.user, password=self._url.password
-            )
-            try:
-                self._token = self._call(channel, "Auth/Authenticate", request, "", None).token
-            except RegistryRefused as error:
-                if NOT_NEEDED not in str(error):
-                    raise
-        return self._token
+        with self._logging_in:
+            if not self._token:
+                request = self._messages.AuthenticateRequest(
+                    name=self._url.user, password=self._url.password
+                )
+                try:
+                    answer = self._call(channel, "Auth/Authenticate", request, "", timeout_s)
+                    self._token = answer.token
+                except RegistryRefused as error:
+                    if NOT_NEEDED not in str(error):
+                        raise
+            return self._token
 
     def _verified(self, key: bytes) -> str:
         """A token that etcd knows; "" if none is needed."""
@@ -252,7 +270,7 @@ class EtcdClient:
         request = self._messages.RangeRequest(key=key, count_only=True)
         with contextlib.suppress(RegistryRefused):  # not permitted: it knows who asks
             self.ask("KV/Range", request)
-        return self._login(self._current())
+        return self._login(self._current(), self._timeout_s)
 
     def _forget(self, token: str) -> None:
         if self._token == token:
@@ -264,14 +282,13 @@ class EtcdClient:
         what: str,
         request: object,
         token: str,
-        timeout_s: float | None,
+        timeout_s: float,
     ) -> Any:  # noqa: ANN401 - a message, made at run time
         method = channel.unary_unary(
             f"/etcdserverpb.{what}",
             request_serializer=_serialized,
             response_deserializer=getattr(self._messages, ANSWERS[what]).FromString,
         )
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return method(request, timeout=timeout_s, metadata=_with(token))
         except grpc.RpcError as error:
@@ -293,6 +310,10 @@ class LeaseUnknown(RegistryRefused):
     """etcd does not know the lease (any more)."""
 
 
+class _NotSent(RegistryUnavailable):
+    """There was no connection, so etcd has not seen the request."""
+
+
 class _StaleLogin(RegistryRefused):
     """etcd does not know the token (any more), or wants one by now."""
 
@@ -300,7 +321,13 @@ class _StaleLogin(RegistryRefused):
 class _Watching:
     """A stream whose end is told as one of our errors."""
 
-    def __init__(self, call: Stream, client: EtcdClient, channel: grpc.Channel, token: str) -> None:
+    def __init__(
+        self,
+        call: Any,  # noqa: ANN401 - grpc's, of a message made at run time
+        client: EtcdClient,
+        channel: grpc.Channel,
+        token: str,
+    ) -> None:
         self.token = token
         self._call = call
         self._client = client
@@ -316,6 +343,10 @@ class _Watching:
     def cancel(self) -> object:
         return self._call.cancel()
 
+    def leave(self) -> object:
+        self._client.leave(self._channel)
+        return self.cancel()
+
 
 _KEPT: Final[list[grpc.Channel]] = []
 """A parent's, in a forked child."""
@@ -328,28 +359,6 @@ def _serialized(message: Any) -> bytes:  # noqa: ANN401 - made at run time
 
 def _with(token: str) -> tuple[tuple[str, str], ...]:
     return (("token", token),) if token else ()
-
-
-def _is_tls(url: RegistryUrl) -> bool:
-    if url.scheme == "etcds" and not url.flag("tls", default=True):
-        raise ConfigurationError(f"{url}: etcds:// is over TLS; without it etcd://")
-    return url.flag("tls", default=url.scheme == "etcds")
-
-
-def _channel_options(url: RegistryUrl) -> list[tuple[str, str | int]]:
-    options: list[tuple[str, str | int]] = [
-        ("grpc.use_local_subchannel_pool", 1),  # or a new channel would have the old connection
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.max_receive_message_length", -1),  # a service of 10,000 instances has 4 MB
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.service_config_disable_resolution", 1),
-    ]
-    if "server_name" in url.options:
-        options.append(("grpc.ssl_target_name_override", url.options["server_name"]))
-    return options
 
 
 def _said(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:

@@ -85,6 +85,9 @@ class Probe:
 class Break:
     """End the stream; `ended` follows."""
 
+    silent: bool = False
+    """It has not answered in time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Saw:
@@ -281,7 +284,7 @@ class WatchCore:
             self._opening = True
             return [Open()]
         if now_ns >= self._answer_ns:
-            return [self._break(f"no answer in {self._timeout_ns / 1e9:g} s")]
+            return [self._break(f"no answer in {self._timeout_ns / 1e9:g} s", silent=True)]
         self._probe_ns = now_ns + self._step_ns
         refused = [
             self._create(number, watch, now_ns)
@@ -297,9 +300,9 @@ class WatchCore:
         self._expect(now_ns)
         return Create(number, watch.prefix)
 
-    def _break(self, why: str) -> Break:
+    def _break(self, why: str, *, silent: bool = False) -> Break:
         self._breaking = why
-        return Break()
+        return Break(silent)
 
     def _forget(self) -> None:
         for watch in self._watches.values():

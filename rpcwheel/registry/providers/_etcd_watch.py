@@ -7,16 +7,17 @@ the stream, neither of which blocks.
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.errors import RegistryError, RegistryUnavailable, TimerError
+from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.observe import TaskFailed, emit
+from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.registry.alarm import Alarm
 from rpcwheel.registry.provider import View
-from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
 from rpcwheel.workers import POOL
 
@@ -39,8 +40,8 @@ from ._telling import Telling
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from rpcwheel.errors import TimerError
     from rpcwheel.registry.provider import Settings, Watcher
-    from rpcwheel.timer.queue import Timeout
 
     from ._etcd_client import EtcdClient, Stream
     from ._etcd_core import Action
@@ -73,7 +74,6 @@ class EtcdWatches:
         """
         self._client = client
         self._ask = look
-        self._timer = settings.timer
         self._clock = clock_of(settings.timer)
         self._messages = messages()
         step_s = settings.lease_s / 3
@@ -91,8 +91,8 @@ class EtcdWatches:
         self._requests: SimpleQueue[object] = SimpleQueue()
         self._to_open = False
         self._closed = False
-        self._timeout: Timeout | None = None
-        self._wake_ns = NEVER  # when it is due
+        self._alarm = Alarm(settings.timer, self._tick, self._refused)
+        self._wake_ns = NEVER  # what it is set to
 
     def watch(self, prefix: bytes, watcher: Watcher) -> Telling:
         """Tell the watcher of all keys below a prefix, from now on.
@@ -159,8 +159,8 @@ class EtcdWatches:
                     self._changed.notify_all()
                 case Create() | Cancel() | Probe():
                     self._requests.put(self._request(action))
-                case Break():
-                    self._end_stream()
+                case Break(silent):
+                    self._end_stream(silent=silent)
                 case Look() | Saw() | Suspect():
                     rest.append(action)
         self._plan()
@@ -179,30 +179,28 @@ class EtcdWatches:
             case Probe():
                 return made.WatchRequest(progress=made.WatchProgressRequest())
 
-    def _end_stream(self) -> None:
+    def _end_stream(self, *, silent: bool = False) -> None:
+        """`silent`: since it has not answered, which is its connection's fault."""
         if self._stream is not None:
-            POOL.submit(self, self._stream.cancel)
+            POOL.submit(self, self._stream.leave if silent else self._stream.cancel)
 
     def _plan(self) -> None:
-        """Have one timeout, for when the core wants to be woken."""
+        """Have the alarm ring when the core wants to be woken."""
         wake_ns = NEVER if self._closed else self._core.next_wake_ns
-        if wake_ns == self._wake_ns:
-            return
-        if self._timeout is not None:
-            self._timeout.cancel()
-        self._wake_ns, self._timeout = wake_ns, None
-        if wake_ns == NEVER:
-            return
-        if self._timer is None:
-            self._timer = shared_timer()
-        with contextlib.suppress(TimerError):  # the user's was stopped: then there are no probes
-            delay_s = max(0, wake_ns - self._clock()) / 1e9
-            self._timeout = self._timer.new_timeout(self._tick, delay_s)
+        if wake_ns != self._wake_ns:
+            self._alarm.clear()
+        self._wake_ns = wake_ns
+        self._alarm.wake(wake_ns)
 
-    def _tick(self, _: Timeout) -> None:
+    def _refused(self, error: TimerError) -> None:
+        failed = RegistryFailed(self._client.where, "watch", error, None)
+        POOL.submit(failed, partial(emit, failed))
+
+    def _tick(self) -> None:
         if self._client.forked:
             return
         with self._changed:
+            self._alarm.rang()
             if not self._closed:
                 self._wake_ns = NEVER
                 self._order(self._core.tick(self._clock()))

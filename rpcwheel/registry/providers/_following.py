@@ -7,22 +7,24 @@ then, as a hint can be lost; and again and again while it fails.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.errors import RegistryError, RegistryUnavailable, TimerStopped
-from rpcwheel.timer import shared_timer
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import RegistryError, RegistryUnavailable
+from rpcwheel.observe import HandOffRefused, emit
+from rpcwheel.registry.alarm import Alarm
 from rpcwheel.workers import POOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.errors import TimerError
     from rpcwheel.registry.provider import View, Watcher
-    from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
 __all__ = ["Following"]
@@ -76,7 +78,9 @@ class Following:
         self._doubt: str | None = None  # to be told to all, before anything else
         self._running = False
         self._failures = 0
-        self._timeouts: dict[str, Timeout] = {}  # "period" and "retry"
+        self._period = Alarm(self._timer, self._period_over, self._refused)
+        self._retry = Alarm(self._timer, self._retry_due, self._refused)
+        self._planned: set[Alarm] = set()  # those that will ring
         self._closed = False
 
     def watch(self, service: str, watcher: Watcher) -> _Watch:
@@ -88,7 +92,7 @@ class Following:
             self._watches.setdefault(service, []).append(watch)
             self._dirty[service] = None
             self._start()
-            self._schedule("period", _JITTER.uniform(0.9, 1.1) * self._period_s)
+            self._schedule(self._period, _JITTER.uniform(0.9, 1.1) * self._period_s)
         return watch
 
     def look(self, service: str | None = None) -> None:
@@ -112,9 +116,7 @@ class Following:
         with self._changed:
             self._closed = True
             watches = [watch for each in self._watches.values() for watch in each]
-            timeouts, self._timeouts = self._timeouts, {}
-        for timeout in timeouts.values():
-            timeout.cancel()
+            self._plan_nothing()
         for watch in watches:
             watch.close()
 
@@ -130,28 +132,43 @@ class Following:
             self._running = True
             POOL.submit(self, self._work)
 
-    def _schedule(self, what: str, delay_s: float) -> None:
+    def _schedule(self, alarm: Alarm, delay_s: float) -> None:
         """With the lock: look again then, if that is not planned already."""
-        if what in self._timeouts or self._closed or not self._watches:
-            return
-        if self._timer is None:
-            self._timer = shared_timer()
-        with contextlib.suppress(TimerStopped):  # the user's; then hints are all there is
-            task = self._period if what == "period" else self._retry
-            self._timeouts[what] = self._timer.new_timeout(task, delay_s)
+        if alarm not in self._planned and not self._closed and self._watches:
+            self._planned.add(alarm)
+            alarm.wake(alarm.now_ns() + to_ns(delay_s))
 
-    def _period(self, _: Timeout) -> None:
+    def _plan_nothing(self) -> None:
+        """With the lock."""
+        for alarm in self._planned:
+            alarm.clear()
+        self._planned.clear()
+
+    def _rang(self, alarm: Alarm) -> bool:
+        """With the lock: take note of it; False if it has rung before."""
+        alarm.rang()
+        planned = alarm in self._planned
+        self._planned.discard(alarm)
+        return planned
+
+    def _refused(self, error: TimerError) -> None:
+        told = HandOffRefused(timer="registry", task=repr(self._read), error=error)
+        POOL.submit(told, partial(emit, told))
+
+    def _period_over(self) -> None:
         with self._changed:
-            self._timeouts.pop("period", None)
+            if not self._rang(self._period):
+                return
             if self._anew:
                 self._views.clear()
             self._dirty.update(dict.fromkeys(self._watches))
             self._start()
-            self._schedule("period", _JITTER.uniform(0.9, 1.1) * self._period_s)
+            self._schedule(self._period, _JITTER.uniform(0.9, 1.1) * self._period_s)
 
-    def _retry(self, _: Timeout) -> None:
+    def _retry_due(self) -> None:
         with self._changed:
-            self._timeouts.pop("retry", None)
+            if not self._rang(self._retry):
+                return
             self._dirty.update(dict.fromkeys(self._late & self._watches.keys()))
             self._late.clear()
             self._start()
@@ -217,7 +234,7 @@ class Following:
                 doubtful = list(self._watches.get(service, ()))
             most = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
-            self._schedule("retry", _JITTER.uniform(0, most))
+            self._schedule(self._retry, _JITTER.uniform(0, most))
         for watch in doubtful:
             watch.suspect(str(error))
 
@@ -228,11 +245,8 @@ class Following:
                 self._watches[watch.service] = left
             else:
                 self._views.pop(watch.service, None)
-            timeouts = [] if self._watches else list(self._timeouts.values())
-            if timeouts:
-                self._timeouts = {}
-        for timeout in timeouts:
-            timeout.cancel()
+            if not self._watches:
+                self._plan_nothing()
 
 
 class _Watch:

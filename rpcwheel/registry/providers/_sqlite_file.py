@@ -121,7 +121,12 @@ class SqliteFile:
 
     def replaced(self) -> bool:
         """Whether the path leads to another file than the one that is open, or to none."""
-        return self._db is not None and self._at_path() != self._place
+        if self._db is None:
+            return False
+        try:
+            return self._at_path() != self._place
+        except OSError:  # a directory on the way is none any more; who reads is told so
+            return True
 
     def close(self) -> None:
         """Close the connection, for good. Idempotent; waits for who uses it."""
@@ -138,7 +143,7 @@ class SqliteFile:
             self._drop()
         end = time.monotonic() + self._timeout_s
         while True:
-            before = self._at_path()
+            before = self._place = self._at_path()
             self._db = self._connected()
             self._place = self._at_path()
             if before is not None and self._place == before:  # else which one is open is unsure
@@ -225,8 +230,7 @@ class SqliteFile:
             case sqlite3.SQLITE_FULL:
                 said = "the disk is full"
             case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT if self._is_ours():
-                self._path.unlink(missing_ok=True)
-                said = "it was damaged, and is made anew"
+                return self._made_anew()
             case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
                 said = "it is no registry, or damaged; move it away, and another is made"
             case sqlite3.SQLITE_CANTOPEN:
@@ -234,6 +238,17 @@ class SqliteFile:
             case _:
                 said = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
         return RegistryUnavailable(f"{self._path}: {said}")
+
+    def _made_anew(self) -> RegistryError:
+        """Delete what is damaged, unless another process was faster."""
+        try:
+            if self._at_path() == self._place:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            return RegistryRefused(
+                f"{self._path}: it is damaged, and this user may not delete it ({error.strerror})"
+            )
+        return RegistryUnavailable(f"{self._path}: it was damaged, and is made anew")
 
     def _is_ours(self) -> bool:
         """Whether the header of a damaged file says that a registry was in it."""

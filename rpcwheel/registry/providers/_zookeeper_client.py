@@ -6,11 +6,13 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth
+from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
@@ -20,7 +22,7 @@ from ._tls import TLS_OPTIONS
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rpcwheel.registry.url import RegistryUrl
 
@@ -36,8 +38,18 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
     """kazoo's threads and sockets, with names and an end.
 
     kazoo's own would keep the reason of a failed connection to itself, leave the socket of a failed
-    TLS handshake to the garbage collector, and wait for the session's timeout where we can't.
+    TLS handshake to the garbage collector, and wait for the session's timeout where we can't: for
+    the answer that a server which is just starting never gives. We wait `timeout_s` for it, and
+    twice as long each time, as a server that is slow must not be asked the more.
+
+    A server that has lost its data ends each connection of a client that has seen more than it has,
+    and kazoo (2.11) goes on offering just that: it stays SUSPENDED for ever. A server that is only
+    behind the others does so too, so all are asked once; then the client is made to forget what it
+    has seen (`last_zxid`). They answer then that the session is gone, and kazoo makes another.
     """
+
+    client: KazooClient
+    """Whose they are."""
 
     def __init__(self, timeout_s: float, tls: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -47,6 +59,11 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._newest: threading.Thread | None = None
         self.error: Exception | None = None
         """Why the last try to connect failed."""
+        # of kazoo's thread that connects, only
+        self._patience_s = timeout_s
+        self._end_s: float | None = None  # of waiting for the answer, while there is none
+        self._asked: tuple[str, int] | None = None  # who has not answered yet
+        self._refused_by: set[tuple[str, int]] = set()  # those who hung up, since the last answer
 
     def spawn(self, func: Callable[..., object], *args: object, **options: object) -> Any:  # noqa: ANN401
         thread = threading.Thread(
@@ -64,6 +81,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
     def create_connection(
         self, address: tuple[str, int], hostname: str | None = None, **_: object
     ) -> socket.socket:
+        self._take_refusal(address)
         try:
             connection = socket.create_connection(address, self._timeout_s)
             try:
@@ -79,7 +97,41 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
             self.error = error
             raise
         self._socket, self.error = connection, None
+        self._asked, self._end_s = address, time.monotonic() + self._patience_s
         return connection
+
+    def select(
+        self,
+        reads: Sequence[object],
+        writes: Sequence[object],
+        errors: Sequence[object],
+        timeout: float | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Wait for one of them; for no longer than we wait for an answer, if there is none yet."""
+        if self._end_s is None:
+            return super().select(reads, writes, errors, timeout)
+        left_s = max(0.0, self._end_s - time.monotonic())
+        ready = super().select(
+            reads, writes, errors, left_s if timeout is None else min(left_s, timeout)
+        )
+        if not any(ready):  # kazoo gives this connection up
+            self._asked, self._end_s = None, None
+            self._patience_s *= 2
+        return ready
+
+    def heard(self, state: str) -> None:
+        """Take note that the server has answered, if it has; kazoo calls it."""
+        if state != KazooState.SUSPENDED:
+            self._asked, self._end_s, self._patience_s = None, None, self._timeout_s
+            self._refused_by.clear()
+
+    def _take_refusal(self, address: tuple[str, int]) -> None:
+        """Before the next connection: see how the one before has ended."""
+        if self._asked is not None:
+            self._refused_by.add(self._asked)
+        self._asked = self._end_s = None
+        if address in self._refused_by:  # and nobody else has taken us since
+            self.client.last_zxid = 0
 
     def cut(self) -> None:
         """End the connection, as a broken one ends."""
@@ -123,7 +175,7 @@ def client_of(url: RegistryUrl, session_s: float, handler: Handler) -> KazooClie
     )
     login = f"{url.user}:{url.password}"
     last_s = min(LAST_RETRY_S, session_s / 6)
-    return KazooClient(
+    handler.client = KazooClient(
         hosts=hosts,
         timeout=session_s,
         handler=handler,
@@ -134,3 +186,5 @@ def client_of(url: RegistryUrl, session_s: float, handler: Handler) -> KazooClie
         default_acl=[make_digest_acl(url.user, url.password, all=True)] if url.user else None,
         logger=_LOG,
     )
+    handler.client.add_listener(handler.heard)
+    return handler.client

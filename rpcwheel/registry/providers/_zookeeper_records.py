@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
@@ -38,6 +39,9 @@ SAFE: Final = ":@[]-_.~+=,;!$&'()*"
 MOST_ROUNDS: Final = 5
 """Tries to see a parent that comes and goes."""
 
+MOST_IDS: Final = 16384
+"""Remembered, as all are asked for at each change; a few MB. Working one out takes 2 to 9 us."""
+
 
 class Paths:
     """Which node is whose."""
@@ -58,6 +62,7 @@ def _name(instance: str) -> str:
     return name if name.strip(".") else name.replace(".", "%2E")
 
 
+@lru_cache(MOST_IDS)
 def _id(name: str) -> str:
     """The id that a node's name stands for; a foreign name stands for itself."""
     instance = unquote(name)
@@ -133,7 +138,8 @@ class Reader:
             with self._lock:
                 self._known.pop(service, None)  # nobody knows what was read: all, next time
             raise
-        kept = {name: data for name, data in known.records.items() if name in names - wanted}
+        unread = names - wanted  # once: it is as long as the service
+        kept = {name: data for name, data in known.records.items() if name in unread}
         fresh.records = kept | read
         return _view(client, fresh.records)
 
@@ -198,6 +204,7 @@ class Reader:
 
 def _view(client: KazooClient, records: Mapping[str, bytes]) -> View:
     """By ids; where a foreign name looks like an id of ours, ours is the one."""
-    ours = {_id(name): data for name, data in records.items() if _id(name) != name}
-    plain = {name: data for name, data in records.items() if _id(name) == name}
+    ids = {name: _id(name) for name in records}
+    ours = {known: records[name] for name, known in ids.items() if known != name}
+    plain = {name: records[name] for name, known in ids.items() if known == name}
     return View(plain | ours, client.last_zxid)

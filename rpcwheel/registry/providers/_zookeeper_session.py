@@ -1,9 +1,8 @@
 """A session with ZooKeeper: kept, resumed, and made anew where kazoo alone would try for ever.
 
-A server that has lost its data refuses a client that has seen more than it has, and kazoo (2.11)
-goes on offering just that: it stays SUSPENDED for ever. So while there is no contact the client is
-made to forget what it has seen (`last_zxid`): the server then answers that the session is gone, and
-kazoo makes another. If even that does not help, the client is replaced by a new one.
+What keeps kazoo alone from coming back after a server has lost its data, or did not answer, is
+mended in `_zookeeper_client.Handler`. If even that does not help, the client is replaced by a new
+one.
 
 kazoo's threads only post to POOL. What comes from there may overlap or change places, so it looks
 at the client's state instead of believing what it was posted for.
@@ -33,14 +32,16 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
+from rpcwheel.durations import to_ns
 from rpcwheel.errors import (
     RegistryClosed,
     RegistryError,
     RegistryRefused,
     RegistryUnavailable,
-    TimerStopped,
 )
-from rpcwheel.timer import shared_timer
+from rpcwheel.observe import emit
+from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.registry.alarm import Alarm
 from rpcwheel.workers import POOL
 
 from ._tls import Tls, refused_by_tls
@@ -51,9 +52,9 @@ if TYPE_CHECKING:
 
     from kazoo.client import KazooClient
 
+    from rpcwheel.errors import TimerError
     from rpcwheel.registry.provider import Settings
     from rpcwheel.registry.url import RegistryUrl
-    from rpcwheel.timer import Timeout
 
 __all__ = ["Session", "refusal"]
 
@@ -103,7 +104,9 @@ class Session:
         self._alone_ns: int | None = None  # since when there is no contact
         self._seen = 0  # the greatest zxid of all sessions
         self._refused = False
-        self._tending: Timeout | None = None
+        self._tending = Alarm(
+            self._settings.timer, lambda: POOL.submit(self, self._tend), self._timer_refused
+        )
         self.closed = False
 
     def client(self) -> KazooClient:
@@ -171,7 +174,7 @@ class Session:
             self.closed = True
             client, handler = self._client, self._handler
             self._client = self._handler = None
-            self._cancel_tending()
+            self._tending.clear()
         if client is None or handler is None:
             return
         ended = threading.Event()
@@ -219,7 +222,7 @@ class Session:
             connected = client.connected
             if connected:
                 self._alone_ns = None
-                self._cancel_tending()
+                self._tending.clear()
             elif self._alone_ns is None:
                 self._alone_ns = time.monotonic_ns()
                 self._tend_later()
@@ -231,12 +234,12 @@ class Session:
             self._changed(None)
 
     def _tend(self) -> None:
-        """Without contact, and not for the first third of a lease: help kazoo; see above."""
+        """Without contact, each third of a lease: see whether the client is stuck."""
         with self._lock:
+            self._tending.rang()
             client, handler, alone_ns = self._client, self._handler, self._alone_ns
             if client is None or handler is None or alone_ns is None or client.connected:
                 return
-            client.last_zxid = 0
             alone_s = (time.monotonic_ns() - alone_ns) / 1e9
             stuck = alone_s > REPLACED_AFTER * self._settings.lease_s or not handler.is_running
             if not stuck:
@@ -253,24 +256,18 @@ class Session:
                 return
             handler = self._handler
             self._client = self._handler = None
-            self._cancel_tending()
+            self._tending.clear()
         handler.cut()
         POOL.submit(client, partial(_stop, client, threading.Event()))
 
     def _tend_later(self) -> None:
         """With the lock."""
-        self._cancel_tending()
-        timer = shared_timer() if self._settings.timer is None else self._settings.timer
-        with contextlib.suppress(TimerStopped):
-            self._tending = timer.new_timeout(
-                lambda _: POOL.submit(self, self._tend), self._settings.lease_s / 3
-            )
+        self._tending.clear()
+        self._tending.wake(self._tending.now_ns() + to_ns(self._settings.lease_s / 3))
 
-    def _cancel_tending(self) -> None:
-        """With the lock."""
-        if self._tending is not None:
-            self._tending.cancel()
-            self._tending = None
+    def _timer_refused(self, error: TimerError) -> None:
+        failed = RegistryFailed(str(self._url), "watch", error, None)
+        POOL.submit(failed, partial(emit, failed))
 
 
 def refusal(url: RegistryUrl, error: KazooException) -> RegistryError:

@@ -187,8 +187,8 @@ class EtcdProvider(Provider):
     def _range(self, prefix: bytes) -> Any:  # noqa: ANN401 - a message, made at run time
         return self._messages.RangeRequest(key=prefix, range_end=end_of(prefix))
 
-    def _transact(self, **parts: Iterable[object]) -> Any:  # noqa: ANN401 - as above
-        answer = self._client.ask("KV/Txn", self._messages.TxnRequest(**parts))
+    def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:  # noqa: ANN401 - as above
+        answer = self._client.ask("KV/Txn", self._messages.TxnRequest(**parts), once=once)
         self._revision = max(self._revision, answer.header.revision)
         return answer
 
@@ -200,7 +200,7 @@ class EtcdProvider(Provider):
         puts = (
             made.PutRequest(key=self._key(each), value=data, lease=lease) for each, data in part
         )
-        self._transact(success=[made.RequestOp(put=put) for put in puts])
+        self._transact(once=True, success=[made.RequestOp(put=put) for put in puts])
 
     def _granted(self) -> int:
         """The lease; a new one if there is none."""

@@ -14,13 +14,16 @@ import secrets
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError, TimerError
+from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError
+from rpcwheel.observe import emit
+from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.registry.alarm import Alarm
 from rpcwheel.registry.provider import Provider, View
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.clock import clock_of
 from rpcwheel.workers import POOL
 
 from ._following import Following
@@ -28,13 +31,12 @@ from ._sqlite_file import SqliteFile
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from rpcwheel.errors import TimerError
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.provider import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
-    from rpcwheel.timer._base import Timeout
-    from rpcwheel.timer.api import Timer
 
 __all__ = ["SqliteProvider"]
 
@@ -43,17 +45,19 @@ POLL_S: Final = 0.1
 
 ALIVE: Final = "lease.ends_ns > :now AND lease.ends_ns <= :now + lease.length_ns"
 
-FIND: Final = f"""
-SELECT instance.id, data, lease.ends_ns FROM instance JOIN lease ON lease.id = instance.lease
-WHERE namespace = :namespace AND service = :service AND {ALIVE} ORDER BY instance.id
-"""  # noqa: S608 - no word of anybody's is in it
+FIND: Final = """
+SELECT ends_ns, length_ns, instance.id, data FROM instance JOIN lease ON lease.id = instance.lease
+WHERE namespace = ? AND service = ? AND typeof(ends_ns) = 'integer' ORDER BY instance.id
+"""
+"""With those whose lease is over: what time it is can be asked when they are read, and no sooner,
+as one that is renewed while they are waited for would be further ahead than it is long."""
 
-FIND_SERVICES: Final = f"""
-SELECT DISTINCT service FROM instance JOIN lease ON lease.id = instance.lease
-WHERE namespace = :namespace AND {ALIVE} ORDER BY service
-"""  # noqa: S608
+FIND_SERVICES: Final = """
+SELECT DISTINCT ends_ns, length_ns, service FROM instance JOIN lease ON lease.id = instance.lease
+WHERE namespace = ? AND typeof(ends_ns) = 'integer'
+"""
 
-SWEEP: Final = f"DELETE FROM lease WHERE NOT ({ALIVE})"  # noqa: S608
+SWEEP: Final = f"DELETE FROM lease WHERE NOT ({ALIVE})"  # noqa: S608 - no word of anybody's is in it
 SWEEP_AFTER: Final = "DELETE FROM instance WHERE lease NOT IN (SELECT id FROM lease)"
 PUT: Final = "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?)"
 DROP: Final = "DELETE FROM instance WHERE namespace = ? AND service = ? AND id = ? AND epoch = ?"
@@ -67,15 +71,15 @@ class SqliteProvider(Provider):
     """
 
     schemes: ClassVar = ("sqlite",)
+    path_is_own: ClassVar = True
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)
         url.check_options("poll")
         if not url.path:
             raise ConfigurationError(f"{url}: the file is missing: sqlite:///run/registry.db")
-        self._poll_s = url.seconds("poll", default=POLL_S)
+        self._poll_ns = to_ns(url.seconds("poll", default=POLL_S))
         self._lease_ns = to_ns(settings.lease_s)
-        self._timer: Timer | None = checked_timer(settings.timer)
         self._now = clock_of(settings.timer)
         self._file = SqliteFile(url.path, settings.timeout_s)
         self._watched = SqliteFile(url.path, settings.timeout_s)  # sees what `_file` writes
@@ -89,14 +93,19 @@ class SqliteProvider(Provider):
         self._lease: str | None = None
         self._store: str | None = None  # of which file the lease is
         self._lost: Lost = "missing"  # why there is no lease
-        self._changed = threading.Lock()  # of what follows
-        self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
-        self._poll: Timeout | None = None
         self._closed = False
+        self._reset()
         self._seen_at = "", ""  # which file and revision; like what follows, of jobs of POOL
         self._seen_store: str | None = None
         self._failing = False
         _all.add(self)
+
+    def _reset(self) -> None:
+        self._changed = threading.Lock()  # of what follows
+        self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
+        self._alarm = Alarm(self.settings.timer, self._poll_due, self._refused)
+        self._planned = False  # the alarm will ring
+        self._looking = False  # it has
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         self._check_open()
@@ -149,9 +158,9 @@ class SqliteProvider(Provider):
 
     def services(self) -> Sequence[str]:
         self._check_open()
-        given = {"namespace": self.url.namespace, "now": self._now()}
         with self._file.reading() as db:
-            return [service for (service,) in db.execute(FIND_SERVICES, given)]
+            rows = db.execute(FIND_SERVICES, (self.url.namespace,)).fetchall()
+        return sorted({service for _, (service,) in self._alive(rows)})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         self._check_open()
@@ -162,11 +171,9 @@ class SqliteProvider(Provider):
     def close(self) -> None:
         with self._changed:
             closed, self._closed = self._closed, True
-            poll, self._poll = self._poll, None
+            self._alarm.clear()
         if closed:
             return
-        if poll is not None:
-            poll.cancel()
         self._following.close()
         if self._lease is not None:
             with suppress(RegistryError), self._file.writing() as db:
@@ -200,13 +207,21 @@ class SqliteProvider(Provider):
 
     def _found(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
         """What there is of a service, and when the first of its leases ends."""
-        given = {"namespace": self.url.namespace, "service": service, "now": self._now()}
-        rows = db.execute(FIND, given).fetchall()
+        rows = self._alive(db.execute(FIND, (self.url.namespace, service)).fetchall())
         records = {
             str(key): data if isinstance(data, bytes) else str(data).encode()  # not by us
-            for key, data, _ in rows
+            for _, (key, data) in rows
         }
-        return View(records), min((ends_ns for _, _, ends_ns in rows), default=NEVER)
+        return View(records), min((ends_ns for ends_ns, _ in rows), default=NEVER)
+
+    def _alive(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[int, list[Any]]]:
+        """Those whose lease is not over, with its end; after they were read, see `FIND`."""
+        now_ns = self._now()
+        return [
+            (ends_ns, row)
+            for ends_ns, length_ns, *row in rows
+            if now_ns < ends_ns <= now_ns + length_ns
+        ]
 
     # Watching: the timer has a job look whether anybody has written; `Following` does the rest.
 
@@ -223,26 +238,35 @@ class SqliteProvider(Provider):
 
     def _poll_later(self) -> None:
         with self._changed:
-            if self._closed or self._poll is not None or not self._following.services:
-                return
-            if self._timer is None:
-                self._timer = shared_timer()
-            with suppress(TimerError):  # stopped, or full; then watches are told no more
-                self._poll = self._timer.new_timeout(self._poll_due, self._poll_s)
+            busy = self._planned or self._looking
+            if not self._closed and not busy and self._following.services:
+                self._planned = True
+                self._alarm.wake(self._alarm.now_ns() + self._poll_ns)
 
-    def _poll_due(self, _: Timeout) -> None:
-        POOL.submit(self, self._look)
+    def _poll_due(self) -> None:
+        with self._changed:
+            self._alarm.rang()
+            due, self._planned = self._planned, False
+            self._looking |= due
+        if due:
+            POOL.submit(self, self._look)
+
+    def _refused(self, error: TimerError) -> None:
+        failed = RegistryFailed(str(self.url), "watch", error, None)
+        POOL.submit(failed, partial(emit, failed))
 
     def _look(self) -> None:
         try:
-            news, self._failing = self._has_news(), False
-        except RegistryError:
-            news, self._failing = not self._failing, True  # who reads fails too, and tells
-        if news:
-            self._following.look()
-        with self._changed:
-            self._poll = None
-        self._poll_later()
+            try:
+                news, self._failing = self._has_news(), False
+            except RegistryError:
+                news, self._failing = not self._failing, True  # who reads fails too, and tells
+            if news:
+                self._following.look()
+        finally:
+            with self._changed:
+                self._looking = False
+            self._poll_later()
 
     def _has_news(self) -> bool:
         """Whether watches may be told of something: a write, a lease's end, another file."""
@@ -260,8 +284,8 @@ class SqliteProvider(Provider):
             return any(ends_ns <= now for ends_ns in self._ends.values())
 
     def _begin_in_child(self) -> None:
-        self._changed = threading.Lock()  # another thread of the parent may hold it
-        self._poll = self._lease = None
+        self._reset()  # another thread of the parent may hold the lock
+        self._lease = None
         self._lost = "lease"
 
 

@@ -58,6 +58,7 @@ class ZookeeperProvider(Provider):
     """
 
     schemes: ClassVar[tuple[str, ...]] = SCHEMES
+    keeps_alive = True
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)

@@ -12,6 +12,7 @@ from fixtures.timers import eventually
 from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
+from rpcwheel.registry.providers._etcd_messages import messages
 
 SERVICE = "shop.Orders"
 
@@ -34,11 +35,6 @@ def guarded():
     [
         ("etcd:///shop.Orders", "the host is missing"),
         ("etcd://bob@10.0.0.1", "user and password go together"),
-        ("etcd://10.0.0.1?ca=/ca.pem", "only over TLS"),
-        ("etcd://10.0.0.1?server_name=etcd", "only over TLS"),
-        ("etcds://10.0.0.1?tls=no", "without it etcd://"),
-        ("etcds://10.0.0.1?cert=/a.pem", "cert and key go together"),
-        ("etcds://10.0.0.1?ca=/no/such/file", "can't be read"),
         ("etcd://10.0.0.1?color=red", "there is no option 'color'"),
     ],
 )
@@ -82,29 +78,58 @@ def test_one_of_several_members_that_answers_is_enough(opened) -> None:
             assert witness.sees(instance())
 
 
-# TLS
-
-
-def test_over_tls_the_certificates_of_both_sides_are_checked(opened, tls_files) -> None:
+def test_a_request_goes_to_the_next_member_within_its_time_if_one_is_down(opened) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
-    root, chain, key = map(str, tls_files)
-    with EtcdEngine(tls=tls_files) as etcd:
-        secure = etcd.url().replace("etcd:", "etcds:")
-        good = opened(f"{secure}?ca={root}&cert={chain}&key={key}")
-        named = opened(f"{etcd.url()}?tls&ca={root}&cert={chain}&key={key}&server_name=localhost")
-        witness = Witness()
-        good.watch(SERVICE, witness)
-        named.publish([instance()])
-        assert witness.sees(instance())
-        for bad in (
-            secure,  # a root that nobody knows
-            f"{secure}?ca={root}",  # no certificate of our own
-            f"{secure}?ca={root}&cert={chain}&key={key}&server_name=shop.example",
-            etcd.url(),  # no TLS
-        ):
-            with pytest.raises(RegistryUnavailable):
-                opened(bad).lookup(SERVICE)
+    with EtcdEngine() as etcd:
+        for port in range(1, 9):  # each begins with any of them
+            provider = opened(
+                f"etcd://127.0.0.1:1,127.0.0.1:2,127.0.0.1:{etcd.port}?namespace=n{port}"
+            )
+            provider.publish([instance(port)])
+            assert provider.renew([instance(port)]) == {}
+        for _ in range(8):
+            provider = opened(f"etcd://127.0.0.1:1,127.0.0.1:{etcd.port}?namespace=n1")
+            assert list(provider.lookup(SERVICE).records) == [instance(1).id]
+
+
+def test_a_request_goes_to_the_next_member_within_its_time_if_one_is_silent(opened) -> None:
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    with EtcdEngine() as etcd, etcd.proxy() as proxy:
+        proxy.blackhole(new=True)
+        url = f"etcd://127.0.0.1:{proxy.port},127.0.0.1:{etcd.port}"
+        for _ in range(2):
+            provider = opened(url, timeout=1.0)
+            provider._client._turn = 0
+            assert provider.lookup(SERVICE).records == {}
+            assert proxy.accepted
+
+
+def test_what_was_certainly_not_sent_may_be_carried_out_by_another_member(opened) -> None:
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    with EtcdEngine() as etcd:
+        client = opened(f"etcd://127.0.0.1:1,127.0.0.1:{etcd.port}")._client
+        client._turn = 0
+        assert client.ask("KV/Txn", messages().TxnRequest(), once=True).succeeded
+
+
+def test_what_may_have_been_published_by_a_silent_member_is_not_published_by_another(
+    opened,
+) -> None:
+    """It could be carried out by the first one after what comes later, a withdrawal."""
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    with EtcdEngine() as etcd, etcd.proxy() as proxy:
+        url = f"etcd://127.0.0.1:{proxy.port},127.0.0.1:{etcd.port}"
+        provider = opened(url, timeout=1.0, lease=60.0)
+        provider._client._turn = 0
+        provider.publish([instance(1)])
+        proxy.blackhole()
+        with pytest.raises(RegistryUnavailable, match="no answer"):
+            provider.publish([instance(2)])
+        assert list(provider.lookup(SERVICE).records) == [instance(1).id]
 
 
 # Logins
@@ -175,6 +200,48 @@ def test_a_login_that_etcd_does_not_want_yet_is_given_when_it_does(opened) -> No
         provider.publish([instance()])
         etcd.require_login("bob", "secret", prefix="/bobs/")
         assert provider.renew([instance()]) == {}
+
+
+# Which member, and which connection
+
+
+def test_a_member_without_a_leader_is_asked_to_end_the_stream(opened) -> None:
+    given = []
+
+    def watch(requests, context):
+        given.append(dict(context.invocation_metadata()))
+        yield from ()
+
+    handler = grpc.stream_stream_rpc_method_handler(watch)
+    with futures.ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("etcdserverpb.Watch", {"Watch": handler}),)
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        provider = opened(f"etcd://127.0.0.1:{port}")
+        provider.watch(SERVICE, Witness())
+        assert eventually(lambda: given)
+        provider.close()
+        server.stop(None).wait()
+    assert given[0]["hasleader"] == "true"  # as etcd's own client does, WithRequireLeader
+
+
+def test_the_end_of_the_last_watch_is_no_reason_to_leave_a_connection(opened) -> None:
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    with EtcdEngine() as etcd:
+        provider, publisher = opened(etcd.url()), opened(etcd.url())
+        for port in range(1, 4):
+            witness = Witness()
+            watch = provider.watch(SERVICE, witness)
+            assert eventually(lambda witness=witness: witness.news)
+            channel = provider._client._channel
+            watch.close()
+            assert eventually(lambda: provider._watches._stream is None)
+            assert provider._client._channel is channel
+            publisher.publish([instance(port)])
 
 
 # The end of a connection

@@ -10,12 +10,15 @@ from fixtures.engine_watchers import Witness, instance
 from fixtures.engines import engine_fixture
 from fixtures.timers import eventually
 from rpcwheel.durations import NEVER
+from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.instance import ServiceInstance
+from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.provider import Provider, Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.registry.providers._etcd_core import Change, Heard
 from rpcwheel.registry.providers._etcd_messages import messages
 from rpcwheel.registry.providers._etcd_watch import by_id, end_of, heard
+from rpcwheel.timer import WheelTimer
 
 etcd = engine_fixture(EtcdEngine)
 
@@ -95,6 +98,23 @@ def test_a_timer_that_was_stopped_hurts_nobody(etcd, make, timer) -> None:
         assert witness.sees()
         provider.publish([instance()])
         assert witness.sees(instance())
+
+
+def test_a_timer_that_is_full_keeps_no_watch_from_coming_back(make, etcd, events) -> None:
+    publisher = make()
+    with WheelTimer(max_pending=1) as timer, etcd.proxy() as proxy:
+        timer.new_timeout(print, 1000)
+        url = etcd.url(port=proxy.port, namespace=publisher.url.namespace)
+        with closing(open_provider(url, Settings(2.0, 1.0, timer))) as provider:
+            witness = Witness()
+            provider.watch(SERVICE, witness)
+            assert witness.sees()
+            proxy.reset()
+            assert witness.doubts()
+            publisher.publish([instance()])
+            assert witness.sees(instance())
+    failed = [event.error for event in events if isinstance(event, RegistryFailed)]
+    assert [type(error) for error in failed] == [TooManyTimeouts]
 
 
 # Words

@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fixtures.engine_watchers import Witness
 from fixtures.timers import eventually
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
+from rpcwheel.observe import HandOffRefused
 from rpcwheel.registry.provider import View
 from rpcwheel.registry.providers._following import Following
-from rpcwheel.timer import ManualTimer
+from rpcwheel.timer import ManualTimer, WheelTimer
 from rpcwheel.timer.clock import clock_of
 
 PERIOD = 10.0
@@ -158,12 +159,31 @@ def test_the_waits_grow_and_have_an_end(following, engine, timer):
     engine.error = RegistryUnavailable("gone")
     following.watch("a", Witness())
     for tries in range(12):
-        assert eventually(lambda: "retry" in following._timeouts)
-        wait_ns = following._timeouts["retry"].deadline - clock_of(timer)()
+        assert eventually(lambda: following._retry in following._planned)
+        wait_ns = following._retry._timeout.deadline - clock_of(timer)()
         assert wait_ns <= min(RETRY, 0.2 * 2**tries) * 1e9 + TICK_NS
         timer.advance(RETRY)
         assert quiet(following)
     assert len(engine.reads) >= 12
+
+
+def test_a_timer_that_is_full_keeps_no_watch_from_going_on(engine, events):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        following = Following(engine.read, timer=timer, period_s=0.1, retry_s=0.1, anew=True)
+        a = Witness()
+        engine.error = RegistryUnavailable("gone")
+        following.watch("a", a)
+        assert a.doubts()
+        engine.error = None
+        assert a.sees("1")
+        engine.records["a"] = {}
+        assert a.sees()
+        assert len(following._watches["a"]) == 1
+        following.close()
+        assert quiet(following)
+    assert eventually(lambda: len(events) == 2)  # of the period, and of the retry
+    assert {type(event) for event in events} == {HandOffRefused}
 
 
 def test_a_refusal_of_one_service_does_not_touch_the_others(following, engine, timer):

@@ -6,16 +6,20 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager
+import threading
+import time
+from contextlib import closing, contextmanager
 
 import pytest
 
 from fixtures.timers import eventually
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
+from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import PROVIDER_CHECKS
+from rpcwheel.timer import WheelTimer
 
 LEASE = 1.0
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1)
@@ -141,6 +145,25 @@ def test_a_renewal_alone_is_no_news(opened):
         provider.renew([ONE])
 
 
+def test_a_lease_that_is_renewed_while_a_lookup_waits_is_alive(opened, path):
+    provider, other = opened(), opened(timeout=10.0)
+    provider.publish([ONE])
+    other.services()  # it is open
+    found = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        looks = threading.Thread(
+            target=lambda: found.extend((other.lookup(ONE.service).records, other.services()))
+        )
+        looks.start()
+        time.sleep(0.2)  # it waits for the file by now
+        ends_ns = provider._now() + provider._lease_ns
+        db.execute("UPDATE lease SET ends_ns = ?", (ends_ns,))
+        db.execute("COMMIT")
+        looks.join()
+    assert found == [{ONE.id: ONE.encoded()}, [ONE.service]]
+
+
 # What is in the file
 
 
@@ -184,6 +207,39 @@ def test_polls_come_as_often_as_the_url_says(opened, timer):
     assert told.last == []
     timer.advance(0.02)
     assert eventually(lambda: told.last == [ONE.id])
+
+
+def test_polls_go_on_after_the_directory_was_none_for_a_while(opened, path):
+    directory = path.parent / "run"
+    directory.mkdir()
+    url = f"sqlite://{directory}/registry.db"
+    settings = Settings(60.0, 1.0)
+    with closing(open_provider(url, settings)) as one, closing(open_provider(url, settings)) as two:
+        one.publish([ONE])
+        two.watch("shop.Orders", told := Told())
+        assert eventually(lambda: told.last == [ONE.id] and two._planned)
+        directory.rename(path.parent / "away")
+        directory.touch()
+        assert eventually(lambda: any(isinstance(news, str) for news in told.news))
+        directory.unlink()
+        (path.parent / "away").rename(directory)
+        one.publish([TWO])
+        assert eventually(lambda: told.last == [ONE.id, TWO.id])
+        one.withdraw([ONE])
+        assert eventually(lambda: told.last == [TWO.id])
+
+
+def test_a_timer_that_is_full_keeps_no_watch_from_being_told(opened, events):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        publisher, other = opened(lease=60.0), opened(lease=60.0, timer=timer)
+        other.watch("shop.Orders", told := Told())
+        assert eventually(lambda: told.last == [])
+        for one in (ONE, TWO):
+            publisher.publish([one])
+            assert eventually(lambda one=one: told.last and one.id in told.last)
+        other.close()
+    assert eventually(lambda: any(isinstance(event, RegistryFailed) for event in events))
 
 
 # Processes

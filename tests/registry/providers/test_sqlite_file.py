@@ -215,6 +215,40 @@ def test_a_registry_that_is_damaged_is_made_anew(opened, path):
     assert find(file) == find(opened(path)) == 3
 
 
+def test_one_that_is_damaged_and_may_not_be_deleted_is_refused(opened, path, monkeypatch):
+    def forbidden(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    damage(path, opened(path))
+    monkeypatch.setattr(Path, "unlink", forbidden)
+    with pytest.raises(RegistryRefused, match="damaged, and this user may not delete it"):
+        keep(opened(path), 2)
+
+
+def test_what_another_process_has_made_anew_meanwhile_is_not_deleted(opened, path):
+    file = opened(path)
+    keep(file, 1)
+    error = sqlite3.DatabaseError("malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def use():
+        with file.reading():
+            path.unlink()
+            keep(opened(path), 3)
+            raise error
+
+    with pytest.raises(RegistryUnavailable, match="is made anew"):
+        use()
+    assert find(opened(path)) == 3
+
+
+def damage(path, file):
+    keep(file, 1)
+    with path.open("r+b") as raw:
+        raw.seek(200)
+        raw.write(b"?" * (path.stat().st_size - 200))
+
+
 def test_a_missing_directory_is_told_and_found_when_it_comes(opened, tmp_path):
     file = opened(tmp_path / "later" / "registry.db")
     with pytest.raises(RegistryUnavailable, match=r"there is no directory .*later"):

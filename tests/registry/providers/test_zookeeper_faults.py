@@ -1,6 +1,11 @@
 """ZooKeeper, broken as servers, networks and operators break it; leases of one or two seconds."""
 
+import socket
+import struct
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 from kazoo.protocol.states import KazooState
@@ -10,6 +15,9 @@ from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
 from fixtures.timers import eventually
 from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.registry.provider import Settings
+from rpcwheel.registry.providers import open_provider
+from rpcwheel.timer import WheelTimer
 
 __all__ = ["opened"]
 
@@ -67,10 +75,67 @@ def test_after_a_wipe_where_kazoo_alone_tries_for_ever_all_is_told_to_be_lost(zo
         assert provider.renew([A, B]) == {}
         assert witness.doubts()
         assert witness.sees(A, B)
-        assert not alone._live.wait(0.7)  # the day it is not, `_tend` can go
+        assert not alone._live.wait(0.7)  # the day it is, `_take_refusal` can go
         assert alone.state == KazooState.SUSPENDED
         alone.last_zxid = 0
         assert eventually(lambda: alone.connected)
+
+
+def test_after_a_wipe_contact_is_back_long_before_a_lease_is_over(zookeeper, opened):
+    provider = opened(zookeeper.url(), lease=60)
+    provider.publish([A])
+    zookeeper.wipe()
+    assert in_the_end(lambda: provider.renew([A])) == {A.key: "wiped"}  # 60 s are three PATIENCEs
+
+
+def test_what_was_seen_is_offered_to_each_server_once_and_then_forgotten(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    with _refuser() as (port, offered):
+        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+        provider = opened(url, lease=60)
+        in_the_end(lambda: provider.publish([A]))
+        assert in_the_end(lambda: provider.renew([A])) == {}
+        offered.clear()
+        proxy.close()
+        assert eventually(lambda: len(offered) > 2)
+        assert offered[0] > 0
+        assert set(offered[1:]) == {0}
+
+
+@contextmanager
+def _refuser() -> Iterator[tuple[int, list[int]]]:
+    """A server that hangs up on everybody, and the zxids that it was offered."""
+    offered: list[int] = []
+
+    def refuse() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                request = connection.recv(16, socket.MSG_WAITALL)
+                if len(request) == 16:
+                    offered.append(struct.unpack(">iiq", request)[2])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=refuse, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], offered
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_connection_that_gets_no_answer_is_made_again_after_the_timeout(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    proxy.blackhole(new=True)  # as one that is made in the moment in which a server starts
+    provider = opened(zookeeper.url(port=proxy.port), lease=60, timeout=0.3)
+    with pytest.raises(RegistryUnavailable, match="no answer"):
+        provider.publish([A])
+    assert eventually(lambda: proxy.accepted > 2)
+    proxy.heal()
+    in_the_end(lambda: provider.publish([A]))
+    assert provider.renew([A]) == {}
 
 
 def test_after_a_server_stood_still_for_longer_than_the_session_all_comes_back(zookeeper, opened):
@@ -199,6 +264,16 @@ def test_a_client_that_had_no_contact_for_long_is_replaced(zookeeper, opened):
     proxy.heal()
     assert in_the_end(lambda: provider.renew([A])) == {A.key: "session"}
     assert not before.connected
+
+
+def test_a_timer_that_is_full_keeps_nobody_from_the_server(zookeeper):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        settings = Settings(2.0, 3.0, timer)
+        with closing(open_provider(zookeeper.url(), settings)) as provider:
+            in_the_end(lambda: provider.publish([A]))
+            assert list(provider.lookup(A.service).records) == [A.id]
+            assert provider._session._tending._timer is None  # the shared one
 
 
 @pytest.mark.parametrize("fault", ["dead", "deaf"])
