@@ -21,7 +21,8 @@ The map, from what you import down to what it stands on:
 All public names but those of `observe` stand here too: `from rpcwheel import Kit`. `rpcwheel.aio`
 has the same names for `grpc.aio`. Each room's own docstring is its manual. `python -m rpcwheel
 demo` shows it at work on a real server that is killed (it needs `pip install 'rpcwheel[cli]'`);
-`python -m rpcwheel doctor HOST:PORT` says what it finds there.
+`python -m rpcwheel doctor HOST:PORT` says what it finds there, and `python -m rpcwheel registry
+ls URL` who is published.
 
 To read the code, begin with `call.py` (the words), `failback/core.py` (a decision) and
 `failback/sync.py` (its hands).

@@ -18,7 +18,7 @@ from rpcwheel.interceptors.aio import (
 from rpcwheel.registry.aio_named import channel as channel_by_name
 from rpcwheel.registry.aio_publisher import Publisher
 
-from .base import KitBase
+from .base import KitBase, check_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -151,6 +151,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         As in the sync twin, for an `async with`. The services are to be named.
         """
+        check_served(settings)
         services = [service] if isinstance(service, str) else service or ()
         return Publisher(
             server,

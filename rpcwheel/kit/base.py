@@ -6,6 +6,7 @@ detectors of its servers. Channels and servers themselves are the user's.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -15,6 +16,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.observe import IdleLimited, emit
 from rpcwheel.options import server_options
+from rpcwheel.registry.publishing import PublisherBase
 from rpcwheel.registry.selecting import CORE, is_by_name
 
 from .config import PREFIX, policy_from_env, policy_from_file
@@ -34,12 +36,11 @@ if TYPE_CHECKING:
     from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
     from rpcwheel.probe import Probe
     from rpcwheel.registry.policy import RegistryPolicy
-    from rpcwheel.registry.publishing import PublisherBase
     from rpcwheel.timer.api import Timer
 
     Ports = int | str | Iterable[int | str] | None
 
-__all__ = ["KitBase"]
+__all__ = ["KitBase", "check_served"]
 
 
 class Queues(Protocol):
@@ -88,6 +89,34 @@ SETTINGS: Final = (
     "idle",
     "registry",
 )
+
+
+SERVED: Final = frozenset({"server", "publish", "service", "port", "ports", "connections"})
+"""What `serve` has beside the settings of a publisher."""
+
+NOT_SERVED: Final = {
+    "policy": "it is the kit's own: Kit(registry=...)",
+    "timer": "it is the kit's own: Kit(timer=...)",
+    "registry": "did you mean 'publish'?",
+    "services": "did you mean 'service'? It takes one name, or several",
+}
+
+
+def check_served(settings: Mapping[str, object]) -> None:
+    """See that these are settings that `serve` hands on to a publisher.
+
+    Raises:
+        TypeError: One is not; it says which there are.
+    """
+    known = set(inspect.signature(PublisherBase.__init__).parameters) | SERVED
+    known -= {"self", "beside", *NOT_SERVED}
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = (
+                f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+            )
+            raise TypeError(f"serve() has no setting {name!r}: {NOT_SERVED.get(name, meant)}")
 
 
 def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:

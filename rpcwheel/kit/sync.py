@@ -18,7 +18,7 @@ from rpcwheel.interceptors.sync import (
 from rpcwheel.registry.named import channel as channel_by_name
 from rpcwheel.registry.publisher import Publisher
 
-from .base import KitBase
+from .base import KitBase, check_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -203,6 +203,7 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
             TypeError, ConfigurationError: An argument makes no sense.
             ExtraMissing: A package that an engine needs is not installed.
         """
+        check_served(settings)
         services = [service] if isinstance(service, str) else service or ()
         return Publisher(
             server,

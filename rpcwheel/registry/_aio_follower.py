@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .aio_face import Registry, Subscription
+    from .aio_named import NamedChannel
     from .selecting import Selection
 
 __all__ = ["Follower", "Show"]
@@ -57,7 +58,7 @@ class Follower:
         self._asking: asyncio.Task[None] | None = None
         self._closed = False
 
-    def begin(self, channel: ClusterChannel) -> None:
+    def begin(self, channel: NamedChannel) -> None:
         """Follow.
 
         Raises:
@@ -96,6 +97,9 @@ class Follower:
             if last or isinstance(error, RegistryRefused):
                 self._fail(str(error))
             elif not self._closed:
+                channel = self._channel()
+                if channel is not None:
+                    channel.doubt(str(error))  # a call may begin to wait before we do
                 self._doubt.wake(self._doubt.now_ns() + self._wait_ns)
 
     def _fail(self, reason: str) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.cluster.aio import ClusterChannel
-    from rpcwheel.durations import Duration
     from rpcwheel.errors import TimerError
     from rpcwheel.timer.api import Timer
 
@@ -37,6 +36,8 @@ __all__ = ["Listed"]
 WARM_S: Final = 1.0
 """How long the channel of a new list may take to connect, before it is used as it is."""
 
+CHANGED: Final = "its addresses have changed"
+
 
 class Listed:
     """What a channel of one list is made of, and is made of anew. On one loop."""
@@ -48,14 +49,12 @@ class Listed:
         *,
         credentials: grpc.ChannelCredentials | None,
         compression: grpc.Compression | None,
-        drain: Duration | None,
         timer: Timer | None,
     ) -> None:
         """See the sync twin."""
         self._name = name
         self._credentials = credentials
         self._compression = compression
-        self._drain = drain
         self._loop = asyncio.get_running_loop()
         self._core = Listing()
         self._left_out = LeftOut(registry, name)
@@ -141,6 +140,10 @@ class Listed:
             await self._swap(members[0].link)
 
     async def _swap(self, inner: Any) -> None:  # noqa: ANN401 - a ReconnectingChannel
+        """Calls in flight take as long as they take: most are on servers that stay."""
+        if inner.is_idle():  # nobody calls: so nobody need be connected
+            inner.replace(CHANGED, force=True)
+            return
         warm = self._make()
         used = False
         try:
@@ -148,7 +151,7 @@ class Listed:
                 async with asyncio.timeout(WARM_S):
                     await warm.channel_ready()
             self._warm = warm
-            used = inner.replace("its addresses have changed", drain=self._drain, force=True)
+            used = inner.replace(CHANGED, force=True)
         finally:
             self._warm = None
             if not used:  # it is closed

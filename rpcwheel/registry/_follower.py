@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .face import Registry, Subscription
+    from .named import NamedChannel
     from .selecting import Selection
 
 __all__ = ["Follower", "Show"]
@@ -67,7 +68,7 @@ class Follower:
         self._subscription: Subscription | None = None
         self._closed = False
 
-    def begin(self, channel: ClusterChannel) -> None:
+    def begin(self, channel: NamedChannel) -> None:
         """Follow.
 
         Raises:
@@ -104,6 +105,9 @@ class Follower:
             if last or isinstance(error, RegistryRefused):
                 self._fail(str(error))
                 return
+            channel = self._channel()
+            if channel is not None:
+                channel.doubt(str(error))  # a call may begin to wait before we do
             with self._lock:
                 if not self._closed:
                     self._doubt.wake(self._doubt.now_ns() + self._wait_ns)

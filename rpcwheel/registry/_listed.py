@@ -25,8 +25,8 @@ from .places import addresses_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.cluster._fleet import Member
     from rpcwheel.cluster.sync import ClusterChannel
-    from rpcwheel.durations import Duration
     from rpcwheel.errors import TimerError
     from rpcwheel.timer.api import Timer
 
@@ -36,6 +36,8 @@ __all__ = ["Listed"]
 
 WARM_S: Final = 1.0
 """How long the channel of a new list may take to connect, before it is used as it is."""
+
+CHANGED: Final = "its addresses have changed"
 
 
 class Listed:
@@ -48,13 +50,11 @@ class Listed:
         *,
         credentials: grpc.ChannelCredentials | None,
         compression: grpc.Compression | None,
-        drain: Duration | None,
         timer: Timer | None,
     ) -> None:
         self._name = name
         self._credentials = credentials
         self._compression = compression
-        self._drain = drain
         self._lock = threading.RLock()
         self._core = Listing()
         self._left_out = LeftOut(registry, name)
@@ -123,14 +123,21 @@ class Listed:
         if not target:
             channel.update([])
             return
-        changed, self._target = target != self._target, target
         members = channel.members
         if not members:
+            self._target = target
             channel.update([ServiceInstance(service=self._name, host=self._name, port=1)])
-        elif changed and members[0].link is not None:
-            self._swap(members[0].channel)
+        elif target != self._target:
+            inner = _channel_of(members[0])  # or a call might make one of the old list just now
+            self._target = target
+            if inner is not None:
+                self._swap(inner)
 
     def _swap(self, inner: Any) -> None:  # noqa: ANN401 - a ReconnectingChannel
+        """Calls in flight take as long as they take: most are on servers that stay."""
+        if inner.is_idle():  # nobody calls: so nobody need be connected
+            inner.replace(CHANGED, force=True)
+            return
         warm = self._make()
         used = False
         try:
@@ -140,7 +147,7 @@ class Listed:
             except grpc.FutureTimeoutError:
                 ready.cancel()
             self._warm = warm
-            used = inner.replace("its addresses have changed", drain=self._drain, force=True)
+            used = inner.replace(CHANGED, force=True)
         finally:
             self._warm = None
             if not used:  # it is closed
@@ -159,6 +166,14 @@ class Listed:
 
 def _nobody() -> None:
     """There is no channel yet."""
+
+
+def _channel_of(member: Member) -> Any:  # noqa: ANN401 - a ReconnectingChannel
+    """Made if there is none; None if the member is gone, as all has been closed meanwhile."""
+    try:
+        return member.channel
+    except ValueError:
+        return None
 
 
 def _not_told(_: TimerError) -> None:

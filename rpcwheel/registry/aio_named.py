@@ -11,6 +11,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel.cluster._closers import told
 from rpcwheel.cluster.aio import ClusterChannel
 from rpcwheel.durations import to_ns
 from rpcwheel.workers import POOL
@@ -19,7 +20,16 @@ from ._aio_follower import Follower
 from ._aio_listed import Listed
 from ._shared import Shared, provider_of
 from .aio_face import FailbackRegistry, Registry
-from .selecting import CORE, checked_cluster, identity, select_by, split, told_of, without_service
+from .selecting import (
+    CORE,
+    check_listeners,
+    checked_cluster,
+    identity,
+    select_by,
+    split,
+    told_of,
+    without_service,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
@@ -61,7 +71,11 @@ class NamedChannel(ClusterChannel):
         super().update(instances)
         if self._on_removed is not None:
             for member in set(before).difference(self.members):
-                self._on_removed(member)
+                told(self.name, partial(self._on_removed, member), self._on_removed)
+
+    def doubt(self, reason: str) -> None:
+        """Have calls that wait in vain to know the members be told why; for the registry."""
+        self._fleet.roster.doubt(reason)
 
     def ends_with(self, end: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Have it awaited once at the end: at the close, or by a worker when it is dropped."""
@@ -114,6 +128,7 @@ def channel(
     asyncio.get_running_loop()
     if registry is not None and not isinstance(registry, Registry):
         raise TypeError(f"registry must be a rpcwheel.aio.Registry or None, not {registry!r}")
+    check_listeners(balance, on_member, on_removed)
     parsed, named = split(url, registry, service)
     selection = select_by(parsed, named, group, version)
     cluster = checked_cluster(cluster, zone)
@@ -125,7 +140,6 @@ def channel(
             told_of(parsed, registry),
             credentials=credentials,
             compression=compression,
-            drain=cluster.drain,
             timer=timer,
         )
         settings |= {"connect": listed.connect}
@@ -133,6 +147,7 @@ def channel(
         settings |= {"balance": balance, "credentials": credentials, "compression": compression}
         settings |= {"on_member": on_member, "on_removed": on_removed}
     made = NamedChannel(selection.service, **settings)
+    made.is_one_list = listed is not None
     found, let_go = _found(parsed, registry, policy, timer)
     follower = Follower(
         found,

@@ -16,17 +16,17 @@ import grpc
 import grpc.aio
 
 from rpcwheel._grpc.aio_serving import is_running
-from rpcwheel.errors import RegistryError, TimerError
-from rpcwheel.observe import ListenerFailed, emit
-from rpcwheel.timer import shared_timer
+from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
+from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.workers import POOL
 
 from ._aio_waiting import bounded, hand_over, on_worker
 from .aio_face import Registry, open_registry
 from .base import checked_wait
+from .event_row import CHANCE_S
 from .publishing import HEALTH_S, NOT_SERVING, NOTICED_S, SERVING, PublisherBase
 from .serving import UP, Door, Phase, Step
-from .signals import SIGNALS, may_handle
+from .signals import SIGNALS, may_handle, of_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -52,6 +52,9 @@ class Publisher(PublisherBase[Registry]):
 
     As in the sync twin, with coroutines where it waits, on one loop; `begin_stop()` may be called
     from any thread. The services are to be named: a server of grpc.aio does not show its own.
+
+    If its loop ends before `stop()`, the server is gone, but stays published until `begin_stop()`,
+    or `stop()` on another loop: so use `async with`.
     """
 
     _kind: ClassVar[type[Any]] = Registry
@@ -88,7 +91,18 @@ class Publisher(PublisherBase[Registry]):
     # For users
 
     async def start(self) -> None:
-        """Start the server if it is not, and publish its services; as in the sync twin."""
+        """Start the server if it is not, and publish its services; as in the sync twin.
+
+        Raises:
+            ConfigurationError: As in the sync twin; and `signals=True` where `add_signal_handler`
+                of the loop has set a handler, which would be called beside.
+        """
+        if self._signals and (taken := of_a_loop()):
+            raise ConfigurationError(
+                f"{taken} has a handler of loop.add_signal_handler(), which would be called while "
+                "the server is still published: remove it; or leave signals=False, and have it "
+                "call begin_stop()"
+            )
         self._loop = asyncio.get_running_loop()
         if not self._begin():
             return
@@ -108,8 +122,13 @@ class Publisher(PublisherBase[Registry]):
         """
         if self._is_forked():
             return
-        self._loop = asyncio.get_running_loop() if self._loop is None else self._loop
-        if self._turn(reason, grace):
+        self._check(grace)
+        loop = asyncio.get_running_loop()
+        moved = self._loop is not None and self._loop is not loop and self._loop.is_closed()
+        if moved:
+            self._move()
+        self._loop = loop if moved or self._loop is None else self._loop
+        if self._turn(reason, grace) or moved:
             self._keep(self._loop.create_task(self._drive()))
         if self._core.is_hurried:
             self._hurry.set()
@@ -127,6 +146,9 @@ class Publisher(PublisherBase[Registry]):
                 f"{self!r} was not started; `await stop()` closes what it has opened"
             )
         self._check(grace)
+        if self._loop.is_closed():
+            POOL.submit(self, lambda: asyncio.run(self.stop(grace, reason=reason)))
+            return
         hand_over(self._loop, partial(self._stop_soon, reason, grace))
 
     def _stop_soon(self, reason: str, grace: Duration | None) -> None:
@@ -145,7 +167,7 @@ class Publisher(PublisherBase[Registry]):
         """Wait `timeout` seconds, at most, until all registries have all services; whether so."""
         with suppress(TimeoutError):
             async with asyncio.timeout(bounded(checked_wait(timeout, "timeout"))):
-                return all([await one.wait_published() for one in self._registrations])
+                return all([await one.wait_published() for one in self.registrations])
         return False
 
     async def __aenter__(self) -> Self:
@@ -156,6 +178,19 @@ class Publisher(PublisherBase[Registry]):
         await self.stop(reason="its block was left")
 
     # The steps
+
+    def _move(self) -> None:
+        """The loop is closed, and with it went the server, and whatever was under way."""
+        over = self._over.is_set()
+        self._hurry, self._rest, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        if over:
+            self._over.set()
+        self._tasks.clear()
+        with self._lock:
+            self._core.abandon()
+            if self._core.under_way is not None:
+                self._core.done()
+        self._driver = None
 
     def _keep(self, task: asyncio.Future[Any]) -> None:
         self._tasks.add(task)
@@ -176,12 +211,13 @@ class Publisher(PublisherBase[Registry]):
                     # server now may crash the process (grpcio 1.85).
                     self._core.abandon()
                 else:
-                    emit(ListenerFailed(self._name(), step.value, error))
+                    self._tell_failed(step.value, error)
             if failure is not None:
                 self._core.failed(repr(failure))
             self._core.done()
         self._driver = None
         if self._core.phase is Phase.CLOSED:
+            SIGNALS.remove(self._signalled)
             self._over.set()
         if failure is not None:
             SIGNALS.remove(self._signalled)
@@ -227,22 +263,17 @@ class Publisher(PublisherBase[Registry]):
             await _done(self._health.set(service, status))
 
     async def _publish(self) -> None:
-        self._registrations = tuple(
-            [
-                await registry.register(instance)
-                for registry in self._registries
-                for instance in self._instances
-            ]
-        )
+        for registry in self._registries:
+            for instance in self._instances:
+                self._published.append((registry, await registry.register(instance)))
         if self._beside is not None:
             self._end_beside = self._beside(self)
 
     async def _withdraw_from(self, registry: Registry) -> None:
         """Tell one registry; it may take as long as the step does, and whatever becomes of it."""
         with suppress(RegistryError):  # dead, which it tells itself; or its owner has closed it
-            draining = [one.changed(status="DRAINING") for one in self._instances]
-            told = [await registry.register(one) for one in draining]
-            share_s = 0.0 if self._core.is_hurried else self._left_s() / 2 / len(told)
+            told = self._draining(registry)
+            share_s = 0.0 if self._core.is_hurried else self._left_s() / 2 / max(1, len(told))
             if all([await one.wait_published(share_s) for one in told]):
                 await self._pause(self._hurry, NOTICED_S)
             for one in told:
@@ -270,7 +301,10 @@ class Publisher(PublisherBase[Registry]):
         except TimerError:  # stopped, full
             await self._pause(self._rest, left_s)
             return
-        await self._rest.wait()
+        if isinstance(timer, ManualTimer):
+            await self._rest.wait()
+        else:
+            await self._pause(self._rest, left_s + SLACK_S)
         timeout.cancel()
 
     async def _stop_server(self) -> None:
@@ -283,6 +317,9 @@ class Publisher(PublisherBase[Registry]):
             self._end_beside()
         await self._together(jobs)
         self._tell(Step.CLOSE)
+        told, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._events.then(partial(hand_over, loop, told.set))
+        await self._pause(told, CHANCE_S)
 
     # How they wait
 
@@ -300,7 +337,7 @@ class Publisher(PublisherBase[Registry]):
         for task in tasks:
             error = task.exception() if task.done() and not task.cancelled() else None
             if error is not None:
-                emit(ListenerFailed(self._name(), repr(task), error))
+                self._tell_failed(repr(task), error)
 
     @staticmethod
     async def _pause(event: asyncio.Event, seconds: float) -> None:

@@ -10,6 +10,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel.cluster._closers import told
 from rpcwheel.cluster.sync import ClusterChannel
 from rpcwheel.durations import to_ns
 from rpcwheel.workers import POOL
@@ -18,7 +19,16 @@ from ._follower import Follower
 from ._listed import Listed
 from ._shared import Shared, provider_of
 from .face import FailbackRegistry, Registry
-from .selecting import CORE, checked_cluster, identity, select_by, split, told_of, without_service
+from .selecting import (
+    CORE,
+    check_listeners,
+    checked_cluster,
+    identity,
+    select_by,
+    split,
+    told_of,
+    without_service,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -66,7 +76,11 @@ class NamedChannel(ClusterChannel):
         super().update(instances)
         if self._on_removed is not None:
             for member in set(before).difference(self.members):
-                self._on_removed(member)
+                told(self.name, partial(self._on_removed, member), self._on_removed)
+
+    def doubt(self, reason: str) -> None:
+        """Have calls that wait in vain to know the members be told why; for the registry."""
+        self._fleet.roster.doubt(reason)
 
     def ends_with(self, end: Callable[[], object]) -> None:
         """Have it called at the end, once: when it is closed, or by a worker when it is dropped."""
@@ -123,7 +137,8 @@ def channel(
             `"consistent_hash:HEADER"`, or a `Picker`. `"core"` leaves that to gRPC: one channel to
             the list of all addresses, and another when they change; it knows no weights and no
             heartbeats, and where there are IPv4 and IPv6 addresses only those of which there are
-            more are called.
+            more are called. Calls in flight at a change take as long as they take, whatever
+            `cluster.drain` says.
         options: As grpc takes them, for each member's connection.
         compression: As grpc takes it.
         group: Only instances of this group; `"*"`: of any. None: what the URL says
@@ -133,6 +148,7 @@ def channel(
         policy: Of the registry, if it is given by URL; None: the defaults.
         cluster: How members are treated; None: the defaults.
         on_member: Told each member when its channel is made, on the thread that calls it first.
+            Neither of these with `balance="core"`, which has no members.
         on_removed: Told each member whose instance is gone, on a worker.
         timer: Any rpcwheel timer; None takes `shared_timer()`.
 
@@ -146,6 +162,7 @@ def channel(
     """
     if registry is not None and not isinstance(registry, Registry):
         raise TypeError(f"registry must be a rpcwheel.Registry or None, not {registry!r}")
+    check_listeners(balance, on_member, on_removed)
     parsed, named = split(url, registry, service)
     selection = select_by(parsed, named, group, version)
     cluster = checked_cluster(cluster, zone)
@@ -157,7 +174,6 @@ def channel(
             told_of(parsed, registry),
             credentials=credentials,
             compression=compression,
-            drain=cluster.drain,
             timer=timer,
         )
         settings |= {"connect": listed.connect}
@@ -165,6 +181,7 @@ def channel(
         settings |= {"balance": balance, "credentials": credentials, "compression": compression}
         settings |= {"on_member": on_member, "on_removed": on_removed}
     made = NamedChannel(selection.service, **settings)
+    made.is_one_list = listed is not None
     found, let_go = _found(parsed, registry, policy, timer)
     follower = Follower(
         found,

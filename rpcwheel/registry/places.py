@@ -43,6 +43,9 @@ DESCRIPTORS: Final = next(
 
 FAMILIES: Final = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
 
+OUTWARD: Final = ("192.0.2.1", "2001:db8::1")
+"""Nobody's addresses (RFC 5737 and 3849): on the way there, the default route is taken."""
+
 ANY_PORT: Final = 9
 """What a UDP socket is pointed at; nothing is sent there."""
 
@@ -61,10 +64,11 @@ def host_towards(registries: Iterable[RegistryUrl]) -> str:
     """Find the address of this machine by which these are reached, and so can be reached from.
 
     A UDP socket is pointed at each, which sends nothing and makes the system choose an interface.
-    The first address that is not the loopback's is taken; where all are, that.
+    The first address that is not the loopback's is taken; where all are, that. If none of the
+    registries can be found now, it is the address by which the world outside is reached.
 
     Raises:
-        ConfigurationError: None of them can be found, so that nothing is known.
+        ConfigurationError: Nor can that, so that nothing is known.
     """
     failures: list[str] = []
     found: list[str] = []
@@ -76,6 +80,8 @@ def host_towards(registries: Iterable[RegistryUrl]) -> str:
                 found.append(_own_address(host, port or ANY_PORT))
             except OSError as error:
                 failures.append(f"{host}: {error}")
+    if not found:  # the registries may be reached later; the server serves now
+        found = _own_addresses_outward()
     remote = [one for one in found if not ipaddress.ip_address(one).is_loopback]
     if not found:
         raise ConfigurationError(
@@ -91,6 +97,14 @@ def _own_address(host: str, port: int) -> str:
             probe.connect(place)
             return str(probe.getsockname()[0]).partition("%")[0]
     raise OSError("no route to it")
+
+
+def _own_addresses_outward() -> list[str]:
+    found: list[str] = []
+    for host in OUTWARD:
+        with suppress(OSError):
+            found.append(_own_address(host, ANY_PORT))
+    return found
 
 
 def is_local(host: str) -> bool:

@@ -18,8 +18,7 @@ import grpc.aio
 
 from rpcwheel._grpc.serving import has_ended, is_running, services_of
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
-from rpcwheel.observe import ListenerFailed, emit
-from rpcwheel.timer import shared_timer
+from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.workers import POOL
 
 from .base import checked_wait
@@ -41,7 +40,10 @@ GLANCE_S: Final = 0.05
 """Between two looks whether somebody is in a hurry by now."""
 
 SLACK_S: Final = 1.0
-"""How much longer than the grace the server may take to end."""
+"""How much longer than the grace the server may take to end, and a timer than the lame duck."""
+
+START_S: Final = 0.5
+"""How long a worker may take to begin."""
 
 
 class Publisher(PublisherBase[Registry]):
@@ -66,6 +68,8 @@ class Publisher(PublisherBase[Registry]):
         self._rest = threading.Event()
         self._over = threading.Event()
         self._driver = 0
+        self._is_wanted = False  # somebody is to drive
+        self._is_driven = threading.Event()
         self._words: SimpleQueue[str | None] = SimpleQueue()
 
     def _checked_server(self, server: Any) -> Any:  # noqa: ANN401
@@ -128,13 +132,15 @@ class Publisher(PublisherBase[Registry]):
         if self._is_forked():
             return
         if self._turn(reason, grace):
-            POOL.submit(self, self._drive)
+            self._is_wanted = True
+            POOL.submit(self, self._drive_if_wanted)
         if self._core.is_hurried:
             self._hurry.set()
             self._rest.set()
             if self._core.under_way is Step.STOP:
                 POOL.submit((self, "hurry"), partial(self._server.stop, 0))
         if wait and self._driver != threading.get_ident():
+            self._see_to_a_driver()
             self._over.wait()
             SIGNALS.remove(self._signalled)
 
@@ -151,7 +157,7 @@ class Publisher(PublisherBase[Registry]):
         """Wait `timeout` seconds, at most, until all registries have all services; whether so."""
         until = time.monotonic() + (checked_wait(timeout, "timeout") or 0.0)
         return all(
-            one.wait_published(max(0.0, until - time.monotonic())) for one in self._registrations
+            one.wait_published(max(0.0, until - time.monotonic())) for one in self.registrations
         )
 
     def __enter__(self) -> Self:
@@ -162,6 +168,19 @@ class Publisher(PublisherBase[Registry]):
         self.stop(reason="its block was left")
 
     # The steps
+
+    def _see_to_a_driver(self) -> None:
+        """Be it if no worker is: there may be no more threads, least of all when a program ends."""
+        if self._is_wanted:
+            self._is_driven.wait(START_S)
+            self._drive_if_wanted()
+
+    def _drive_if_wanted(self) -> None:
+        with self._lock:
+            wanted, self._is_wanted = self._is_wanted, False
+        if wanted:
+            self._is_driven.set()
+            self._drive()
 
     def _drive(self) -> None:
         """Carry out what is next until nothing is; raises what a step up has raised."""
@@ -174,13 +193,14 @@ class Publisher(PublisherBase[Registry]):
                 if step in UP:
                     failure = error
                 else:
-                    emit(ListenerFailed(self._name(), step.value, error))
+                    self._tell_failed(step.value, error)
             with self._lock:
                 if failure is not None:
                     self._core.failed(repr(failure))
                 self._core.done()
         self._driver = 0
         if self._core.phase is Phase.CLOSED:
+            SIGNALS.remove(self._signalled)
             self._words.put(None)
             self._over.set()
         if failure is not None:
@@ -195,6 +215,7 @@ class Publisher(PublisherBase[Registry]):
         grace = None
         while (name := self._words.get()) is not None:
             self.begin_stop(name, grace)
+            self._see_to_a_driver()
             grace = 0.0
 
     def _carry_out(self, step: Step) -> None:
@@ -232,19 +253,16 @@ class Publisher(PublisherBase[Registry]):
             self._health.set(service, status)
 
     def _publish(self) -> None:
-        self._registrations = tuple(
-            registry.register(instance)
-            for registry in self._registries
-            for instance in self._instances
-        )
+        for registry in self._registries:
+            for instance in self._instances:
+                self._published.append((registry, registry.register(instance)))
         if self._beside is not None:
             self._end_beside = self._beside(self)
 
     def _withdraw_from(self, registry: Registry) -> None:
         """Tell one registry; it may take as long as the step does, and whatever becomes of it."""
         with suppress(RegistryError):  # dead, which it tells itself; or its owner has closed it
-            draining = [one.changed(status="DRAINING") for one in self._instances]
-            told = [registry.register(one) for one in draining]
+            told = self._draining(registry)
             soon = time.monotonic() + (0 if self._core.is_hurried else self._left_s() / 2)
             if all(one.wait_published(max(0.0, soon - time.monotonic())) for one in told):
                 self._hurry.wait(NOTICED_S)
@@ -273,7 +291,7 @@ class Publisher(PublisherBase[Registry]):
         except TimerError:  # stopped, full
             self._rest.wait(left_s)
             return
-        self._rest.wait()
+        self._rest.wait(None if isinstance(timer, ManualTimer) else left_s + SLACK_S)
         timeout.cancel()
 
     def _stop_server(self) -> None:
@@ -286,6 +304,7 @@ class Publisher(PublisherBase[Registry]):
             jobs.append(self._end_beside)
         self._together(jobs)
         self._tell(Step.CLOSE)
+        self._events.flush()
 
     def _close_one(self, registry: Registry) -> None:
         registry.close(self._patience_with(registry))
@@ -293,9 +312,9 @@ class Publisher(PublisherBase[Registry]):
     def _together(self, jobs: Iterable[Callable[[], object]], limit_s: float | None = None) -> None:
         """Run all at once on workers, and wait for them as long as the step may take."""
         ends: list[threading.Event] = []
-        for number, job in enumerate(jobs):
-            ends.append(threading.Event())
-            POOL.submit((self, number), partial(self._run, job, ends[-1]))
+        for job in jobs:
+            ends.append(threading.Event())  # a key of its own: one that hangs holds up no other
+            POOL.submit(ends[-1], partial(self._run, job, ends[-1]))
         until = None if limit_s is None else time.monotonic() + limit_s
         for end in ends:
             while (left_s := self._left_s() if until is None else until - time.monotonic()) > 0:
@@ -306,6 +325,6 @@ class Publisher(PublisherBase[Registry]):
         try:
             job()
         except Exception as error:  # noqa: BLE001 - the user's health, the user's registry: told
-            emit(ListenerFailed(self._name(), repr(job), error))
+            self._tell_failed(repr(job), error)
         finally:
             end.set()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from rpcwheel.durations import to_seconds
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, NotPublished
 from rpcwheel.instance import ServiceInstance, joined, started_now
-from rpcwheel.observe import ServingEnds, emit
+from rpcwheel.observe import ListenerFailed, ServingEnds
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .arguments import checked_port, named_services, said_in, several, span_ns, url_of
+from .event_row import EventRow
 from .places import accepts, host_towards, is_local, listening
 from .serving import DOWN, Door, Phase, Serving, ServingRules, Step, door
 
@@ -42,6 +44,8 @@ SERVING: Final = 1
 NOT_SERVING: Final = 2
 """Of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
+UNREGISTERED: Final = ("WITHDRAWING", "GONE")
+
 NOT_PUBLISHED: Final = ("grpc.health.", "grpc.reflection.", "grpc.channelz.")
 """Beginnings of services that every server has."""
 
@@ -61,6 +65,7 @@ class PublisherBase(Generic[R]):
         *services: str,
         port: int,
         host: str | None = None,
+        id: str = "",  # noqa: A002 - as the instance has it
         weight: int = 100,
         group: str = "",
         version: str = "",
@@ -89,6 +94,8 @@ class PublisherBase(Generic[R]):
                 is bound first, without TLS, as `[::]:port`; 0 for one that is free.
             host: Where clients reach it. None: the address of this machine by which the registry is
                 reached; 127.0.0.1 for one of this machine.
+            id: By which the registry knows it; "" for `host:port`. Workers that share a port need
+                one each: whoever publishes an id takes it from who had it.
             weight: Its share of the calls, from 0 to 1000.
             group: As clients ask for it.
             version: As clients ask for it.
@@ -102,7 +109,8 @@ class PublisherBase(Generic[R]):
             grace: Seconds that calls may go on after the stop.
             signals: Whether SIGTERM begins the ordered end, and SIGINT too; a second one ends it
                 at once. On the main thread only; the handlers of before come back afterwards, and
-                are not called meanwhile. Wait for the end by the server's
+                are not called meanwhile (those that a loop has added would be: asyncio's are
+                refused, uvloop's can't be told). Wait for the end by the server's
                 `wait_for_termination()`.
             policy: For registries that are given by URL; None: the defaults.
             timer: Any rpcwheel timer; None takes `shared_timer()`.
@@ -128,6 +136,7 @@ class PublisherBase(Generic[R]):
         self._urls = [url for one in given if (url := url_of(one)) is not None]
         self._port, self._host = checked_port(port), host
         self._told = {
+            "id": id,
             "weight": weight,
             "group": group or said_in(self._urls, "group"),
             "version": version or said_in(self._urls, "version"),
@@ -142,7 +151,8 @@ class PublisherBase(Generic[R]):
         self._pid = os.getpid()
         self._door = Door.HERE
         self._instances: tuple[ServiceInstance, ...] = ()
-        self._registrations: tuple[Any, ...] = ()
+        self._published: list[tuple[R, Any]] = []  # where, and what that has made of it
+        self._events = EventRow()
         self._answered: list[R] = []  # those that have said that it is withdrawn
         self._registries, self._own = self._opened(given, policy)
 
@@ -196,7 +206,7 @@ class PublisherBase(Generic[R]):
     @property
     def registrations(self) -> tuple[Any, ...]:
         """Of each instance in each registry, as those gave them; () before the start."""
-        return self._registrations
+        return tuple(one for _, one in self._published)
 
     @property
     def port(self) -> int:
@@ -288,7 +298,8 @@ class PublisherBase(Generic[R]):
         except RuntimeError as error:
             raise ConfigurationError(
                 f"port {self._port} can't be bound, perhaps as another process listens there; give "
-                f"another, or host= if that is in front of this server ({error})"
+                "another, or, if that is in front of this server, host= and a server that has a "
+                f"port of its own ({error})"
             ) from error
 
     def _whom(self) -> tuple[tuple[str, ...], str]:
@@ -349,7 +360,23 @@ class PublisherBase(Generic[R]):
 
     def _tell(self, step: Step) -> None:
         if self._instances:
-            emit(ServingEnds(self._name(), step.value, self._core.reason))
+            self._events.tell([ServingEnds(self._name(), step.value, self._core.reason)])
+
+    def _tell_failed(self, what: str, error: BaseException) -> None:
+        self._events.tell([ListenerFailed(self._name(), what, error)])
+
+    def _draining(self, registry: R) -> list[Any]:
+        """Have a registry tell that it ends; gives what is to be withdrawn there.
+
+        What was unregistered by hand stays so, and what was changed by hand, too.
+        """
+        told: list[Any] = []
+        for where, one in self._published:
+            if where is registry and one.state not in UNREGISTERED:
+                with suppress(NotPublished):  # it is unregistered just now
+                    one.update(status="DRAINING")
+                    told.append(one)
+        return told
 
     def _left_s(self) -> float:
         with self._lock:
@@ -357,7 +384,7 @@ class PublisherBase(Generic[R]):
 
     def _patience_with(self, registry: R) -> float:
         """Seconds that a registry may take to close; little for one that did not answer before."""
-        silent = bool(self._registrations) and registry not in self._answered
+        silent = bool(self._published) and registry not in self._answered
         return max(0.1, 0.0 if silent else self._left_s())
 
     def _statuses(self, status: int) -> list[tuple[str, int]]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CORE",
     "Selection",
+    "check_listeners",
     "checked_cluster",
     "identity",
     "is_by_name",
@@ -39,6 +40,9 @@ ANY: Final = "*"
 
 OF_GRPC: Final = frozenset({"dns", "google-c2p", "ipv4", "ipv6", "unix", "vsock", "xds"})
 """Schemes of targets that grpc resolves itself; before their names may stand `//`."""
+
+FILES: Final = (".db", ".db3", ".sqlite", ".sqlite3")
+"""How the names of databases end; `sqlite:///x.db/shop.Orders` has a service after one."""
 
 OF_CLIENTS: Final = ("group", "version")
 """Options of a URL that are the client's, and not the engine's."""
@@ -77,8 +81,8 @@ def select_by(
     named = service or of_url
     if not named:
         raise ConfigurationError(
-            "which service is meant? Name it in the URL, 'etcd://127.0.0.1:2379/shop.Orders', or "
-            "by service='shop.Orders'"
+            f"which service is meant? Name it in the URL, {_naming(url)!r}, or by "
+            "service='shop.Orders'"
         )
     options = {} if url is None else url.options
     return Selection(
@@ -86,6 +90,18 @@ def select_by(
         group=options.get("group", ANY) if group is None else group,
         version=options.get("version", ANY) if version is None else version,
     )
+
+
+def _naming(url: RegistryUrl | None) -> str:
+    """How a URL names a service; of a file's, all of the path is the file's."""
+    if url is None or not url.path:
+        return "etcd://127.0.0.1:2379/shop.Orders"
+    if url.scheme != "sqlite":
+        return f"{str(url).partition('?')[0]}?service=shop.Orders"
+    file, _, last = url.path.rpartition("/")
+    if not file.endswith(FILES):
+        file, last = url.path, "shop.Orders"
+    return f"{url.scheme}://{file}?service={last}"
 
 
 def is_by_name(target: object) -> bool:
@@ -147,3 +163,19 @@ def checked_cluster(cluster: ClusterPolicy | None, zone: str | None) -> ClusterP
     """
     checked = checked_policy(cluster)
     return checked if zone is None else checked.changed(zone=zone)
+
+
+def check_listeners(balance: object, on_member: object, on_removed: object) -> None:
+    """Check who is to be told of members.
+
+    Raises:
+        ConfigurationError: There are no members to tell of.
+        TypeError: It can't be called.
+    """
+    if balance == CORE and (on_member is not None or on_removed is not None):
+        raise ConfigurationError(
+            "balance='core' has no members to tell of: leave out on_member and on_removed, or take "
+            "another balance, such as 'round_robin'"
+        )
+    if on_removed is not None and not callable(on_removed):
+        raise TypeError(f"on_removed must be callable as on_removed(member), not {on_removed!r}")

@@ -239,6 +239,6 @@ def door(
             "already; give the port that add_insecure_port() or add_secure_port() returned, or, "
             "if it is reached through another machine or a proxy, say where: host="
         )
-    if port and (answered or (elsewhere and listening)):
-        return Door.OUTSIDE
+    if port and listening and (answered or elsewhere):
+        return Door.OUTSIDE  # else who answers has no way to this process: it is another server
     return Door.BIND

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Told: TypeAlias = Callable[[str], object]
 
-__all__ = ["SIGNALS", "Signals", "may_handle"]
+__all__ = ["SIGNALS", "Signals", "may_handle", "of_a_loop"]
 
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -30,6 +30,19 @@ ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 def may_handle() -> bool:
     """Whether handlers can be set here: on the main thread of the process."""
     return threading.current_thread() is threading.main_thread()
+
+
+def of_a_loop() -> str:
+    """The name of a signal for which asyncio's `loop.add_signal_handler` has set a handler; or "".
+
+    Such a handler is called whatever `signal.signal` sets, as the signal's number goes into a pipe
+    that the loop reads. It is known by what asyncio sets for it; uvloop's can't be told.
+    """
+    for number in ENDS:
+        name = getattr(signal.getsignal(number), "__name__", "")
+        if name == "_sighandler_noop":
+            return number.name
+    return ""
 
 
 class Signals:

@@ -150,3 +150,19 @@ def test_a_dead_letter_that_waits_is_for_the_world_that_can_await():
     for settings in ({"failback": policy}, {"methods": {"/a/*": MethodPolicy(failback=policy)}}):
         with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
             rpcwheel.Kit(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"services": ["shop.Orders"]}, "'services': did you mean 'service'"),
+        ({"registry": "memory://"}, "'registry': did you mean 'publish'"),
+        ({"policy": RegistryPolicy()}, "'policy': it is the kit's own"),
+        ({"lameduck": 1.0}, "'lameduck': did you mean 'lame_duck'"),
+        ({"xyz": 1}, "'xyz': there are connections, grace, group, health, host"),
+    ],
+)
+def test_serve_says_what_it_has_instead_of_a_setting_that_it_has_not(kind, settings, said):
+    given = {"publish": "memory://", "port": 0} | settings
+    with pytest.raises(TypeError, match=re.escape(f"serve() has no setting {said}")):
+        kind().serve(None, **given)

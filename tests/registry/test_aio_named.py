@@ -12,7 +12,7 @@ from rpcwheel.cluster.aio import ClusterChannel
 from rpcwheel.cluster.policy import ClusterPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import RecordSkipped
+from rpcwheel.observe import ListenerFailed, RecordSkipped
 from rpcwheel.registry.aio import FailbackRegistry, channel, open_registry
 from rpcwheel.registry.aio_named import SESSIONS
 from rpcwheel.registry.policy import RegistryPolicy
@@ -118,6 +118,25 @@ async def test_calls_outlive_a_change_of_addresses(make_aio_shop, serve, registr
         assert await call == b"a"
 
 
+async def test_no_change_of_a_list_of_grpc_s_own_ends_a_call(
+    make_aio_shop, serve, registry, memory
+):
+    shop = make_aio_shop("a")
+    one = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
+    await shop.server.start()
+    await registry.register(one, wait=PATIENCE)
+    at_once = ClusterPolicy(drain=0.0)
+    async with channel(f"{memory}/{SERVICE}", balance="core", cluster=at_once) as to_service:
+        call = to_service.unary_unary(HOLD)(b"", timeout=PATIENCE)
+        await asyncio.wait_for(shop.held.wait(), PATIENCE)
+        await serve("b")
+        await at_last(to_service, {b"a", b"b"})
+        await registry.unregister(one, wait=PATIENCE)
+        await at_last(to_service, {b"b"})
+        shop.release.set()
+        assert await call == b"a"
+
+
 async def test_members_are_told_of_when_they_come_and_go(serve, registry, memory):
     one = await serve("a")
     made, gone = [], []
@@ -127,6 +146,27 @@ async def test_members_are_told_of_when_they_come_and_go(serve, registry, memory
         assert [member.id for member in made] == [one.id]
         await registry.unregister(one, wait=PATIENCE)
         await until(lambda: gone == made)
+
+
+async def test_each_that_is_gone_is_told_of_whatever_who_is_told_raises(
+    serve, registry, memory, events
+):
+    instances = [await serve("a"), await serve("b")]
+    gone = []
+
+    def forget(member):
+        gone.append(member)
+        raise KeyError("a bug")
+
+    async with channel(f"{memory}/{SERVICE}", on_removed=forget) as to_service:
+        await at_last(to_service, {b"a", b"b"})
+        members = set(to_service.members)
+        for one in instances:
+            await registry.unregister(one, wait=PATIENCE)
+        await until(lambda: set(gone) == members)
+    told = [one for one in events if isinstance(one, ListenerFailed)]
+    assert [repr(one.error) for one in told] == ["KeyError('a bug')"] * 2
+    assert "forget" in told[0].listener
 
 
 @pytest.mark.parametrize("balance", ["round_robin", "core"])
@@ -169,6 +209,18 @@ async def test_while_the_registry_can_t_be_reached_calls_end_with_the_reason_in_
     assert timer.pending == 0
 
 
+async def test_a_call_that_has_waited_in_vain_is_told_why_nothing_is_known_yet(flaky, timer):
+    provider, registry = flaky
+    provider.down("the cable is cut")
+    settings = {"cluster": ClusterPolicy(wait=5.0), "timer": timer}
+    async with channel(SERVICE, registry=registry, **settings) as to_service:
+        waits = asyncio.ensure_future(refusal(to_service))
+        await until(lambda: timer.pending == 2)  # the call's, and that of the last question
+        timer.advance(5.0)
+        assert "the cable is cut" in await waits
+    provider.up()
+
+
 async def test_a_registry_of_the_user_s_stays_open(registry):
     async with channel(SERVICE, registry=registry):
         pass
@@ -198,6 +250,19 @@ async def test_a_channel_that_is_dropped_lets_go_of_its_registry(serve, memory, 
     await asyncio.wait_for(until(lambda: len(SESSIONS) == 0), PATIENCE)
 
 
+@pytest.mark.parametrize("balance", ["round_robin", "core"])
+async def test_a_stub_whose_channel_nobody_keeps_follows_too(serve, registry, memory, balance):
+    one = await serve("a")
+    ask = channel(f"{memory}/{SERVICE}", balance=balance).unary_unary(WHO)
+    gc.collect()
+    assert await ask(b"", timeout=PATIENCE) == b"a"
+    await serve("b")
+    await registry.unregister(one, wait=PATIENCE)
+    async with asyncio.timeout(PATIENCE):
+        while await ask(b"", timeout=PATIENCE) != b"b":  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+
+
 async def test_it_is_a_channel_of_many_members(memory):
     async with channel(f"{memory}/{SERVICE}") as to_service:
         assert isinstance(to_service, ClusterChannel)
@@ -210,6 +275,12 @@ async def test_it_is_a_channel_of_many_members(memory):
         ({"url": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
         ({"url": "memory://a/shop.Orders", "registry": 7}, TypeError, "registry must be"),
         ({"url": "memory://a/shop.Orders", "policy": 7}, TypeError, "must be a RegistryPolicy"),
+        ({"url": "memory://a/shop.Orders", "on_removed": 7}, TypeError, "on_removed must be"),
+        (
+            {"url": "memory://a/shop.Orders", "balance": "core", "on_member": print},
+            ConfigurationError,
+            "balance='core' has no members",
+        ),
     ],
 )
 async def test_arguments_that_make_no_sense_are_refused_at_once(arguments, error, said):

@@ -12,7 +12,7 @@ from rpcwheel.cluster.policy import ClusterPolicy
 from rpcwheel.cluster.sync import ClusterChannel
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import RecordSkipped
+from rpcwheel.observe import ListenerFailed, RecordSkipped
 from rpcwheel.registry.named import SESSIONS, channel
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.provider import Settings
@@ -164,6 +164,23 @@ def test_stubs_and_calls_outlive_a_change_of_addresses(make_shop, serve, registr
         assert call.result() == b"a"
 
 
+def test_no_change_of_a_list_of_grpc_s_own_ends_a_call(make_shop, serve, registry, memory):
+    shop = make_shop("a")
+    one = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
+    shop.server.start()
+    registry.register(one, wait=PATIENCE)
+    at_once = ClusterPolicy(drain=0.0)
+    with channel(f"{memory}/{SERVICE}", balance="core", cluster=at_once) as to_service:
+        call = to_service.unary_unary(HOLD).future(b"", timeout=PATIENCE)
+        assert shop.held.wait(PATIENCE)
+        serve("b")
+        assert eventually(lambda: who(to_service, 4) == {b"a", b"b"})
+        registry.unregister(one, wait=PATIENCE)
+        assert eventually(lambda: who(to_service, 4) == {b"b"})
+        shop.release.set()
+        assert call.result() == b"a"
+
+
 def test_members_are_told_of_when_they_come_and_go(serve, registry, memory):
     one = serve("a")
     made, gone = [], []
@@ -173,6 +190,25 @@ def test_members_are_told_of_when_they_come_and_go(serve, registry, memory):
         assert [member.id for member in made] == [one.id]
         registry.unregister(one, wait=PATIENCE)
         assert eventually(lambda: gone == made)
+
+
+def test_each_that_is_gone_is_told_of_whatever_who_is_told_raises(serve, registry, memory, events):
+    instances = [serve("a"), serve("b")]
+    gone = []
+
+    def forget(member):
+        gone.append(member)
+        raise KeyError("a bug")
+
+    with channel(f"{memory}/{SERVICE}", on_removed=forget) as to_service:
+        assert eventually(lambda: who(to_service, 4) == {b"a", b"b"})
+        members = set(to_service.members)
+        for one in instances:
+            registry.unregister(one, wait=PATIENCE)
+        assert eventually(lambda: set(gone) == members)
+    told = [one for one in events if isinstance(one, ListenerFailed)]
+    assert [repr(one.error) for one in told] == ["KeyError('a bug')"] * 2
+    assert "forget" in told[0].listener
 
 
 # Over TLS
@@ -329,6 +365,17 @@ def test_it_is_a_channel_of_many_members(memory):
         ),
         ({"url": "memory://a/shop.Orders", "registry": 7}, TypeError, "registry must be"),
         ({"url": "memory://a/shop.Orders", "balance": "best"}, ConfigurationError, "balance"),
+        (
+            {"url": "memory://a/shop.Orders", "balance": "core", "on_member": print},
+            ConfigurationError,
+            "balance='core' has no members",
+        ),
+        (
+            {"url": "memory://a/shop.Orders", "balance": "core", "on_removed": print},
+            ConfigurationError,
+            "balance='core' has no members",
+        ),
+        ({"url": "memory://a/shop.Orders", "on_removed": 7}, TypeError, "on_removed must be"),
         ({"url": "memory://a/shop.Orders", "cluster": 7}, TypeError, "must be a ClusterPolicy"),
         ({"url": "memory://a/shop.Orders", "policy": 7}, TypeError, "must be a RegistryPolicy"),
         ({"url": "memory://a/shop.Orders", "timer": 7}, TypeError, "timer must be"),

@@ -49,6 +49,18 @@ def ask(port, method=WHO):
 # Up
 
 
+def test_two_servers_at_one_place_with_an_id_each_are_both_published(make_shop, memory, registry):
+    shop, other = make_shop("a"), make_shop("b")
+    with (
+        Publisher(shop.server, memory, SERVICE, port=0, id="worker-1", **QUICK) as first,
+        Publisher(other.server, memory, SERVICE, port=0, id="worker-2", **QUICK) as second,
+    ):
+        assert first.wait_published(PATIENCE)
+        assert second.wait_published(PATIENCE)
+        assert sorted(ids(registry)) == ["worker-1", "worker-2"]
+    assert ids(registry) == []
+
+
 def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, registry):
     with Publisher(shop.server, memory, SERVICE, port=0, **QUICK) as published:
         assert published.wait_published(PATIENCE)

@@ -53,6 +53,21 @@ def test_a_service_is_named_once():
         select_by(parse_url("memory://a"), None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("memory://a", "etcd://127.0.0.1:2379/shop.Orders"),
+        ("sqlite:///x.db/shop.Orders", "sqlite:///x.db?service=shop.Orders"),
+        ("sqlite://./x.sqlite/shop.Orders", "sqlite://./x.sqlite?service=shop.Orders"),
+        ("sqlite:///run/app.v2/x.db", "sqlite:///run/app.v2/x.db?service=shop.Orders"),
+    ],
+)
+def test_how_a_url_names_a_service_is_told_where_it_does_not(url, meant):
+    with pytest.raises(ConfigurationError) as caught:
+        select_by(parse_url(url), None, None, None)
+    assert f"{meant!r}" in str(caught.value)
+
+
 def test_only_those_of_the_group_and_the_version_are_meant():
     instances = tuple(
         ServiceInstance(service="shop.Orders", host="a", port=port, group=group, version=version)

@@ -269,7 +269,7 @@ def test_a_server_that_runs_can_be_given_no_port(listening):
 
 
 def test_a_port_of_somebody_in_front_is_left_to_him():
-    assert found(answered=True) is Door.OUTSIDE
+    assert found(answered=True, listening={50052}) is Door.OUTSIDE
     assert found(answered=True, running=True) is Door.OUTSIDE
     assert found(elsewhere=True, running=True) is Door.OUTSIDE
     assert found(elsewhere=True, listening={50052}) is Door.OUTSIDE
@@ -277,3 +277,9 @@ def test_a_port_of_somebody_in_front_is_left_to_him():
 
 def test_a_mapped_port_of_a_server_that_has_none_is_bound():
     assert found(elsewhere=True) is Door.BIND
+
+
+def test_who_answers_at_the_port_of_a_process_that_listens_nowhere_is_not_in_front_of_it():
+    """It is the server that this one replaces, which goes soon."""
+    assert found(answered=True) is Door.BIND
+    assert found(answered=True, elsewhere=True) is Door.BIND

@@ -1,12 +1,13 @@
 """Whoever is told of the signals that end a process, and who was before."""
 
+import asyncio
 import os
 import signal
 import threading
 
 import pytest
 
-from rpcwheel.registry.signals import SIGNALS, Signals, may_handle
+from rpcwheel.registry.signals import SIGNALS, Signals, may_handle, of_a_loop
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,17 @@ def test_a_handler_that_was_set_meanwhile_stays():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signals.remove(told)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_a_handler_that_a_loop_has_added_is_known():
+    async def added():
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, print)
+        known = of_a_loop()
+        loop.remove_signal_handler(signal.SIGTERM)
+        return known, of_a_loop()
+
+    assert asyncio.run(added()) == ("SIGTERM", "")
 
 
 def test_what_was_ignored_stays_ignored():

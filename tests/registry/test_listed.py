@@ -1,0 +1,91 @@
+"""A channel of one list has the list that is wanted, whoever makes it at the same moment."""
+
+import threading
+
+import grpc
+import pytest
+
+from fixtures.shops import SERVICE, WHO
+from fixtures.timers import PATIENCE, eventually
+from rpcwheel import aio
+from rpcwheel.cluster import BroadcastInvoker, ClusterChannel, ForkingInvoker
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry._listed import Listed
+from rpcwheel.registry.named import channel
+
+
+def published(shop):
+    instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
+    shop.server.start()
+    return instance
+
+
+def listed():
+    return Listed(SERVICE, "memory://a", credentials=None, compression=None, timer=None)
+
+
+class Gate:
+    """Makes connections as it is told to; the first waits before it is given."""
+
+    def __init__(self, connect):
+        self._connect = connect
+        self.made, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, instance, options):
+        inner = self._connect(instance, options)
+        if not self.made.is_set():
+            self.made.set()
+            assert self.go.wait(PATIENCE)
+        return inner
+
+
+def test_a_list_that_changes_while_a_call_makes_the_channel_of_the_old_one_counts(make_shop):
+    one, other = published(make_shop("a")), published(make_shop("b"))
+    lists = listed()
+    gate, answers = Gate(lists.connect), []
+    with ClusterChannel(SERVICE, connect=gate) as channel:
+        ask = channel.unary_unary(WHO)
+        lists.show(channel, [one])
+        thread = threading.Thread(target=lambda: answers.append(ask(b"", timeout=PATIENCE)))
+        thread.start()
+        assert gate.made.wait(PATIENCE)  # for the list of the one
+        lists.show(channel, [other])
+        assert eventually(lambda: f":{other.port}" in lists._target)
+        gate.go.set()
+        thread.join(PATIENCE)
+        assert answers in [[b"a"], [b"b"]]
+        assert eventually(lambda: ask(b"", timeout=PATIENCE) == b"b")
+        lists.close()
+
+
+def test_a_list_that_is_never_called_is_swapped_and_connects_nobody(make_shop):
+    one, other = published(make_shop("a")), published(make_shop("b"))
+    lists = listed()
+    with ClusterChannel(SERVICE, connect=lists.connect) as channel:
+        lists.show(channel, [one])
+        assert eventually(lambda: channel.members)
+        lists.show(channel, [one, other])
+        assert eventually(lambda: f":{other.port}" in lists._target)
+        assert eventually(lambda: channel.members[0].channel.number == 2)
+        assert channel.get_state() is grpc.ChannelConnectivity.IDLE
+        assert {channel.unary_unary(WHO)(b"", timeout=PATIENCE) for _ in range(4)} == {b"a", b"b"}
+        lists.close()
+
+
+@pytest.mark.parametrize("view", [BroadcastInvoker, ForkingInvoker])
+def test_one_list_is_refused_for_calls_on_several_members(memory, view):
+    refusal = pytest.raises(ConfigurationError, match='with another balance, "round_robin" say')
+    with channel(memory, service=SERVICE, balance="core") as one_list, refusal:
+        view(one_list)
+    with channel(memory, service=SERVICE) as of_members:
+        view(of_members)
+
+
+@pytest.mark.parametrize("view", [aio.BroadcastInvoker, aio.ForkingInvoker])
+async def test_one_list_is_refused_for_calls_on_several_members_in_aio(memory, view):
+    async with aio.channel(memory, service=SERVICE, balance="core") as one_list:
+        with pytest.raises(ConfigurationError, match='with another balance, "round_robin" say'):
+            view(one_list)
+    async with aio.channel(memory, service=SERVICE) as of_members:
+        view(of_members)
