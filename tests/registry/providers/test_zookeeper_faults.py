@@ -5,7 +5,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from kazoo.protocol.states import KazooState
@@ -90,38 +90,55 @@ def test_after_a_wipe_contact_is_back_long_before_a_lease_is_over(zookeeper, ope
 
 def test_what_was_seen_is_offered_to_each_server_once_and_then_forgotten(zookeeper, opened):
     proxy = zookeeper.proxy()
-    with _refuser() as (port, offered):
+    with _rude_server() as (port, offers):
         url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
         provider = opened(url, lease=60)
         in_the_end(lambda: provider.publish([A]))
         assert in_the_end(lambda: provider.renew([A])) == {}
-        offered.clear()
+        offers.clear()
         proxy.close()
-        assert eventually(lambda: len(offered) > 2)
-        assert offered[0] > 0
-        assert set(offered[1:]) == {0}
+        assert eventually(lambda: len(offers) > 2)
+        first, *others = (zxid for _, zxid in offers)
+        assert first > 0
+        assert set(others) == {0}
+
+
+def test_who_is_silent_is_given_twice_as_long_each_time_and_offered_the_same(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    with _rude_server(hangs_up=False) as (port, offers):
+        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+        provider = opened(url, lease=60, timeout=0.6)
+        in_the_end(lambda: provider.publish([A]))
+        offers.clear()
+        proxy.close()
+        assert eventually(lambda: len(offers) > 2)
+        (_, seen), (second_s, still), (third_s, at_last) = offers[:3]
+        assert still == at_last == seen > 0
+        assert third_s - second_s > 1.19  # kazoo's own pauses are no 0.4 s yet
 
 
 @contextmanager
-def _refuser() -> Iterator[tuple[int, list[int]]]:
-    """A server that hangs up on everybody, and the zxids that it was offered."""
-    offered: list[int] = []
+def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[tuple[float, int]]]]:
+    """It answers nobody; when it was asked, and which zxids it was offered."""
+    offers: list[tuple[float, int]] = []
 
-    def refuse() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            with connection:
+    def listen() -> None:
+        with ExitStack() as kept:
+            while True:
+                try:
+                    connection = kept.enter_context(server.accept()[0])
+                except OSError:
+                    return
                 request = connection.recv(16, socket.MSG_WAITALL)
                 if len(request) == 16:
-                    offered.append(struct.unpack(">iiq", request)[2])
+                    offers.append((time.monotonic(), struct.unpack(">iiq", request)[2]))
+                if hangs_up:
+                    connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=refuse, daemon=True)
+        thread = threading.Thread(target=listen, daemon=True)
         thread.start()
-        yield server.getsockname()[1], offered
+        yield server.getsockname()[1], offers
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
 
