@@ -6,7 +6,7 @@
 #   ARGS="-x -k fork"    what pytest is given
 
 PYTHON ?= python3
-ARGS   ?= -n 4
+ARGS   ?= -n 3
 
 BIN := .venv/bin
 # Stamps carry what they were made with, so that another PYTHON or CC is another stamp.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
 import socket
@@ -44,6 +45,7 @@ class AuditServer:
     def freeze(self) -> None:
         """Stop it with SIGSTOP: its connections stay open, and nothing answers."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # or it may answer once more
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""
