@@ -1,7 +1,4 @@
-"""Whether a call that has failed was sent at all: what its words and its connection say together.
-
-The words alone prove nothing: a server that hands on the failure of its own upstream says the same.
-"""
+"""Whether a call of `grpc.aio` that has failed was sent at all, by what grpc says of it."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import grpc
 
 from rpcwheel._grpc.status import is_unprocessed
 
-from .member import address_dialled
+from .member import proves_unsent
 
 if TYPE_CHECKING:
     from rpcwheel.channel._aio_members import Wire
@@ -27,12 +24,7 @@ READY: Final = grpc.ChannelConnectivity.READY.name
 def is_unsent(
     error: grpc.aio.AioRpcError, instance: ServiceInstance, began_in: str, state: str
 ) -> bool:
-    """Whether it is sure that nothing was sent, by the words and two of three things more.
-
-    That is: there was no connection when the try began; there is none now; the words name the
-    address that we called. One may be missing: by the time that we see the failure there may be a
-    connection again, a connection may break just when a try begins on it, and what a host name or
-    a proxy stands for we do not know.
+    """Whether it is sure that nothing was sent; what proves that is in `proves_unsent`.
 
     Args:
         error: How the try failed.
@@ -46,9 +38,7 @@ def is_unsent(
     ):
         return False
     had_none = began_in not in {READY, ""}
-    dialled = address_dialled(instance)
-    named = dialled is not None and dialled in details
-    return had_none + (state == FAILING) + named > 1
+    return proves_unsent(instance, details, had_none=had_none, has_none=state == FAILING)
 
 
 def state_of(link: Link[Wire]) -> str:

@@ -27,7 +27,7 @@ from rpcwheel.workers import POOL
 from ._closers import Closers, told
 from ._probes import Probes
 from .core import Roster
-from .member import MemberCore, address_dialled, judged
+from .member import MemberCore, address_dialled, judged, proves_unsent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -252,10 +252,7 @@ class Fleet:
     def failed(self, member: Member, error: Any, began: Began | None = None) -> bool:  # noqa: ANN401
         """Judge a call that has just ended; True if it is sure that nothing was sent.
 
-        The words of its status say so, and two of three things more: there was no connection when
-        it began; there is none now; the words name the address that we called. By now there may be
-        one again, as another call has asked for it, and a server may hand on the same words of a
-        server behind it. What a host name or a proxy stands for we do not know.
+        What proves that is in `proves_unsent`.
 
         Args:
             member: Whose it was.
@@ -271,10 +268,13 @@ class Fleet:
             if member.down_ns is not None and outcome.code not in UNANSWERED:
                 self.up(member)  # that is an answer
             return False
-        dialled, state, unsent = address_dialled(member.instance), link.get_state(), False
-        if outcome.unprocessed:
-            named = dialled is not None and dialled in (error.details() or "")
-            unsent = had_none + link.is_cut_off(since=number) + named > 1
+        state = link.get_state()
+        unsent = outcome.unprocessed and proves_unsent(
+            member.instance,
+            error.details() or "",
+            had_none=had_none,
+            has_none=link.is_cut_off(since=number),
+        )
         verdict = judged(outcome.code, "" if state is None else state.name, cut_off=unsent)
         if verdict.is_down:
             self.down(member, "no connection" if unsent else f"{outcome.code}: no connection")

@@ -36,6 +36,7 @@ __all__ = [
     "checked_instances",
     "checked_name",
     "judged",
+    "proves_unsent",
 ]
 
 MemberState = Literal["IDLE", "UP", "DOWN", "DRAINING", "CLOSED"]
@@ -160,6 +161,28 @@ def address_dialled(instance: ServiceInstance) -> str | None:
     if isinstance(host, IPv4Address):
         return f"ipv4:{host}:{instance.port}: "
     return None if host.scope_id else f"ipv6:%5B{host}%5D:{instance.port}: "
+
+
+def proves_unsent(
+    instance: ServiceInstance, details: str, *, had_none: bool, has_none: bool
+) -> bool:
+    """Whether a call was surely not sent, given that the words of its status say so.
+
+    The words alone prove nothing: a server that hands on the failure of a server behind it says the
+    same. So two of three things more are asked for: there was no connection when it began; there is
+    none now; the words name the address that we called. One may be missing: by now there may be a
+    connection again, one may break just when a call begins on it, and what a host name or a proxy
+    stands for we do not know.
+
+    Args:
+        instance: Whom it was for.
+        details: The words.
+        had_none: Whether there was no connection when it began; False if unknown.
+        has_none: Whether there is none now.
+    """
+    dialled = address_dialled(instance)
+    named = dialled is not None and dialled in details
+    return had_none + has_none + named > 1
 
 
 def checked_instances(instances: Iterable[ServiceInstance]) -> list[ServiceInstance]:

@@ -10,6 +10,7 @@ from rpcwheel.cluster.member import (
     checked_instances,
     checked_name,
     judged,
+    proves_unsent,
 )
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
@@ -110,3 +111,19 @@ def test_a_count_is_one_or_more(count, error):
 )
 def test_the_address_that_a_failure_names_is_known_where_the_host_is_one(host, said):
     assert address_dialled(ServiceInstance(service="shop.Orders", host=host, port=7)) == said
+
+
+@pytest.mark.parametrize("had_none", [True, False])
+@pytest.mark.parametrize("has_none", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_two_of_three_signs_prove_that_nothing_was_sent(had_none, has_none, named):
+    own = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=1)
+    details = f"last error: ipv4:10.0.0.{7 if named else 8}:1: Connection refused"
+    sure = proves_unsent(own, details, had_none=had_none, has_none=has_none)
+    assert sure is ([had_none, has_none, named].count(True) >= 2)
+
+
+def test_what_a_host_name_stands_for_proves_nothing():
+    own = ServiceInstance(service="shop.Orders", host="orders", port=1)
+    assert not proves_unsent(own, "ipv4:10.0.0.7:1: refused", had_none=True, has_none=False)
+    assert proves_unsent(own, "ipv4:10.0.0.7:1: refused", had_none=True, has_none=True)
