@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
+from rpcwheel._grpc import kinds
 from rpcwheel._grpc.styles import call_at_end, failure_of, has_ended, is_single_threaded
 from rpcwheel.call import Kind
 from rpcwheel.workers import POOL
@@ -172,46 +173,10 @@ def _on_a_worker(job: Callable[[], object]) -> None:
     POOL.submit(job, job)
 
 
-class UnaryUnary(_Member, grpc.UnaryUnaryMultiCallable):
+class UnaryUnary(_Member, kinds.UnaryUnary):
     """One request, one response."""
 
     __slots__ = ()
-
-    def __call__(  # noqa: PLR0917 - as grpc has it
-        self,
-        request: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("__call__", request, *options)
-
-    def with_call(  # noqa: PLR0917 - as grpc has it
-        self,
-        request: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("with_call", request, *options)
-
-    def future(  # noqa: PLR0917 - as grpc has it
-        self,
-        request: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("future", request, *options)
 
 
 class Ping(UnaryUnary):
@@ -236,79 +201,19 @@ class Ping(UnaryUnary):
     _wait = _begin
 
 
-class StreamUnary(_Member, grpc.StreamUnaryMultiCallable):
+class StreamUnary(_Member, kinds.StreamUnary):
     """Many requests, one response."""
 
     __slots__ = ()
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
-        self,
-        request_iterator: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("__call__", request_iterator, *options)
 
-    def with_call(  # noqa: PLR0917 - as grpc has it
-        self,
-        request_iterator: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("with_call", request_iterator, *options)
-
-    def future(  # noqa: PLR0917 - as grpc has it
-        self,
-        request_iterator: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("future", request_iterator, *options)
-
-
-class UnaryStream(_Member, grpc.UnaryStreamMultiCallable):
+class UnaryStream(_Member, kinds.UnaryStream):
     """One request, many responses."""
 
     __slots__ = ()
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
-        self,
-        request: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("__call__", request, *options)
 
-
-class StreamStream(_Member, grpc.StreamStreamMultiCallable):
+class StreamStream(_Member, kinds.StreamStream):
     """Many requests, many responses."""
 
     __slots__ = ()
-
-    def __call__(  # noqa: PLR0917 - as grpc has it
-        self,
-        request_iterator: Any,  # noqa: ANN401
-        timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
-        compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("__call__", request_iterator, *options)

@@ -36,7 +36,7 @@ class Pushing(Method):
 
     __slots__ = ()
 
-    def _wait_streaming(
+    def _wait(
         self,
         name: str,
         requests: Any,  # noqa: ANN401
@@ -109,7 +109,7 @@ class Pushing(Method):
         if member.down_ns is not None:
             self.fleet.up(member)
 
-    def _begin_streaming(
+    def _begin(
         self,
         name: str,
         requests: Any,  # noqa: ANN401

@@ -1,0 +1,147 @@
+"""grpc's four kinds of multi-callables for threads, brought down to two ways to carry a call out.
+
+Each room whose channel finds a connection for each call puts its own two ways before these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
+
+
+class _Kind:
+    """The two ways; each is given the name of grpc's method, what is sent, and grpc's options."""
+
+    __slots__ = ()
+
+    _wait: Callable[..., Any]
+    """Carries a call out on its caller's thread."""
+
+    _begin: Callable[..., Any]
+    """Begins a call that goes on by itself."""
+
+
+class UnaryUnary(_Kind, grpc.UnaryUnaryMultiCallable):
+    """One request, one response."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("__call__", request, *options)
+
+    def with_call(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("with_call", request, *options)
+
+    def future(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("future", request, *options)
+
+
+class StreamUnary(_Kind, grpc.StreamUnaryMultiCallable):
+    """Many requests, one response."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("__call__", request_iterator, *options)
+
+    def with_call(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._wait("with_call", request_iterator, *options)
+
+    def future(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("future", request_iterator, *options)
+
+
+class UnaryStream(_Kind, grpc.UnaryStreamMultiCallable):
+    """One request, many responses."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("__call__", request, *options)
+
+
+class StreamStream(_Kind, grpc.StreamStreamMultiCallable):
+    """Many requests, many responses."""
+
+    __slots__ = ()
+
+    def __call__(  # noqa: PLR0917 - as grpc has it
+        self,
+        request_iterator: Any,  # noqa: ANN401
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,  # noqa: FBT001
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin("__call__", request_iterator, *options)
