@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from .member import MemberCore
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Member"]
 
-HANDSHAKE_NS: Final = 1_000_000_000
-"""How long the making of a connection may take before it counts as none: over TLS, and far away."""
-
 
 class Member(MemberCore):
     """One server of a channel's, with a connection of its own. Made by the channel."""
@@ -27,7 +24,6 @@ class Member(MemberCore):
         self._fleet = fleet
         self.link: ReconnectingChannel | None = None
         """Internal: its channel, once there is one."""
-        self._dark_ns: int | None = None
 
     @property
     def channel(self) -> ReconnectingChannel:
@@ -40,21 +36,6 @@ class Member(MemberCore):
             Exception: What `connect` raised.
         """
         return self._fleet.connected(self) if self.link is None else self.link
-
-    def is_dark(self, began_ns: int, read_ns: int | None, now_ns: int) -> bool:
-        """Internal: take note of a call whose time was over before there was a connection.
-
-        Args:
-            began_ns: When it began.
-            read_ns: When something was last read from the member; None: never.
-            now_ns: The time.
-
-        Returns:
-            Whether such calls have found no connection for so long that there is none.
-        """
-        if self._dark_ns is None or (read_ns is not None and read_ns >= self._dark_ns):
-            self._dark_ns = began_ns
-        return now_ns - self._dark_ns >= HANDSHAKE_NS
 
     @property
     def calls(self) -> int:

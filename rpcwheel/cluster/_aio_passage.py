@@ -29,15 +29,12 @@ from rpcwheel.probe import UNANSWERED
 from ._aio_firsts import AsyncFirsts, Firsts, Sealed
 from ._aio_fleet import UnmadeError
 from ._aio_unsent import is_unsent, state_of
-from .member import judged
 
 if TYPE_CHECKING:
     from contextvars import Context
 
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel.call import Kind
-    from rpcwheel.channel._aio_members import Wire
-    from rpcwheel.channel.core import Link
 
     from ._aio_calls import Calls
     from ._aio_member import Member
@@ -61,6 +58,7 @@ class Passage(Running):
     _at: Member
     _runs = False  # whether a try is counted on `_link`
     _began_in = ""  # the state of its connection then
+    _try_ns = 0  # when it began, if it is not the first
     _tried: tuple[Member, ...] = ()
     _error: grpc.aio.AioRpcError | None = None  # of the last try that found no connection
     _waits = False
@@ -181,8 +179,16 @@ class Passage(Running):
         is_active = link is self._member.channel.links.active
         state = state_of(link)
         unsent = is_unsent(error, at.instance, self._began_in, state)
-        verdict = judged(code.name, state if is_active else "", cut_off=unsent)
-        if verdict.is_down and is_active and (code is not TOO_LATE or self._is_dark(link)):
+        now_ns = self._calls.fleet.now_ns()
+        verdict = at.judged(
+            code.name,
+            state if is_active else "",
+            cut_off=unsent,
+            began_ns=self._try_ns or self._began_ns or now_ns,
+            read_ns=link.traffic.last_read_ns,
+            now_ns=now_ns,
+        )
+        if verdict.is_down and is_active:
             why = "no connection" if unsent else f"{code.name} without a connection"
             self._calls.fleet.down(at, why)
         taken = relay.handed or (self.firsts is not None and not self.firsts.whole)
@@ -190,11 +196,6 @@ class Passage(Running):
             return False
         self._error, self._tried = error, (*self._tried, at)
         return self._moves(relay)
-
-    def _is_dark(self, link: Link[Wire]) -> bool:
-        """Whether it had time enough for a connection to be made."""
-        now_ns = self._calls.fleet.now_ns()
-        return self._at.is_dark(self._began_ns or now_ns, link.traffic.last_read_ns, now_ns)
 
     def _moves(self, relay: Relay) -> bool:
         """Go to another member, or end as the time is over; False if there is none."""
@@ -226,7 +227,8 @@ class Passage(Running):
         return calls.roster.other(self._tried, asked)
 
     def _rest(self, left_ns: int) -> dict[str, Any]:
-        """The options of a later try."""
+        """The options of a later try, which begins now."""
+        self._try_ns = self._calls.fleet.now_ns()
         return self._options if left_ns == NEVER else self._options | {"timeout": left_ns / 1e9}
 
     def _heard(self, code: grpc.StatusCode) -> None:

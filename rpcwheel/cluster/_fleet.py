@@ -27,7 +27,7 @@ from rpcwheel.workers import POOL
 from ._closers import Closers, told
 from ._probes import Probes
 from .core import Roster
-from .member import MemberCore, address_dialled, judged, proves_unsent
+from .member import MemberCore, address_dialled, proves_unsent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from .member import Rules
     from .pickers import Picker
 
-    Began: TypeAlias = tuple[ReconnectingChannel | None, int, bool]
+    Began: TypeAlias = tuple[ReconnectingChannel | None, int | None, bool, int]
     """The channel, None if there was none; the number of its active connection; whether that was
-    not connected, as far as that was looked at."""
+    not connected, as far as that was looked at; when."""
 
-__all__ = ["CLOSED", "Fleet", "Member", "UnmadeError"]
+__all__ = ["CLOSED", "Fleet", "Member", "UnmadeError", "when"]
 
 CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """What grpc says to who makes a call on a closed channel."""
@@ -95,9 +95,10 @@ class Member(MemberCore):
         """
         link = self.link
         if link is None:
-            return None, 1, True
+            return None, 1, True, self._fleet.now_ns()
         looks = patient or self._is_vague or self.down_ns is not None  # it takes 3 us
-        return link, link.number, looks and link.get_state() not in CONNECTED
+        had_none = looks and link.get_state() not in CONNECTED
+        return link, link.number, had_none, self._fleet.now_ns()
 
     def down(self, reason: str = "asked for") -> None:
         """Have it not called until it answers a probe. A second time, or once it is gone, nothing.
@@ -142,9 +143,10 @@ class Fleet:
         self._connect = connect
         self._on_member = on_member
         self.timer = timer
+        self.now_ns = clock_of(timer)
         self.changed = threading.Condition(threading.RLock())  # for what ends by the collector
         self.roster: Roster[Member] = Roster(
-            name, partial(Member, self), picker, rules, clock_of(timer)
+            name, partial(Member, self), picker, rules, self.now_ns
         )
         self.jobs: Final = object()  # by which the workers know ours
         self._probes = Probes(self)
@@ -249,7 +251,7 @@ class Fleet:
 
     # Up and down
 
-    def failed(self, member: Member, error: Any, began: Began | None = None) -> bool:  # noqa: ANN401
+    def failed(self, member: Member, error: Any, began: Began) -> bool:  # noqa: ANN401
         """Judge a call that has just ended; True if it is sure that nothing was sent.
 
         What proves that is in `proves_unsent`.
@@ -257,9 +259,9 @@ class Fleet:
         Args:
             member: Whose it was.
             error: The call, or the error that it raised.
-            began: Where it began; None: that is not known any more.
+            began: Where and when it began; see `when`.
         """
-        link, number, had_none = began or (None, None, False)
+        link, number, had_none, began_ns = began
         link = link or member.link
         if link is None:
             return False
@@ -275,7 +277,14 @@ class Fleet:
             had_none=had_none,
             has_none=link.is_cut_off(since=number),
         )
-        verdict = judged(outcome.code, "" if state is None else state.name, cut_off=unsent)
+        verdict = member.judged(
+            outcome.code,
+            "" if state is None else state.name,
+            cut_off=unsent,
+            began_ns=began_ns,
+            read_ns=link.traffic.last_read_ns,
+            now_ns=self.now_ns(),
+        )
         if verdict.is_down:
             self.down(member, "no connection" if unsent else f"{outcome.code}: no connection")
         return verdict.may_move
@@ -359,6 +368,11 @@ class Fleet:
                 if member.link is not None:
                     member.link.close()
                 member.made.clear()
+
+
+def when(began: Began) -> Began:
+    """What is kept of a call's begin while it runs: when, but not where."""
+    return None, None, False, began[-1]
 
 
 def _surely() -> bool:

@@ -137,7 +137,7 @@ class Pushing(Method):
                 if self.fleet.roster.all_down:
                     raise cause from None
             else:
-                judge_at_end(running, self.fleet, member)
+                judge_at_end(running, self.fleet, member, began)
                 return running
 
     def _set_out(

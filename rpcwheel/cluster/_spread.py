@@ -100,7 +100,7 @@ class Spread:
             said = f"{member.id}: connect: {cause!r}"
             call = EndedCall(grpc.StatusCode.UNAVAILABLE, said)
         else:
-            judge_at_end(call, method.fleet, member)
+            judge_at_end(call, method.fleet, member, began)
         self._of[call] = member, began
         return call
 

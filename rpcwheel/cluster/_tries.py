@@ -22,7 +22,7 @@ from rpcwheel._grpc.styles import call_at_end
 from rpcwheel.durations import to_seconds
 from rpcwheel.workers import POOL
 
-from ._fleet import CLOSED, UNREACHED, UnmadeError
+from ._fleet import CLOSED, UNREACHED, UnmadeError, when
 from ._journey import Journey
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class Method:
             except UnmadeError:
                 continue  # it is not connected any more
             else:
-                judge_at_end(running, self.fleet, member)
+                judge_at_end(running, self.fleet, member, began)
                 return running
 
 
@@ -313,8 +313,9 @@ def is_connected(member: Member) -> bool:
     return member.link.get_state() in {grpc.ChannelConnectivity.READY, None}
 
 
-def judge_at_end(running: Any, fleet: Fleet, member: Member) -> None:  # noqa: ANN401
+def judge_at_end(running: Any, fleet: Fleet, member: Member, began: Began) -> None:  # noqa: ANN401
     """Take note of how a call ends; it is not kept alive for that."""
+    since = when(began)
     try:
         call = weakref.ref(running)
     except TypeError:  # a foreign interceptor's
@@ -324,7 +325,7 @@ def judge_at_end(running: Any, fleet: Fleet, member: Member) -> None:  # noqa: A
         """On gRPC's thread, or whoever ends it."""
         over = call()
         if over is not None and (code_of(over) in UNREACHED or member.down_ns is not None):
-            POOL.submit(fleet.jobs, partial(fleet.failed, member, over))
+            POOL.submit(fleet.jobs, partial(fleet.failed, member, over, since))
 
     call_at_end(running, ended)
 

@@ -41,6 +41,9 @@ __all__ = [
 
 MemberState = Literal["IDLE", "UP", "DOWN", "DRAINING", "CLOSED"]
 
+HANDSHAKE_NS: Final = 1_000_000_000
+"""How long the making of a connection may take before it counts as none: over TLS, and far away."""
+
 DEFAULT_PROBE: Final = wait_random_exponential(multiplier=0.5, max=10)
 """Full jitter: a thousand clients of a member that is down do not ask it at once."""
 
@@ -95,6 +98,7 @@ class MemberCore:
         """Whether its instance is gone."""
         self.closed = False
         """Whether its connection is closed."""
+        self._dark_ns: int | None = None
 
     @property
     def id(self) -> str:
@@ -121,6 +125,41 @@ class MemberCore:
         if self.down_ns is not None:
             return "DOWN"
         return "UP" if self.used else "IDLE"
+
+    def judged(
+        self,
+        code: str,
+        connection: str,
+        *,
+        cut_off: bool,
+        began_ns: int,
+        read_ns: int | None,
+        now_ns: int,
+    ) -> Verdict:
+        """Judge a call to it that has failed, and take note of it.
+
+        One whose time was over while a connection was still being made proves nothing by itself:
+        its time may have been shorter than the handshake. Such calls in a row do, if nothing was
+        heard for as long as a handshake may take.
+
+        Args:
+            code: As for the function `judged`.
+            connection: As there.
+            cut_off: As there.
+            began_ns: When it began.
+            read_ns: When something was last read from the member; None: never.
+            now_ns: The time.
+        """
+        verdict = judged(code, connection, cut_off=cut_off)
+        if not verdict.is_down or code != "DEADLINE_EXCEEDED" or connection != "CONNECTING":
+            return verdict
+        return verdict._replace(is_down=self._is_dark(began_ns, read_ns, now_ns))
+
+    def _is_dark(self, began_ns: int, read_ns: int | None, now_ns: int) -> bool:
+        """Whether calls have found no connection for so long that there is none."""
+        if self._dark_ns is None or (read_ns is not None and read_ns >= self._dark_ns):
+            self._dark_ns = began_ns
+        return now_ns - self._dark_ns >= HANDSHAKE_NS
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.instance.service!r}, {self.state}>"

@@ -45,13 +45,3 @@ async def test_one_that_is_gone_changes_no_more(shops, aio_cluster, events):
     member.down()
     member.up()
     assert (member.state, events) == ("CLOSED", [])
-
-
-async def test_it_is_dark_once_calls_have_found_no_connection_for_a_while(aio_cluster):
-    member = aio_cluster(1).members[0]
-    second = 1_000_000_000
-    assert member.is_dark(0, None, 2 * second)
-    assert not member.is_dark(5 * second, 4 * second, 5 * second)  # it was heard meanwhile
-    assert not member.is_dark(5 * second, 4 * second, 6 * second - 1)
-    assert member.is_dark(6 * second - 1, 4 * second, 6 * second)
-    assert not member.is_dark(7 * second, 6 * second, 7 * second)

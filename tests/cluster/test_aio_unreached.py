@@ -1,5 +1,6 @@
 """A member that no call can be made on is one that can't be reached: another is called."""
 
+import asyncio
 import socket
 
 import grpc
@@ -124,6 +125,20 @@ async def test_a_call_of_little_time_does_not_prove_that_there_is_no_connection(
             assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert states(channel) == [state]
     assert [event.reason for event in events] == ["DEADLINE_EXCEEDED without a connection"]
+
+
+async def test_the_time_that_a_call_waited_for_a_member_is_not_that_of_the_connection(
+    aio_cluster, timer
+):
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        channel = aio_cluster(policy=ClusterPolicy(probe=1000, wait=50))
+        timer.advance(1)
+        call = caller(channel, timeout=5)()
+        await asyncio.sleep(0)
+        timer.advance(4.9)
+        channel.update([instance(slow.getsockname()[1])])
+        assert (await refused(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert states(channel) == ["UP"]
 
 
 # The user has closed it

@@ -1,14 +1,15 @@
 """Who can't be reached is left alone until it answers a probe."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from fixtures.clusters import instance
-from fixtures.shop import UNARY_UNARY, Fail
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail
 from fixtures.timers import eventually
-from rpcwheel.cluster import ClusterPolicy
+from rpcwheel.cluster import BroadcastInvoker, ClusterPolicy
 from rpcwheel.observe import ListenerFailed
 from rpcwheel.observe.events import MemberDown, MemberUp
 from rpcwheel.timer import ManualTimer
@@ -64,6 +65,38 @@ def test_a_probe_that_is_not_answered_is_followed_by_another(dead, shops, timer,
         assert eventually(lambda failed=failed: bad.probes == failed)
         assert eventually(lambda: timer.pending == 1)
     assert bad.state == "DOWN"
+
+
+def unary(channel):
+    channel.unary_unary(UNARY_UNARY)(b"x", timeout=0.1)
+
+
+def future(channel):
+    channel.unary_unary(UNARY_UNARY).future(b"x", timeout=0.1).result()
+
+
+def pushed(channel):
+    channel.stream_unary(STREAM_UNARY)(iter([b"x"]), timeout=0.1)
+
+
+def to_all(channel):
+    BroadcastInvoker(channel).unary_unary(UNARY_UNARY)(b"x", timeout=0.1)
+
+
+@pytest.mark.parametrize("call", [unary, future, pushed, to_all])
+def test_a_call_of_little_time_does_not_prove_that_there_is_no_connection(
+    call, open_cluster, timer, events
+):
+    with socket.create_server(("127.0.0.1", 0)) as slow:  # which never says that it is there
+        channel = open_cluster(slow.getsockname()[1], policy=ClusterPolicy(probe=1000))
+        for state in ("UP", "UP", "DOWN"):
+            timer.advance(0.6)
+            with pytest.raises(grpc.RpcError) as caught:
+                call(channel)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert eventually(lambda state=state: channel.members[0].state == state)
+    assert eventually(lambda: events)
+    assert [event.reason for event in events] == ["DEADLINE_EXCEEDED: no connection"]
 
 
 class Sick(grpc.GenericRpcHandler):

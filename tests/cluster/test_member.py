@@ -78,6 +78,33 @@ def test_other_failures_tell_nothing_of_the_member(code):
     assert judged(code, "TRANSIENT_FAILURE", cut_off=True) == Verdict(is_down=False, may_move=False)
 
 
+def late(member, began_s, now_s, heard_s=None, connection="CONNECTING"):
+    """Whether a call whose time was over tells that it is down."""
+    began_ns, now_ns = int(began_s * 10**9), int(now_s * 10**9)
+    read_ns = None if heard_s is None else heard_s * 10**9
+    return member.judged(
+        "DEADLINE_EXCEEDED",
+        connection,
+        cut_off=False,
+        began_ns=began_ns,
+        read_ns=read_ns,
+        now_ns=now_ns,
+    ).is_down
+
+
+def test_calls_of_little_time_prove_it_once_they_have_found_no_connection_for_a_while(member):
+    assert late(member, 0, 2)
+    assert not late(member, 5, 5, heard_s=4)  # it was heard meanwhile
+    assert not late(member, 5, 5.999, heard_s=4)
+    assert late(member, 5.999, 6, heard_s=4)
+    assert not late(member, 7, 7, heard_s=6)
+
+
+def test_a_connection_that_was_tried_in_vain_needs_no_more_time(member):
+    assert late(member, 5, 5, connection="TRANSIENT_FAILURE")
+    assert not late(member, 5, 5, connection="READY")
+
+
 def test_instances_are_instances():
     assert checked_instances(iter([ORDERS])) == [ORDERS]
     with pytest.raises(TypeError, match=r"ServiceInstance, not '10\.0\.0\.7"):
