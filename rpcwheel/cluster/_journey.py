@@ -87,6 +87,7 @@ class Journey:
         self.final: AnyCall = None
         self._try: AnyCall = None  # the call that runs
         self._tried: list[Member] = []
+        self._last: AnyCall = None  # the last of those that were in vain
         self._hooks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._timeout: Timeout | None = None
 
@@ -139,7 +140,7 @@ class Journey:
         if self._tried and not overdue and fleet.roster.pick is not None and fleet.roster.all_down:
             return  # they were tried just now
         try:
-            member = self._method.at_once(self.call, self._until_s, patient=self._patient)
+            member = self._found()
         except BaseException as error:  # noqa: BLE001 - the user's picker's too; it is the caller's
             final = self._ended_by(error)
         if member is None and final is None:
@@ -157,6 +158,12 @@ class Journey:
             self._finish(final)
         else:
             self._go_on(member)
+
+    def _found(self) -> Member | None:
+        """The member for it, if there is one; raises as `at_once`."""
+        if self._last is not None and self.seconds_left() == 0:
+            raise self._method.overdue_after(self._last)
+        return self._method.at_once(self.call, self._until_s, patient=self._patient)
 
     def _ended_by(self, error: BaseException) -> EndedCall:
         """How the call ends that this was raised for, instead of a try."""
@@ -243,6 +250,7 @@ class Journey:
         if other is not None:
             self._go_on(other)
         elif self._patient and not fleet.roster.closed:
+            self._last = one.call
             self._wait_for_members()
         else:
             self._finish(one.call)

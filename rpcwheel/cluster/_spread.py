@@ -129,11 +129,6 @@ class Spread:
             raise error
         self._method.rest(until_s)
         if left(until_s) == 0:
-            raise EndedCall(grpc.StatusCode.DEADLINE_EXCEEDED, _said(error))
+            raise self._method.overdue_after(error) from error
         members = self._method.several(self._patient, request, metadata, until_s, patient=True)
         return [call for _, call in self._begin_all(members)]
-
-
-def _said(error: Any) -> str:  # noqa: ANN401 - an error of grpc, or anybody's
-    tell = getattr(error, "details", None)
-    return str(tell() if callable(tell) else error)

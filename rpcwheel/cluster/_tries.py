@@ -123,6 +123,12 @@ class Method:
         code = UNAVAILABLE if until_s is None or monotonic() < until_s else OVERDUE
         return EndedCall(code, self.fleet.roster.refusal() or self.fleet.roster.too_late())
 
+    @staticmethod
+    def overdue_after(error: Any) -> EndedCall:  # noqa: ANN401 - of grpc, or anybody's
+        """How a call ends whose time is over, and whose last try ended so."""
+        tell = getattr(error, "details", None)
+        return EndedCall(OVERDUE, str(tell() if callable(tell) else error))
+
     def latest_s(self, until_s: float | None, *, patient: bool) -> float | None:
         """How long a call may wait for a member, by `time.monotonic`; None: for ever."""
         if patient:
@@ -218,6 +224,8 @@ class Method:
         if not patient or self.fleet.roster.closed:
             raise error
         self.rest(until_s)
+        if left(until_s) == 0:
+            raise self.overdue_after(error) from error
         return self.first(call, until_s, patient=True), ()
 
     def rest(self, until_s: float | None) -> None:

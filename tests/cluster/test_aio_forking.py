@@ -263,3 +263,17 @@ async def test_forks_are_one_or_more(channels, forks, error):
 
 async def _awaited(call):
     return await call
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+async def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, aio_cluster, last):
+    channel = aio_cluster(*shops)
+    for shop in shops:
+        shop.kill()
+    call = broadcast(channel)(b"x", timeout=60, wait_for_ready=True)
+    first = [shop for shop in shops if shop is not shops[last]]
+    for shop in first:
+        shop.start()
+    await until(lambda: all(shop.calls for shop in first))  # one is away still
+    shops[last].start()
+    assert await call == {shop.target: b"x" for shop in shops}

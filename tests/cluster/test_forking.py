@@ -281,3 +281,21 @@ def test_wrong_channels_are_refused(channel, forks, error):
 def test_forks_are_one_or_more(channels, forks, error):
     with pytest.raises(error, match="forks"):
         ForkingInvoker(channels, forks)
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, open_cluster, last):
+    channel, got = open_cluster(*shops), []
+    for shop in shops:
+        shop.kill()
+    call = broadcast(channel)
+    options = {"timeout": 60, "wait_for_ready": True}
+    thread = threading.Thread(target=lambda: got.append(call(b"x", **options)))
+    thread.start()
+    first = [shop for shop in shops if shop is not shops[last]]
+    for shop in first:
+        shop.start()
+    assert eventually(lambda: all(shop.calls for shop in first))  # one is away still
+    shops[last].start()
+    thread.join(60)
+    assert got == [{shop.target: b"x" for shop in shops}]

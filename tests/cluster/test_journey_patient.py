@@ -90,7 +90,33 @@ def test_its_deadline_ends_the_wait(dead, open_cluster, name):
     began = time.monotonic()
     call = begin(open_cluster(dead, timer=None), name, timeout=0.4)
     assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "refused" in call.details()
     assert time.monotonic() - began >= 0.39
+
+
+PATIENT = {"timeout": 0.3, "wait_for_ready": True}
+STYLES = {
+    "future": lambda channel, made: (
+        channel.unary_unary(UNARY_UNARY, made).future(b"x", **PATIENT).result(20)
+    ),
+    "stream": lambda channel, made: next(channel.unary_stream(UNARY_STREAM, made)(b"x", **PATIENT)),
+    "unary": lambda channel, made: channel.unary_unary(UNARY_UNARY, made)(b"x", **PATIENT),
+}
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
+def test_it_is_tried_no_more_once_its_time_is_over(dead, open_cluster, style):
+    channel = open_cluster(dead, timer=None, policy=ClusterPolicy(probe=3600.0))
+    tried = []
+
+    def serialized(request):  # for each try
+        tried.append(request)
+        return request
+
+    with pytest.raises(grpc.RpcError) as caught:
+        style(channel, serialized)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert len(tried) == 1
 
 
 @BOTH
