@@ -17,7 +17,7 @@ from rpcwheel.observe import emit
 
 from ._aio_waiting import hand_over, on_worker
 from .alarm import Alarm
-from .listing import PLAIN, LeftOut, Listing, one_protocol, spread, wanted_of
+from .listing import PLAIN, LeftOut, Listing, one_protocol, protocol_of, spread, wanted_of
 from .places import addresses_of
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class Listed:
         self._left_out = LeftOut(registry, name)
         self._alarm = Alarm(timer, self._rang, _not_told)
         self._channel: Callable[[], ClusterChannel | None] = _nobody
-        self._protocol = "grpc"
-        self._target = ""
+        self._using = "", ""  # the target and the protocol
         self._options: Options = []
         self._warm: grpc.aio.Channel | None = None
         self._stepping: asyncio.Task[None] | None = None
@@ -81,8 +80,8 @@ class Listed:
         for told in self._left_out.news(others, PLAIN):
             emit(told)
         self._channel = weakref.ref(channel)
-        self._protocol = usable[0].protocol if usable else self._protocol
-        self._core.saw(*wanted_of(usable), self._alarm.now_ns())
+        protocol = protocol_of(usable, credentials=self._credentials is not None)
+        self._core.saw(*wanted_of(usable), self._alarm.now_ns(), protocol)
         self._wake()
 
     async def close(self) -> None:
@@ -116,23 +115,23 @@ class Listed:
         try:
             places = self._core.step(self._alarm.now_ns())
             if places is not None:
-                await self._use(places)
+                await self._use(places, self._core.protocol)
         finally:
             self._stepping = None
             self._wake()
 
-    async def _use(self, places: Places) -> None:
+    async def _use(self, places: Places, protocol: str) -> None:
         found = await on_worker(partial(addresses_of, sorted(places)))
         for told in self._left_out.news(found.left_out, f"it has no {found.family} address"):
             emit(told)
-        target = found.target
+        using = found.target, protocol
         channel = self._channel()
         if channel is None:
             return
-        if not target:
+        if not found.target:
             channel.update([])
             return
-        changed, self._target = target != self._target, target
+        changed, self._using = using != self._using, using
         members = channel.members
         if not members:
             channel.update([ServiceInstance(service=self._name, host=self._name, port=1)])
@@ -158,11 +157,12 @@ class Listed:
                 await warm.close()
 
     def _make(self) -> grpc.aio.Channel:
-        credentials = credentials_for(self._protocol, self._credentials)
+        target, protocol = self._using
+        credentials = credentials_for(protocol, self._credentials)
         options = spread(self._options)
         if credentials is None:
-            return grpc.aio.insecure_channel(self._target, options, self._compression)
-        return grpc.aio.secure_channel(self._target, credentials, options, self._compression)
+            return grpc.aio.insecure_channel(target, options, self._compression)
+        return grpc.aio.secure_channel(target, credentials, options, self._compression)
 
 
 def _nobody() -> None:

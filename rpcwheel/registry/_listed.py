@@ -19,7 +19,7 @@ from rpcwheel.observe import emit
 from rpcwheel.workers import Serial
 
 from .alarm import Alarm
-from .listing import PLAIN, LeftOut, Listing, one_protocol, spread, wanted_of
+from .listing import PLAIN, LeftOut, Listing, one_protocol, protocol_of, spread, wanted_of
 from .places import addresses_of
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class Listed:
         self._alarm = Alarm(timer, self._rang, _not_told)
         self._row = Serial()
         self._channel: Callable[[], ClusterChannel | None] = _nobody
-        self._target = ""
-        self._protocol = "grpc"
+        self._using = "", ""  # the target and the protocol
         self._options: Options = []
         self._warm: grpc.Channel | None = None
         self._closed = False
@@ -83,8 +82,8 @@ class Listed:
         wanted, excused = wanted_of(usable)
         with self._lock:
             self._channel = weakref.ref(channel)
-            self._protocol = usable[0].protocol if usable else self._protocol
-            self._core.saw(wanted, excused, self._alarm.now_ns())
+            protocol = protocol_of(usable, credentials=self._credentials is not None)
+            self._core.saw(wanted, excused, self._alarm.now_ns(), protocol)
             self._sleep()
             due = self._core.next_wake_ns <= self._alarm.now_ns()
         if due:
@@ -113,23 +112,24 @@ class Listed:
         """Have the list in use that is wanted. On a worker; one at a time."""
         with self._lock:
             places = None if self._closed else self._core.step(self._alarm.now_ns())
+            protocol = self._core.protocol
         channel = self._channel()
         if places is None or channel is None:
             return
         found = addresses_of(sorted(places))
         for told in self._left_out.news(found.left_out, f"it has no {found.family} address"):
             emit(told)
-        target = found.target
-        if not target:
+        using = found.target, protocol
+        if not found.target:
             channel.update([])
             return
         members = channel.members
         if not members:
-            self._target = target
+            self._using = using
             channel.update([ServiceInstance(service=self._name, host=self._name, port=1)])
-        elif target != self._target:
+        elif using != self._using:
             inner = _channel_of(members[0])  # or a call might make one of the old list just now
-            self._target = target
+            self._using = using
             if inner is not None:
                 self._swap(inner)
 
@@ -154,12 +154,13 @@ class Listed:
                 warm.close()
 
     def _make(self) -> grpc.Channel:
-        credentials = credentials_for(self._protocol, self._credentials)
+        target, protocol = self._using
+        credentials = credentials_for(protocol, self._credentials)
         options = spread(self._options)
         made: grpc.Channel = (
-            grpc.insecure_channel(self._target, options, self._compression)
+            grpc.insecure_channel(target, options, self._compression)
             if credentials is None
-            else grpc.secure_channel(self._target, credentials, options, self._compression)
+            else grpc.secure_channel(target, credentials, options, self._compression)
         )
         return made
 

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from rpcwheel.instance import ServiceInstance
 
-__all__ = ["PLAIN", "LeftOut", "Listing", "Places", "one_protocol", "spread", "wanted_of"]
+__all__ = [
+    "PLAIN",
+    "LeftOut",
+    "Listing",
+    "Places",
+    "one_protocol",
+    "protocol_of",
+    "spread",
+    "wanted_of",
+]
 
 SOON_NS: Final = 100_000_000
 LATER_NS: Final = 500_000_000
@@ -58,6 +67,11 @@ def one_protocol(
     return plain, others
 
 
+def protocol_of(usable: Sequence[ServiceInstance], *, credentials: bool) -> str | None:
+    """The protocol of such a list; None: it is no matter, or there is nobody to say so."""
+    return None if credentials or not usable else usable[0].protocol
+
+
 def spread(options: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Options of a channel with which gRPC calls all of a list, and not the first only."""
     given = any(name == SPREAD[0] for name, _ in options)
@@ -88,7 +102,10 @@ class Listing:
     def __init__(self) -> None:
         self.shown: Places | None = None
         """The list that is in use; None: none yet."""
+        self.protocol = "grpc"
+        """Of those in the list that is in use."""
         self._wanted: Places = frozenset()
+        self._spoken = self.protocol  # by those that are wanted
         self._due_ns = NEVER
 
     @property
@@ -96,22 +113,30 @@ class Listing:
         """When `step` has something to say; `NEVER` if nothing is to change."""
         return self._due_ns
 
-    def saw(self, wanted: Places, excused: Collection[tuple[str, int]], now_ns: int) -> None:
+    def saw(
+        self,
+        wanted: Places,
+        excused: Collection[tuple[str, int]],
+        now_ns: int,
+        protocol: str | None = None,
+    ) -> None:
         """Take note of whom calls are to go to.
 
         Args:
             wanted: Those.
             excused: Who is there, and is not to be called for a reason of its own.
             now_ns: The time.
+            protocol: That of all of them; None: as before.
         """
-        self._wanted = wanted
+        self._wanted, self._spoken = wanted, protocol or self._spoken
         if self.shown is None:
             self._due_ns = now_ns
-        elif wanted == self.shown:
+        elif wanted == self.shown and self._spoken == self.protocol:
             self._due_ns = NEVER
         else:
             missed = self.shown - wanted
-            lazy = not wanted - self.shown and not missed & frozenset(excused)
+            changed = wanted - self.shown or self._spoken != self.protocol
+            lazy = not changed and not missed & frozenset(excused)
             self._due_ns = min(self._due_ns, now_ns + (LATER_NS if lazy else SOON_NS))
 
     def step(self, now_ns: int) -> Places | None:
@@ -119,5 +144,5 @@ class Listing:
         if now_ns < self._due_ns:
             return None
         self._due_ns = NEVER
-        self.shown = self._wanted
+        self.shown, self.protocol = self._wanted, self._spoken
         return self.shown

@@ -6,11 +6,12 @@ import grpc
 import pytest
 
 from fixtures.shops import SERVICE, WHO
-from fixtures.timers import PATIENCE, eventually
+from fixtures.timers import PATIENCE, eventually, until
 from rpcwheel import aio
 from rpcwheel.cluster import BroadcastInvoker, ClusterChannel, ForkingInvoker
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry._aio_listed import Listed as AsyncListed
 from rpcwheel.registry._listed import Listed
 from rpcwheel.registry.named import channel
 
@@ -51,7 +52,7 @@ def test_a_list_that_changes_while_a_call_makes_the_channel_of_the_old_one_count
         thread.start()
         assert gate.made.wait(PATIENCE)  # for the list of the one
         lists.show(channel, [other])
-        assert eventually(lambda: f":{other.port}" in lists._target)
+        assert eventually(lambda: f":{other.port}" in lists._using[0])
         gate.go.set()
         thread.join(PATIENCE)
         assert answers in [[b"a"], [b"b"]]
@@ -66,11 +67,39 @@ def test_a_list_that_is_never_called_is_swapped_and_connects_nobody(make_shop):
         lists.show(channel, [one])
         assert eventually(lambda: channel.members)
         lists.show(channel, [one, other])
-        assert eventually(lambda: f":{other.port}" in lists._target)
+        assert eventually(lambda: f":{other.port}" in lists._using[0])
         assert eventually(lambda: channel.members[0].channel.number == 2)
         assert channel.get_state() is grpc.ChannelConnectivity.IDLE
         assert {channel.unary_unary(WHO)(b"", timeout=PATIENCE) for _ in range(4)} == {b"a", b"b"}
         lists.close()
+
+
+def test_where_they_speak_another_protocol_from_now_on_so_does_the_channel(make_shop):
+    one = published(make_shop("a"))
+    lists = listed()
+    with ClusterChannel(SERVICE, connect=lists.connect) as channel:
+        ask = channel.unary_unary(WHO)
+        lists.show(channel, [one.changed(protocol="grpcs")])
+        assert eventually(lambda: channel.members)
+        with pytest.raises(grpc.RpcError):
+            ask(b"", timeout=PATIENCE)  # it speaks plain HTTP/2
+        lists.show(channel, [one])
+        assert ask(b"", timeout=PATIENCE, wait_for_ready=True) == b"a"
+        lists.close()
+
+
+async def test_where_they_speak_another_protocol_from_now_on_so_does_the_channel_in_aio(make_shop):
+    one = published(make_shop("a"))
+    lists = AsyncListed(SERVICE, "memory://a", credentials=None, compression=None, timer=None)
+    async with aio.ClusterChannel(SERVICE, connect=lists.connect) as channel:
+        ask = channel.unary_unary(WHO)
+        lists.show(channel, [one.changed(protocol="grpcs")])
+        await until(lambda: channel.members)
+        with pytest.raises(grpc.RpcError):
+            await ask(b"", timeout=PATIENCE)
+        lists.show(channel, [one])
+        assert await ask(b"", timeout=PATIENCE, wait_for_ready=True) == b"a"
+        await lists.close()
 
 
 @pytest.mark.parametrize("view", [BroadcastInvoker, ForkingInvoker])

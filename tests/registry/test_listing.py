@@ -11,6 +11,7 @@ from rpcwheel.registry.listing import (
     LeftOut,
     Listing,
     one_protocol,
+    protocol_of,
     spread,
     wanted_of,
 )
@@ -84,6 +85,25 @@ def test_a_list_is_of_one_protocol():
     assert one_protocol([plain, over_tls], credentials=False) == ([plain], {B})
     assert one_protocol([plain, over_tls], credentials=True) == ([plain, over_tls], frozenset())
     assert one_protocol([over_tls], credentials=False) == ([over_tls], frozenset())
+
+
+def test_the_protocol_of_a_list_is_that_of_all_unless_credentials_say_so_or_there_is_nobody():
+    plain, over_tls = instance(A), instance(B, protocol="grpcs")
+    assert protocol_of([over_tls], credentials=False) == "grpcs"
+    assert protocol_of([plain], credentials=False) == "grpc"
+    assert protocol_of([over_tls], credentials=True) is None
+    assert protocol_of([], credentials=False) is None
+
+
+def test_another_protocol_is_another_list_soon(listing):
+    assert listing.protocol == "grpc"
+    listing.saw(frozenset({A, B}), (), 0, "grpcs")
+    assert listing.next_wake_ns == SOON_NS
+    listing.saw(frozenset({A}), (), 50)  # still so
+    assert listing.next_wake_ns == SOON_NS
+    assert (listing.step(SOON_NS), listing.protocol) == ({A}, "grpcs")
+    listing.saw(frozenset({A}), (), 0, "grpcs")
+    assert listing.next_wake_ns == NEVER
 
 
 def test_a_policy_of_the_user_s_stays():
