@@ -6,10 +6,11 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
-from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.errors import RegistryError
 
 from ._aio_waiting import hand_over
 from .alarm import Alarm
+from .doubting import tell_why
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -94,18 +95,8 @@ class Follower:
         try:
             await self._registry.lookup(self._selection.service)
         except RegistryError as error:
-            if last or isinstance(error, RegistryRefused):
-                self._fail(str(error))
-            elif not self._closed:
-                channel = self._channel()
-                if channel is not None:
-                    channel.doubt(str(error))  # a call may begin to wait before we do
+            if tell_why(self._channel(), error, last=last) and not self._closed:
                 self._doubt.wake(self._doubt.now_ns() + self._wait_ns)
-
-    def _fail(self, reason: str) -> None:
-        channel = self._channel()
-        if channel is not None:
-            channel.fail(reason)
 
     def _rang(self) -> None:
         """On the timer's thread."""

@@ -7,10 +7,11 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.errors import RegistryError
 from rpcwheel.workers import POOL
 
 from .alarm import Alarm
+from .doubting import tell_why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,20 +103,10 @@ class Follower:
         try:
             self._registry.lookup(self._selection.service)
         except RegistryError as error:
-            if last or isinstance(error, RegistryRefused):
-                self._fail(str(error))
-                return
-            channel = self._channel()
-            if channel is not None:
-                channel.doubt(str(error))  # a call may begin to wait before we do
+            again = tell_why(self._channel(), error, last=last)
             with self._lock:
-                if not self._closed:
+                if again and not self._closed:
                     self._doubt.wake(self._doubt.now_ns() + self._wait_ns)
-
-    def _fail(self, reason: str) -> None:
-        channel = self._channel()
-        if channel is not None:
-            channel.fail(reason)
 
     def _rang(self) -> None:
         """On the timer's thread."""
