@@ -215,6 +215,7 @@ def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(  # noqa: P
     assert eventually(lambda: kinds(events).count(ConnectionAlive) == 1)
     died = next(event for event in events if isinstance(event, ConnectionDead))
     assert died.silent_s > 180
+    assert eventually(lambda: ConnectionReplaced in kinds(events))
     replaced = next(event for event in events if isinstance(event, ConnectionReplaced))
     assert re.fullmatch(r"no answer to heartbeats for 18\d\.\d s", replaced.reason)
     assert eventually(lambda: told and told[-1][2] is ALIVE)

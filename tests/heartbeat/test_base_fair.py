@@ -47,6 +47,7 @@ def test_what_goes_wrong_on_our_own_side_condemns_nobody(  # noqa: PLR0917
     channel.heartbeat_call = broken
     starve(timer, heartbeat, until=lambda: timer.now > 400)
     assert (heartbeat.state, channel.number) == (SUSPECT, 1)
+    assert eventually(lambda: HeartbeatMissed in kinds(events))
     missed = next(event for event in events if isinstance(event, HeartbeatMissed))
     assert missed.answer == "ValueError"
 

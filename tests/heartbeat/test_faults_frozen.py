@@ -9,7 +9,7 @@ import socket
 import grpc
 import pytest
 
-from fixtures.heartbeat_worlds import PATIENCE
+from fixtures.heartbeat_worlds import PATIENCE, TIMEOUT
 from fixtures.timers import eventually
 from rpcwheel.observe import ConnectionAlive, ConnectionDead, ConnectionReplaced
 
@@ -58,13 +58,14 @@ def test_a_call_in_flight_is_told_and_the_next_is_answered_elsewhere(
     assert client.ping().pid == other.pid
     assert eventually(lambda: client.state == "ALIVE")
     assert (client.bare.number, client.heartbeat.replaced) == (2, 1)
+    assert eventually(lambda: of(events, ConnectionAlive))  # told in order
     (dead,) = of(events, ConnectionDead)
     assert (dead.target, dead.calls) == (name.target, 2)
-    assert dead.silent_s > 0.9
+    assert dead.silent_s > TIMEOUT
+    assert eventually(lambda: of(events, ConnectionReplaced))
     (replaced,) = of(events, ConnectionReplaced)
     assert (replaced.target, replaced.number) == (name.target, 2)
     assert REASON in replaced.reason
-    assert eventually(lambda: of(events, ConnectionAlive))
 
 
 def test_nobody_need_call_for_it_to_be_noticed_and_mended(shop, name, open_client):
@@ -163,8 +164,8 @@ def test_a_channel_of_grpcs_is_only_told_of(start_server, open_client, events):
     server.cont()
     assert eventually(lambda: client.state == "ALIVE")
     assert call.ended().pid == server.pid
+    assert eventually(lambda: of(events, ConnectionAlive))  # told in order
     assert len(of(events, ConnectionDead)) == 1
-    assert eventually(lambda: of(events, ConnectionAlive))
 
 
 def test_with_tls(certificates, start_server, open_proxy, open_client):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fixtures.heartbeat_worlds import INTERVAL
+from fixtures.heartbeat_worlds import INTERVAL, PATIENCE, TIMEOUT
 from fixtures.server_process import CHECK, PING
 from fixtures.timers import eventually
 from rpcwheel.heartbeat import HealthProbe, MethodProbe
@@ -27,7 +27,7 @@ def test_a_method_that_works_keeps_it_alive(start_server, open_client):
     server = start_server(health="hanging")
     client = open_client(server.target, probe=MethodProbe(PING))
     assert client.ping().pid == server.pid
-    call = client.slow(3 * 0.9)
+    call = client.slow(1.5 * TIMEOUT)
     assert eventually(lambda: client.heartbeat.answered >= SEVERAL)
     assert (client.state, client.bare.number) == ("ALIVE", 1)
     assert call.ended().pid == server.pid
@@ -35,7 +35,7 @@ def test_a_method_that_works_keeps_it_alive(start_server, open_client):
 
 def test_no_health_service_is_an_answer_too(start_server, open_client):
     server = start_server(health="missing")
-    client = open_client(server.target)
+    client = open_client(server.target, timeout=PATIENCE)
     assert client.ping().pid == server.pid
     assert eventually(lambda: client.heartbeat.answered >= SEVERAL)
     assert (client.state, client.bare.number) == ("ALIVE", 1)
@@ -44,7 +44,7 @@ def test_no_health_service_is_an_answer_too(start_server, open_client):
 
 def test_not_serving_is_told_and_kept(start_server, open_client):
     server = start_server(health="not_serving")
-    client = open_client(server.target)
+    client = open_client(server.target, timeout=PATIENCE)
     assert client.ping().pid == server.pid
     assert eventually(lambda: client.heartbeat.answered >= SEVERAL)
     assert client.heartbeat.serving is False
@@ -61,7 +61,8 @@ def test_not_serving_is_dead_where_serving_is_required(start_server, open_client
 
 def test_serving_is_told(start_server, open_client):
     server = start_server()
-    client = open_client(server.target, probe=HealthProbe(require_serving=True))
+    probe = HealthProbe(require_serving=True)
+    client = open_client(server.target, probe=probe, timeout=PATIENCE)
     assert client.ping().pid == server.pid
     assert eventually(lambda: client.heartbeat.answered >= SEVERAL)
     assert client.heartbeat.serving is True
@@ -86,7 +87,7 @@ def test_a_busy_connection_is_sent_no_heartbeat(start_server, open_client):
 
 def test_a_silent_one_is_sent_heartbeats_that_say_what_they_are(start_server, open_client):
     server = start_server()
-    client = open_client(server.target)
+    client = open_client(server.target, timeout=PATIENCE)
     assert client.ping().pid == server.pid
     assert eventually(lambda: client.heartbeat.answered >= SEVERAL)
     calls = server.calls()

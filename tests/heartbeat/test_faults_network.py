@@ -39,6 +39,14 @@ def client(network, server, open_client):  # closed first
     return client
 
 
+@pytest.fixture
+def patient(network, server, open_client):
+    """One that has been used, and takes nobody for dead soon."""
+    client = open_client(network.target, timeout=PATIENCE)
+    assert client.ping().pid == server.pid
+    return client
+
+
 def test_a_connection_that_the_network_forgot_is_replaced(client, network, server):
     """What a firewall or NAT does with a flow it has forgotten: new ones pass."""
     calls = client.slow(), client.follow()
@@ -80,25 +88,25 @@ def test_a_network_that_is_down_for_long_is_not_fought_with_and_comes_back(clien
     assert eventually(lambda: client.state == "ALIVE")
 
 
-def test_a_reset_in_the_middle_of_a_stream_is_grpcs_own_matter(client, network, server, events):
-    streams = client.follow(0.02), client.follow()
+def test_a_reset_in_the_middle_of_a_stream_is_grpcs_own_matter(patient, network, server, events):
+    streams = patient.follow(0.02), patient.follow()
     network.reset()
     assert [stream.ended().code for stream in streams] == ["UNAVAILABLE"] * 2
-    assert client.ping().pid == server.pid
-    assert eventually(lambda: client.state == "ALIVE")
+    assert patient.ping().pid == server.pid
+    assert eventually(lambda: patient.state == "ALIVE")
     assert not [event for event in events if isinstance(event, ConnectionDead)]
-    assert client.bare.number == 1
+    assert patient.bare.number == 1
 
 
-def test_a_dropped_connection_is_not_made_anew_before_somebody_calls(client, network, server):
-    assert eventually(lambda: client.heartbeat.answered > 0)
+def test_a_dropped_connection_is_not_made_anew_before_somebody_calls(patient, network, server):
+    assert eventually(lambda: patient.heartbeat.answered > 0)
     network.drop()
-    assert eventually(lambda: client.state == "UNUSED")
+    assert eventually(lambda: patient.state == "UNUSED")
     accepted = network.accepted
     time.sleep(1.0)  # several intervals in which nothing may happen
-    assert (network.accepted, client.bare.number) == (accepted, 1)
-    assert client.ping(wait_for_ready=False).pid == server.pid
-    assert eventually(lambda: client.state == "ALIVE")
+    assert (network.accepted, patient.bare.number) == (accepted, 1)
+    assert patient.ping(wait_for_ready=False).pid == server.pid
+    assert eventually(lambda: patient.state == "ALIVE")
 
 
 def test_a_killed_server_that_comes_back_is_found(start_server, open_client):
@@ -110,7 +118,8 @@ def test_a_killed_server_that_comes_back_is_found(start_server, open_client):
     assert call.ended().code == "UNAVAILABLE"
     assert client.ping(wait_for_ready=False).code == "UNAVAILABLE"
     server.restart()
-    assert client.ping().pid == server.pid
+    again = server.pid  # waits until it listens, which takes its time
+    assert client.ping().pid == again
     assert eventually(lambda: client.state == "ALIVE")
 
 
