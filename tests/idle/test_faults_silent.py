@@ -17,10 +17,11 @@ IDLE_TIMEOUT = 0.6
 
 
 def test_connections_that_never_sent_a_byte_are_closed(world, events):
-    with world.serve(idle_timeout=IDLE_TIMEOUT) as served, ExitStack() as stack:
+    with world.serve(idle_timeout=None) as served, ExitStack() as stack:
         clients = [stack.enter_context(served.raw()) for _ in range(5)]
         assert eventually(lambda: len(served.peers()) == 5)
         doomed = served.peers()
+        world.limit(served, IDLE_TIMEOUT)
         assert eventually(lambda: not served.peers())
         for client in clients:
             client.settimeout(PATIENCE)
@@ -31,21 +32,23 @@ def test_connections_that_never_sent_a_byte_are_closed(world, events):
 
 
 def test_channels_that_connected_and_never_called_are_closed(world, events):
-    with world.serve(idle_timeout=IDLE_TIMEOUT) as served, ExitStack() as stack:
+    with world.serve(idle_timeout=None) as served, ExitStack() as stack:
         channels = [stack.enter_context(served.client()) for _ in range(5)]
         for channel in channels:
             grpc.channel_ready_future(channel).result(PATIENCE)
         doomed = served.peers()
         assert len(doomed) == 5
+        world.limit(served, IDLE_TIMEOUT)
         assert eventually(lambda: not served.peers() & doomed)
         assert eventually(lambda: _closed(events) >= doomed)
         assert [echo(channel) for channel in channels] == [b"x"] * 5
 
 
 def test_a_client_that_only_asks_for_health_is_idle(world):
-    with world.serve(idle_timeout=IDLE_TIMEOUT) as served, served.client() as channel:
+    with world.serve(idle_timeout=None) as served, served.client() as channel:
         echo(channel)
         (doomed,) = served.peers()
+        world.limit(served, IDLE_TIMEOUT)
         check = channel.unary_unary(CHECK)
         end = time.monotonic() + PATIENCE
         while doomed in served.peers():
@@ -57,12 +60,13 @@ def test_a_client_that_only_asks_for_health_is_idle(world):
 
 def test_silent_streams_are_ended_with_the_reason_if_the_policy_says_so(world, events):
     with (
-        world.serve(idle_timeout=IDLE_TIMEOUT, close_streams=True) as served,
+        world.serve(idle_timeout=None, close_streams=True) as served,
         served.client() as channel,
     ):
         stream = channel.unary_stream(HOLD)(b"")
         assert next(stream) == b"open"
         (doomed,) = served.peers()
+        world.limit(served, IDLE_TIMEOUT)
         with pytest.raises(grpc.RpcError) as caught:
             next(stream)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -86,11 +90,12 @@ def test_streams_are_kept_however_silent_unless_the_policy_says_otherwise(world)
 @pytest.mark.parametrize("kind", ["called", "Hold", "silent"])
 def test_connections_of_a_frozen_process_are_closed(world, kind, events):
     with (
-        world.serve(idle_timeout=IDLE_TIMEOUT, close_streams=True) as served,
+        world.serve(idle_timeout=None, close_streams=True) as served,
         frozen_client(served.target, kind),
     ):
         doomed = served.peers()
         assert len(doomed) == 1
+        world.limit(served, IDLE_TIMEOUT)
         assert eventually(lambda: not served.peers())
         assert eventually(lambda: _closed(events) == doomed)
         assert eventually(lambda: not world.do(served.connections.snapshot))
@@ -99,10 +104,11 @@ def test_connections_of_a_frozen_process_are_closed(world, kind, events):
 def test_a_frozen_client_that_takes_nothing_more_is_closed_all_the_same(world):
     """Its kernel has no room any more, so the status of its stream never gets through."""
     with (
-        world.serve(idle_timeout=IDLE_TIMEOUT, close_streams=True) as served,
+        world.serve(idle_timeout=None, close_streams=True) as served,
         frozen_client(served.target, "Flood"),
     ):
         assert served.peers()
+        world.limit(served, IDLE_TIMEOUT)
         assert eventually(lambda: not served.peers())
 
 
@@ -112,10 +118,10 @@ def test_a_call_in_flight_is_not_idle_however_long_it_takes(world):
 
 
 def test_an_answer_that_its_client_does_not_take_is_a_call_in_flight(world):
-    with world.serve(idle_timeout=0.5) as served, frozen_client(served.target, "big"):
+    with world.serve(idle_timeout=None) as served, frozen_client(served.target, "big"):
         kept = served.peers()
-        (one,) = served.connections.snapshot()
-        assert one.calls_open == 1
+        assert eventually(lambda: [o.calls_open for o in served.connections.snapshot()] == [1])
+        world.limit(served, 0.5)
         time.sleep(SLOW_S + 1)  # its handler has returned, and twice the timeout passed since
         assert served.connections.snapshot()[0].calls_open == 1
         assert served.peers() == kept
@@ -130,9 +136,9 @@ def test_settings_change_while_it_runs(world):
 
 
 def test_after_close_no_connection_is_touched(world, events):
-    with world.serve(idle_timeout=0.3) as served, served.client() as channel:
+    with world.serve(idle_timeout=2.0) as served, served.client() as channel:
         echo(channel)
-        world.do(served.detector.close)
+        world.do(lambda: (served.detector.close(), served.detector.change(idle_timeout=0.3)))
         kept = served.peers()
         time.sleep(0.8)
         assert served.peers() == kept
