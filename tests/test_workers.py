@@ -1,6 +1,8 @@
 """The threads that calls are tried on."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -180,6 +182,48 @@ def test_an_idle_thread_holds_no_job(pool, monkeypatch):
     assert any(thread.name.startswith("rpcwheel-test") for thread in threading.enumerate())
     monkeypatch.setattr(workers, "IDLE_S", 0)
     assert run(pool).wait(PATIENCE)  # the thread ends after this one
+
+
+def test_whoever_submits_a_job_does_not_wait_until_its_thread_runs(pool, monkeypatch):
+    go, begins, in_time = threading.Event(), threading.Thread._bootstrap, []
+
+    def late(thread):
+        if thread.name.startswith("rpcwheel-test"):
+            in_time.append(go.wait(PATIENCE))
+        begins(thread)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", late)
+    done = run(pool)
+    assert "rpcwheel-test-1" in [thread.name for thread in threading.enumerate()]
+    go.set()
+    assert done.wait(PATIENCE)
+    assert in_time == [True]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_is_forked_while_a_thread_begins_has_workers_too(pool, monkeypatch):
+    go, begins = threading.Event(), threading.Thread._bootstrap
+
+    def late(thread):
+        if thread.name.startswith("rpcwheel-test"):
+            go.wait(PATIENCE)
+        begins(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "_bootstrap", late)
+        done = run(pool)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if run(POOL).wait(PATIENCE) and len(threading.enumerate()) < 3 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go.set()
+    assert done.wait(PATIENCE)
+
+
+def test_a_process_ends_while_threads_begin():
+    program = "from rpcwheel.workers import WorkerPool as Pool; [{}]"
+    submits = "Pool().submit('key', bool) for _ in range(20)"
+    subprocess.run([sys.executable, "-c", program.format(submits)], check=True, timeout=60)
 
 
 def test_when_the_system_gives_no_thread_the_job_waits_for_one(pool, events, monkeypatch):
