@@ -297,7 +297,7 @@ class InstancePublished:
     service: str
     instance: str
     again: str = ""
-    """"": the first time, or a change; else "missing", "lease", "session", "wiped"."""
+    """"": the first time, or a change; else "missing", "taken", "lease", "session", "wiped"."""
     away_s: float = 0.0
     """For at most so long it was not there."""
 
@@ -313,7 +313,7 @@ class InstanceWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class RegistryFailed:
-    """A request to the registry failed, and is made again; at most so often as it is made."""
+    """A request to the registry failed, and is made again; or an `InstanceContested` came of it."""
 
     registry: str
     request: str

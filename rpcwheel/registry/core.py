@@ -27,6 +27,7 @@ from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.observe.events import InstancePublished, InstanceWithdrawn, RegistryFailed
 
 from .contact import Contact
+from .contested import contested
 from .entry import Entry, State, Step
 
 if TYPE_CHECKING:
@@ -207,8 +208,7 @@ class Reconciler:
             return self._failed(step, now_ns, error, delay_ns)
         told: list[object] = [*self.contact.heard(now_ns)]
         if step.request == "renew":
-            self._renewed(step, now_ns, lost or {})
-            return told
+            return told + self._renewed(step, now_ns, lost or {})
         self._most = min(self._most * 2, MOST)
         for entry, generation in step.batch:
             if step.request == "withdraw":
@@ -270,7 +270,8 @@ class Reconciler:
         epoch = entry.instance.epoch
         entry.sent = {epoch: entry.instance} if state is State.PUBLISHED else {}
 
-    def _renewed(self, step: Step, now_ns: int, lost: Mapping[Key, Lost]) -> None:
+    def _renewed(self, step: Step, now_ns: int, lost: Mapping[Key, Lost]) -> list[RegistryFailed]:
+        told: list[RegistryFailed] = []
         self._renew_failed = False
         self._plan_renewal(now_ns)
         for entry, generation in step.batch:
@@ -282,8 +283,20 @@ class Reconciler:
                 if entry.state is not State.PUBLISHED:
                     continue  # its change is due already
                 entry.state = State.LOST
-                spread_ns = 0 if why == "missing" else self._rules.jitter_ns
-                self._plan(entry, now_ns + int(self._chance() * spread_ns))
+                match why:
+                    case "missing":
+                        delay_ns = 0
+                    case "taken":
+                        delay_ns = entry.contest.delay_ns(now_ns, self._rules)
+                        told.append(self._taken(entry, delay_ns))
+                    case _:
+                        delay_ns = int(self._chance() * self._rules.jitter_ns)
+                self._plan(entry, now_ns + delay_ns)
+        return told
+
+    def _taken(self, entry: Entry, delay_ns: int) -> RegistryFailed:
+        entry.error = error = contested(entry.instance)
+        return RegistryFailed(self._registry, "renew", error, to_seconds(delay_ns))
 
     def _failed(self, step: Step, now_ns: int, error: BaseException, delay_ns: int) -> list[object]:
         of_one = self._is_of_one(step, error)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from rpcwheel.durations import NEVER
 
+from .contested import Contest
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -42,6 +44,7 @@ class Entry:
         "__weakref__",
         "again",
         "attempts",
+        "contest",
         "doubt_ns",
         "due_ns",
         "error",
@@ -69,6 +72,7 @@ class Entry:
         """Why it was lost, until it is published again."""
         self.seen_ns: int | None = None
         """When the engine was last asked, and had it, in whatever form."""
+        self.contest = Contest()
         self.attempts = 0
         """Refusals in a row, of it alone."""
         self.error: BaseException | None = None

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Lost", "Provider", "Settings", "View", "Watch", "Watcher"]
 
-Lost = Literal["missing", "lease", "session", "wiped"]
-"""Why something that was published is not there any more: a key alone is gone or is another's; the
-lease ran out; the session ended; the engine has lost its memory. All but the first come to
-everybody at once, so that publishing again is spread."""
+Lost = Literal["missing", "taken", "lease", "session", "wiped"]
+"""Why something that was published is not there any more: a key alone is gone or is another's; it
+is known to be another process's; the lease ran out; the session ended; the engine has lost its
+memory. The last three come to everybody at once, so that publishing again is spread.
+
+A provider need not tell the second from the first: what is missing is looked up."""
 
 
 @dataclass(frozen=True, slots=True)

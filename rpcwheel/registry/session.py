@@ -27,6 +27,7 @@ from rpcwheel.workers import POOL, reset_after_fork
 
 from .alarm import Alarm
 from .asking import Asking, Unreadable
+from .contested import told_apart
 from .core import Reconciler
 from .entry import Entry, State
 from .event_row import EventRow
@@ -327,6 +328,8 @@ class Session:
                     self._provider.withdraw(step.instances)
                 case "renew":
                     lost = dict(self._provider.renew(step.instances))
+                    if lost:
+                        lost = told_apart(self._provider, (entry for entry, _ in step.batch), lost)
         except BaseException as failure:  # noqa: BLE001 - a provider of the user's; tried again
             error = failure
         now_ns = self._alarm.now_ns()

@@ -289,7 +289,7 @@ def _claim_lost(
         set(lost) == {one.key for one in wanted},
         f"renew must tell of what {why}: {shown(wanted)}; but says {dict(lost)}",
     )
-    known = {"missing", "lease", "session", "wiped"}
+    known = {"missing", "taken", "lease", "session", "wiped"}
     claim(
         set(lost.values()) <= known,
         f"renew must say why, as one of {sorted(known)}, not {set(lost.values())}",

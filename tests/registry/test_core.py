@@ -4,6 +4,7 @@ import pytest
 
 from fixtures.reconciler_worlds import AWAY, REFUSED, SECOND, World, instance
 from rpcwheel.durations import NEVER
+from rpcwheel.errors import InstanceContested
 from rpcwheel.observe import (
     InstancePublished,
     InstanceWithdrawn,
@@ -238,6 +239,26 @@ def test_what_is_lost_is_published_again_at_once_or_within_the_jitter(world, why
     told = world.make()[2]
     assert told == [InstancePublished("memory://", "shop", "a:1", why, 2.0 + seconds)]
     assert entry.state is State.PUBLISHED
+
+
+def test_what_another_process_has_taken_is_told_and_taken_back_less_and_less_often(world):
+    entry = world.published()
+    waits = []
+    for _ in range(5):
+        world.wait()
+        (told,) = world.make(lost={entry.instance.key: "taken"})[2]
+        assert (told.request, type(told.error)) == ("renew", InstanceContested)
+        assert "shop/a:1: another process publishes under this id" in str(entry.error)
+        waits.append(told.delay_s)
+        before_ns = world.now_ns
+        while (step := world.begin()) is None:
+            world.wait()
+        assert (world.now_ns - before_ns) / SECOND == told.delay_s
+        assert world.end(step) == [
+            InstancePublished("memory://", "shop", "a:1", "taken", 2.0 + told.delay_s)
+        ]
+        assert entry.error is None
+    assert waits == [0.0, 4.0, 8.0, 12.0, 12.0]  # two leases at most
 
 
 def test_what_is_changed_while_it_is_lost_is_published_at_once(world):

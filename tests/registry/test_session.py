@@ -189,6 +189,7 @@ def test_whoever_waits_hears_that_it_is_not_wanted_any_more(session, provider):
     provider.down()
     entry = session.want(instance(), hasty=False)
     published = session.when(entry, State.PUBLISHED)
+    assert eventually(lambda: entry.error is not None)  # it was tried
     session.drop(entry, hasty=False)
     gone = session.when(entry, State.GONE)
     assert published.result(5) is False
@@ -272,8 +273,8 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
     provider = Hanging(flaky(timer).inner, let_go)
     session = Session(provider, POLICY, timer=timer)
     session.want(instance(), hasty=False)
-    asked = session.look_up("shop.Orders")
     assert eventually(lambda: provider.hanging)
+    asked = session.look_up("shop.Orders")
     over = session.close()
     with pytest.raises(RegistryClosed):
         asked.result(0)
