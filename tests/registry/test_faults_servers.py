@@ -68,6 +68,7 @@ def test_a_server_that_was_killed_is_not_called_until_it_answers_a_probe(tmp_pat
             assert calls.hears(stays.pid, dies.pid)
             dies.kill()
             assert eventually(lambda: len(told(events, MemberDown)) == 2)  # by both channels
+            calls.ends_what_is_on_its_way()
             on_their_way = list(calls.failures)
             assert len(on_their_way) <= 2
             assert {error.code() for error in on_their_way} <= {grpc.StatusCode.UNAVAILABLE}

@@ -37,7 +37,7 @@ def test_no_call_fails_in_a_rolling_restart_of_three_servers_under_load(url):
         return processes.enter_context(ServingProcess(world, url, lame_duck=0.3))
 
     with contextlib.ExitStack() as processes, channel(f"{url}?service=shop.Orders") as to_service:
-        old = [start(world) for world in ("sync", "aio", "sync")]
+        old = [started(start(world)) for world in ("sync", "aio", "sync")]
         who = to_service.unary_unary(WHO)
         answers, over = [], threading.Event()
 

@@ -5,13 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from itertools import pairwise
 
 import pytest
 
 from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
-from fixtures.timers import eventually
+from fixtures.timers import PATIENCE, eventually
 from rpcwheel.errors import (
     NotPublished,
     RegistryClosed,
@@ -44,13 +43,14 @@ def kinds(events, kind):
     return [event for event in events if isinstance(event, kind)]
 
 
-def step_until(timer, look, seconds=0.1):
-    """Let time pass until it comes true; gives how much."""
+def step_until(session, look, seconds=0.1):
+    """Let time pass until it comes true, but none while the session works; gives how much."""
+    timer = session._alarm._timer
     start = timer.now
     while not look():
         assert timer.now < start + 60
         timer.advance(seconds)
-        time.sleep(0.001)
+        assert eventually(lambda: not session._working)
     return timer.now - start
 
 
@@ -70,10 +70,11 @@ def test_an_engine_that_is_down_is_no_error_and_is_told_as_soon_as_it_is_up(
     assert eventually(lambda: entry.error is not None)
     assert (type(entry.error), session.up) == (RegistryUnavailable, False)
     assert eventually(lambda: entry.error.__traceback__ is None)  # it may be kept for long
-    step_until(timer, lambda: len(kinds(events, RegistryFailed)) >= 3)
+    step_until(session, lambda: len(kinds(events, RegistryFailed)) >= 3)
     provider.up()
-    step_until(timer, lambda: entry.state is State.PUBLISHED)
+    step_until(session, lambda: entry.state is State.PUBLISHED)
     assert held(provider) == ["10.0.0.1:1"]
+    assert session._telling.flush(PATIENCE)
     assert len(kinds(events, RegistryRecovered)) == 1
 
 
@@ -86,9 +87,10 @@ def test_what_was_unregistered_while_the_engine_was_down_never_comes_back(sessio
     provider.down()
     timer.advance(5)
     provider.up()
-    step_until(timer, lambda: entry.state is State.GONE)
+    step_until(session, lambda: entry.state is State.GONE)
     timer.advance(20)
-    assert eventually(lambda: held(provider) == [])
+    assert eventually(lambda: not session._working)
+    assert held(provider) == []
 
 
 @pytest.mark.parametrize("lost", ["forget", "down"])
@@ -96,10 +98,11 @@ def test_what_the_engine_has_lost_is_published_again(session, provider, timer, e
     entry = publish(session, instance())
     getattr(provider, lost)()
     if lost == "down":
-        step_until(timer, lambda: not held(provider), 0.5)  # the lease ran out
+        step_until(session, lambda: not held(provider), 0.5)  # the lease ran out
         provider.up()
-    passed = step_until(timer, lambda: held(provider) and entry.state is State.PUBLISHED)
+    passed = step_until(session, lambda: held(provider) and entry.state is State.PUBLISHED)
     assert passed <= 2.2 + 2.0 + 1.0 + 0.5  # renewal, jitter, retry, and we are late ourselves
+    assert session._telling.flush(PATIENCE)
     again = [event.again for event in kinds(events, InstancePublished)]
     assert again == ["", "wiped" if lost == "forget" else "lease"]
 
@@ -110,7 +113,7 @@ def test_a_thousand_that_were_lost_come_back_spread_over_the_jitter(provider, ti
     entries = [session.want(instance(port), hasty=False) for port in range(1, 1001)]
     assert all(session.when(entry, State.PUBLISHED).result(20) for entry in entries)
     provider.forget()
-    step_until(timer, lambda: any(entry.state is State.LOST for entry in entries), 0.05)
+    step_until(session, lambda: any(entry.state is State.LOST for entry in entries), 0.05)
     per_half_second = []
     before = len(held(provider))
     for _ in range(10):
@@ -181,7 +184,8 @@ def test_a_provider_that_raises_what_it_should_not_is_told_and_tried_again(
     entry = session.want(instance(), hasty=False)
     assert eventually(lambda: isinstance(entry.error, ZeroDivisionError))
     monkeypatch.undo()
-    step_until(timer, lambda: entry.state is State.PUBLISHED)
+    step_until(session, lambda: entry.state is State.PUBLISHED)
+    assert session._telling.flush(PATIENCE)
     assert kinds(events, RegistryFailed)[0].request == "publish"
 
 
@@ -277,7 +281,7 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
     asked = session.look_up("shop.Orders")
     over = session.close()
     with pytest.raises(RegistryClosed):
-        asked.result(0)
+        asked.result(5)
     with pytest.raises(TimeoutError):
         over.result(0.05)
     session.abandon()

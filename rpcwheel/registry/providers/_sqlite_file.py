@@ -149,7 +149,7 @@ class SqliteFile:
             if before is not None and self._place == before:  # else which one is open is unsure
                 return self._db
             self._drop()
-            if time.monotonic() > end:
+            if before is not None and time.monotonic() > end:  # else it is we who have made it
                 raise RegistryUnavailable(f"{self._path} is replaced again and again")
 
     def _connected(self) -> sqlite3.Connection:

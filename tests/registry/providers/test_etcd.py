@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from fixtures.engine_etcd import EtcdEngine
-from fixtures.engine_watchers import Witness, instance
+from fixtures.engine_watchers import Witness, contract_settings, instance
 from fixtures.engines import engine_fixture
 from fixtures.timers import eventually
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.provider import Provider, Settings
+from rpcwheel.registry.provider import Provider
 from rpcwheel.registry.providers import etcd as module
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import PROVIDER_CHECKS
@@ -36,7 +36,7 @@ def of(service: str, port: int = 1) -> ServiceInstance:
 @pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
 def test_etcd_keeps_the_contract(check, etcd) -> None:
     namespace = secrets.token_hex(4)
-    check(lambda: open_provider(etcd.url(namespace=namespace), Settings(2.0, 2.0)))
+    check(lambda: open_provider(etcd.url(namespace=namespace), contract_settings(check)))
 
 
 # Keys

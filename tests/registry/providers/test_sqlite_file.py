@@ -126,6 +126,11 @@ def test_a_file_that_is_locked_when_it_is_to_be_made_is_waited_for(opened, path)
     timer.join()
 
 
+def test_to_make_the_file_may_take_longer_than_a_lock_is_waited_for(opened, path):
+    keep(opened(path, 0.0), 1)
+    assert find(opened(path)) == 1
+
+
 def test_a_request_beside_another_waits_for_it_no_longer_than_it_may(opened, path):
     file = opened(path, 0.05)
     with (

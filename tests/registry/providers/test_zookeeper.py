@@ -12,7 +12,7 @@ import time
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from fixtures.engine_watchers import Witness, instance, opened, tls_files
+from fixtures.engine_watchers import Witness, contract_settings, instance, opened, tls_files
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture, free_port
 from fixtures.timers import eventually
@@ -40,7 +40,7 @@ def namespace():
 
 @pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
 def test_zookeeper_keeps_the_contract(check, zookeeper, namespace):
-    check(lambda: open_provider(zookeeper.url(namespace=namespace), Settings(1.5, 2.0)))
+    check(lambda: open_provider(zookeeper.url(namespace=namespace), contract_settings(check)))
 
 
 # What is there

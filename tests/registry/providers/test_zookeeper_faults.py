@@ -1,4 +1,4 @@
-"""ZooKeeper, broken as servers, networks and operators break it; leases of one or two seconds."""
+"""ZooKeeper, broken as servers, networks and operators break it."""
 
 import socket
 import struct
@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 from kazoo.protocol.states import KazooState
 
-from fixtures.engine_watchers import Witness, in_the_end, instance, opened
+from fixtures.engine_watchers import TIMEOUT, Witness, in_the_end, instance, opened, publishes
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
 from fixtures.timers import eventually
@@ -37,7 +37,8 @@ def clean(request):
 @pytest.fixture
 def watched(zookeeper, opened):
     """A provider that has published two instances, and who watches them elsewhere."""
-    provider, other, witness = opened(zookeeper.url()), opened(zookeeper.url()), Witness()
+    url, witness = zookeeper.url(), Witness()
+    provider, other = opened(url, timeout=3), opened(url, lease=6, timeout=3)
     other.watch(A.service, witness)
     provider.publish([A, B])
     assert witness.sees(A, B)
@@ -82,7 +83,7 @@ def test_after_a_wipe_where_kazoo_alone_tries_for_ever_all_is_told_to_be_lost(zo
 
 
 def test_after_a_wipe_contact_is_back_long_before_a_lease_is_over(zookeeper, opened):
-    provider = opened(zookeeper.url(), lease=60)
+    provider = opened(zookeeper.url(), lease=60, timeout=3)
     provider.publish([A])
     zookeeper.wipe()
     assert in_the_end(lambda: provider.renew([A])) == {A.key: "wiped"}  # 60 s are three PATIENCEs
@@ -156,11 +157,10 @@ def test_a_connection_that_gets_no_answer_is_made_again_after_the_timeout(zookee
 
 
 def test_after_a_server_stood_still_for_longer_than_the_session_all_comes_back(zookeeper, opened):
-    provider, other = opened(zookeeper.url(), lease=1, timeout=0.5), opened(zookeeper.url())
-    witness = Witness()
+    url, witness = zookeeper.url(), Witness()
+    provider, other = opened(url, lease=1, timeout=0.5), opened(url, lease=2, timeout=3)
     other.watch(A.service, witness)
-    provider.publish([A])
-    assert witness.sees(A)
+    assert publishes(provider, witness, A)
     zookeeper.freeze()
     try:
         assert witness.doubts()
@@ -171,10 +171,7 @@ def test_after_a_server_stood_still_for_longer_than_the_session_all_comes_back(z
         zookeeper.thaw()
     # who is first after the pause, the server's clock or the client, is a matter of luck
     assert in_the_end(lambda: provider.renew([A])) in ({}, {A.key: "session"})
-    in_the_end(lambda: provider.publish([A]))
-    if in_the_end(lambda: provider.renew([A])):
-        provider.publish([A])
-    assert witness.sees(A)
+    assert publishes(provider, witness, A)
 
 
 def test_a_connection_that_is_cut_is_made_again_in_the_same_session(zookeeper, opened):
@@ -193,25 +190,24 @@ def test_a_black_hole_for_longer_than_the_session_costs_it_and_no_more(zookeeper
     proxy, witness = zookeeper.proxy(), Witness()
     provider = opened(zookeeper.url(port=proxy.port), lease=1, timeout=0.5)
     provider.watch(A.service, witness)
-    provider.publish([A])
-    assert witness.sees(A)
+    assert publishes(provider, witness, A)
     proxy.blackhole(new=True)
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable):
         provider.renew([A])
     assert time.monotonic() - began < 5
-    assert eventually(lambda: not opened(zookeeper.url()).lookup(A.service).records)
+    beside = opened(zookeeper.url())
+    assert eventually(lambda: not beside.lookup(A.service).records)
     proxy.heal()
     assert in_the_end(lambda: provider.renew([A])) == {A.key: "session"}
-    provider.publish([A])
-    assert witness.sees(A)
+    assert publishes(provider, witness, A)
 
 
 def test_the_stale_node_of_a_dead_session_does_not_take_its_successor_with_it(zookeeper, opened):
     proxy = zookeeper.proxy()
-    dead = opened(zookeeper.url(port=proxy.port), lease=1)
-    dead.publish([A])
+    dead = opened(zookeeper.url(port=proxy.port), lease=3)
     with zookeeper.operator() as operator:
+        dead.publish([A])
         stale = operator.get(NODE)[1].ephemeralOwner
         proxy.blackhole(new=True)
         successor, again = opened(zookeeper.url()), A.changed(epoch="another", weight=7)
@@ -259,7 +255,7 @@ def test_what_an_operator_writes_over_ours_is_seen_and_missing(zookeeper, calm):
 
 
 def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(zookeeper, opened):
-    provider, witness = opened(zookeeper.url(), timeout=0.5), Witness()
+    provider, witness = opened(zookeeper.url(), timeout=3), Witness()
     zookeeper.stop()
     provider.watch(A.service, witness)
     with pytest.raises(RegistryUnavailable, match="refused"):
@@ -273,8 +269,8 @@ def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(zookeeper, ope
 
 def test_a_client_that_had_no_contact_for_long_is_replaced(zookeeper, opened):
     proxy = zookeeper.proxy()
-    provider = opened(zookeeper.url(port=proxy.port), lease=0.5)
-    provider.publish([A])
+    provider = opened(zookeeper.url(port=proxy.port), lease=0.5, timeout=3)
+    in_the_end(lambda: provider.publish([A]))
     before = provider._session._client
     proxy.blackhole(new=True)
     assert eventually(lambda: provider._session._client is not before)
@@ -296,7 +292,7 @@ def test_a_timer_that_is_full_keeps_nobody_from_the_server(zookeeper):
 @pytest.mark.parametrize("fault", ["dead", "deaf"])
 def test_closing_is_quick_when_the_server_is(fault, zookeeper, opened):
     proxy, witness = zookeeper.proxy(), Witness()
-    provider = opened(zookeeper.url(port=proxy.port), lease=30, timeout=10)
+    provider = opened(zookeeper.url(port=proxy.port))
     provider.watch(A.service, witness)
     provider.publish([A])
     assert witness.sees(A)
@@ -307,4 +303,4 @@ def test_closing_is_quick_when_the_server_is(fault, zookeeper, opened):
         proxy.blackhole(new=True)
     began = time.monotonic()
     provider.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < TIMEOUT / 2
