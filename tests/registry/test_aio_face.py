@@ -37,6 +37,7 @@ async def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registr
 async def test_an_engine_that_is_down_is_an_error_only_for_who_waits(registry, provider):
     provider.down()
     registration = await registry.register(instance())
+    await until(lambda: registration.error)
     with pytest.raises(NotPublished, match=r"within 0\.02 s") as raised:
         await registry.register(instance(), wait=0.02)
     assert isinstance(raised.value.__cause__, RegistryUnavailable)

@@ -71,6 +71,7 @@ def test_an_instance_that_was_looked_up_can_be_withdrawn_by_anybody(registry, pr
 def test_an_engine_that_is_down_is_an_error_only_for_who_waits(registry, provider):
     provider.down("the cable is cut")
     registration = registry.register(instance())
+    assert eventually(lambda: registration.error)
     with pytest.raises(NotPublished, match=r"not published at memory://.* within 0.05 s") as raised:
         registry.register(instance(), wait=0.05)
     assert isinstance(raised.value.__cause__, RegistryUnavailable)
