@@ -21,6 +21,7 @@ from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
 from rpcwheel.observe import ConnectionIdle, IdleLimited, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.renewal import tell_when_renewed
 from rpcwheel.workers import POOL, Serial
 
 from .closing import Closing, Doubt, Settled
@@ -117,6 +118,8 @@ class Detector:
         connections.now_ns = self._now_ns
         connections.set_heartbeats(self._policy.heartbeats)
         self._arm()
+        if timer is None:
+            tell_when_renewed(self)
 
     # What a twin knows
 
@@ -233,6 +236,15 @@ class Detector:
         except TimerError as error:
             self._limit("timer", f"no more looks, until check() or change(): {error}")
             return None
+
+    def timer_renewed(self) -> None:
+        """Internal: go on in the new shared timer; see `rpcwheel.timer.renewal`."""
+        POOL.submit(("idle", id(self)), self._arm_anew)
+
+    def _arm_anew(self) -> None:
+        """On a worker."""
+        self._arm()
+        self._arm_again()
 
     def _hand_over(self, work: Callable[[], object], _: Timeout) -> None:
         POOL.submit(("idle", id(self)), work)

@@ -13,6 +13,7 @@ from rpcwheel.durations import NEVER
 from rpcwheel.observe.events import TaskFailed, TaskSlow
 from rpcwheel.observe.hub import emit
 from rpcwheel.timer.core import BATCH, OnError, TimerCore, _live
+from rpcwheel.timer.renewal import timer_renewed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -197,14 +198,16 @@ def shared_timer() -> WheelTimer:
     """Return the timer of this process, which each component uses that is given no other.
 
     It is made when first asked for. Stopping it is allowed, and ends what waits in it; the next
-    call makes a new one.
+    call makes a new one, in which registries and idle detectors go on.
     """
     timer = _shared.timer
     if timer is None or timer.stopped:
         with _shared.lock:
-            timer = _shared.timer
+            before = timer = _shared.timer
             if timer is None or timer.stopped:
                 timer = _shared.timer = WheelTimer()
+        if before is not None and before is not timer:
+            timer_renewed()
     return timer
 
 

@@ -14,7 +14,7 @@ from rpcwheel.idle import ConnectionTable, IdleConnectionDetector, IdlePolicy
 from rpcwheel.idle import aio as idle_aio
 from rpcwheel.idle import sync as idle_sync
 from rpcwheel.observe import ConnectionClosed, ConnectionIdle, IdleLimited, add_sink, remove_sink
-from rpcwheel.timer import ManualTimer, WheelTimer
+from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
 
 
 class Watched(IdleConnectionDetector):
@@ -130,6 +130,15 @@ def test_a_timer_that_has_stopped_raises_nothing(server, channel):
     assert detector.check() == []
     detector.change(idle_timeout=60)
     detector.close()
+
+
+def test_it_goes_on_in_another_shared_timer_when_the_one_before_was_stopped(server, events):
+    channel = server.channel()
+    with make(server, idle_timeout=0.3, check=0.1, timer=None):
+        echo(channel)
+        shared_timer().stop()
+        shared_timer()  # whoever asks for it
+        assert eventually(lambda: said(events, ConnectionClosed))
 
 
 def test_a_timer_that_is_full_is_told(server, events):

@@ -128,6 +128,18 @@ def test_what_a_stopped_timer_has_dropped_is_taken_up_by_the_next_wake(rung, lat
     assert shared_timer().pending == 0
 
 
+def test_what_a_stopped_shared_timer_has_dropped_rings_when_there_is_another(rung):
+    alarm = Alarm(None, lambda: rung.append("rang"), rung.append)
+    alarm.wake(alarm.now_ns() + 3600 * SECOND)
+    shared_timer().stop()
+    shared_timer()  # whoever asks for it
+    assert eventually(lambda: rung)  # too early, and so in time
+    alarm.clear()
+    shared_timer().stop()
+    shared_timer()
+    assert rung == ["rang"]  # nothing waits
+
+
 def test_nothing_takes_the_place_of_a_manual_timer(rung):
     timer = ManualTimer()
     timer.stop()
