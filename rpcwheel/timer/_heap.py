@@ -50,45 +50,48 @@ class HeapRules(Base):
         return False
 
     def pop(self, now_ns: int) -> Timeout | None:
-        while self._entries:
+        while True:
             filed = self._filed + self._refiled
-            try:
-                entry = heappop(self._entries)
-            except IndexError:  # cleaned up meanwhile
-                break
-            tick, _, timeout = entry
-            if tick > now_ns:
-                heappush(self._entries, entry)
+            entries = self._entries  # nobody else takes anything out of a list, so it has a first
+            if not entries or entries[0][0] > now_ns:
                 if self._move_cursor(now_ns, filed):
                     return None
-            elif self._expire(timeout, tick):
+                continue
+            tick, _, timeout = heappop(entries)
+            if self._expire(timeout, tick):
                 self._move_cursor(tick, self._filed + self._refiled)
                 return timeout
-            elif not timeout.cancelled() and not timeout.expired():
+            if not timeout.cancelled() and not timeout.expired():
                 self._push(timeout)
-        self._move_cursor(now_ns, self._filed + self._refiled)
-        return None
 
     def next_wake(self) -> int:
-        while self._entries:
-            entry = self._entries[0]
+        while True:
+            entries = self._entries
+            if not entries:
+                return NEVER
+            entry = entries[0]
             if not entry[2].cancelled() and not entry[2].expired():
                 return entry[0]
-            removed = heappop(self._entries)
+            removed = heappop(entries)
             if removed is not entry:  # another thread was faster by an earlier one
-                heappush(self._entries, removed)
-        return NEVER
+                self._put(removed)
 
     def _push(self, timeout: Timeout) -> None:
-        timeout._tick = max(timeout._deadline_ns, self._cursor)
-        entry = (timeout._tick, next(self._count), timeout)
-        self._pushes += 1
+        deadline_ns = NEVER + 1
+        while timeout._deadline_ns < deadline_ns:  # pulled forward while it was put, perhaps
+            deadline_ns = timeout._deadline_ns
+            timeout._tick = max(deadline_ns, self._cursor)
+            self._put((timeout._tick, next(self._count), timeout))
+        if len(self._entries) > 2 * len(self) + STALE:
+            self._clean_up()
+
+    def _put(self, entry: tuple[int, int, Timeout]) -> None:
+        """Put it on the heap. Whoever cleans up meanwhile sees it, or its count, or is seen."""
         entries = self._entries
         heappush(entries, entry)
+        self._pushes += 1  # straight to the comparison
         if entries is not self._entries:  # cleaned up meanwhile, perhaps without this one:
             heappush(self._entries, entry)  # twice does no harm
-        if len(entries) > 2 * len(self) + STALE:
-            self._clean_up()
 
     def _clean_up(self) -> None:
         """Leave the dead entries behind; in vain if another thread puts one in meanwhile."""

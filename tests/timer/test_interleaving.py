@@ -3,10 +3,12 @@
 Only the pure form lets a test step in; the compiled one is built from the same lines.
 """
 
+import threading
 from collections.abc import Callable
 
 import pytest
 
+from fixtures.timers import PATIENCE
 from rpcwheel.timer import _heap
 from rpcwheel.timer.queue import load_form
 
@@ -233,6 +235,53 @@ def test_what_is_pushed_on_a_heap_that_was_just_replaced_is_kept(monkeypatch):
     monkeypatch.setattr(_heap, "heappush", push_late)
     timeout = put(queue, 20)
     queue.check()
+    assert queue.advance(50 * MS) == [timeout]
+
+
+@pytest.mark.parametrize("comes", ["filed", "looked at"])
+def test_what_goes_on_the_heap_while_another_thread_has_its_copy_is_kept(monkeypatch, comes):
+    """The clean-up begins before it is there, and ends after it: then it was in vain."""
+    queue = PURE.DeadlineHeap()
+    put(queue, 30).cancel()
+    kept = [put(queue, 20)] if comes == "looked at" else []
+    queue._entries = entries = Entries(queue._entries)
+    copied, go_on = threading.Event(), threading.Event()
+    entries.happen = lambda: (copied.set(), go_on.wait(PATIENCE))
+    cleaner = threading.Thread(target=queue._clean_up)
+    push = _heap.heappush
+
+    def push_after_the_copy(onto, entry):
+        if not copied.is_set():
+            cleaner.start()
+            assert copied.wait(PATIENCE)
+        push(onto, entry)
+
+    monkeypatch.setattr(_heap, "heappush", push_after_the_copy)
+    if comes == "filed":
+        kept.append(put(queue, 20))
+    else:
+        assert queue.pop(10 * MS) is None
+    go_on.set()
+    if cleaner.ident is not None:  # who only looks may touch nothing
+        cleaner.join(PATIENCE)
+    queue.check()
+    assert queue.advance(50 * MS) == kept
+
+
+def test_what_is_pulled_forward_on_the_heap_while_it_is_being_put_off_is_found(monkeypatch):
+    queue = PURE.DeadlineHeap()
+    timeout = put(queue, 20)
+    assert queue.reschedule(timeout, 90 * MS)  # one write: its entry is still at 20
+    push, waiting = _heap.heappush, [40 * MS]
+
+    def push_late(onto, entry):
+        if waiting:
+            timeout._deadline_ns = waiting.pop()  # as `reschedule` of another thread, that has
+        push(onto, entry)  # compared with the tick before
+
+    monkeypatch.setattr(_heap, "heappush", push_late)
+    assert queue.pop(20 * MS) is None
+    assert queue.next_wake() == 40 * MS
     assert queue.advance(50 * MS) == [timeout]
 
 
