@@ -252,14 +252,17 @@ async def test_a_call_that_waits_for_a_busy_loop_is_not_lost(events):
 @on_linux
 async def test_a_call_whose_request_is_on_its_way_is_not_lost():
     with WheelTimer() as timer:
-        async with idle_server(timer) as server, server.channel() as channel, server.detect(0.4):
+        async with idle_server(timer) as server, server.channel() as channel:
+            detector = server.detect(None)
             await use(channel, "await_call")
-            await asyncio.sleep(0.2)
             call = channel.stream_unary("/test.Idle/await_call")()  # its headers, and no more
+            await asyncio.sleep(0.2)
+            detector.change(idle_timeout=0.4)
             await asyncio.sleep(1.0)
             await call.write(b"2")
             await call.done_writing()
             assert await call == b"2"
+            detector.close()
 
 
 @on_linux

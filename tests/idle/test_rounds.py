@@ -18,9 +18,11 @@ from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
 
 
 class Watched(IdleConnectionDetector):
-    """Tells where its looks ran and how many at once; each takes its time."""
+    """Tells where its looks ran and how many at once; each takes its time, and waits for a gate."""
 
     def __init__(self, *args, **settings) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
         self.threads: list[str] = []
         self.at_once = self.most = 0
         super().__init__(*args, **settings)
@@ -30,6 +32,7 @@ class Watched(IdleConnectionDetector):
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         time.sleep(0.01)
+        self.gate.wait(PATIENCE)
         super()._look()
         self.at_once -= 1
 
@@ -57,10 +60,16 @@ def test_close_waits_for_the_look_that_is_under_way(server):
     detector = Watched(
         server.server, connections=server.table, ports=server.port, timer=server.timer
     )
+    detector.gate.clear()
     server.timer.advance(60)
     assert eventually(lambda: detector.at_once)
-    detector.close()
-    assert detector.at_once == 0
+    closing = threading.Thread(target=detector.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    detector.gate.set()
+    closing.join(PATIENCE)
+    assert (closing.is_alive(), detector.at_once) == (False, 0)
     assert server.timer.pending == 0
 
 
