@@ -24,6 +24,7 @@ from typing import (
 )
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.timer.clock import checked_timer
 
 from . import aio, sync
 from .entry import label_of
@@ -190,7 +191,7 @@ class _Decorator(Generic[D]):
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
         self._policy = policy
-        self._timer = timer
+        self._timer = checked_timer(timer)
 
     @overload  # a coroutine function is also a function: the first that fits counts
     def __call__(  # type: ignore[overload-overlap]

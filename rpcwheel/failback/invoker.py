@@ -37,7 +37,7 @@ class InvokerBase:
             timer: Any rpcwheel timer; None takes `shared_timer()` when a call is queued.
 
         Raises:
-            TypeError: `timer` is no timer.
+            TypeError: `policy` or `timer` is none.
         """
         self._ledger = Ledger(policy, timer)
         _LEDGERS.add(self._ledger)

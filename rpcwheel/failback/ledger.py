@@ -30,6 +30,7 @@ from rpcwheel.timer.clock import checked_timer, clock_of
 from .book import Book
 from .core import Admission, First, GiveUp, Last
 from .entry import Entry, FailedCall, State
+from .policy import checked_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,7 @@ class Ledger:
     """One queue, without the I/O of either world. Thread-safe; entries of any loop may be in it."""
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
-        self.policy = policy
+        self.policy = checked_policy(policy)
         self.name = policy.name or "failback"
         self.book = Book(policy)
         self._timer = checked_timer(timer)

@@ -14,7 +14,7 @@ from rpcwheel.policy import Policy, Wait, checked
 from .entry import FailedCall
 from .matching import WANTED, Matcher
 
-__all__ = ["FailbackPolicy"]
+__all__ = ["FailbackPolicy", "checked_policy"]
 
 
 class FailbackPolicy(Policy):
@@ -93,3 +93,18 @@ class FailbackPolicy(Policy):
     def _check_stop(cls, stop: object) -> object:
         checked(lambda given: Backoff(stop=given), stop)
         return stop
+
+
+def checked_policy(policy: FailbackPolicy) -> FailbackPolicy:
+    """Give it back.
+
+    Raises:
+        TypeError: It is none.
+    """
+    given: object = policy
+    if not isinstance(given, FailbackPolicy):
+        raise TypeError(
+            "policy must be a FailbackPolicy, such as FailbackPolicy(on='UNAVAILABLE'), "
+            f"not {given!r}"
+        )
+    return given

@@ -21,6 +21,7 @@ from rpcwheel.workers import POOL
 from .core import First
 from .entry import Call, label_of
 from .invoker import InvokerBase
+from .policy import checked_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,8 +57,9 @@ class FailbackInvoker(InvokerBase):
 
         Raises:
             ConfigurationError: The policy's `dead_letter` is a coroutine function.
+            TypeError: `policy` or `timer` is none.
         """
-        if inspect.iscoroutinefunction(policy.dead_letter):
+        if inspect.iscoroutinefunction(checked_policy(policy).dead_letter):
             raise ConfigurationError(
                 "dead_letter is a coroutine function, but this is called where no event loop is; "
                 "give a plain function, or use rpcwheel.failback.aio"

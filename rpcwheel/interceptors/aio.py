@@ -127,5 +127,7 @@ def intercept_channel(
 def _state(
     policy: CallPolicy, timer: Timer | None, queues: Queues | None
 ) -> ClientState[FailbackInvoker]:
-    queues = Queues(timer) if queues is None else queues
-    return ClientState(policy, timer=timer, invoker_of=queues.of)
+    given: object = Queues(timer) if queues is None else queues
+    if not isinstance(given, Queues):
+        raise TypeError(f"queues must be a Queues, or None, not {given!r}")
+    return ClientState(policy, timer=timer, invoker_of=given.of)

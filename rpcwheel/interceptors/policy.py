@@ -24,7 +24,7 @@ from rpcwheel.policy import Policy, checked, or_short
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["CallPolicy", "FailsafePolicy", "MethodPolicy"]
+__all__ = ["CallPolicy", "FailsafePolicy", "MethodPolicy", "checked_calls"]
 
 
 class FailsafePolicy(Policy):
@@ -227,3 +227,17 @@ def _unsafe(policy: MethodPolicy) -> str:
         "tried again after them, and none that this is for is marked so; say which are: "
         'methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}'
     )
+
+
+def checked_calls(policy: CallPolicy) -> CallPolicy:
+    """Give it back.
+
+    Raises:
+        TypeError: It is none.
+    """
+    given: object = policy
+    if not isinstance(given, CallPolicy):
+        raise TypeError(
+            f"policy must be a CallPolicy, such as CallPolicy(timeout=2.0), not {given!r}"
+        )
+    return given

@@ -15,10 +15,11 @@ from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.observe import CallLate, CallSlow, emit
 from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer
 from rpcwheel.workers import POOL
 
 from .core import RuleBook
-from .policy import CallPolicy
+from .policy import CallPolicy, checked_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,8 @@ class ServerState:
     """What the calls of one server share: the policy, and the handlers made so far."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
-        self._rules = RuleBook(CallPolicy() if policy is None else policy)
-        self._timer = timer
+        self._rules = RuleBook(CallPolicy() if policy is None else checked_calls(policy))
+        self._timer = checked_timer(timer)
         self._made: dict[tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
 
     def around(

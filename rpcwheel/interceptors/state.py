@@ -27,10 +27,11 @@ from rpcwheel.observe import (
     emit,
 )
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.workers import POOL
 
 from .core import MOST_METHODS, Answer, RuleBook
+from .policy import checked_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,10 +79,13 @@ class ClientState(Generic[Invoker]):
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
             invoker_of: Gives the queue of a failback policy, made when first asked for; also told
                 what to call it if the policy has no name.
+
+        Raises:
+            TypeError: `policy` or `timer` is none.
         """
-        self.rules = RuleBook(policy)
+        self.rules = RuleBook(checked_calls(policy))
         self.invoker_of = invoker_of
-        self._timer = timer
+        self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
         self._slow: dict[tuple[str, str], tuple[Callable[[Timeout], object], float]] = {}

@@ -113,8 +113,10 @@ def client_interceptors(
         One object, for all four kinds of call. It has one retry budget: make others for a channel
         to another target.
     """
-    queues = Queues(timer) if queues is None else queues
-    return [ClientInterceptor(ClientState(policy, timer=timer, invoker_of=queues.of))]
+    given: object = Queues(timer) if queues is None else queues
+    if not isinstance(given, Queues):
+        raise TypeError(f"queues must be a Queues, or None, not {given!r}")
+    return [ClientInterceptor(ClientState(policy, timer=timer, invoker_of=given.of))]
 
 
 def intercept_channel(

@@ -18,6 +18,7 @@ from rpcwheel.observe import IdleLimited, emit
 from rpcwheel.options import server_options
 from rpcwheel.registry.publishing import PublisherBase
 from rpcwheel.registry.selecting import CORE, is_by_name
+from rpcwheel.timer.clock import checked_timer
 
 from .config import PREFIX, policy_from_env, policy_from_file
 from .members import MemberHeartbeats
@@ -232,7 +233,7 @@ class KitBase(Generic[Q, M, T, D]):
 
     def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:
         self._policy = policy
-        self._timer = timer
+        self._timer = checked_timer(timer)
         self._queues = self._make_queues()
         self._manager = None if policy.heartbeat is None else self._make_manager(policy.heartbeat)
         self._tables: list[T] = []  # of servers that no detector looks after yet

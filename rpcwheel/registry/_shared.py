@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .provider import Provider
     from .url import RegistryUrl
 
-__all__ = ["Shared", "provider_of"]
+__all__ = ["Shared", "check_policy", "provider_of"]
 
 R = TypeVar("R")
 
@@ -34,6 +34,13 @@ R = TypeVar("R")
 class _Kept(Generic[R]):
     registry: R
     users: int
+
+
+def check_policy(policy: RegistryPolicy | None) -> None:
+    """Raise `TypeError` if it is none."""
+    given: object = policy
+    if given is not None and not isinstance(given, RegistryPolicy):
+        raise TypeError(f"policy must be a RegistryPolicy or None, not {given!r}")
 
 
 def provider_of(
@@ -46,9 +53,7 @@ def provider_of(
         ExtraMissing: A package that the engine needs is not installed.
         TypeError: The policy is none.
     """
-    given: object = policy
-    if given is not None and not isinstance(given, RegistryPolicy):
-        raise TypeError(f"policy must be a RegistryPolicy or None, not {given!r}")
+    check_policy(policy)
     kept = RegistryPolicy() if policy is None else policy
     lease_s, timeout_s = (to_seconds(to_ns(time)) for time in (kept.lease, kept.timeout))
     return open_provider(url, Settings(lease_s, timeout_s, checked_timer(timer))), kept

@@ -18,7 +18,7 @@ from rpcwheel.workers import POOL
 
 from ._aio_follower import Follower
 from ._aio_listed import Listed
-from ._shared import Shared, provider_of
+from ._shared import Shared, check_policy, provider_of
 from .aio_face import FailbackRegistry, Registry
 from .selecting import (
     CORE,
@@ -128,6 +128,7 @@ def channel(
     asyncio.get_running_loop()
     if registry is not None and not isinstance(registry, Registry):
         raise TypeError(f"registry must be a rpcwheel.aio.Registry or None, not {registry!r}")
+    check_policy(policy)
     check_listeners(balance, on_member, on_removed)
     parsed, named = split(url, registry, service)
     selection = select_by(parsed, named, group, version)

@@ -17,7 +17,7 @@ from rpcwheel.workers import POOL
 
 from ._follower import Follower
 from ._listed import Listed
-from ._shared import Shared, provider_of
+from ._shared import Shared, check_policy, provider_of
 from .face import FailbackRegistry, Registry
 from .selecting import (
     CORE,
@@ -162,6 +162,7 @@ def channel(
     """
     if registry is not None and not isinstance(registry, Registry):
         raise TypeError(f"registry must be a rpcwheel.Registry or None, not {registry!r}")
+    check_policy(policy)
     check_listeners(balance, on_member, on_removed)
     parsed, named = split(url, registry, service)
     selection = select_by(parsed, named, group, version)

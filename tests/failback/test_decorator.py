@@ -295,3 +295,8 @@ def test_a_bad_setting_is_refused_before_anything_is_decorated(settings):
 def test_a_bad_timer_is_refused():
     with pytest.raises(TypeError, match="timer must be"):
         with_failback(on=OSError, timer=5)(print)
+
+
+def test_what_is_no_timer_is_refused_before_a_function_is_there():
+    with pytest.raises(TypeError, match="timer must be a WheelTimer"):
+        with_failback(on=ValueError, timer=3)

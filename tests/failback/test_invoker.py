@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from fixtures.failback_queues import PATIENCE, Far, play, wait_until
-from rpcwheel.failback import FailbackInvoker, FailbackPolicy, with_failback
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, sync, with_failback
 from rpcwheel.timer import WheelTimer
 
 
@@ -183,3 +183,9 @@ def test_a_program_that_ends_while_grpc_calls_hang_in_retries_ends_well(grpc_ser
     end.set()
     assert status == 0, log
     assert "1 call(s) not delivered, the program ended in the middle of a try" in log
+
+
+@pytest.mark.parametrize("world", [sync, aio])
+def test_what_is_no_policy_is_refused(world):
+    with pytest.raises(TypeError, match=r"policy must be a FailbackPolicy.* not \{'retries': 3\}"):
+        world.FailbackInvoker({"retries": 3})

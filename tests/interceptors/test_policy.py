@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpcwheel import interceptors
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
@@ -297,3 +298,24 @@ def test_a_policy_can_be_copied_pickled_and_dumped():
         "timeout": {"timeout": 2.0},
         "methods": {"/a/b": {"idempotent": True}},
     }
+
+
+WRONG = {
+    "a policy as a dict": ({"timeout": 2}, {}, r"CallPolicy\(timeout=2\.0\), not \{'timeout': 2\}"),
+    "a number": (2, {}, "policy must be a CallPolicy"),
+    "no timer": (CallPolicy(), {"timer": 3}, "timer must be a WheelTimer"),
+}
+
+
+@pytest.mark.parametrize(("policy", "others", "said"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("world", [interceptors, interceptors.aio], ids=["sync", "aio"])
+@pytest.mark.parametrize("side", ["client_interceptors", "server_interceptors"])
+def test_what_is_no_policy_or_timer_is_refused_where_it_is_given(world, side, policy, others, said):
+    with pytest.raises(TypeError, match=said):
+        getattr(world, side)(policy, **others)
+
+
+@pytest.mark.parametrize("world", [interceptors, interceptors.aio], ids=["sync", "aio"])
+def test_queues_are_those_of_this_world(world):
+    with pytest.raises(TypeError, match="queues must be a Queues, or None, not 3"):
+        world.client_interceptors(CallPolicy(), queues=3)

@@ -166,3 +166,8 @@ def test_serve_says_what_it_has_instead_of_a_setting_that_it_has_not(kind, setti
     given = {"publish": "memory://", "port": 0} | settings
     with pytest.raises(TypeError, match=re.escape(f"serve() has no setting {said}")):
         kind().serve(None, **given)
+
+
+def test_what_is_no_timer_is_refused_where_the_kit_is_made(kind):
+    with pytest.raises(TypeError, match="timer must be a WheelTimer"):
+        kind(timeout=2.0, timer=3)

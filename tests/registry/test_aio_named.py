@@ -291,3 +291,8 @@ async def test_arguments_that_make_no_sense_are_refused_at_once(arguments, error
 def test_it_is_made_on_a_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         channel("memory://a/shop.Orders")
+
+
+async def test_what_is_no_policy_of_a_registry_is_refused(memory):
+    with pytest.raises(TypeError, match="policy must be a RegistryPolicy or None, not"):
+        channel(memory, service="shop.Orders", policy={"lease": 2})

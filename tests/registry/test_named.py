@@ -392,3 +392,8 @@ def test_a_url_and_a_registry_together_are_refused(registry, memory):
         channel(f"{memory}/{SERVICE}", registry=registry)
     with pytest.raises(ConfigurationError, match="two services are named"):
         channel(SERVICE, service="shop.Audit", registry=registry)
+
+
+def test_what_is_no_policy_of_a_registry_is_refused(memory):
+    with pytest.raises(TypeError, match="policy must be a RegistryPolicy or None, not"):
+        channel(memory, service="shop.Orders", policy={"lease": 2})
