@@ -64,6 +64,15 @@ class AsyncWheelTimer(TimerCore):
         self._whole_ms = not type(self._loop).__module__.startswith("asyncio.")
         self._enlist()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop()` was called, or its loop is closed, so that nothing runs any more.
+
+        On a closed loop a new timeout that is due before all others raises `TimerStopped`; one that
+        is due later is taken as ever, as to ask the loop each time would double what a start costs.
+        """
+        return self._stopped or self._loop.is_closed()
+
     def stop(self) -> list[Timeout]:
         """Stop for good; coroutines that run go on. Idempotent.
 

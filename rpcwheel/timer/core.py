@@ -106,7 +106,7 @@ class TimerCore(Front):
         return self
 
     def __repr__(self) -> str:
-        state = "stopped" if self._stopped else f"{self.pending} pending"
+        state = "stopped" if self.stopped else f"{self.pending} pending"
         return f"<{type(self).__name__} {self.name!r} {type(self._hub.queue).__name__} {state}>"
 
     def _wake(self, deadline_ns: int) -> None:
