@@ -4,7 +4,7 @@ A directory is the hands of `Seen`. What a provider tells is only noted on its t
 the file, users' listeners and events run on the shared workers, each in a row of its own:
 
 * what is heard, in order (`_hearing`), which alone touches the core; of views in a row that come
-  faster than it can read them, only the last;
+  faster than it can read them, only the last, and what those said last that are gone by then;
 * the events of that (`_events`), as a sink that hangs must not keep the list from changing;
 * the listeners, in `ROWS` rows: one that hangs holds up no other as long as there are no more of
   them than rows, and a thousand of them don't start a thousand threads.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel.durations import to_ns
 from rpcwheel.observe import emit
@@ -31,7 +31,7 @@ from .policy import RegistryPolicy
 from .seen import Rules, Seen, Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rpcwheel.errors import TimerError
     from rpcwheel.instance import ServiceInstance, Snapshot
@@ -91,6 +91,20 @@ class Listening:
             emit(ListenerFailed(snapshot.service, repr(self._tell), error))
 
 
+class _Heard(NamedTuple):
+    """What the registry has, and what those said last that are gone, where nobody has looked."""
+
+    records: Mapping[str, bytes]
+    last_words: Mapping[str, bytes]
+
+    def after(self, void: _Heard) -> _Heard:
+        """The same, in the place of one that nobody has looked at."""
+        said = {**void.last_words, **void.records}
+        return self._replace(
+            last_words={key: said[key] for key in said.keys() - self.records.keys()}
+        )
+
+
 class Directory:
     """One service, as far as it is known. Thread-safe; a `Watcher` for `provider.watch`.
 
@@ -137,7 +151,7 @@ class Directory:
         """Begin anew in a forked child."""
         self._changed = threading.Condition()
         self._alarm = Alarm(self._timer, self._wake, self._refused)
-        self._news: list[View | str] = []  # not looked at yet; no two of a kind in a row
+        self._news: list[_Heard | str] = []  # not looked at yet; no two of a kind in a row
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -182,7 +196,7 @@ class Directory:
 
     def saw(self, view: View) -> None:
         """Take note of what the registry has now. Never blocks; any thread."""
-        self._hear(view)
+        self._hear(_Heard(view.records, {}))
 
     def suspect(self, reason: str) -> None:
         """Take note that the registry has lost contact or memory. Never blocks; any thread."""
@@ -225,14 +239,16 @@ class Directory:
         POOL.submit((snapshots, "file"), load)
         done.wait(LOAD_S)
 
-    def _hear(self, what: View | str) -> None:
+    def _hear(self, what: _Heard | str) -> None:
         """Have it looked at, in the place of what it makes void."""
         with self._changed:
             if self._closed:
                 return
             news, waits = self._news, bool(self._news)
             if waits and isinstance(news[-1], str) == isinstance(what, str):
-                news.pop()
+                void = news.pop()
+                if isinstance(what, _Heard) and isinstance(void, _Heard):
+                    what = what.after(void)
             news.append(what)
             if len(news) > MOST_NEWS:
                 del news[1:3]
@@ -246,7 +262,7 @@ class Directory:
             if isinstance(one, str):
                 self._think(partial(self._seen.suspect, one))
             else:
-                self._think(partial(self._seen.saw, one.records))
+                self._think(partial(self._seen.saw, one.records, last_words=one.last_words))
 
     def _think(self, what: Callable[[int], list[Event]]) -> None:
         """Tell the core, and show what it makes of it."""

@@ -24,6 +24,7 @@ So a failure never makes the list empty; a service that never had instances has 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rpcwheel.durations import NEVER, to_seconds
@@ -115,15 +116,16 @@ class Records:
             data = records[key]
             known = before.get(key)
             if known is None or known[0] != data:
-                known = data, self._decoded(key, data, skipped)
+                known = data, self.decoded(key, data, skipped)
             self._read[key] = known
             if known[1] is not None:
                 found[key] = known[1]
         return found, skipped
 
-    def _decoded(
+    def decoded(
         self, key: str, data: bytes, skipped: list[RecordSkipped]
     ) -> ServiceInstance | None:
+        """Read one; what can't be read is None, and told in `skipped`."""
         try:
             instance = ServiceInstance.decoded(data)
             if (instance.service, instance.id) != (self._service, key):
@@ -181,10 +183,22 @@ class Seen:
                 self._written_ns = now_ns - age_ns
         return self.step(now_ns)
 
-    def saw(self, records: Mapping[str, bytes], now_ns: int) -> list[Event]:
-        """The registry has these, and no others."""
+    def saw(
+        self,
+        records: Mapping[str, bytes],
+        now_ns: int,
+        last_words: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> list[Event]:
+        """The registry has these, and no others.
+
+        Args:
+            records: Those.
+            now_ns: The time.
+            last_words: What it had since it was heard last, and has no more.
+        """
         told = self.step(now_ns)
         found, skipped = self._records.read(records)
+        self._hear_out(last_words, records)
         for key in records:
             if key not in found and key in self._instances:
                 found[key] = self._instances[key]
@@ -201,6 +215,15 @@ class Seen:
         self._instances = {key: self._instances[key] for key in self._held} | found
         self._live = True
         return [*told, *skipped, *self._show(grown=bool(set(self._held) - before))]
+
+    def _hear_out(self, last_words: Mapping[str, bytes], records: Collection[str]) -> None:
+        """Take note of who said DRAINING before it vanished, in what nobody has looked at."""
+        for key, data in last_words.items():
+            if key in self._instances and key not in records:
+                said = self._records.decoded(key, data, [])
+                if said is not None and said.status == "DRAINING":
+                    self._instances[key] = said
+                    self._held.pop(key, None)
 
     def _is_mute(self, records: Collection[str], found: Collection[str]) -> bool:
         """Whether it says nothing: of records that can't be read, and nothing else is known."""

@@ -25,6 +25,12 @@ def directory(timer):
 @pytest.fixture
 def busy(directory):
     """What lets the core of the directory go on, which is busy."""
+    gate = busied(directory)
+    yield gate
+    gate.set()
+
+
+def busied(directory):
     gate, entered = threading.Event(), threading.Event()
 
     def hang():
@@ -33,8 +39,7 @@ def busy(directory):
 
     directory._hearing.submit(hang)
     assert entered.wait(PATIENCE)
-    yield gate
-    gate.set()
+    return gate
 
 
 def test_of_views_that_come_faster_than_it_reads_only_the_last_one_waits(directory, busy):
@@ -57,6 +62,30 @@ def test_no_doubt_is_passed_over_nor_what_was_seen_before_it(directory, busy):
     busy.set()
     assert eventually(lambda: directory.snapshot and directory.snapshot.held == {"a", "b", "c"})
     assert keys(directory.snapshot) == "abc"
+
+
+def test_who_said_draining_in_a_view_that_is_passed_over_is_gone_at_once(directory):
+    directory.saw(view("abcd"))
+    assert shows(directory, "abcd")
+    gate = busied(directory)
+    directory.suspect("the connection was lost")
+    directory.saw(view("ab", draining="cd"))
+    directory.saw(view("a", draining="b"))
+    directory.saw(view("ac"))
+    gate.set()
+    assert shows(directory, "ac")
+    assert directory.snapshot.held == frozenset()
+
+
+def test_who_said_nothing_of_the_kind_is_held_as_ever(directory):
+    directory.saw(view("abc"))
+    assert shows(directory, "abc")
+    gate = busied(directory)
+    directory.suspect("the connection was lost")
+    directory.saw(view("ab"))
+    directory.saw(view("a"))
+    gate.set()
+    assert eventually(lambda: directory.snapshot.held == {"b", "c"})
 
 
 def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
