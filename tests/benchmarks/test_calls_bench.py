@@ -37,7 +37,7 @@ SIDES = [(side, world) for side in ("client", "server") for world in ("sync", "a
 @pytest.mark.parametrize(("side", "world"), SIDES)
 def test_every_subject_makes_every_kind_of_call_and_its_cost_is_told(side, world):
     command = [sys.executable, "-m", "benchmarks.calls.child", side, world, "tiny"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=100).stdout
     rows = [Row(**row) for row in json.loads(told)]
     wanted = {(what, name) for what in measures(side) for name, _ in callers(side, world, what)}
     assert {(row.measure, row.subject) for row in rows} == wanted

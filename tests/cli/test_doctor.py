@@ -298,5 +298,5 @@ def test_it_needs_no_protobuf_and_no_rich(health_server):
         "from rpcwheel.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "doctor", health_server().target, *QUICK]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "healthy."), run.stderr

@@ -136,7 +136,7 @@ LOOP_GONE = """if True:
 def ran(code):
     """What a program says; in a process of its own, as grpc.aio bears one loop at a time."""
     command = [sys.executable, "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     return run.stdout.strip() or run.stderr
 
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from fixtures.serving_process import WHO, ServingProcess
-from fixtures.timers import PATIENCE, eventually, run_threads
+from fixtures.timers import PATIENCE, eventually
 from rpcwheel.registry.named import channel
 
 STEPS = ["withdraw", "not serving", "wait", "stop", "closed"]
@@ -39,26 +39,34 @@ def test_no_call_fails_in_a_rolling_restart_of_three_servers_under_load(url):
     with contextlib.ExitStack() as processes, channel(f"{url}?service=shop.Orders") as to_service:
         old = [started(start(world)) for world in ("sync", "aio", "sync")]
         who = to_service.unary_unary(WHO)
-        answers, over = [], threading.Event()
+        answers, failures, over = [], [], threading.Event()
 
         def call():
             while not over.is_set():
-                answers.append(who(b"", timeout=PATIENCE))
+                try:
+                    answers.append(who(b"", timeout=PATIENCE))
+                except grpc.RpcError as error:
+                    failures.append(error)
 
-        def restart():
+        def known(process):
+            return any(member.instance.port == process.port for member in to_service.members)
+
+        assert eventually(lambda: len(to_service.members) == 3)
+        callers = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+        for one in callers:
+            one.start()
+        try:
             for one, world in zip(old, ("aio", "sync", "aio"), strict=True):
                 new = started(start(world))
                 assert eventually(lambda: known(new))  # noqa: B023
                 one.send(signal.SIGTERM)
                 assert one.wait() == 0
                 assert one.lines[1:] == [*STEPS, "left"]
+        finally:
             over.set()
-
-        def known(process):
-            return any(member.instance.port == process.port for member in to_service.members)
-
-        assert eventually(lambda: len(to_service.members) == 3)
-        run_threads(call, call, restart)
+            for one in callers:
+                one.join(PATIENCE)
+    assert failures == []
     assert len(answers) > 300
     assert set(answers) == {b"a"}
 

@@ -52,6 +52,6 @@ except ExtraMissing as error:
 
 def test_without_protobuf_it_is_said_what_to_install() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=100, check=False
     )
     assert "pip install 'rpcwheel[etcd]'" in run.stdout, run.stderr
