@@ -213,18 +213,22 @@ class ClusterChannel(grpc.aio.Channel):
 
     async def wait_for_state_change(self, last_observed_state: State) -> None:
         """Wait until the state is another."""
+        self._fleet.home.enter()
+        while await self._stays(last_observed_state):
+            """Only a part of it has changed."""
+
+    async def _stays(self, state: State) -> bool:
+        """Wait for a change of members, or of one; False at once if the whole is not in `state`."""
         fleet = self._fleet
-        fleet.home.enter()
-        while True:
-            changed = fleet.changed.waiter()  # before anything else may run
-            seen = [(link, _state_of(link)) for link in fleet.links()]  # it changes at any time
-            try:
-                if self.get_state() is not last_observed_state:
-                    return
-                changes = [_change_of(link, state) for link, state in seen]
-                await _first_of(changes, changed)
-            finally:
-                fleet.changed.forget(changed)
+        changed = fleet.changed.waiter()  # before anything else may run
+        seen = [(link, _state_of(link)) for link in fleet.links()]  # it changes at any time
+        try:
+            if self.get_state() is not state:
+                return False
+            await _first_of([_change_of(link, before) for link, before in seen], changed)
+        finally:
+            fleet.changed.forget(changed)
+        return True
 
     async def channel_ready(self) -> None:
         """Wait until a member has a connection, and have all of them connect.
@@ -236,7 +240,7 @@ class ClusterChannel(grpc.aio.Channel):
         while (state := self.get_state(try_to_connect=True)) is not State.READY:
             if state is State.SHUTDOWN:
                 raise grpc.aio.UsageError("Channel is closed.")
-            await self.wait_for_state_change(state)
+            await self._stays(state)  # or one that has come meanwhile would never connect
 
     def is_cut_off(self) -> bool:
         """Whether a call that failed just now is sure to have found no connection to any member.

@@ -62,6 +62,29 @@ async def test_a_change_while_it_is_looked_at_is_not_missed(shops, aio_cluster):
         await asyncio.wait_for(channel.channel_ready(), 5)
 
 
+async def test_one_that_comes_as_another_fails_connects_though_the_whole_is_as_before(
+    shops, dead, aio_cluster
+):
+    failed = asyncio.Event()
+
+    def connect(one, options):
+        channel = grpc.aio.insecure_channel(one.target, options)
+        if one.port == dead:
+            channel.get_state = lambda *_, **__: (
+                State.TRANSIENT_FAILURE if failed.is_set() else State.IDLE
+            )
+            channel.wait_for_state_change = lambda _: failed.wait()
+        return channel
+
+    channel = aio_cluster(dead, connect=connect)
+    ready = asyncio.create_task(channel.channel_ready())
+    await asyncio.sleep(0.02)
+    failed.set()
+    channel.update([instance(dead), instance(shops[0])])
+    assert channel.get_state() is State.IDLE
+    await asyncio.wait_for(ready, 20)
+
+
 async def test_connections_that_hide_their_state_are_looked_at_now_and_then(shops, aio_cluster):
     looks = []
 
