@@ -221,9 +221,11 @@ class RedisProvider(Provider):
             raise RegistryClosed(f"{self.url}: this registry was closed")
         try:
             return ask()
-        except RedisError as error:
-            if self._closed:
+        except (RedisError, OSError, ValueError) as error:
+            if self._closed:  # a socket that is closed under its hands is a ValueError to redis-py
                 raise RegistryClosed(f"{self.url}: this registry was closed") from error
+            if not isinstance(error, RedisError):
+                raise
             raise _refusal(self.url, error) from error
 
 

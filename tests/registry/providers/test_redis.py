@@ -266,6 +266,17 @@ def test_a_provider_that_was_closed_says_so(redis, opened, namespace):
             ask()
 
 
+def test_what_is_closed_under_the_hands_of_a_request_is_told_as_closed(redis, opened, namespace):
+    provider = opened(redis.url(namespace=namespace))
+
+    def ask():
+        provider.close()
+        raise ValueError("I/O operation on closed file.")  # as redis-py 8 has it then
+
+    with pytest.raises(RegistryClosed):
+        provider._asked(ask)
+
+
 def test_a_forked_child_begins_anew_and_leaves_the_parents_watches(redis, opened, namespace):
     provider, witness = opened(redis.url(namespace=namespace)), Witness()
     provider.watch(A.service, witness)
