@@ -127,7 +127,7 @@ def test_a_registry_that_comes_back_without_its_memory_erases_nothing(start, ser
     end = timer.now + LEASE_S
     while held(provider, SERVICE) != ["a", "b", "c"]:  # the servers look, and publish again
         timer.advance(0.1)
-        assert eventually(lambda: not servers._session._working)
+        assert eventually(lambda: not servers._session._working and timer.pending)
         assert timer.now < end
     assert eventually(lambda: subscription.snapshot.source == "live")
     assert keys(subscription.snapshot) == "abc"

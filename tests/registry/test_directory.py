@@ -157,10 +157,12 @@ def test_a_listener_that_raises_is_told_of_and_called_on(directory, listener, ev
 
     directory.add(broken)
     directory.add(listener)
-    for word in ("a", "ab"):
+    for times, word in enumerate(("a", "ab"), 1):
         directory.saw(view(word))
         assert eventually(lambda word=word: listener.keys[-1:] == [word])
-    assert eventually(lambda: sum(isinstance(one, ListenerFailed) for one in events) == 2)
+        assert eventually(
+            lambda times=times: sum(isinstance(one, ListenerFailed) for one in events) == times
+        )
     failed = next(one for one in events if isinstance(one, ListenerFailed))
     assert (failed.target, type(failed.error)) == (SERVICE, ZeroDivisionError)
     assert "broken" in failed.listener

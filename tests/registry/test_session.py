@@ -43,6 +43,12 @@ def kinds(events, kind):
     return [event for event in events if isinstance(event, kind)]
 
 
+def rests(session):
+    """Whether it has nothing to do, and has set itself an alarm."""
+    with session._lock:
+        return not session._working and session._alarm._timeout is not None
+
+
 def step_until(session, look, seconds=0.1):
     """Let time pass until it comes true, but none while the session works; gives how much."""
     timer = session._alarm._timer
@@ -50,7 +56,7 @@ def step_until(session, look, seconds=0.1):
     while not look():
         assert timer.now < start + 60
         timer.advance(seconds)
-        assert eventually(lambda: not session._working)
+        assert eventually(lambda: look() or rests(session))
     return timer.now - start
 
 
@@ -119,7 +125,7 @@ def test_a_thousand_that_were_lost_come_back_spread_over_the_jitter(provider, ti
     for _ in range(10):
         for _ in range(10):
             timer.advance(0.05)
-            assert eventually(lambda: not session._working)
+            assert eventually(lambda: rests(session))
         now = len(held(provider))
         per_half_second.append(now - before)
         before = now
@@ -145,7 +151,7 @@ def test_instances_of_many_processes_come_back_spread_over_the_jitter(timer):
     counts = []
     for _ in range(50):
         timer.advance(0.1)
-        assert eventually(lambda: not any(one._working for one in sessions))
+        assert eventually(lambda: all(rests(one) for one in sessions))
         counts.append(len(held(sessions[0]._provider)))
         if counts[-1] == 200:
             break
