@@ -139,9 +139,11 @@ def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[tuple[flo
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
-        yield server.getsockname()[1], offers
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            yield server.getsockname()[1], offers
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def test_a_connection_that_gets_no_answer_is_made_again_after_the_timeout(zookeeper, opened):
