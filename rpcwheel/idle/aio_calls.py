@@ -66,6 +66,11 @@ class Served(Call):
         self.over = True
         super().ended()
 
+    def has_ended(self) -> bool:
+        """Whether nobody takes its answers any more. Any thread; sooner than `over` tells."""
+        task = self._task  # gone when it is over
+        return self.over or (task is not None and task.done())
+
     def returned(self) -> None:
         """Its handler has ended; so has the call, if nothing tells when its answer is out."""
         if self._task is None:
@@ -179,13 +184,13 @@ class Answers:
         return self
 
     def __next__(self) -> object:
-        if not self._call.over:
+        if not self._call.has_ended():
             try:
                 answer = next(self._answers)
             except BaseException:  # its end, too
                 self._call.returned()
                 raise
-            if not self._call.over:
+            if not self._call.has_ended():
                 self._call.wrote()
                 return answer
         self._answers = iter(())

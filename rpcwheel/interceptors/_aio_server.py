@@ -161,11 +161,7 @@ def _iterating(behavior: Behavior, served: Served) -> Behavior:
             if timeout is not None:
                 timeout.cancel()
             raise
-        steps = _Steps(partial(own.run, next, answers), timeout)
-        task = _task()
-        if task is not None:
-            task.add_done_callback(steps.leave)
-        return steps
+        return _Steps(partial(own.run, next, answers), timeout, _task())
 
     return serve
 
@@ -178,23 +174,29 @@ class _Steps(Answers):
     It still does if the client leaves while it has not taken what was made before.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("_task",)
 
-    def __init__(self, step: Callable[[], object], timeout: Timeout | None) -> None:
+    def __init__(
+        self,
+        step: Callable[[], object],
+        timeout: Timeout | None,
+        task: asyncio.Task[object] | None,
+    ) -> None:
         super().__init__(step, timeout)
-        self._left = False
+        self._task = task
+        if task is not None:
+            task.add_done_callback(lambda _: self.unwatch())
 
     def __next__(self) -> object:
-        answer = None if self._left else super().__next__()
-        if not self._left:
+        answer = None if self._left() else super().__next__()
+        if not self._left():
             return answer
         self._step = iter(()).__next__  # lets go of the handler, whoever keeps this
         raise StopIteration
 
-    def leave(self, _: asyncio.Task[object]) -> None:
-        """Tell that the call has ended."""
-        self._left = True
-        self.unwatch()
+    def _left(self) -> bool:
+        """Whether the call has ended; asked of the task, whose callbacks may come later."""
+        return self._task is not None and self._task.done()
 
 
 def _task() -> asyncio.Task[object] | None:

@@ -156,10 +156,11 @@ async def test_a_plain_function_is_left_alone():
 
 
 async def test_a_plain_stream_whose_client_leaves_frees_its_thread():
-    gate, made = threading.Event(), []
+    asked, gate, made = threading.Event(), threading.Event(), []
 
     def plain(request, context):
         yield b"open"
+        asked.set()
         gate.wait(PATIENCE)
         for number in range(100):
             made.append(number)
@@ -168,6 +169,7 @@ async def test_a_plain_stream_whose_client_leaves_frees_its_thread():
     async with Serving(DOWN(plain)) as serving:
         call = serving.channel.unary_stream(METHOD)(b"")
         assert await call.read() == b"open"
+        await until(asked.is_set)
         call.cancel()
         await until(lambda: not serving.calls())
         gate.set()

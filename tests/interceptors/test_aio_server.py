@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import inspect
-import threading
 import time
 from contextvars import ContextVar
 
@@ -24,7 +23,7 @@ from scenarios.served import (
 )
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.small_servers import METHOD, aio_serving
+from fixtures.small_servers import IN_TIME, METHOD, aio_serving
 from fixtures.timers import until
 from rpcwheel.deadline import current_deadline, deadline_scope
 from rpcwheel.interceptors import CallPolicy
@@ -187,14 +186,22 @@ async def test_a_call_whose_deadline_has_passed_is_not_handed_to_its_handler(
     kind, nature, events, caplog
 ):
     """What waits on a loop that is blocked is not cancelled by grpc before its turn."""
-    served = []
+    served, blocked = [], []
+
+    def block(_context):
+        blocked.append(timeout)
+        time.sleep(timeout + 0.3)
+
     made = handler(kind, nature(kind, served.append))
-    blocking = Other(kind, lambda _context: time.sleep(0.4))
-    interceptors = [blocking, *server_interceptors()]
-    async with aio_serving(made, interceptors=interceptors) as target:
-        with pytest.raises(grpc.RpcError) as caught:
-            await asyncio.to_thread(ask, target, kind, timeout=0.1)  # its loop is not blocked
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    async with aio_serving(
+        made, interceptors=[Other(kind, block), *server_interceptors()]
+    ) as target:
+        for timeout in IN_TIME:
+            with pytest.raises(grpc.RpcError) as caught:
+                await asyncio.to_thread(ask, target, kind, timeout=timeout)  # its loop is not
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if blocked:
+                break
         await until(lambda: CallLate(METHOD, 0.0) in events)
     assert served == []
     assert not [record for record in caplog.records if record.name.startswith("grpc")]
@@ -304,36 +311,6 @@ async def test_a_plain_stream_is_served_also_behind_an_interceptor_that_runs_in_
     made = handler("unary_stream", answering("unary_stream", left))
     async with aio_serving(made, interceptors=[Around(), *server_interceptors()]) as target:
         assert 0 < seconds(await aio_ask(target, "unary_stream", timeout=15)) <= 15 * ROUNDED
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-async def test_a_plain_stream_whose_client_left_gives_its_thread_back(kind):
-    """Without the interceptor the thread waits for ever; the pool would not shut down."""
-    gone, closed = threading.Event(), threading.Event()
-
-    def behavior(request, context):
-        try:
-            yield b"first"
-            assert gone.wait(PATIENCE)
-            yield b"for nobody"
-        finally:
-            closed.set()
-
-    ended = Other(kind, lambda _context: asyncio.current_task().add_done_callback(over))
-
-    def over(_task):
-        gone.set()
-
-    made = handler(kind, behavior)
-    async with (
-        aio_serving(made, interceptors=[*server_interceptors(), ended]) as target,
-        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
-    ):
-        call = begin(channel, kind)
-        assert await call.read() == b"first"
-        call.cancel()
-        await until(closed.is_set)
-    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 @pytest.mark.parametrize("style", [aio_answering, reading_and_writing])
