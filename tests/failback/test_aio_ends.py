@@ -43,7 +43,7 @@ async def test_a_close_delivers_what_it_can_and_returns_the_rest(aio_invoker, ev
     failback, far = aio_invoker(), AsyncFar(ConnectionError())
     await failback.invoke(far, "goes")
     await failback.invoke(AsyncFar(*[ConnectionError()] * 9), "stays")
-    (left,) = await failback.close(drain=0.1)
+    (left,) = await failback.close(drain=0.5)
     assert (left.args, left.reason) == (("stays",), "closed")
     assert far.calls == [("goes",)] * 2
     assert isinstance(events[-1], CallsUndelivered)

@@ -53,7 +53,7 @@ def test_a_close_delivers_what_it_can_and_returns_the_rest(invoker, events):
     stays = Far(*[ConnectionError()] * 9)
     failback.invoke(far, "goes")
     failback.invoke(stays, "stays")
-    (left,) = failback.close(drain=0.1)
+    (left,) = failback.close(drain=0.5)
     assert (left.args, left.reason) == (("stays",), "closed")
     assert far.calls == [("goes",)] * 2
     assert isinstance(events[-1], CallsUndelivered)

@@ -183,7 +183,7 @@ def test_of_clients_that_call_as_their_connection_is_shut_only_those_on_the_way_
         failed = call_around_the_limit(server)
         server.close()
     assert set(failed) <= {grpc.StatusCode.UNAVAILABLE}
-    assert len(failed) < len(said(events, ConnectionClosed))
+    assert eventually(lambda: len(failed) < len(said(events, ConnectionClosed)))
 
 
 def test_no_socket_but_the_servers_own_is_touched(server, channel, events):

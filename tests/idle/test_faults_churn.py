@@ -83,7 +83,7 @@ def test_no_call_fails_of_a_client_that_was_active_lately(world, close, events):
     assert {code for _, code, _ in failed} <= {grpc.StatusCode.UNAVAILABLE}
     if close == "goaway":
         assert failed == []
-    assert [event for event in events if isinstance(event, ConnectionClosed)]
+    assert eventually(lambda: [one for one in events if isinstance(one, ConnectionClosed)])
     assert len([gap for gap in gaps if gap > idle_timeout]) > 5
 
 

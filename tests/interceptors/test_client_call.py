@@ -40,9 +40,9 @@ def test_all_tries_together_end_by_the_callers_deadline(shop, client):
     retry = RetryPolicy(on={"UNAVAILABLE"}, wait=0.05, attempts=1000, budget=None)
     shop.then(*["UNAVAILABLE"] * 1000)
     began = time.monotonic()
-    refused(lambda: client(retry=retry).unary_unary(UNARY_UNARY)(b"x", timeout=0.5))
-    assert time.monotonic() - began < 0.5 + 1.0
-    assert 2 <= len(shop.calls) <= 11
+    refused(lambda: client(retry=retry).unary_unary(UNARY_UNARY)(b"x", timeout=1.0))
+    assert time.monotonic() - began < PATIENCE  # of the thousand, 50 s
+    assert 2 <= len(shop.calls) <= 21
     left = [seen.time_remaining for seen in shop.calls]
     assert left == sorted(left, reverse=True)
 

@@ -11,7 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from scenarios.served import KINDS, PATIENCE, ROUNDED, STREAMS, answering, ask, begin, handler
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.small_servers import METHOD, Gate, serving
+from fixtures.small_servers import IN_TIME, METHOD, Gate, serving
+from fixtures.timers import eventually
 from rpcwheel.deadline import DeadlinePolicy, current_deadline
 from rpcwheel.interceptors import CallPolicy, MethodPolicy, aio
 from rpcwheel.interceptors._server import server_interceptors
@@ -118,18 +119,24 @@ def test_each_method_has_the_limits_of_its_own():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_whose_deadline_passed_before_its_turn_is_not_handed_to_its_handler(kind, events):
-    served = []
+    served, held_up = [], []
     behavior = answering(kind, served.append)
-    held_up = Other(kind, lambda _context: time.sleep(0.4))
-    interceptors = [held_up, *server_interceptors()]
-    with (
-        serving(handler(kind, behavior), interceptors=interceptors) as target,
-        pytest.raises(grpc.RpcError) as caught,
-    ):
-        ask(target, kind, timeout=0.1)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def hold_up(_context):
+        held_up.append(timeout)
+        time.sleep(timeout + 0.3)
+
+    interceptors = [Other(kind, hold_up), *server_interceptors()]
+    with serving(handler(kind, behavior), interceptors=interceptors) as target:
+        for timeout in IN_TIME:
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(target, kind, timeout=timeout)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if held_up:
+                break
+        assert eventually(lambda: [event for event in events if isinstance(event, CallLate)])
     assert served == []
-    (late,) = (event for event in events if isinstance(event, CallLate))
+    late = next(event for event in events if isinstance(event, CallLate))
     assert late.method == METHOD
     assert 0 < late.late_s < PATIENCE
 
