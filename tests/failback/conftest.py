@@ -12,7 +12,6 @@ from fixtures.grpc_servers import (  # noqa: F401 - fixtures
     channel,
     grpc_server,
 )
-from rpcwheel import workers
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, with_failback
 
 
@@ -56,11 +55,3 @@ def guard(timer):
 def queue(timer):
     """A ledger whose tries are written down, not made."""
     return Queue(timer)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def workers_that_end_soon():
-    """Workers end when idle; with the usual patience each test would wait for that."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "IDLE_S", 0.005)
-        yield
