@@ -80,6 +80,7 @@ class ReconnectingChannel(grpc.Channel):
             checked_backoff(backoff),
             checked_timer(timer),
         )
+        self._pings: dict[str, Ping] = {}  # one for each heartbeat would cost as much as its look
 
     # A channel of grpc
 
@@ -282,7 +283,10 @@ class ReconnectingChannel(grpc.Channel):
         Its calls are no use of the connection, and none in flight; what is answered is for the
         heartbeat to note. One that meets a replacement may end with UNAVAILABLE.
         """
-        return Ping(self._switch, method)
+        ping = self._pings.get(method)
+        if ping is None:
+            ping = self._pings[method] = Ping(self._switch, method)
+        return ping
 
     def is_idle(self) -> bool:
         """Whether there is no connection and none is wanted; False where it can't be known."""

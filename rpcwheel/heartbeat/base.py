@@ -72,6 +72,7 @@ class HeartbeatBase(HeartbeatView):
         self._timeout: Timeout | None = None
         self._calls: dict[int, Any] = {}
         self._traffic: Traffic = self._watched.traffic() or Traffic(self._now_ns)
+        self._planned_by: Seen | None = None  # what had been seen when the timeout was set
         if not self._watched.ours:
             rules = dataclasses.replace(rules, replace=False)
         self._core = HeartbeatCore(
@@ -155,15 +156,28 @@ class HeartbeatBase(HeartbeatView):
             if timeout is not self._timeout:
                 return
             self._timeout = None
-            due = self.orphaned or self._plan()
+            due = self._is_silent() or self._plan()
         if due:
             self._soon(self._act)
-        self._flush()
+        else:
+            self._flush()
+
+    def _is_silent(self) -> bool:
+        """Whether nothing came since the timeout was set, so that it is due. Under the lock.
+
+        An unused connection is looked at and left alone, which costs no worker.
+        """
+        traffic = self._watched.traffic()
+        if traffic is None:  # orphaned
+            return True
+        unused = self._core.state is HeartbeatState.UNUSED
+        return not unused and traffic is self._traffic and seen(traffic) == self._planned_by
 
     def _plan(self) -> bool:
         """Set the timeout to the next moment that matters; True if that is now. Under the lock."""
         now_ns = self._now_ns()
-        at_ns = self._core.next_ns(now_ns, self._seen())
+        self._planned_by = self._seen()
+        at_ns = self._core.next_ns(now_ns, self._planned_by)
         if at_ns <= now_ns or at_ns == NEVER:
             self._tidy()
             return at_ns <= now_ns
@@ -325,8 +339,9 @@ class HeartbeatBase(HeartbeatView):
     def _flush(self) -> None:
         """Have told what there is to tell, in order, where users' code may run."""
         with self._lock:
-            told, self._core.told = self._core.told, []
-            self._teller.take(*told)
+            if self._core.told:
+                told, self._core.told = self._core.told, []
+                self._teller.take(*told)
             over = self._core.state is HeartbeatState.CLOSED
             unhook, self._unhook = (self._unhook, None) if over else (None, self._unhook)
         if over:  # never under the lock: others' locks are taken

@@ -9,10 +9,12 @@ import grpc
 
 from rpcwheel.durations import to_seconds
 from rpcwheel.probe import MARK, HealthProbe, MethodProbe
-from rpcwheel.workers import POOL
+from rpcwheel.workers import POOL, Serial
 
+from .answers import Answers
 from .base import SLACK_S, HeartbeatBase
 from .manager import ManagerBase
+from .rules import HeartbeatState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +26,13 @@ __all__ = ["Heartbeat", "HeartbeatManager"]
 OWN: Final = (HealthProbe, MethodProbe)
 """Probes whose answers may be read on gRPC's thread: they are not the user's code."""
 
-BOOKS: Final = "heartbeats"
+BOOKS: Final = Serial()
+"""What can't hang, of all heartbeats: on one worker, as heartbeats that are due together would
+only get in each other's way on several."""
+
+ANSWERS: Final = Answers(BOOKS)
+"""Where those that are sent to connections that lived a moment ago are read."""
+
 TOLD: Final = "heartbeats told"
 REPLACED: Final = "heartbeats replaced"
 """By which the workers know our jobs. What can't hang is one key's for all heartbeats, or a
@@ -42,7 +50,7 @@ class Heartbeat(HeartbeatBase):
     """The heartbeat of one connection; made by `HeartbeatManager.attach`. Thread-safe."""
 
     def _soon(self, job: Callable[[], object]) -> None:
-        POOL.submit(BOOKS, job)
+        BOOKS.submit(job)
 
     def _soon_users(self, job: Callable[[], object]) -> None:
         POOL.submit(self, job)
@@ -58,14 +66,28 @@ class Heartbeat(HeartbeatBase):
         POOL.submit((self, TOLD) if self._teller.has_listeners else TOLD, job)
 
     def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
+        request, limit_s = self._probe.request, to_seconds(step.limit_ns) + SLACK_S
+        # One that is unlikely to be answered at once needs a thread: gRPC's will do.
+        if self._watched.ours and self._core.state is HeartbeatState.PROBING and not step.patient:
+            asked = call.begin(request, timeout=limit_s, metadata=MARK)
+            if asked is not None:
+                ANSWERS.expect(asked, partial(self._answered, settle))
+                return asked
         future = call.future(
-            self._probe.request,
-            timeout=to_seconds(step.limit_ns) + SLACK_S,
-            metadata=MARK,
-            wait_for_ready=step.patient or None,
+            request, timeout=limit_s, metadata=MARK, wait_for_ready=step.patient or None
         )
         future.add_done_callback(partial(self._ended, settle))
         return future
+
+    def _answered(
+        self, settle: Callable[[int, str, object], None], code: str, response: bytes | None
+    ) -> None:
+        """On a worker, as `_ended` is on gRPC's thread."""
+        settled = partial(settle, self._now_ns(), code, response)
+        if type(self._probe) in OWN:
+            settled()
+        else:
+            self._soon_users(settled)
 
     def _ended(self, settle: Callable[[int, str, object], None], future: Any) -> None:  # noqa: ANN401
         """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""

@@ -227,5 +227,5 @@ def test_heartbeats_of_many_share_moments_and_none_is_early_or_much_later():
         bare.called(at=nth)
         moments.add(driver.next_at())
         assert 0 <= driver.next_at() - bare.next_at() < driver.rules.grid_ns
-    assert 100 <= len(moments) <= 130
+    assert 25 <= len(moments) <= 34
     assert NEVER not in moments

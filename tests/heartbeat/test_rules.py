@@ -13,7 +13,7 @@ S = 10**9
 
 def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
     rules = HeartbeatRules.of(HeartbeatPolicy())
-    grid, grace = 60 * S // 128, 20 * S // 8
+    grid, grace = 60 * S // 32, 20 * S // 8
     assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, grid, grace, replace=True)
 
 
@@ -22,7 +22,7 @@ def test_switched_off_is_never():
 
 
 @pytest.mark.parametrize(
-    ("timeout", "spread"), [(20, 3255), (26, 9255), (30, 10_000), (999, 10_000)]
+    ("timeout", "spread"), [(20, 3020), (26, 9020), (30, 10_000), (999, 10_000)]
 )
 def test_heartbeats_spread_over_an_interval_if_two_can_still_be_waited_for(timeout, spread):
     rules = HeartbeatRules.of(HeartbeatPolicy(interval=10, timeout=timeout, replace=False))

@@ -11,6 +11,7 @@ from fixtures.heartbeat_twins import CHECK, NOT_SERVING, SERVING, STRICT, SyncTw
 from fixtures.timers import PATIENCE, eventually
 from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
+from rpcwheel.heartbeat.sync import BOOKS
 from rpcwheel.observe import add_sink, remove_sink
 from rpcwheel.timer import WheelTimer
 
@@ -187,6 +188,41 @@ def test_many_heartbeats_at_once_share_a_few_threads(asked, timer):
         assert eventually(lambda: all(heartbeat.misses for heartbeat in heartbeats))
         assert eventually(lambda: len(told) >= many)
     assert max(peak) <= most
+
+
+def test_heartbeats_that_are_due_together_are_sent_by_one_worker_and_start_no_other(asked, timer):
+    senders, started = [], []
+    with contextlib.ExitStack() as opened:
+        manager = opened.enter_context(HeartbeatManager(timer, interval=60.0))
+        channels = [opened.enter_context(ReconnectingChannel(asked.target)) for _ in range(8)]
+        for channel in channels:
+            sends = channel.heartbeat_call(CHECK)
+
+            def heartbeat_call(_, sends=sends):
+                senders.append(threading.get_ident())
+                time.sleep(0.01)  # long enough for another to come, if there was one
+                started.append({thread.name for thread in threading.enumerate()})
+                return sends
+
+            channel.heartbeat_call = heartbeat_call
+        heartbeats = [manager.attach(channel) for channel in channels]
+        for heartbeat in heartbeats:
+            heartbeat.beat()
+        assert eventually(lambda: all(heartbeat.answered for heartbeat in heartbeats))
+    assert len(senders) == 8
+    assert len(set(senders)) == 1
+    assert not [name for names in started for name in names if "_run" in name]  # of grpc's futures
+
+
+def test_an_unused_connection_costs_no_worker(channel, manager, timer):
+    looked, real, done = [], channel.get_state, threading.Event()
+    manager.attach(channel)
+    channel.get_state = lambda: looked.append(None) or real()  # as the worker does
+    for _ in range(10):
+        timer.advance(60.0)
+    BOOKS.submit(done.set)
+    assert done.wait(PATIENCE)
+    assert looked == []
 
 
 def test_a_channel_of_the_other_world_is_refused(manager):
