@@ -10,14 +10,16 @@ How it is measured:
 * All over loopback; client and server are processes of their own. CPU is user and system time of
   the whole process that is meant, gRPC's threads too.
 * Heartbeats: {channels:,} channels, each with a connection of its own, are used once; then all are
-  attached at once. An interval of {interval:g} s and a half are let go by, the next {intervals} are
-  measured; all subjects run at the same time, each in its own process. "1,000 at 60 s": what is
-  more than without heartbeats, scaled to that. A heartbeat is never early, and late by a random
-  share of up to a third of the interval, the first by up to a whole one: what that brings on
-  average is "expected", and in so few intervals the first ones still show in the tenths. gRPC's
-  pings are counted by channelz where they are sent; who serves does not see them. A thread, or a
-  task, for each channel sleeps and calls `Check`; all at the same moment, or spread over the
-  interval: calls that follow one another find the processor's caches warm.
+  attached at once. An interval of {interval:g} s and a half are let go by, then measured:
+  {intervals}; all subjects run at the same time, each in its own process. "1,000 at 60 s": what is
+  more than without heartbeats, scaled to that. "Each": the same, by the heartbeats that were sent;
+  its ratio is to a thread, or a task, for each channel, spread: bare calls, one at a time. A
+  heartbeat is never early, and late by a random share of up to a third of the interval, the first
+  by up to a whole one: what that brings on average is "expected", and in so few intervals the first
+  ones still show in the tenths. gRPC's pings are counted by channelz where they are sent; who
+  serves does not see them. A thread, or a task, for each channel sleeps and calls `Check`; all at
+  the same moment, or spread over the interval: calls that follow one another find the processor's
+  caches warm.
 * Unary calls, and those through the server's interceptors: in bursts of {calls} that take turns,
   {rounds} rounds; ratios are medians of those within a round, with the middle half of them. The
   client's process is what is told of in the one table, the server's in the other.

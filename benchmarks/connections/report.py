@@ -18,10 +18,11 @@ from benchmarks.connections.subjects import (
     REPLACEMENT,
     ROUND,
     SERVING,
+    SPREAD,
     UNARY,
     WORLDS,
 )
-from benchmarks.connections.verdict import TARGETS, percent
+from benchmarks.connections.verdict import TARGETS, each_us, percent
 from benchmarks.timer.tables import EMPTY, figure, table
 
 Cell = Callable[[Row], str]
@@ -129,9 +130,18 @@ def _columns(what: str, results: Results) -> Columns:
         value = percent(results, row.world, row.subject)
         return EMPTY if value is None else f"{value:.2f}"
 
+    def each(row: Row) -> str:
+        return figure(each_us(results, row.world, row.subject))
+
+    def beside(row: Row) -> str:
+        own, theirs = (each_us(results, row.world, who) for who in (row.subject, SPREAD[row.world]))
+        return f"{own / theirs:.2f}" if own and theirs else EMPTY
+
     return (
         ("CPU, % of a core", _value("cpu_percent", 2)),
         ("1,000 at 60 s", at_full),
+        ("each, µs", each),
+        ("× for each, spread", beside),
         ("threads", _value("threads", 0)),
         ("at most", _value("most_threads", 0)),
         ("sent an interval", _value("sent", 0)),

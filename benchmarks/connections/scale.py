@@ -34,7 +34,7 @@ class Scale:
 FULL = Scale(
     channels=1000,
     interval_s=60.0,
-    intervals=2,
+    intervals=1,
     calls=50,
     rounds=201,
     warm_up=10,

@@ -45,3 +45,16 @@ def percent(results: Results, world: World, subject: str) -> float | None:
     rest = min(value(UNWATCHED, "cpu_percent") or 0.0, measured)
     scaled = (measured - rest) * interval_s / FULL.interval_s * FULL.channels / channels
     return rest + scaled
+
+
+def each_us(results: Results, world: World, subject: str) -> float | None:
+    """CPU time of one of a subject's heartbeats: what is more than without any, by those sent."""
+
+    def value(name: str, key: str) -> float:
+        return results.value("client", world, HEARTBEATS, name, key) or 0.0
+
+    sent, rest = value(subject, "sent"), value(UNWATCHED, "cpu_percent")
+    if not sent:
+        return None
+    share = max(0.0, value(subject, "cpu_percent") - rest) / 100
+    return 1e6 * share * value(subject, "interval_s") / sent

@@ -44,7 +44,7 @@ from benchmarks.connections.subjects import (
     beating,
     has_psutil,
 )
-from benchmarks.connections.verdict import TARGETS, percent
+from benchmarks.connections.verdict import TARGETS, each_us, percent
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").exists(), reason="it reads what Linux says of processes"
@@ -125,7 +125,7 @@ def test_a_step_that_fails_is_told_of_and_the_others_go_on():
 
 
 def beats(cpu_percent: float, rest: float, interval_s: float, channels: int = 1000) -> Results:
-    """A run in which only heartbeats of the sync client were measured."""
+    """A run in which only heartbeats of the sync client were measured, and no rival's."""
     common = {
         "threads": 9.0,
         "most_threads": 12.0,
@@ -152,6 +152,18 @@ def test_what_heartbeats_cost_is_scaled_to_a_minute_but_what_the_channels_cost_i
     assert percent(beats(1.5, 0.5, 60.0), "aio", OURS) is None
 
 
+def test_a_heartbeat_s_own_cost_is_what_is_more_than_without_and_is_put_beside_a_bare_call_s():
+    results = beats(1.5, 0.5, 60.0)
+    assert each_us(results, "sync", OURS) == pytest.approx(0.01 * 60 / 857 * 1e6)
+    assert each_us(results, "sync", UNWATCHED) is None
+    bare = next(row for row in results.rows if row.subject == OURS).values | {"cpu_percent": 2.5}
+    rival = Row("client", "sync", HEARTBEATS, SPREAD["sync"], bare)
+    both = Results((*results.rows, rival))
+    page = report.page(both, TINY, facts={}, skipped=[], command="me")
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    assert ["", OURS, "1.50", "1.50", "700", "0.50"] in [line[:6] for line in lines]
+
+
 def test_a_heartbeat_is_expected_of_each_channel_in_each_interval_but_ours_are_late_by_a_share():
     used_now = [time.monotonic()] * FULL.channels
     assert expected_of(UNWATCHED, FULL, used_now) == 0
@@ -173,7 +185,8 @@ def test_the_page_has_the_target_the_figures_and_what_was_left_out():
         beats(10.5, 0.5, 6.0), TINY, facts={"Python": "any"}, skipped=skipped, command="me"
     )
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    assert ["", OURS, "10.50", "1.50", "9", "12", "857", "858", "856", "10 %", ""] in lines
+    counts = ["9", "12", "857", "858", "856"]
+    assert ["", OURS, "10.50", "1.50", "700", "–", *counts, "10 %", ""] in lines
     assert ["", OURS, *["10 %"] * 10, ""] in lines
     assert f"Not measured: {PSUTIL} (it is not installed)." in page
     assert "## Heartbeats of 4 idle channels" in page

@@ -7,7 +7,7 @@ from fixtures.benches import ROOT
 
 sys.path.append(str(ROOT))  # behind the installed rpcwheel: the benchmarks are not installed
 
-from benchmarks._main import Program, main
+from benchmarks._main import DOCS, Program, main
 from benchmarks.calls.scale import Row
 from benchmarks.calls.subjects import Skipped
 
@@ -22,6 +22,13 @@ def test_steps_that_are_unknown_are_refused_and_only_a_whole_run_has_a_place(cap
     assert program.place(parse([]), some) is None
     assert program.place(parse(["--quick"]), frozenset(program.steps)) is None
     assert program.place(parse(["--out", str(tmp_path / "new")]), some) == tmp_path / "new"
+
+
+def test_the_readme_leads_to_each_page():
+    pages = [path.name for path in DOCS.glob("*.md")]
+    readme = (ROOT / "README.md").read_text()
+    assert pages
+    assert [name for name in pages if f"(docs/benchmarks/{name})" not in readme] == []
 
 
 def test_a_run_is_measured_printed_and_written(capsys, tmp_path, monkeypatch):
