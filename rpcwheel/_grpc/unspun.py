@@ -5,6 +5,10 @@ Where each of many channels has a call now and then, that thread is most of what
 a blocking call of grpcio's does in one step is done here in two, so that many are begun first and
 then read by one thread, by which time most have been answered.
 
+Who forks with gRPC's fork support (`GRPC_ENABLE_FORK_SUPPORT=1`) has futures: gRPC stops its own
+threads for the moment of the fork, but cannot stop those of others that wait for an answer, and
+then the child crashes (1.85).
+
 It is cygrpc's `segregated_call`, as `_UnaryUnaryMultiCallable._blocking` uses it (proved on 1.60
 and 1.85; `tests/_grpc/test_unspun.py` will tell).
 """
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["UnspunCall", "begin_unspun"]
+
+FORKS: Final = bool(getattr(cygrpc, "_GRPC_ENABLE_FORK_SUPPORT", True))
+"""Whether gRPC's fork support is on, as it reads it from the environment when it is imported."""
 
 NAMES: Final[dict[int, str]] = {code.value[0]: code.name for code in grpc.StatusCode}
 
@@ -77,12 +84,13 @@ def begin_unspun(
         metadata: To send.
 
     Returns:
-        None, and nothing has begun, if the channel is of another make or has interceptors.
+        None, and nothing has begun, if the channel is of another make or has interceptors, and
+        where gRPC's fork support is on.
 
     Raises:
         ValueError: The channel is closed; in the words of grpc.
     """
-    if type(channel).__module__ != "grpc._channel":
+    if FORKS or type(channel).__module__ != "grpc._channel":
         return None
     operations = (
         cygrpc.SendInitialMetadataOperation(metadata, 0),

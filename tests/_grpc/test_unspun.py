@@ -1,5 +1,8 @@
 """Calls that no thread of grpcio's waits for: what they send, how they end, and when they close."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import grpc
@@ -107,6 +110,23 @@ def test_a_closed_channel_is_refused_in_the_words_of_grpc(channel):
     channel.close()
     with pytest.raises(ValueError, match="Cannot invoke RPC"):
         begin(channel)
+
+
+def test_with_grpc_s_fork_support_they_are_left_to_futures():
+    """Its threads can be stopped for a fork; a child of one that reads here would crash."""
+    program = """if True:
+        import grpc
+        from rpcwheel._grpc.unspun import begin_unspun
+        channel = grpc.insecure_channel("127.0.0.1:1")
+        call = begin_unspun(channel, "/a/b", b"", timeout=0.1, metadata=())
+        print(call if call is None else call.read())
+    """
+    for value, expected in (("1", "None"), ("0", "(")):
+        env = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": value}
+        told = subprocess.run(
+            [sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, text=True, check=True
+        )
+        assert expected in told.stdout
 
 
 def test_a_channel_of_another_make_is_left_to_futures(server):
