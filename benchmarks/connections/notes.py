@@ -11,7 +11,8 @@ How it is measured:
   the whole process that is meant, gRPC's threads too.
 * Heartbeats: {channels:,} channels, each with a connection of its own, are used once; then all are
   attached at once. An interval of {interval:g} s and a half are let go by, then measured:
-  {intervals}; all subjects run at the same time, each in its own process. "1,000 at 60 s": what is
+  {intervals}; all subjects run at the same time, each in its own process, and beside them those of
+  the server that is frozen, which mostly wait too. "1,000 at 60 s": what is
   more than without heartbeats, scaled to that. "Each": the same, by the heartbeats that were sent;
   its ratio is to a thread, or a task, for each channel, spread: bare calls, one at a time. A
   heartbeat is never early, and late by a random share of up to a third of the interval, the first

@@ -15,17 +15,11 @@ from benchmarks.connections.subjects import PSUTIL, WORLDS, beating, has_psutil
 
 PATIENCE_S = 600.0
 
-STEPS = {
-    "heartbeats": True,
-    "calls": False,
-    "replacing": False,
-    "outages": True,
-    "frozen": True,
-    "serving": False,
-    "rounds": False,
-    "churn": False,
-}
-"""What can be asked for, and whether its processes run at once: those that mostly wait."""
+STEPS = ("heartbeats", "frozen", "calls", "replacing", "outages", "serving", "rounds", "churn")
+"""What can be asked for."""
+
+AT_ONCE = (("heartbeats", "frozen"), ("outages",))
+"""Of which all processes run at once, as they mostly wait; all others one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +45,17 @@ def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
     """Measure what is asked for, and say on stderr what is under way."""
     if "rounds" in only and not has_psutil():
         yield Skipped(PSUTIL, "it is not installed")
-    for step, at_once in STEPS.items():
-        if step not in only:
+    alone = [(step,) for step in STEPS if not any(step in steps for steps in AT_ONCE)]
+    for steps in (*AT_ONCE, *alone):
+        asked = [step for step in steps if step in only]
+        began, todo = time.monotonic(), [job for step in asked for job in jobs(step, scale)]
+        if not todo:
             continue
-        began, todo = time.monotonic(), jobs(step, scale)
-        with ThreadPoolExecutor(len(todo) if at_once else 1) as pool:
+        with ThreadPoolExecutor(len(todo) if steps in AT_ONCE else 1) as pool:
             for rows in pool.map(rows_of, todo):
                 yield from rows
-        print(f"{step}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        took_s = time.monotonic() - began
+        print(f"{', '.join(asked)}: {took_s:.0f} s", file=sys.stderr, flush=True)
 
 
 def rows_of(job: Job) -> list[Row | Skipped]:

@@ -115,6 +115,7 @@ def test_each_process_of_a_step_is_a_job():
     }
     assert [(job.world, job.who) for job in asked["calls"]] == [("sync", ()), ("aio", ())]
     assert set(asked) == {"heartbeats", *(step[0] for step in STEPS)}
+    assert {step for steps in runner.AT_ONCE for step in steps} < set(runner.STEPS)
 
 
 def test_a_step_that_fails_is_told_of_and_the_others_go_on():
