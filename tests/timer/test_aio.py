@@ -73,29 +73,24 @@ def calls(monkeypatch):
 
 
 def test_tasks_run_on_the_thread_of_the_loop_in_order_and_never_early(run, make_queue):
+    queue = make_queue()
+
     async def main():
         ran = []
-        async with AsyncWheelTimer(make_queue()) as timer:
-            filed, began_ns = [], 0
-            while time.monotonic_ns() - began_ns > 5_000_000:  # or we stood still between two
-                for timeout in filed:
-                    timeout.cancel()
-                began_ns = time.monotonic_ns()
-                filed = [
-                    timer.new_timeout(
-                        lambda t, n=n: ran.append(
-                            (n, threading.get_ident(), time.monotonic_ns(), t)
-                        ),
-                        n * 1e-3,
-                    )
-                    for n in (30, 10, 20, 0, -5)
-                ]
+        async with AsyncWheelTimer(queue) as timer:
+            for n in (30, 10, 20, 0, -5):
+                timer.new_timeout(
+                    lambda t, n=n: ran.append((n, threading.get_ident(), time.monotonic_ns(), t)),
+                    n * 1e-3,
+                )
             assert not ran
             await until(lambda: not timer.pending)
         return ran
 
     ran = run(main)
-    assert [n for n, *_ in ran][2:] == [10, 20, 30]
+    ticks = [-(-t._deadline_ns // queue._tick_ns) for *_, t in ran]
+    assert ticks == sorted(ticks)  # as they were made, in time or not
+    assert sorted(n for n, *_ in ran) == [-5, 0, 10, 20, 30]
     assert {ident for _, ident, *_ in ran} == {threading.get_ident()}
     assert all(at >= t._deadline_ns for *_, at, t in ran)
 
