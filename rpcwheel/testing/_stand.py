@@ -32,9 +32,11 @@ def claim(holds: object, otherwise: str) -> None:
 def on_threads(*jobs: Callable[[], object]) -> None:
     """Run each on a thread of its own, all at once; raise the first error of any."""
     errors: list[BaseException] = []
+    gate = threading.Barrier(len(jobs))  # else the first may be over before the last has begun
 
     def run(job: Callable[[], object]) -> None:
         try:
+            gate.wait()
             job()
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
@@ -43,8 +45,12 @@ def on_threads(*jobs: Callable[[], object]) -> None:
         threading.Thread(target=run, args=(job,), name="rpcwheel-check", daemon=True)
         for job in jobs
     ]
-    for thread in threads:
-        thread.start()
+    try:
+        for thread in threads:
+            thread.start()
+    except BaseException:
+        gate.abort()  # those that have begun
+        raise
     for thread in threads:
         thread.join()
     if errors:
