@@ -42,7 +42,7 @@ class _Awaited(Relay):
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:
-                    if not self._was_given_up(call, cancels):
+                    if not self.was_given_up(call, cancels):
                         raise
                 except Exception as error:
                     yield from self._decision(call, error)
@@ -161,7 +161,7 @@ class _Read(Relay):
         except StopAsyncIteration:
             return grpc.aio.EOF
         except asyncio.CancelledError:
-            if not self._was_given_up(call, cancels):
+            if not self.was_given_up(call, cancels):
                 raise
             return None
         finally:
@@ -214,7 +214,7 @@ class _Written(Relay):
             except (Exception, asyncio.CancelledError) as error:
                 if self.moves and isinstance(error, Exception):
                     await self._decided(call, name)
-                if not self._was_given_up(call, cancels):
+                if not self.was_given_up(call, cancels):
                     raise
                 self._raise_end()
             else:

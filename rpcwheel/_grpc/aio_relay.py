@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Callback = Callable[[Any], None]
 
-__all__ = ["Conductor", "Relay", "Signal", "cancels_of_task", "tell_weakly"]
+__all__ = ["Conductor", "Relay", "Signal", "call_back", "cancels_of_task", "tell_weakly"]
 
 STATUS_S: Final = 0.5
 """Seconds to wait for a status that is on its way to this process already."""
@@ -139,7 +139,7 @@ class Relay(grpc.aio.Call):
     _number = 0  # of the try that runs, or ran last
     _awaited = False  # whether somebody awaits the try, and so will learn how it ends
     _signal: Signal | None = None
-    _callbacks: list[Callback] | None = None
+    _callbacks: list[tuple[Callback, Any]] | None = None
 
     _ends_forgotten = False
     """Whether the call is cancelled when its caller has forgotten it."""
@@ -186,10 +186,9 @@ class Relay(grpc.aio.Call):
         self._conductor.finished()
         if self._signal is not None:
             self._signal.give()
-        if self._callbacks is not None:
-            callbacks, self._callbacks = self._callbacks, None
-            for callback in callbacks:
-                self._call_back(callback)
+        callbacks, self._callbacks = self._callbacks, None
+        for callback, face in callbacks or ():
+            call_back(callback, face or self, self._conductor.method)
 
     def end(self, call: Ended) -> None:
         """End with what this call says, and give up the try that runs; not if it has ended."""
@@ -206,7 +205,7 @@ class Relay(grpc.aio.Call):
             self._awaited = False
             self._on_done(call)
 
-    def _was_given_up(self, call: object, cancels: int) -> bool:
+    def was_given_up(self, call: object, cancels: int) -> bool:
         """Whether a `CancelledError` that came out of this try is nobody's but ours.
 
         Args:
@@ -256,13 +255,6 @@ class Relay(grpc.aio.Call):
         asyncio.get_running_loop().call_later(STATUS_S, look_again)
         return True
 
-    def _call_back(self, callback: Callback) -> None:
-        try:
-            callback(self)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a hook can't hurt
-            name = getattr(callback, "__qualname__", None) or repr(callback)
-            emit(HookFailed(self._conductor.method, name, error))
-
     # --- For the caller ---
 
     def cancelled(self) -> bool:
@@ -284,18 +276,18 @@ class Relay(grpc.aio.Call):
         self.finish(ended(self._conductor.kind, CANCELLED, CANCELLED_HERE))
         return True
 
-    def add_done_callback(self, callback: Callback) -> None:
+    def add_done_callback(self, callback: Callback, face: object = None) -> None:
         """Have `callback(call)` called on the loop when the call has ended, at once if it has.
 
         One that raises is told as an event `HookFailed`, and nobody else hears of it. (Of a call of
-        grpc.aio 1.85 it comes out of `await call`.)
+        grpc.aio 1.85 it comes out of `await call`.) `face` is what its caller has, if not this.
         """
         if self._final is not None:
-            self._call_back(callback)
+            call_back(callback, face or self, self._conductor.method)
         elif self._callbacks is None:
-            self._callbacks = [callback]
+            self._callbacks = [(callback, face)]
         else:
-            self._callbacks.append(callback)
+            self._callbacks.append((callback, face))
 
     async def initial_metadata(self) -> Any:  # noqa: ANN401
         while self._final is None:
@@ -335,7 +327,7 @@ class Relay(grpc.aio.Call):
             try:
                 await call.wait_for_connection()
             except asyncio.CancelledError:
-                if not self._was_given_up(call, cancels):
+                if not self.was_given_up(call, cancels):
                     raise
             except grpc.RpcError:
                 if call is self._final:
@@ -365,6 +357,15 @@ class Relay(grpc.aio.Call):
                 self.finish(ended_by(self._conductor.kind, error))
             elif not call.done():  # type: ignore[attr-defined]
                 self._conductor.failed(self, call, error)
+
+
+def call_back(callback: Callback, call: object, method: str) -> None:
+    """Tell a user's callback that a call has ended; what that raises is told as an event."""
+    try:
+        callback(call)
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a hook can't hurt
+        name = getattr(callback, "__qualname__", None) or repr(callback)
+        emit(HookFailed(method, name, error))
 
 
 def cancels_of_task() -> int:

@@ -20,6 +20,7 @@ import grpc
 from grpc._cython import cygrpc
 
 __all__ = [
+    "STATES",
     "core_below",
     "end_calls",
     "is_cut_off",

@@ -3,6 +3,9 @@
 What the caller holds is a `Relay` (`rpcwheel._grpc.aio_relay`) with one try, grpc's own call. So a
 call that is still on a connection that was given up can be ended with a status that says why, and
 its caller finds no `CancelledError` that nobody asked for. No call costs a task.
+
+A unary call is plain as long as it goes well (`rpcwheel._grpc.aio_plain`): its relay is made when
+it is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import grpc
 
 from rpcwheel._grpc.aio_calls import NotAtOnceError, ended, ended_by, failure_of
 from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel._grpc.aio_plain import PlainCall, plain_beginner
+from rpcwheel._grpc.connectivity import core_below
 from rpcwheel.call import Kind
 
 if TYPE_CHECKING:
@@ -23,9 +28,9 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_relay import Relay
 
     from .aio import ReconnectingChannel
-    from .core import Link
+    from .core import Link, Links
 
-__all__ = ["CLOSED", "MEMBERS", "Ping", "Running", "Wire"]
+__all__ = ["CLOSED", "MEMBERS", "Ping", "Running", "Wire", "began", "left_well"]
 
 CLOSED: Final = "Channel is closed."
 """What grpc.aio says to who makes a call on a closed channel."""
@@ -40,7 +45,7 @@ class Wire:
         self.channel = channel
         self.foreign = foreign
         """Whether its calls may be of another make, or have others' interceptors in them."""
-        self.running: set[Running] = set()
+        self.running: set[Running | PlainCall] = set()
 
     def end(self, details: str) -> None:
         """End all that runs on it with UNAVAILABLE."""
@@ -69,14 +74,21 @@ class Running:
 
     def begin(self) -> Relay:
         """Make what the caller holds."""
-        relay, wire = self._member.relay(self), self._link.channel
-        # Weakly: a stream that its caller has forgotten is cancelled. A call whose interceptor has
-        # raised, and that nobody awaits, never tells that it ended (grpc.aio 1.60;
-        # proved not to be so on 1.85).
-        self._relay = weakref.ref(relay, self._forgotten if wire.foreign else None)
-        wire.running.add(self)
+        relay = self._member.relay(self)
+        self.follow(relay)
+        self._link.channel.running.add(self)
         relay.begin(self._call)
         return relay
+
+    def follow(self, relay: Relay) -> None:
+        """Take note what it conducts.
+
+        Weakly: a stream that its caller has forgotten is cancelled. A call whose interceptor has
+        raised, and that nobody awaits, never tells that it ended (grpc.aio 1.60; proved not to be
+        so on 1.85).
+        """
+        foreign = self._link.channel.foreign
+        self._relay = weakref.ref(relay, self._forgotten if foreign else None)
 
     def end(self, details: str) -> None:
         """End the call, as its connection is given up."""
@@ -167,33 +179,30 @@ class _Member:
         self.relay: type[Relay] = relay_of(self.kind)
         self._codec = (request_serializer, response_deserializer)
         self._given = (args, options)
-        self._links = channel.links
+        self.links = channel.links
         self._make(channel.links.active)
 
     def _make(self, link: Link[Wire]) -> Any:  # noqa: ANN401
         """Make grpc's own member on another connection; the one before is let go."""
         serializer, deserializer = self._codec
-        args, options = self._given
-        make = getattr(link.channel.channel, self.kind.name.lower())
         traffic = link.traffic
-        self._call = make(
-            self.method,
-            traffic.writing(serializer),
-            traffic.reading(deserializer),
-            *args,
-            **options,
-        )
+        self._call = self._of(link, traffic.writing(serializer), traffic.reading(deserializer))
         self._link = link
         return self._call
+
+    def _of(self, link: Link[Wire], serializer: Any, deserializer: Any) -> Any:  # noqa: ANN401
+        args, options = self._given
+        make = getattr(link.channel.channel, self.kind.name.lower())
+        return make(self.method, serializer, deserializer, *args, **options)
 
     def start(self, request: Any, options: dict[str, Any]) -> tuple[Link[Wire], Any]:  # noqa: ANN401
         """Internal: begin grpc's own call on the active connection; gives both.
 
         A `Running` of them is to tell its end: what the caller holds, or a channel of many members.
         """
-        if self._links.retired:
+        if self.links.retired:
             raise grpc.aio.UsageError(CLOSED)
-        link = self._links.enter()
+        link = self.links.enter()
         try:
             member = self._call if link is self._link else self._make(link)
             return link, member(request, **options)
@@ -259,6 +268,85 @@ class _ManyRequests(_Member):
 class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     kind = Kind.UNARY_UNARY
 
+    plain: tuple[Link[Wire] | None, Any, Any] = (None, None, None)
+    """The connection whose calls may be plain (see `rpcwheel._grpc.aio_plain`), what begins them
+    there, and what tells the state of the connection, as core has it, if asked with False."""
+
+    def _make(self, link: Link[Wire]) -> Any:  # noqa: ANN401
+        if not link.channel.foreign:
+            begin = plain_beginner(self._of(link, *self._codec))
+            if begin is not None:
+                core = core_below(link.channel.channel)
+                self.plain = link, begin, core.check_connectivity_state
+        return super()._make(link)
+
+    def __call__(
+        self,
+        request: Any,  # noqa: ANN401
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        links = self.links
+        link, begin, _ = self.plain
+        if link is not links.active or links.retired:
+            return super().__call__(
+                request,
+                timeout=timeout,
+                metadata=metadata,
+                credentials=credentials,
+                wait_for_ready=wait_for_ready,
+                compression=compression,
+            )
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        call = begin(request, *options, [None, self, link], _ended)
+        began(call, links, link)
+        return call
+
+    def conductor(self, note: list[Any], native: Any) -> Running:  # noqa: ANN401
+        """Who decides about a plain call that turns."""
+        call, _, link = note
+        running = Running(self, link, native, counts=True)
+        link.channel.running.remove(call)
+        link.channel.running.add(running)
+        return running
+
+
+def _ended(note: list[Any]) -> None:
+    """Take note that grpc's call has ended, below a plain one."""
+    call, member, link = note
+    if call is None:
+        return
+    if not call.is_ok():
+        call.turn()
+        return
+    note[0] = None
+    left_well(call, member.channel, link)
+
+
+def began(call: PlainCall, links: Links[Wire], link: Link[Wire]) -> None:
+    """Take note that a plain call has begun."""
+    links.calls += 1  # `Links.enter`: a function less for every call
+    link.calls += 1
+    link.channel.running.add(call)
+    traffic = link.traffic
+    traffic.last_write_ns = traffic.last_use_ns = traffic.now_ns()  # `saw_write`
+
+
+def left_well(call: PlainCall, channel: ReconnectingChannel, link: Link[Wire]) -> None:
+    """Take note that a plain call has ended well."""
+    links, traffic = channel.links, link.traffic
+    traffic.last_read_ns = traffic.last_use_ns = traffic.now_ns()  # `saw_read`
+    link.channel.running.remove(call)
+    if link is links.active and not links.retired:
+        links.calls -= 1  # `Links.leave`
+        link.calls -= 1
+    else:
+        channel.leave(link)
+
 
 class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
     kind = Kind.UNARY_STREAM
@@ -278,13 +366,15 @@ class Ping(_UnaryUnary):
     On whatever connection is active when one begins.
     """
 
+    __call__ = _OneRequest.__call__
+
     def _make(self, link: Link[Wire]) -> Any:  # noqa: ANN401
         self._call = link.channel.channel.unary_unary(self.method)
         self._link = link
         return self._call
 
     def _begin(self, request: Any, **options: Any) -> Any:  # noqa: ANN401
-        link = self._links.active
+        link = self.links.active
         member = self._call if link is self._link else self._make(link)
         return Running(self, link, member(request, **options), counts=False).begin()
 

@@ -8,9 +8,9 @@ import grpc
 
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel.call import Kind
-from rpcwheel.channel._aio_members import MEMBERS
+from rpcwheel.channel._aio_members import MEMBERS, began, left_well
 
-from ._aio_firsts import Sealed, as_now, firsts_of, sealing
+from ._aio_firsts import as_now, firsts_of, sealed
 from ._aio_leg import Leg
 from ._aio_passage import Passage
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from ._aio_member import Member
 
 __all__ = ["CALLS", "Calls"]
+
+OPTIONS: Final = ("timeout", "metadata", "credentials", "wait_for_ready", "compression")
+
+
+def options_of(*given: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What grpc.aio takes by name."""
+    return dict(zip(OPTIONS, given, strict=True))
 
 
 class Calls:
@@ -63,9 +70,8 @@ class Calls:
         channel = self.fleet.reached(at)
         self.made = {member: made for member, made in self.made.items() if not member.closed}
         deserializer, args, options = self._given
-        serializer = self.serializer
-        if serializer is not None and self._seals and not self.kind.streams_requests:
-            serializer = sealing(serializer)
+        seals = self._seals and not self.kind.streams_requests
+        serializer = None if seals else self.serializer
         made = MEMBERS[self.kind](channel, self.method, serializer, deserializer, *args, **options)
         self.made[at] = made
         return made
@@ -90,7 +96,7 @@ class Calls:
 
     def sealed(self, request: Any) -> Any:  # noqa: ANN401
         """A request as it is sent."""
-        return Sealed(request) if self._seals else request
+        return sealed(request, self.serializer) if self._seals else request
 
 
 class _OneRequest(Calls):
@@ -106,21 +112,33 @@ class _OneRequest(Calls):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:  # noqa: ANN401
-        options = {
-            "timeout": timeout,
-            "metadata": metadata if metadata is None else as_now(metadata),
-            "credentials": credentials,
-            "wait_for_ready": False if wait_for_ready else wait_for_ready,
-            "compression": compression,
-        }
-        passage = Passage(self, request, self.sealed(request), options, wait_for_ready)
+        metadata = metadata if metadata is None else as_now(metadata)
         pick = self.roster.pick
-        if pick is None:
+        at = None if pick is None else pick(self.method, request, metadata)
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        return self._begin(at, request, *options)
+
+    def _begin(  # noqa: PLR0917
+        self,
+        at: Member | None,
+        request: Any,  # noqa: ANN401
+        timeout: float | None,
+        metadata: Any,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None,
+        wait_for_ready: bool | None,  # noqa: FBT001
+        compression: grpc.Compression | None,
+    ) -> Any:  # noqa: ANN401
+        """Begin on who was picked, or wait for somebody to be there."""
+        ready = False if wait_for_ready else wait_for_ready
+        options = options_of(timeout, metadata, credentials, ready, compression)
+        passage = Passage(self, request, self.sealed(request), options, wait_for_ready)
+        if at is None:
             self.fleet.home.enter()
             pick = self.roster.pick
             if pick is None:
                 return passage.wait()
-        return passage.begin_on(pick(self.method, request, metadata))
+            at = pick(self.method, request, metadata)
+        return passage.begin_on(at)
 
 
 class _ManyRequests(Calls):
@@ -135,13 +153,9 @@ class _ManyRequests(Calls):
         wait_for_ready: bool | None = None,  # noqa: FBT001
         compression: grpc.Compression | None = None,
     ) -> Any:  # noqa: ANN401
-        options = {
-            "timeout": timeout,
-            "metadata": metadata if metadata is None else as_now(metadata),
-            "credentials": credentials,
-            "wait_for_ready": False if wait_for_ready else wait_for_ready,
-            "compression": compression,
-        }
+        metadata = metadata if metadata is None else as_now(metadata)
+        ready = False if wait_for_ready else wait_for_ready
+        options = options_of(timeout, metadata, credentials, ready, compression)
         passage = Passage(self, None, None, options, wait_for_ready)
         if request_iterator is not None:
             passage.firsts = firsts_of(request_iterator)
@@ -158,6 +172,60 @@ class _ManyRequests(Calls):
 
 class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     kind = Kind.UNARY_UNARY
+
+    def __call__(
+        self,
+        request: Any,  # noqa: ANN401
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,  # noqa: ANN401
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Begin a plain call where that can be: on a member that was called before."""
+        metadata = metadata if metadata is None else as_now(metadata)
+        pick = self.roster.pick
+        at = None if pick is None else pick(self.method, request, metadata)
+        made: Any = self.made.get(at)  # type: ignore[arg-type]
+        links = None if made is None else made.links
+        if links is None or links.retired or links.closed or made.plain[0] is not links.active:
+            options = timeout, metadata, credentials, wait_for_ready, compression
+            return self._begin(at, request, *options)
+        link, begin, state_of = made.plain
+        sent = sealed(request, self.serializer) if self._seals else request
+        ready = False if wait_for_ready else wait_for_ready
+        options = timeout, metadata, credentials, ready, compression
+        began_ns = 0 if timeout is None else self.fleet.now_ns()
+        given = request, sent, options, wait_for_ready, began_ns, state_of(False)  # noqa: FBT003
+        call = begin(sent, *options, [None, self, at, made, link, given], _ended)
+        began(call, links, link)
+        return call
+
+    def conductor(self, note: list[Any], native: Any) -> Passage:  # noqa: ANN401
+        """Who decides about a plain call that turns."""
+        call, _, at, made, link, given = note
+        request, sent, options, patient, began_ns, began_in = given
+        passage = Passage(self, request, sent, options_of(*options), patient)
+        passage.take_over(at, (made, link), native, began_in, began_ns)
+        link.channel.running.remove(call)
+        link.channel.running.add(passage)
+        return passage
+
+
+def _ended(note: list[Any]) -> None:
+    """Take note that grpc's call has ended, below a plain one."""
+    call = note[0]
+    if call is None:
+        return
+    if not call.is_ok():
+        call.turn()
+        return
+    _, owner, at, made, link, *_ = note
+    note[:] = None, owner  # what it was of need not live as long as the call
+    left_well(call, made.channel, link)
+    if at.down_ns is not None:
+        at.up()
 
 
 class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):

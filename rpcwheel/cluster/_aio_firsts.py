@@ -8,7 +8,7 @@ one, which is kept here for the next try; once the second is asked for, there is
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -19,40 +19,25 @@ from rpcwheel._grpc.aio_relay import Signal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-__all__ = ["AsyncFirsts", "Firsts", "Sealed", "as_now", "firsts_of", "sealing"]
+__all__ = ["AsyncFirsts", "Firsts", "as_now", "firsts_of", "sealed"]
 
 UNREAD: Final = object()
 
-
-class Sealed:
-    """One request, which is serialized once: its caller may change the message afterwards."""
-
-    __slots__ = ("_data", "_message")
-
-    def __init__(self, message: Any) -> None:  # noqa: ANN401 - the user's
-        self._message = message
-        self._data: bytes | None = None
-
-    def seal(self, serializer: Callable[[Any], bytes]) -> bytes:
-        """Serialize it, or give what that gave before."""
-        if self._data is None:
-            self._data = serializer(self._message)
-            self._message = None
-        return self._data
-
-    def try_to_seal(self, serializer: Callable[[Any], bytes]) -> None:
-        """Serialize it now; what goes wrong is told when it is sent."""
-        with contextlib.suppress(Exception):
-            self.seal(serializer)
+LOG: Final = logging.getLogger("grpc._common")
+"""Where grpc logs what a serializer raises."""
 
 
-def sealing(serializer: Callable[[Any], bytes]) -> Callable[[Sealed], bytes]:
-    """The serializer of requests that are sealed."""
+def sealed(request: Any, serializer: Callable[[Any], bytes]) -> bytes | None:  # noqa: ANN401 - the user's
+    """One request as it is sent, be it more than once: its caller may change it afterwards.
 
-    def seal(sealed: Sealed) -> bytes:
-        return sealed.seal(serializer)
-
-    return seal
+    What can't be serialized is None, and is logged, as grpc.aio (1.60 to 1.85) does before it ends
+    the call.
+    """
+    try:
+        return serializer(request)
+    except Exception:
+        LOG.exception("Exception serializing message!")
+        return None
 
 
 def as_now(metadata: Any) -> Any:  # noqa: ANN401 - as grpc.aio takes it

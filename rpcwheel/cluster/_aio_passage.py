@@ -8,6 +8,9 @@ relay shows no try, and the call waits for a change, in no task.
 Requests that are written, not iterated, into a channel with interceptors count as taken at once, as
 grpc.aio takes them into a queue of its own (1.85); such a call goes nowhere else.
 
+A unary call to a member that was called before is plain at first (`rpcwheel._grpc.aio_plain`), and
+costs no passage; once it fails, it turns, and goes on as any other.
+
 A call that may wait for a connection (`wait_for_ready`) is made so that it does not: or it would
 wait for the one member, whatever becomes of the others. It is we who wait.
 """
@@ -22,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_calls import OK, ended, ended_by, immediately
+from rpcwheel._grpc.connectivity import STATES
 from rpcwheel.channel._aio_members import CLOSED, Running
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.probe import UNANSWERED
 
-from ._aio_firsts import AsyncFirsts, Firsts, Sealed
 from ._aio_fleet import UnmadeError
 from ._aio_unsent import is_unsent, state_of
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from rpcwheel.call import Kind
 
     from ._aio_calls import Calls
+    from ._aio_firsts import AsyncFirsts, Firsts
     from ._aio_member import Member
 
 __all__ = ["Passage"]
@@ -102,11 +106,36 @@ class Passage(Running):
             call = self._reach(at, self._options)
         except UnmadeError as unmade:
             return self._unmade(unmade)
-        calls = self._calls
-        relay = calls.relay(self)
-        self._relay = weakref.ref(relay, self._forgotten if calls.fleet.foreign else None)
+        relay = self._calls.relay(self)
+        self.follow(relay)
         relay.begin(call)
         return relay
+
+    def follow(self, relay: Relay) -> None:
+        """Take note what it conducts; weakly, as any `Running`."""
+        foreign = self._calls.fleet.foreign
+        self._relay = weakref.ref(relay, self._forgotten if foreign else None)
+
+    def take_over(
+        self,
+        at: Member,
+        plain: tuple[Any, Link[Wire]],
+        native: Any,  # noqa: ANN401
+        began_in: int,
+        began_ns: int,
+    ) -> None:
+        """Take a plain call that turns as the first try.
+
+        Args:
+            at: On whom it runs.
+            plain: The same method there, and the connection.
+            native: The call.
+            began_in: The state of the connection when it began, as core has it.
+            began_ns: When that was.
+        """
+        self._at, self._call = at, native
+        self._member, self._link = plain
+        self._runs, self._began_in, self._began_ns = True, STATES[began_in].name, began_ns
 
     def _unmade(self, unmade: UnmadeError) -> Relay:
         """What comes of it that no member has a channel."""
@@ -251,10 +280,8 @@ class Passage(Running):
         limit_ns = left_ns if self._patient else min(left_ns, roster.rules.wait_ns)
         if limit_ns <= 0 or (refusal is not None and not self._patient):
             return ended(self.kind, self._code(), refusal or roster.too_late())
-        if self._sent.__class__ is Sealed:
-            self._sent.try_to_seal(self._calls.serializer)  # its caller may change it meanwhile
         relay = self._calls.relay(self)
-        self._relay = weakref.ref(relay, self._forgotten if self._calls.fleet.foreign else None)
+        self.follow(relay)
         self._wait(relay, limit_ns)
         return relay
 

@@ -305,8 +305,7 @@ async def test_messages_that_were_read_stay_read(shop, channel):
 async def test_a_status_that_came_first_stays(shop, channel):
     shop.then(Fail("NOT_FOUND", "no such thing"))
     call = channel.unary_unary(UNARY_UNARY)(b"x")
-    native = next(iter(channel.links.active.channel.running))._call
-    await until(native.done)
+    await until(call.done)
     channel.replace("it is dead", drain=0)
     with pytest.raises(grpc.aio.AioRpcError, match="no such thing"):
         await call

@@ -6,7 +6,7 @@ import gc
 import grpc
 import pytest
 
-from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, tries_of
 from fixtures.aio_doors import others, until
 from fixtures.leaks import descriptors
 from fixtures.shop import UNARY_UNARY, Silent
@@ -88,14 +88,7 @@ async def test_a_call_that_found_no_connection_is_tried_again(shop, make):
     kit = aio.Kit(timeout=20.0, retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0))
     channel = make(target="127.0.0.1:1")
     member = kit.intercept_channel(channel).unary_unary(UNARY_UNARY)
-    tries = []
-    count = channel.links.enter
-
-    def entering():
-        tries.append(1)
-        return count()
-
-    channel.links.enter = entering
+    tries = tries_of(channel)
     for _ in range(2):
         with pytest.raises(grpc.aio.AioRpcError, match="failed to connect"):
             await member(b"x")

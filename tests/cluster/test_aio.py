@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, tries_of
 from fixtures.aio_clusters import caller
 from fixtures.aio_doors import others, until
 from fixtures.clusters import instance
@@ -124,14 +124,7 @@ async def test_a_retry_knows_that_nothing_was_sent(shops, dead, aio_cluster):
     channel = aio_cluster(dead)
     retry = RetryPolicy(on={"UNAVAILABLE"}, attempts=9, wait=0.05)
     outer = intercept_channel(channel, CallPolicy(retry=retry))
-    tries = []
-    count = channel.members[0].channel.links.enter
-
-    def entering():
-        tries.append(1)
-        return count()
-
-    channel.members[0].channel.links.enter = entering
+    tries = tries_of(channel.members[0].channel)
     with pytest.raises(grpc.aio.AioRpcError):
         await caller(outer, timeout=0.3)()
     assert len(tries) > 1

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from fixtures.aio_doors import others, sent, until
-from rpcwheel.cluster._aio_firsts import Sealed, as_now, firsts_of, sealing
+from rpcwheel.cluster._aio_firsts import as_now, firsts_of, sealed
 
 
 async def all_of(feed):
@@ -110,30 +110,18 @@ def test_what_is_no_iterator_is_refused():
 # One request
 
 
-def test_a_request_is_serialized_once():
-    made, sealed = [], Sealed([1])
-
-    def serialize(message):
-        made.append(message)
-        return bytes(message)
-
-    seal = sealing(serialize)
-    assert (seal(sealed), seal(sealed), made) == (b"\x01", b"\x01", [[1]])
-
-
-def test_one_that_is_sealed_early_is_not_changed_any_more():
+def test_a_request_that_its_caller_changes_is_as_it_was():
     message = bytearray(b"as it was")
-    sealed = Sealed(message)
-    sealed.try_to_seal(bytes)
+    data = sealed(message, bytes)
     message[:] = b"changed"
-    assert sealed.seal(bytes) == b"as it was"
+    assert data == b"as it was"
 
 
-def test_what_can_not_be_serialized_is_told_when_it_is_sent():
-    sealed = Sealed("text")
-    sealed.try_to_seal(bytes)
-    with pytest.raises(TypeError):
-        sealed.seal(bytes)
+def test_what_can_not_be_serialized_is_nothing_and_is_logged_as_by_grpc(caplog):
+    assert sealed("text", bytes) is None
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("grpc._common", "ERROR")
+    assert isinstance(record.exc_info[1], TypeError)
 
 
 def test_metadata_that_its_caller_changes_are_as_they_were():
