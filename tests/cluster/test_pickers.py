@@ -187,6 +187,54 @@ def test_idle_members_of_one_weight_share_the_calls():
     assert all(200 < count < 300 for count in got.values())
 
 
+@pytest.mark.parametrize("weights", [[1] * 32, range(1, 33)])
+def test_up_to_32_members_are_all_compared(weights):
+    members = ones(32)
+    for each in members[:31]:
+        each.calls = 1
+    pick = LeastActive(random.Random(1)).prepare(members, list(weights))
+    assert {pick("/m", None, ()) for _ in range(50)} == {members[31]}
+
+
+class Watched:
+    """A member that notes how often it is looked at."""
+
+    def __init__(self, number):
+        self.id = f"m{number}"
+        self.looks = 0
+        self.now = 1
+
+    @property
+    def calls(self):
+        self.looks += 1
+        return self.now
+
+
+@pytest.mark.parametrize("weights", [[1] * 33, range(1, 34)])
+def test_of_more_members_16_are_looked_at(weights):
+    members = [Watched(number) for number in range(33)]
+    LeastActive().prepare(members, list(weights))("/m", None, ())
+    assert sum(each.looks for each in members) == 16
+
+
+def test_of_more_members_the_first_that_is_seen_idle_is_picked_by_weight():
+    members = [Watched(number) for number in range(100)]
+    for each in members:
+        each.now = 0
+    pick = LeastActive(random.Random(1)).prepare(members, [1] * 50 + [3] * 50)
+    heavy = sum(pick("/m", None, ()) in members[50:] for _ in range(1000))
+    assert 700 < heavy < 800
+    assert sum(each.looks for each in members) == 1000
+
+
+def test_of_more_members_the_busy_are_spared():
+    members = ones(200)
+    for each in members[:150]:
+        each.calls = 9
+    got = tally(LeastActive(random.Random(1)).prepare(members, [1] * 200), 1000)
+    assert sum(got[each.id] for each in members[:150]) < 50
+
+
 # Consistent hash
 
 KEYS = [f"user-{number}" for number in range(200)]
