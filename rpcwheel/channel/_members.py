@@ -92,7 +92,8 @@ class _Member:
         switch = self._switch
         while True:
             link = switch.enter()
-            link.traffic.saw_write()
+            traffic = link.traffic
+            traffic.last_write_ns = traffic.last_use_ns = traffic.now_ns()  # `saw_write`
             bound, call = self._bound  # as one: another thread may change it
             if bound is link:
                 return link, call

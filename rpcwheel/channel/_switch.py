@@ -78,9 +78,13 @@ class Switch:
             ValueError: The channel is closed or retired; in the words of grpc.
         """
         with self._lock:
-            if self.links.refuses:
+            links = self.links
+            if links.closed or links.retired:  # `refuses`; each function is paid for by every call
                 raise ValueError(CLOSED)
-            return self.links.enter()
+            link = links.active
+            link.calls += 1  # `Links.enter`
+            links.calls += 1
+            return link
 
     def active(self) -> AnyLink:
         """The link for what is no call of the user's; that of a retired channel while it drains.
@@ -96,7 +100,12 @@ class Switch:
     def leave(self, link: AnyLink) -> None:
         """A call on `link` has ended. Any thread."""
         with self._lock:
-            over = self.links.leave(link)
+            links = self.links
+            if link is links.active and not links.retired:
+                link.calls -= 1  # `Links.leave`
+                links.calls -= 1
+                return
+            over = links.leave(link)
         if over:
             self._retire(link)
 

@@ -66,7 +66,8 @@ class Method:
         self._kind = kind.name.lower()
         self.name = method
         self._given = serializer, deserializer, args, options
-        self._key = kind, method, id(serializer), id(deserializer), args, *options.items()
+        # Of the name: the hash of a member of an enum is a function of Python, for each call.
+        self._key = self._kind, method, id(serializer), id(deserializer), args, *options.items()
 
     def bound(self, member: Member) -> Any:  # noqa: ANN401 - grpc's multi-callable, or like it
         """The same method of one member's channel.
@@ -180,7 +181,8 @@ class Method:
             error: BaseException
             began = member.began(patient=patient)
             try:
-                bound = self.bound(member)
+                known = member.made.get(self._key)  # `bound`, a function less for every call
+                bound = self.bound(member) if known is None else known[0]
                 answer = getattr(bound, name)(
                     request, timeout, metadata, credentials, ready, compression
                 )
