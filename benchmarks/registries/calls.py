@@ -17,10 +17,12 @@ from benchmarks.calls.unary import compare, compare_aio
 from benchmarks.calls.wire import SERVICE
 from benchmarks.connections.channels import OWN_CONNECTION
 from benchmarks.connections.far import Far
+from benchmarks.registries.by_hand import AioInTurn, InTurn
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import (
     BALANCES,
     BARE,
+    BY_HAND,
     CALLERS,
     GRPC_FEW,
     MANY,
@@ -66,6 +68,8 @@ def _target(name: str, targets: Sequence[str], scale: Scale) -> str:
     """Where the channel of a subject goes."""
     if name in (BARE, RECONNECTING):
         return targets[0]
+    if name == BY_HAND:
+        return ",".join(targets[: scale.few])
     if name in BALANCES:
         size = {ONE: 1, MANY: scale.many}.get(name, scale.few)
         return f"{_registry(size)}/{SERVICE}"
@@ -76,7 +80,9 @@ def _target(name: str, targets: Sequence[str], scale: Scale) -> str:
 LISTED = [*OWN_CONNECTION, ("grpc.service_config", IN_TURN)]
 
 
-def _channel(name: str, target: str) -> grpc.Channel:
+def _channel(name: str, target: str) -> Any:  # noqa: ANN401 - or what is like one
+    if name == BY_HAND:
+        return InTurn([_channel(BARE, one) for one in target.split(",")])
     if name in BALANCES:
         return named.channel(target, balance=BALANCES[name], policy=POLICY)
     if name == RECONNECTING:
@@ -84,7 +90,9 @@ def _channel(name: str, target: str) -> grpc.Channel:
     return grpc.insecure_channel(target, options=OWN_CONNECTION if name == BARE else LISTED)
 
 
-def _aio_channel(name: str, target: str) -> grpc.aio.Channel:
+def _aio_channel(name: str, target: str) -> Any:  # noqa: ANN401
+    if name == BY_HAND:
+        return AioInTurn([_aio_channel(BARE, one) for one in target.split(",")])
     if name in BALANCES:
         return aio_named.channel(target, balance=BALANCES[name], policy=POLICY)
     if name == RECONNECTING:

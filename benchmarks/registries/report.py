@@ -22,8 +22,10 @@ How it is measured:
   processor, and the far side to another. "few" are {few} servers, "many" {many}, each on a port of
   its own; a registry in memory. "× bare" is the median of the ratios within a round, with the
   middle half of them: where that is wide, others used the machine. grpc's list is
-  `ipv4:host:port,...` with `round_robin`. A channel to many has as many connections, whose memory
-  is cold when their turn comes: compare it with grpc's own list of as many.
+  `ipv4:host:port,...` with `round_robin`; "in turn" is a function that takes the next of a bare
+  channel each, and can do nothing else: what several connections cost grpc itself. A channel to
+  many has as many connections, whose memory is cold when their turn comes: compare it with grpc's
+  own list of as many.
 * A pick: the picker alone, CPU time, {picks} in a burst; the call of the function and the loop are
   in it. Other weights: 50 to 149. Prepared: at each change of the members, for {most} of them. The
   members stand in for real ones, of which *LeastActive* asks each for its calls: that takes more.

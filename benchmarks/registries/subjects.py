@@ -6,11 +6,26 @@ UNARY, PICK, CONVERGE, REPUBLISH = "unary", "pick", "converge", "republish"
 """What rows are of."""
 
 BARE, RECONNECTING = "bare channel", "rpcwheel: ReconnectingChannel"
+BY_HAND = "bare channels in turn, few"
+"""What calls that go to several connections cost grpc itself: the least that is possible."""
 GRPC_FEW, GRPC_MANY = "grpc: ipv4: list, few", "grpc: ipv4: list, many"
 ONE, FEW, MANY = "rpcwheel: by name, one", "rpcwheel: by name, few", "rpcwheel: by name, many"
 RANDOM, LEAST = "rpcwheel: few, weighted_random", "rpcwheel: few, least_active"
 HASH, CORE = "rpcwheel: few, consistent_hash", "rpcwheel: few, balance=core"
-CALLERS = (BARE, GRPC_FEW, GRPC_MANY, RECONNECTING, ONE, FEW, MANY, RANDOM, LEAST, HASH, CORE)
+CALLERS = (
+    BARE,
+    BY_HAND,
+    GRPC_FEW,
+    GRPC_MANY,
+    RECONNECTING,
+    ONE,
+    FEW,
+    MANY,
+    RANDOM,
+    LEAST,
+    HASH,
+    CORE,
+)
 """Through whom unary calls are made."""
 
 BALANCES = {
