@@ -8,11 +8,12 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
-from fixtures.aio_clusters import caller, counts
+from fixtures.aio_clusters import caller, counts, in_order
 from fixtures.aio_doors import others, refused, until
 from fixtures.clusters import instance
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from rpcwheel import RetryPolicy, aio
+from rpcwheel._grpc.aio_plain import PLAIN, PlainCall
 from rpcwheel.cluster import Picker
 from rpcwheel.cluster.aio import ClusterChannel
 
@@ -205,3 +206,48 @@ async def test_members_that_are_gone_are_not_kept(shops, aio_cluster):
     channel.update([instance(shops[1])])
     await call(b"x", timeout=20)
     await until(lambda: (gc.collect(), gone())[1] is None)
+
+
+# Plain calls: those to a member that was called before
+
+needs_plain = pytest.mark.skipif(not PLAIN, reason="this grpc's calls are made in another way")
+
+
+@needs_plain
+async def test_a_call_to_a_member_that_has_answered_needs_no_relay(shops, aio_cluster):
+    call = caller(aio_cluster(*shops[:1]))
+    assert not isinstance(first := call(), PlainCall)
+    assert await first == b"x"
+    assert isinstance(second := call(), PlainCall)
+    assert await second == b"x"
+
+
+@needs_plain
+async def test_one_that_its_member_did_not_get_goes_to_another(shops, aio_cluster):
+    channel = in_order(aio_cluster, *shops[:2])
+    call = channel.unary_unary(UNARY_UNARY, bytes)
+    assert await call(b"1") == b"1"
+    await asyncio.to_thread(shops[0].kill)
+    await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
+    request = bytearray(b"as it was")
+    running = call(request, metadata=iter([("key", "value")]), timeout=50)
+    assert isinstance(running, PlainCall)
+    request[:] = b"changed"
+    assert await running == b"as it was"
+    (seen,) = shops[1].calls
+    assert (seen.metadata["key"], seen.time_remaining < 51) == ("value", True)
+    assert [member.state for member in channel.members] == ["DOWN", "UP"]
+    assert channel.calls == 0
+
+
+async def test_one_that_runs_when_its_member_leaves_is_drained(shops, aio_cluster):
+    channel = aio_cluster(shops[0])
+    call = caller(channel)
+    await call()
+    shops[0].then(hang := Hang())
+    running = call()
+    await until(hang.begun.is_set)
+    channel.update([])
+    assert channel.calls == 1
+    running.cancel()
+    await until(lambda: (channel.calls, channel._fleet.roster.leaving) == (0, []))
