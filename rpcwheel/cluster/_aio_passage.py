@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel.call import Kind
+    from rpcwheel.channel._aio_members import Wire
+    from rpcwheel.channel.core import Link
 
     from ._aio_calls import Calls
     from ._aio_firsts import AsyncFirsts, Firsts
