@@ -40,6 +40,20 @@ def tests(session: nox.Session, form: str) -> None:
     session.run("pytest", "-n", "2", *session.posargs, env={"RPCWHEEL_EXPECT": form, **forced})
 
 
+@nox.session(python=PYTHONS[0])
+def lowest(session: nox.Session) -> None:
+    """Run the suite with the oldest packages that users may have, as `pyproject.toml` says.
+
+    Not the oldest protobuf and rich: grpcio-health-checking and import-linter need newer ones.
+    """
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    extras = project["optional-dependencies"]
+    users = (project["dependencies"], extras["config"], extras["redis"], extras["zookeeper"])
+    oldest = [each.replace(">=", "==") for several in users for each in several]
+    session.install("--editable", ".[test]", *oldest)
+    session.run("pytest", "-n", "2", *session.posargs)
+
+
 @nox.session(python=PYTHONS)
 def wheel(session: nox.Session) -> None:
     """Test what users get: the wheel out of the sdist, installed, in a place without the tree."""
@@ -49,7 +63,7 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", str(place / "dist"))
     (built,) = (place / "dist").glob("*.whl")
     session.install(f"{built}[test]")
-    for name in ("tests", "examples"):
+    for name in ("benchmarks", "docs", "examples", "tests"):
         shutil.copytree(HERE / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(HERE / name, place)
