@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.benches import ROOT, measured
+from fixtures.benches import ROOT
 
 sys.path.append(str(ROOT))  # behind the installed rpcwheel: the benchmarks are not installed
 
@@ -72,7 +72,7 @@ BEATING = [
 
 
 @pytest.fixture(scope="module")
-def rows_of():
+def rows_of(measured):
     """What a step's process gave; all run once, a few at a time."""
     jobs = [(step, world, "tiny") for step, _, _, world in RUN]
     jobs += [("heartbeats", world, "tiny", who) for world, who in BEATING]

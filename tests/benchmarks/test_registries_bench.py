@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fixtures.benches import ROOT, measured
+from fixtures.benches import ROOT
 
 sys.path.append(str(ROOT))  # behind the installed rpcwheel: the benchmarks are not installed
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its far side re
 
 
 @pytest.fixture(scope="module")
-def rows_of():
+def rows_of(measured):
     """What a step's process gave; all run once, together."""
     rows = measured("benchmarks.registries.child", JOBS)
 

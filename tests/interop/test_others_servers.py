@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 import pytest
-from scenarios.served import KINDS, ONE_ANSWER, aio_answering, aio_ask, answering, ask, handler
+from scenarios.served import KINDS, ONE_ANSWER, aio_answering, answering, ask, handler
 
 from fixtures.small_servers import aio_serving, serving
 from fixtures.timers import eventually, until
@@ -74,7 +74,8 @@ def test_a_handler_sees_its_deadline(theirs, first, kind):
 async def test_an_aio_handler_sees_its_deadline(theirs, first, kind):
     served = handler(kind, aio_answering(kind, seconds_left))
     async with aio_serving(served, interceptors=in_order(first, theirs, "aio")) as target:
-        (left,) = await aio_ask(target, kind, timeout=TIMEOUT)
+        (left,) = await asyncio.to_thread(ask, target, kind, timeout=TIMEOUT)  # as an answer may
+        # come while it still sends, a client of grpc.aio may make up an error
         assert 0 < float(left) < TIMEOUT * 1.02
         await until(lambda: theirs.seen == ["OK"])
 
