@@ -30,7 +30,6 @@ from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 from rpcwheel.workers import POOL
 
 from .aio_calls import Answers, Context, Served, seen
-from .closing import Doubt
 from .core import NOTHING
 from .detector import Detector
 from .policy import IDLE_TIMEOUT_S
@@ -57,8 +56,9 @@ PAUSE_S: Final = 0.05
 LAG_S: Final = 0.05
 """A loop that is later than this was busy, and may have calls waiting that nobody has seen."""
 
-SLOW_NS: Final = 20_000_000
-"""A call that needs longer from its headers to its handler has its request still on its way."""
+HOPS: Final = 4
+"""From one round of the loop to the next, so many: a call that gRPC has handed over needs two until
+its interceptor runs, and a loop in which something else takes long may not have come to them."""
 
 TASK: Final[ContextVar[Callable[[], Task | None]]] = ContextVar(
     "rpcwheel_idle_task", default=lambda: None
@@ -75,9 +75,9 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of `Connections`
         super().__init__(**options)
         self._arriving: dict[Task, int] = {}
-        """Calls whose handler has not begun; since when."""
-        self._waiting: set[Task] = set()
-        """Those of them whose request is there, and which wait for a thread of a pool."""
+        """Calls whose handler has not begun, and after when each has come in: the `heard_ns` of
+        then. When it was seen says less, as the loop may have been late."""
+        self._here = threading.local()
 
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -106,7 +106,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         if task is not None:
             itself = weakref.ref(task)
             TASK.set(itself)  # a task that its own context held would be a cycle
-            self._arriving[task] = time.monotonic_ns()
+            self._arriving[task] = self.heard_ns
             task.add_done_callback(self._arrived)
             if not _begins_on_the_loop(made):
                 return self._followed(made, itself)
@@ -117,41 +117,26 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         handler: Any,  # noqa: ANN401 - grpc's shows nothing
         task: Callable[[], Task | None],
     ) -> grpc.RpcMethodHandler:
-        """The handler for this one call, which tells when its request is there, and its begin."""
+        """The handler for this one call, which tells the pool's thread whose task it serves."""
         behavior: Any = behavior_of(handler)
-        deserialize = handler.request_deserializer
 
         def begun(request: object, context: object) -> object:
-            if (of := task()) is not None:
-                self._arrived(of)
+            self._here.task = task
             return behavior(request, context)
 
-        def there() -> None:
-            if (of := task()) is not None and of in self._arriving:
-                self._waiting.add(of)
-
-        def deserialized(request: bytes) -> object:
-            there()
-            return request if deserialize is None else deserialize(request)
-
-        made: Any = with_behavior(handler, begun)
-        if kind_of(handler).streams_requests:  # nothing is waited for but the thread
-            there()
-            return made  # type: ignore[no-any-return]
-        return made._replace(request_deserializer=deserialized)  # type: ignore[no-any-return]
+        return with_behavior(handler, begun)
 
     def _arrived(self, task: Task) -> None:
         self._arriving.pop(task, None)
-        self._waiting.discard(task)
 
-    def doubt(self) -> Doubt:
-        """What calls have come in whose handler has not begun. Any thread."""
-        now_ns = time.monotonic_ns()
-        since_ns = min(list(self._arriving.values()), default=now_ns)
-        return Doubt(
-            unplaced=bool(self._waiting),
-            coming_ago_ns=NOTHING if now_ns - since_ns < SLOW_NS else now_ns - since_ns,
-        )
+    def coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
+        """That of `Look`, if told whether the loop had a moment for what has come in. Any thread.
+
+        Without one, calls may have come of which not even the begin was seen.
+        """
+        nothing = None if settled else self.heard_ns
+        since_ns = min(list(self._arriving.values()), default=nothing)
+        return NOTHING if since_ns is None else time.monotonic_ns() - since_ns
 
     def _wrapped(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
         """The behavior in one of the same nature; asked in the same order as grpc.aio asks."""
@@ -232,8 +217,9 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
             if peer:  # else its client has gone
                 call = Served(self, peer, streams=streams, heartbeat=beats)
                 call.served_by(task, context)
-            if task is not None:
-                self._arrived(task)
+            begun = getattr(self._here, "task", TASK.get())() if task is None else task
+            if begun is not None:  # and after the call was counted
+                self._arrived(begun)
         except Exception:  # noqa: BLE001 - another's context; the detector tells it, and is careful
             self.has_hidden()
             if call is not None:
@@ -287,17 +273,36 @@ class IdleConnectionDetector(Detector):
         self._ran = self._ran or bool(running)
         return super()._is_over() or self._loop.is_closed() or (self._ran and running is False)
 
+    def _look(self) -> None:
+        self._ask(lambda: None)
+        super()._look()
+
     def _settle(self) -> bool:
         """Give the loop a while, in which what has come in before reaches its handler."""
         passed = threading.Event()
-        try:
-            self._loop.call_soon_threadsafe(self._loop.call_later, PAUSE_S, passed.set)
-        except RuntimeError:  # closed: nobody takes calls in
+        if not self._ask(passed.set):  # closed: nobody takes calls in
             return True
         return passed.wait(PAUSE_S + LAG_S)
 
-    def _doubt(self) -> Doubt:
-        return self._table.doubt()
+    def _ask(self, heard: Callable[[], None]) -> bool:
+        """Have the loop say when it has seen what has come in by now; False if it is closed."""
+        loop, table, asked_ns = self._loop, self._table, time.monotonic_ns()
+
+        def hop(left: int) -> None:
+            if left:
+                loop.call_soon(hop, left - 1)
+                return
+            table.heard_ns = max(table.heard_ns, asked_ns)
+            heard()
+
+        try:
+            loop.call_soon_threadsafe(loop.call_later, PAUSE_S, hop, HOPS)
+        except RuntimeError:
+            return False
+        return True
+
+    def _coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
+        return self._table.coming_ago_ns(settled)
 
     async def check(self) -> list[Connection]:
         """Look now, and close what is to be closed.

@@ -5,20 +5,20 @@ table's lock, what the kernel says of it too: a call that has begun meanwhile, o
 just come and may be one, keep it. The socket is shut under the same lock.
 
 Bytes that gRPC has read may be a call that nobody has told the table of yet. So the server is given
-a moment, again and again while a scan takes long (`Settled`), and bytes that are younger than that
-keep the connection.
+a moment, again and again while a scan takes long (`Settled`), and bytes that are younger than the
+begin of that keep the connection.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from rpcwheel.durations import NEVER
 from rpcwheel.observe import ConnectionClosed, ConnectionKept
 
-from .core import AGED_NS, NOTHING, STATUS_NS, TRY_NS, Look, Reason, Step, step
+from .core import AGED_NS, STATUS_NS, TRY_NS, Look, Reason, Step, step
 from .peers import open_sockets
 
 if TYPE_CHECKING:
@@ -32,23 +32,13 @@ if TYPE_CHECKING:
 
     Finished = list[tuple[Call, str]]
 
-__all__ = ["Closing", "Doubt", "Settled"]
+__all__ = ["Closing", "Settled"]
 
 LEAVING_NS: Final = 1_000_000_000
 """Between two looks whether a client that was asked to leave has gone."""
 
-FRESH_S: Final = 0.025
+FRESH_NS: Final = 25_000_000
 """After so long the server is given another moment."""
-
-STALE_S: Final = 0.05
-"""After so long bytes that are a tenth of a second old may have come after the moment."""
-
-
-class Doubt(NamedTuple):
-    """What a server knows of calls that the table does not; see `Look`."""
-
-    unplaced: bool = False
-    coming_ago_ns: int = NOTHING
 
 
 class Settled:
@@ -58,7 +48,8 @@ class Settled:
         """Take how to give the server a moment, which says False if it did not have it."""
         self._settle = settle
         self._had = True
-        self._at: float | None = None
+        self._began_ns = 0
+        self._at_ns: int | None = None
 
     def renew(self) -> None:
         """Give the server a moment, if the last is over; after one that it did not have, no more.
@@ -66,13 +57,17 @@ class Settled:
         It waits, so no socket may be held: gRPC may close its own meanwhile, and a duplicate keeps
         alive what it has to do with the descriptor (epoll(7), Q6).
         """
-        if self._had and (self._at is None or time.monotonic() - self._at > FRESH_S):
+        now_ns = time.monotonic_ns()
+        if self._had and (self._at_ns is None or now_ns - self._at_ns > FRESH_NS):
+            self._began_ns = now_ns
             self._had = self._settle()
-            self._at = time.monotonic()
+            self._at_ns = time.monotonic_ns()
 
-    def holds(self) -> bool:
-        """Whether the moment was just now."""
-        return self._had and self._at is not None and time.monotonic() - self._at < STALE_S
+    def seen_ago_ns(self) -> int | None:
+        """Since the last moment began: what came in before was seen. None if it was not had."""
+        if self._at_ns is None or not self._had:
+            return None
+        return time.monotonic_ns() - self._began_ns
 
 
 class Closing:
@@ -83,7 +78,7 @@ class Closing:
         connections: Connections,
         limits: Callable[[], Limits],
         settled: Settled,
-        doubt: Callable[[], Doubt],
+        coming_ago_ns: Callable[[bool], int],
     ) -> None:
         """Take the table and what is asked.
 
@@ -91,12 +86,13 @@ class Closing:
             connections: The table.
             limits: What holds now; asked under the table's lock.
             settled: Gives the server its moment.
-            doubt: Says what the server knows and the table does not; asked under the table's lock.
+            coming_ago_ns: Gives that of `Look`, if told whether the server had its moment; asked
+                under the table's lock.
         """
         self._connections = connections
         self._limits = limits
         self._settled = settled
-        self._doubt = doubt
+        self._coming_ago_ns = coming_ago_ns
         self.events: list[object] = []
         """What has happened."""
         self.finished: Finished = []
@@ -166,13 +162,13 @@ class Closing:
 
     def _look(self, socket: OpenSocket, now_ns: int) -> Look:
         hidden_ns = self._connections.hidden_ns
-        doubt, info = self._doubt(), socket.info()
+        seen_ago_ns, info = self._settled.seen_ago_ns(), socket.info()
         return Look(
             unread=socket.unread(),
             unsent=socket.unsent(),
             received_ago_ns=0 if info is None else int(info.received_ago_s * 1e9),
-            unplaced=doubt.unplaced or not self._settled.holds(),
-            coming_ago_ns=doubt.coming_ago_ns,
+            seen_ago_ns=seen_ago_ns or 0,
+            coming_ago_ns=self._coming_ago_ns(seen_ago_ns is not None),
             hidden_ago_ns=NEVER if hidden_ns is None else now_ns - hidden_ns,
         )
 

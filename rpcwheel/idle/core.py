@@ -41,7 +41,11 @@ TRY_NS: Final = 100_000_000
 
 TRIES: Final = 10
 
-NOTHING: Final = -QUIET_NS
+LATE_NS: Final = 1_000_000_000
+"""So late a call may be told, beyond what the server is known to have seen: threads of gRPC's wait
+for a processor too."""
+
+NOTHING: Final = -LATE_NS
 """For a time that has passed since something that was not."""
 
 STATUS_NS: Final = 20_000_000
@@ -230,10 +234,10 @@ class Look(NamedTuple):
     unread: int
     unsent: int
     received_ago_ns: int
-    unplaced: bool = False
-    """Whether the server has calls, or may have, of which is not known where they came from."""
+    seen_ago_ns: int = 0
+    """What came in before that, the server has seen."""
     coming_ago_ns: int = NOTHING
-    """Since the oldest call came whose request is still on its way, from wherever; or `NOTHING`."""
+    """Since the oldest call may have come of which is not known where from; or `NOTHING`."""
     hidden_ago_ns: int = NEVER
     """Since there was one of which will never be known where it came from."""
 
@@ -271,7 +275,7 @@ def _idle(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> St
     if _was_hidden(look, idle_ns):
         return Step.KEEP_DOUBTFUL
     patient = mark.tries < TRIES
-    if _may_be_called(look, idle_ns):
+    if _may_be_called(look):
         return Step.WAIT if patient else Step.KEEP_DOUBTFUL
     if _incoming(look) and not patient:
         # For a second bytes came, and no message: where it is written, windows that are updated.
@@ -305,7 +309,7 @@ def _aged(seen: Seen, look: Look, limits: Limits, idle_ns: int) -> Step:
         return _asking(look)
     if seen.is_busy(limits):
         return Step.WAIT_LONG
-    if _was_hidden(look, idle_ns) or _may_be_called(look, idle_ns):
+    if _was_hidden(look, idle_ns) or _may_be_called(look):
         return Step.WAIT_LONG
     return _ending(seen, look, patient=True)
 
@@ -319,19 +323,17 @@ def _was_hidden(look: Look, idle_ns: int) -> bool:
     return look.hidden_ago_ns < idle_ns + QUIET_NS and look.received_ago_ns < idle_ns - QUIET_NS
 
 
-def _may_be_called(look: Look, idle_ns: int) -> bool:
+def _may_be_called(look: Look) -> bool:
     """Whether one of the calls that are not known to be anywhere may be here.
 
-    Its first bytes came no earlier than shortly before the last call that is known, and no earlier
-    than it was seen to come.
+    That the connection was used since its bytes came does not say that they were no call: one may
+    wait for its request, or for a thread, while others come and go.
     """
-    if look.received_ago_ns >= idle_ns + QUIET_NS:
-        return False
-    return look.unplaced or look.received_ago_ns < look.coming_ago_ns + QUIET_NS
+    return look.received_ago_ns < look.coming_ago_ns + LATE_NS
 
 
 def _incoming(look: Look) -> bool:
-    return look.unread > 0 or look.received_ago_ns < QUIET_NS
+    return look.unread > 0 or look.received_ago_ns < max(QUIET_NS, look.seen_ago_ns)
 
 
 def _ending(seen: Seen, look: Look, *, patient: bool) -> Step:
@@ -353,7 +355,7 @@ def _leaving(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) ->
     left_ns = now_ns if mark.left_ns is None else mark.left_ns
     if seen.user.open or now_ns - left_ns < limits.goaway_grace_ns:
         return Step.WAIT_LONG
-    if _may_be_called(look, now_ns - left_ns):
+    if _may_be_called(look):
         return Step.WAIT_LONG
     return Step.WAIT if _incoming(look) and mark.tries < TRIES else Step.SHUTDOWN
 

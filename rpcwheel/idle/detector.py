@@ -24,8 +24,8 @@ from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.timer.renewal import tell_when_renewed
 from rpcwheel.workers import POOL, Serial
 
-from .closing import Closing, Doubt, Settled
-from .core import Mark, judge
+from .closing import Closing, Settled
+from .core import NOTHING, Mark, judge
 from .limits import Limits
 from .peers import SUPPORTED
 from .policy import IDLE_TIMEOUT_S, IdlePolicy
@@ -134,9 +134,9 @@ class Detector:
         """
         return True
 
-    def _doubt(self) -> Doubt:
-        """What the server knows of calls that the table does not. Cheap, under the table's lock."""
-        return Doubt()
+    def _coming_ago_ns(self, settled: bool) -> int:  # noqa: ARG002, FBT001 - a twin's
+        """That of `Look`; told whether the server had its moment. Cheap, under the table's lock."""
+        return NOTHING
 
     # For users
 
@@ -338,7 +338,7 @@ class Detector:
 
     def _close_marked(self, events: list[object]) -> None:
         closing = Closing(
-            self._connections, lambda: self._limits, Settled(self._settle), self._doubt
+            self._connections, lambda: self._limits, Settled(self._settle), self._coming_ago_ns
         )
         try:
             closing.run(self._scan.slot)

@@ -22,7 +22,7 @@ import grpc
 from rpcwheel._grpc.handlers import behavior_of, is_pushing, kind_of
 from rpcwheel._grpc.serving import Door, calls_held, end_call, is_plain, pool_of
 
-from .closing import Doubt
+from .core import NOTHING
 from .detector import Detector
 from .entry import Call
 from .policy import IDLE_TIMEOUT_S
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionTable", "IdleConnectionDetector"]
 
-PAUSE_S: Final = 0.05
+PAUSE_NS: Final = 50_000_000
 """What the thread that takes calls in is given for those that have come."""
 
-LAG_S: Final = 0.05
+LAG_NS: Final = 50_000_000
 """A pause that is longer by this was none: somebody had the interpreter all the time."""
 
 
@@ -276,6 +276,7 @@ class IdleConnectionDetector(Detector):
                 "connections must be the ConnectionTable of rpcwheel.idle among the server's "
                 f"interceptors, not {connections!r}"
             )
+        self._asked_ns = connections.heard_ns
         super().__init__(server, idle_timeout, connections=connections, **settings)
         connections.look_at_the_pool(pool_of(server))
 
@@ -287,13 +288,32 @@ class IdleConnectionDetector(Detector):
 
     def _settle(self) -> bool:
         """Give the thread that takes calls in a while; no such while if it was not ours either."""
-        began = time.monotonic()
-        time.sleep(PAUSE_S)
-        return time.monotonic() - began < PAUSE_S + LAG_S
+        began_ns = time.monotonic_ns()
+        time.sleep(PAUSE_NS / 1e9)
+        if time.monotonic_ns() - began_ns >= PAUSE_NS + LAG_NS:
+            return False
+        self._hear(began_ns)
+        return True
 
-    def _doubt(self) -> Doubt:
+    def _look(self) -> None:
+        asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()
+        self._hear(asked_ns)
+        super()._look()
+
+    def _hear(self, asked_ns: int) -> None:
+        """Note that what had come in by then is known, if it is."""
+        if self._all_known():
+            self._connections.heard_ns = max(asked_ns, self._connections.heard_ns)
+
+    def _all_known(self) -> bool:
+        """Whether the table knows all the calls that the server has."""
         held = calls_held(self._server())
-        return Doubt(unplaced=held is None or held > self._connections.open_calls)
+        return held is not None and held <= self._connections.open_calls
+
+    def _coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
+        if settled and self._all_known():
+            return NOTHING
+        return time.monotonic_ns() - self._connections.heard_ns
 
     def check(self) -> list[Connection]:
         """Look now, and close what is to be closed.

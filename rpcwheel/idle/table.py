@@ -13,6 +13,7 @@ reentrant, as a signal handler may ask for a snapshot.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -85,6 +86,9 @@ class Connections:
         """Those that are known to be open, on all connections together."""
         self.total = 0
         """All that were seen."""
+        self.heard_ns = time.monotonic_ns()
+        """Calls that had come in by then are known, or known to be on their way. The table is made
+        before its server is, so that at first none had."""
         self._entries: dict[str, Entry] = {}
         self._by_address: dict[Address, Entry] = {}
         self._heartbeats: tuple[str, ...] = (HEALTH,)

@@ -11,7 +11,7 @@ from fixtures.idle_server import IdleServer, connect_from, echo, let_it_rest, re
 from fixtures.leaks import descriptors
 from fixtures.timers import PATIENCE, eventually, run_threads
 from rpcwheel.idle import closing
-from rpcwheel.idle.closing import FRESH_S, STALE_S, Settled, _finishing
+from rpcwheel.idle.closing import FRESH_NS, Settled, _finishing
 from rpcwheel.idle.core import QUIET_NS, TRY_NS
 from rpcwheel.idle.entry import Call
 from rpcwheel.idle.table import Connections
@@ -216,29 +216,41 @@ def test_no_socket_but_the_servers_own_is_touched(server, channel, events):
 class Clock:
     """Time that moves by hand."""
 
-    now = 100.0
+    now_ns = 100
 
-    def monotonic(self) -> float:
-        return self.now
+    def monotonic_ns(self) -> int:
+        return self.now_ns
 
 
 def test_a_moment_is_given_again_when_it_is_over_and_no_more_if_it_was_not_had(monkeypatch):
     monkeypatch.setattr(closing, "time", clock := Clock())
     given = iter([True, True, False])
     settled = Settled(lambda: next(given))
-    assert not settled.holds()
+    assert settled.seen_ago_ns() is None
     settled.renew()
-    clock.now += 0.9 * FRESH_S
+    clock.now_ns += FRESH_NS
     settled.renew()
-    assert settled.holds()
-    clock.now += STALE_S
-    assert not settled.holds()
+    assert settled.seen_ago_ns() == FRESH_NS
+    clock.now_ns += 1
     settled.renew()
-    assert settled.holds()
-    clock.now += STALE_S
+    assert settled.seen_ago_ns() == 0
+    clock.now_ns += FRESH_NS + 1
     settled.renew()
     settled.renew()
-    assert not settled.holds()
+    assert settled.seen_ago_ns() is None
+
+
+def test_what_comes_while_the_server_has_its_moment_counts_as_not_seen(monkeypatch):
+    monkeypatch.setattr(closing, "time", clock := Clock())
+
+    def settle() -> bool:
+        clock.now_ns += 70
+        return True
+
+    settled = Settled(settle)
+    settled.renew()
+    clock.now_ns += 1
+    assert settled.seen_ago_ns() == 71
 
 
 def test_no_socket_is_held_while_the_server_has_its_moment(server, channel):

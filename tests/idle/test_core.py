@@ -3,7 +3,18 @@
 import pytest
 
 from rpcwheel.durations import NEVER
-from rpcwheel.idle.core import QUIET_NS, TRIES, Look, Mark, Reason, Seen, Step, judge, step
+from rpcwheel.idle.core import (
+    LATE_NS,
+    QUIET_NS,
+    TRIES,
+    Look,
+    Mark,
+    Reason,
+    Seen,
+    Step,
+    judge,
+    step,
+)
 from rpcwheel.idle.limits import Limits
 from rpcwheel.idle.policy import IdlePolicy
 
@@ -232,30 +243,33 @@ def test_bytes_that_never_are_a_message_do_not_keep_a_stream_that_is_not_read():
     assert step(one, mark, busy, found, 11 * S) is Step.SHUTDOWN
 
 
-def test_bytes_that_came_after_the_last_use_count_however_late_they_are_looked_at():
+def test_a_call_that_waits_keeps_one_that_others_have_used_since_it_came():
+    """Its bytes are the last that came, and older than the end of the call before it."""
     one = seen()
-    mark, found = marked(one, 11, idle_timeout=10)
-    mark.tries = TRIES - 1
-    for came_ns, then in ((1, Step.WAIT), (-QUIET_NS, Step.SHUTDOWN)):
-        look = QUIET._replace(unplaced=True, received_ago_ns=13 * S - came_ns)
-        assert step(one, mark, look, found, 13 * S) is then
-
-
-def test_calls_that_may_be_anywhere_are_waited_for_and_keep_it_if_they_stay():
-    one = seen()  # of which no call is known: it is idle since its bytes came
-    mark, found = marked(one, 11, idle_timeout=10)
-    look = QUIET._replace(unplaced=True, received_ago_ns=11 * S)
-    assert step(one, mark, look, found, 11 * S) is Step.WAIT
+    one.user.begin(1 * S, streams=False)
+    one.user.end(5 * S, streams=False)
+    mark, found = marked(one, 16, idle_timeout=10)
+    look = QUIET._replace(coming_ago_ns=14 * S, received_ago_ns=14 * S)
+    assert step(one, mark, look, found, 16 * S) is Step.WAIT
     mark.tries = TRIES
-    assert step(one, mark, look, found, 11 * S) is Step.KEEP_DOUBTFUL
+    assert step(one, mark, look, found, 16 * S) is Step.KEEP_DOUBTFUL
 
 
-def test_requests_on_their_way_keep_one_on_which_something_came_since_they_began():
+@pytest.mark.parametrize("came_s", [0, 5, 1000])
+def test_what_came_before_the_oldest_call_that_is_on_its_way_keeps_nothing(came_s):
     one = seen()
     mark, found = marked(one, 25, idle_timeout=10)
-    for received_s, then in ((14, Step.WAIT), (16, Step.SHUTDOWN)):
-        look = QUIET._replace(coming_ago_ns=15 * S, received_ago_ns=received_s * S)
+    for ago_ns, then in ((LATE_NS - 1, Step.WAIT), (LATE_NS, Step.SHUTDOWN)):
+        look = QUIET._replace(coming_ago_ns=came_s * S, received_ago_ns=came_s * S + ago_ns)
         assert step(one, mark, look, found, 25 * S) is then
+
+
+def test_bytes_that_the_server_may_not_have_seen_are_waited_for():
+    one = seen()
+    mark, found = marked(one, 11, idle_timeout=10)
+    for ago_ns, then in ((5 * S - 1, Step.WAIT), (5 * S, Step.SHUTDOWN)):
+        look = QUIET._replace(seen_ago_ns=5 * S, received_ago_ns=ago_ns)
+        assert step(one, mark, look, found, 11 * S) is then
 
 
 def test_calls_that_may_be_anywhere_hold_one_that_was_asked_to_leave():
@@ -264,7 +278,7 @@ def test_calls_that_may_be_anywhere_hold_one_that_was_asked_to_leave():
     mark, found = marked(one, 11, idle_timeout=10, close="goaway", goaway_grace=5)
     mark.left_ns = 11 * S
     crossed = QUIET._replace(received_ago_ns=9 * S)  # it was sent before the client heard
-    assert step(one, mark, crossed._replace(unplaced=True), found, 20 * S) is Step.WAIT_LONG
+    assert step(one, mark, crossed._replace(coming_ago_ns=9 * S), found, 20 * S) is Step.WAIT_LONG
     assert step(one, mark, crossed, found, 20 * S) is Step.SHUTDOWN
     just_now = QUIET._replace(unread=1)
     assert step(one, mark, just_now, found, 20 * S) is Step.WAIT

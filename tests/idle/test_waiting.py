@@ -10,6 +10,7 @@ import pytest
 from fixtures.idle_server import IdleServer, echo, let_it_rest, said, soon
 from fixtures.timers import PATIENCE, eventually
 from rpcwheel.idle import ConnectionTable
+from rpcwheel.idle.core import NOTHING
 from rpcwheel.observe import ConnectionClosed, ConnectionKept, IdleLimited
 from rpcwheel.timer import WheelTimer
 
@@ -100,6 +101,29 @@ def test_the_request_of_a_call_may_be_long_on_its_way(timer, before, events):
     late.cancel()
     assert not said(events, ConnectionClosed)
     assert eventually(server.is_calm)  # and has not begun: that was seen too
+    server.close()
+
+
+def test_while_a_call_is_not_known_nothing_counts_as_heard(timer):
+    """It may wait since then, whatever else its connection does meanwhile."""
+    server = IdleServer(timer, workers=1, before=[Hiding()])
+    detector = server.detect()
+    server.gate = threading.Event()
+    calls = [server.channel().unary_unary(ECHO).future(b"x") for _ in range(2)]
+    assert eventually(lambda: len(server.server._state.rpc_states) == 2)
+    assert eventually(lambda: server.table.open_calls == 1)
+    heard_ns = server.table.heard_ns
+    for _ in range(3):
+        detector.check()
+        detector._settle()
+    assert server.table.heard_ns == heard_ns
+    assert detector._coming_ago_ns(settled=True) > 0
+    server.gate.set()
+    assert [call.result(PATIENCE) for call in calls] == [b"x"] * 2
+    assert eventually(server.is_calm)
+    assert eventually(lambda: detector.check() is not None and server.table.heard_ns > heard_ns)
+    assert eventually(lambda: detector._coming_ago_ns(settled=True) == NOTHING)
+    assert detector._coming_ago_ns(settled=False) > 0
     server.close()
 
 
