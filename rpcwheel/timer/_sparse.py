@@ -93,14 +93,17 @@ class SparseWheel(base.TimerQueue):
             self._sweep()
             fresh = base.Slot(self._never.level, 0)
             fresh.bound = tick
+            fresh._tick = -1  # until its tick is in the heap
             slot = self._by_tick.setdefault(tick, fresh)
             if slot is fresh:
-                self._pushes += 1
-                ticks = self._ticks
-                heappush(ticks, tick)
-                if ticks is not self._ticks:  # sorted anew meanwhile, perhaps without this one:
-                    heappush(self._ticks, tick)  # twice does no harm
                 self._made.append(tick)
+        if slot._tick != tick:  # its maker, or whoever is faster: what is filed must be found
+            self._pushes += 1
+            ticks = self._ticks
+            heappush(ticks, tick)
+            if ticks is not self._ticks:  # sorted anew meanwhile, perhaps without this one:
+                heappush(self._ticks, tick)  # twice does no harm
+            slot._tick = tick
         return slot
 
     def _sweep(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from fixtures.timers import PATIENCE
-from rpcwheel.timer import _heap
+from rpcwheel.timer import _heap, _sparse
 from rpcwheel.timer.queue import load_form
 
 PURE = load_form("pure")
@@ -184,6 +184,28 @@ def test_an_earlier_tick_that_came_while_a_dead_one_was_taken_off_the_heap_is_pu
     assert queue.next_wake() == 10 * MS
     queue.check()
     assert queue.advance(10 * MS) == came
+
+
+def test_what_is_filed_into_a_slot_whose_maker_has_not_told_its_tick_yet_is_found(monkeypatch):
+    """The maker is slow, and is refused in the end, so that it wakes nobody either."""
+    queue = Sparse(0.001)
+    put(queue, 5000)
+    put(queue, 9000).cancel()  # its tick outlives its slot, so that ticks are no fewer than slots
+    push, came, wakes = _sparse.heappush, [], []
+
+    def push_late(ticks, tick):
+        if not wakes:
+            wakes.append(0)
+            came.append(put(queue, 20))
+            wakes[0] = queue.next_wake()
+        push(ticks, tick)
+
+    monkeypatch.setattr(_sparse, "heappush", push_late)
+    queue.limit(2)
+    assert not queue.schedule(new(queue, 20))
+    assert wakes == [20 * MS]
+    queue.check()
+    assert queue.advance(50 * MS) == came
 
 
 def test_what_is_filed_while_the_driver_decides_how_long_to_sleep_is_heeded(queue):
