@@ -229,6 +229,8 @@ def test_each_forced_replacement_is_one(channel, events):
     assert sorted(event.number for event in events) == [*range(2, 10)]
 
 
+# A thread of grpc's that begins to poll for the state of a channel just closed raises.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("drain", [None, 0, 5])
 def test_closing_amid_calls_and_replacements_ends_in_one_state(shop, channel, drain, events):
     ends = []
