@@ -19,6 +19,7 @@ import contextlib
 import json
 import math
 import threading
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from rpcwheel.errors import RegistryError, RegistryUnavailable
@@ -77,6 +78,7 @@ class EtcdProvider(Provider):
         self._lock = threading.Lock()  # for those two
         self._closing = False
         self._lease = 0
+        self._fresh_until_s = 0.0  # half of its time is left until then, by `time.monotonic`
         self._why_lost: Lost = "lease"  # the lease before
         self._revision = 0
         self._held: dict[tuple[str, str], _Held] = {}
@@ -203,11 +205,17 @@ class EtcdProvider(Provider):
         self._transact(once=True, success=[made.RequestOp(put=put) for put in puts])
 
     def _granted(self) -> int:
-        """The lease; a new one if there is none."""
+        """The lease; a new one if there is none.
+
+        While nothing is published nobody renews it: what is put then would be gone before the first
+        renewal, which comes after a third of a whole lease.
+        """
+        if self._lease and time.monotonic() > self._fresh_until_s:
+            self._keep_alive()
         if self._lease:
             return self._lease
         request = self._messages.LeaseGrantRequest(TTL=math.ceil(self.settings.lease_s))
-        answer = self._client.ask("Lease/LeaseGrant", request)
+        answer = self._ask_lease("LeaseGrant", request)
         if not answer.ID:
             raise RegistryUnavailable(f"{self.url}: no lease: {answer.error}")
         if answer.header.revision < self._revision:
@@ -222,10 +230,17 @@ class EtcdProvider(Provider):
         if not self._lease:
             return
         request = self._messages.LeaseKeepAliveRequest(ID=self._lease)
-        answer = self._client.ask("Lease/LeaseKeepAlive", request)
+        answer = self._ask_lease("LeaseKeepAlive", request)
         if answer.TTL <= 0:
             self._lose("wiped" if answer.header.revision < self._revision else "lease")
             self._revision = answer.header.revision
+
+    def _ask_lease(self, method: str, request: Any) -> Any:  # noqa: ANN401 - as above
+        """Begin the lease's time, anew perhaps; counted from before it was asked."""
+        half_s = time.monotonic() + self.settings.lease_s / 2
+        answer = self._client.ask(f"Lease/{method}", request)
+        self._fresh_until_s = half_s
+        return answer
 
     def _lose(self, why: Lost) -> None:
         self._lease, self._why_lost = 0, why
