@@ -251,9 +251,19 @@ class Directory:
                     what = what.after(void)
             news.append(what)
             if len(news) > MOST_NEWS:
-                del news[1:3]
+                self._pass_over(news)
         if not waits:
             self._hearing.submit(self._look)
+
+    @staticmethod
+    def _pass_over(news: list[_Heard | str]) -> None:
+        """Leave out a doubt and a view, the second of each; the next view has its last words."""
+        (void,) = (one for one in news[1:3] if isinstance(one, _Heard))
+        del news[1:3]
+        place = 1 if isinstance(news[1], _Heard) else 2
+        after = news[place]
+        if isinstance(after, _Heard):
+            news[place] = after.after(void)
 
     def _look(self) -> None:
         with self._changed:

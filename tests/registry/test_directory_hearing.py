@@ -99,6 +99,20 @@ def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
     assert eventually(lambda: directory.snapshot.held == {"b"})
 
 
+def test_who_said_draining_in_one_of_too_many_views_is_gone_at_once(directory):
+    directory.saw(view("abc"))
+    assert shows(directory, "abc")
+    gate = busied(directory)
+    directory.suspect("the connection was lost")
+    directory.saw(view("ab", draining="c"))
+    for _ in range(MOST_NEWS):
+        directory.suspect("the connection was lost")
+        directory.saw(view("a"))
+    gate.set()
+    assert shows(directory, "ab")
+    assert eventually(lambda: directory.snapshot.held == {"b"})
+
+
 def test_a_timer_that_is_full_does_not_make_it_hold_for_ever(events):
     with WheelTimer(max_pending=1) as timer:
         timer.new_timeout(print, 1000)
