@@ -253,7 +253,8 @@ class Roster(Generic[M]):
         if member.down_ns is None:
             return None
         away_ns = self._now_ns() - member.down_ns
-        member.down_ns, member.reason = None, ""
+        member.down_ns = member.dark_ns = None
+        member.reason = ""
         member.spell += 1
         self.refresh()
         return away_ns

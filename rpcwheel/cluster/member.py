@@ -98,7 +98,9 @@ class MemberCore:
         """Whether its instance is gone."""
         self.closed = False
         """Whether its connection is closed."""
-        self._dark_ns: int | None = None
+        self.dark_ns: int | None = None
+        """Since when calls of little time have found no connection; None: none has, since it was
+        found to answer."""
 
     @property
     def id(self) -> str:
@@ -157,9 +159,9 @@ class MemberCore:
 
     def _is_dark(self, began_ns: int, read_ns: int | None, now_ns: int) -> bool:
         """Whether calls have found no connection for so long that there is none."""
-        if self._dark_ns is None or (read_ns is not None and read_ns >= self._dark_ns):
-            self._dark_ns = began_ns
-        return now_ns - self._dark_ns >= HANDSHAKE_NS
+        if self.dark_ns is None or (read_ns is not None and read_ns >= self.dark_ns):
+            self.dark_ns = began_ns
+        return now_ns - self.dark_ns >= HANDSHAKE_NS
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.instance.service!r}, {self.state}>"

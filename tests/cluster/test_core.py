@@ -258,6 +258,23 @@ def test_only_the_first_time_is_news(world):
     assert world.roster.up(member) is None
 
 
+def test_what_short_calls_have_proved_is_forgotten_with_it(world):
+    world.tell(at(1))
+    member = world.member(1)
+
+    def is_proved():
+        now_ns = world.now_ns
+        told = {"cut_off": False, "began_ns": now_ns, "read_ns": None, "now_ns": now_ns}
+        return member.judged("DEADLINE_EXCEEDED", "CONNECTING", **told).is_down
+
+    assert not is_proved()
+    world.pass_(1)
+    assert is_proved()
+    world.down(1)
+    world.roster.up(member)  # it has answered a probe, which is no traffic of its channel's
+    assert not is_proved()
+
+
 def test_who_is_gone_can_not_go_down(world):
     world.tell(at(1))
     member = world.member(1)
