@@ -68,6 +68,21 @@ class WorkerPool:
                 return
         self._start_thread(key, job)
 
+    def retry(self, key: Hashable) -> None:
+        """Start a thread for the jobs of a key for which there was none; nearly free if not so."""
+        if key in self._running or key not in self._waiting:
+            return
+        with self._changed:
+            busy = key in self._running or key not in self._waiting
+            task = None if busy else self._next(key)
+            if task is None:
+                return
+            self._handed.append(task)
+            if len(self._handed) <= self._idle:
+                self._changed.notify()
+                return
+        self._start_thread(*task)
+
     def _busy(self) -> int:
         return sum(self._running.values())
 
@@ -184,10 +199,11 @@ class Serial:
         """Run it after those that wait, or before. Never blocks; what it raises is `TaskFailed`."""
         with self._lock:
             (self._jobs.appendleft if first else self._jobs.append)(job)
-            if self._running:
-                return
-            self._running = True
-        POOL.submit(self, self._run)
+            running, self._running = self._running, True
+        if running:
+            POOL.retry(self)  # there may have been no thread for it
+        else:
+            POOL.submit(self, self._run)
 
     def _run(self) -> None:
         try:

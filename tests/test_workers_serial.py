@@ -7,8 +7,8 @@ import pytest
 
 from fixtures.seen_worlds import ended
 from fixtures.timers import PATIENCE, eventually
-from rpcwheel.observe.events import TaskFailed
-from rpcwheel.workers import Serial
+from rpcwheel.observe.events import HandOffRefused, TaskFailed
+from rpcwheel.workers import POOL, Serial
 
 
 def test_jobs_run_in_order_and_never_two_at_once():
@@ -89,3 +89,24 @@ def test_in_a_forked_child_it_is_empty_and_works():
     serial._lock.release()
     gate.set()
     assert ended(child) == 0
+
+
+def test_one_for_which_there_was_no_thread_goes_on_with_the_next_job(monkeypatch, events):
+    """Else all heartbeats of a process ended with the first thread that could not be started."""
+    serial, seen, gate, done = Serial(), [], threading.Event(), threading.Event()
+    POOL.submit(object(), lambda: gate.wait(PATIENCE))  # which may hang for ever
+    assert eventually(lambda: not POOL._idle)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        serial.submit(lambda: seen.append(1))
+        serial.submit(lambda: seen.append(2))
+    assert seen == []
+    assert {type(event) for event in events} == {HandOffRefused}
+    serial.submit(done.set)
+    assert done.wait(PATIENCE)
+    assert seen == [1, 2]
+    gate.set()
+
+
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
