@@ -80,8 +80,9 @@ class PlainCall(Native):  # type: ignore[misc]  # grpc has no types for it
         note = self.note
         if note[0] is None:
             return self._relay
-        self._native = native = Native.__new__(Native)
+        native = Native.__new__(Native)
         native.__dict__.update(self.__dict__)
+        self._native = native  # not before, or it would refer to itself
         conductor = note[1].conductor(note, native)
         note[0] = None
         self._relay = relay = relay_of(Kind.UNARY_UNARY)(conductor)

@@ -87,6 +87,14 @@ class Stub:
         return self.turned[-1]
 
 
+async def failure_of(call):
+    """The code that comes out of it, and no error that keeps frames."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+
+
 @pytest.fixture
 def stub(aio_shop_channel):
     return Stub(aio_shop_channel)
@@ -262,6 +270,23 @@ async def test_nothing_is_left_of_a_call_but_what_its_caller_holds(stub):
         gone = weakref.ref(call)
         del call
         assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_nothing_is_left_of_one_that_has_turned_either(shop, stub):
+    """By its failure. Each that has a done-callback waits for the collector in grpc.aio 1.83."""
+    gc.collect()
+    gc.disable()
+    try:
+        shop.then(Fail("NOT_FOUND"))
+        call = stub()
+        assert await failure_of(call) is CODE.NOT_FOUND
+        (turned,) = stub.turned
+        gone = weakref.ref(turned.native), weakref.ref(call)
+        del call, turned
+        stub.turned.clear()
+        await until(lambda: [one() for one in gone] == [None, None])
     finally:
         gc.enable()
 
