@@ -11,8 +11,9 @@ it is needed.
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_relay import Relay
 
     from .aio import ReconnectingChannel
-    from .core import Link, Links
+    from .core import Link, Links, Traffic
 
-__all__ = ["CLOSED", "MEMBERS", "Ping", "Running", "Wire", "began", "left_well"]
+__all__ = ["CLOSED", "MEMBERS", "Ping", "Running", "Wire", "began", "left_well", "turned"]
+
+R = TypeVar("R", bound="Running")
 
 CLOSED: Final = "Channel is closed."
 """What grpc.aio says to who makes a call on a closed channel."""
@@ -309,22 +312,17 @@ class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     def conductor(self, note: list[Any], native: Any) -> Running:  # noqa: ANN401
         """Who decides about a plain call that turns."""
         call, _, link = note
-        running = Running(self, link, native, counts=True)
-        link.channel.running.remove(call)
-        link.channel.running.add(running)
-        return running
+        return turned(call, native, link, Running(self, link, native, counts=True))
 
 
 def _ended(note: list[Any]) -> None:
     """Take note that grpc's call has ended, below a plain one."""
     call, member, link = note
-    if call is None:
-        return
-    if not call.is_ok():
+    if call is not None and not call.is_ok():
         call.turn()
-        return
-    note[0] = None
-    left_well(call, member.channel, link)
+    elif call is not None:
+        note[0] = None
+        left_well(call, member.channel, link)
 
 
 def began(call: PlainCall, links: Links[Wire], link: Link[Wire]) -> None:
@@ -334,6 +332,21 @@ def began(call: PlainCall, links: Links[Wire], link: Link[Wire]) -> None:
     link.channel.running.add(call)
     traffic = link.traffic
     traffic.last_write_ns = traffic.last_use_ns = traffic.now_ns()  # `saw_write`
+
+
+def turned(call: PlainCall, native: Any, link: Link[Wire], running: R) -> R:  # noqa: ANN401
+    """Take note that a plain call has turned, and who conducts it; `native` is its first try."""
+    link.channel.running.remove(call)
+    link.channel.running.add(running)
+    if not native.done():  # else it has failed, of which the conductor is told
+        native.add_done_callback(partial(_answered, link.traffic))
+    return running
+
+
+def _answered(traffic: Traffic, native: Any) -> None:  # noqa: ANN401
+    """Take note of an answer to a call that had turned before it came."""
+    if native.is_ok():
+        traffic.saw_read()
 
 
 def left_well(call: PlainCall, channel: ReconnectingChannel, link: Link[Wire]) -> None:

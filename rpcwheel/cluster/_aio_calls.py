@@ -8,7 +8,7 @@ import grpc
 
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel.call import Kind
-from rpcwheel.channel._aio_members import MEMBERS, began, left_well
+from rpcwheel.channel._aio_members import MEMBERS, began, left_well, turned
 
 from ._aio_firsts import as_now, firsts_of, sealed
 from ._aio_leg import Leg
@@ -208,9 +208,7 @@ class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
         request, sent, options, patient, began_ns, began_in = given
         passage = Passage(self, request, sent, options_of(*options), patient)
         passage.take_over(at, (made, link), native, began_in, began_ns)
-        link.channel.running.remove(call)
-        link.channel.running.add(passage)
-        return passage
+        return turned(call, native, link, passage)
 
 
 def _ended(note: list[Any]) -> None:

@@ -7,7 +7,7 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, hanging
 from fixtures.aio_doors import others, refused, until
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from rpcwheel import RetryPolicy, aio
@@ -169,6 +169,25 @@ async def test_messages_stamp_the_traffic_of_the_active_connection(channel, time
     channel.replace()
     assert channel.traffic is not traffic
     assert channel.traffic.last_use_ns is None
+
+
+@pytest.mark.parametrize("question", ["code", "initial_metadata", "add_done_callback"])
+async def test_an_answer_stamps_it_too_if_more_was_asked_before(channel, timer, question):
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    timer.advance(5)
+    if question == "add_done_callback":
+        call.add_done_callback(lambda _: None)
+    else:
+        await getattr(call, question)()
+    assert await call == b"x"
+    assert channel.traffic.last_read_ns == channel.traffic.last_use_ns == 5 * 10**9
+
+
+async def test_a_call_that_is_cancelled_is_no_sign_of_life(shop, channel):
+    call = await hanging(shop, channel)
+    call.add_done_callback(lambda _: None)
+    assert call.cancel()
+    assert channel.traffic.last_read_ns is None
 
 
 async def test_the_begin_of_a_request_stream_is_use_before_there_is_a_request(shop, channel):

@@ -222,6 +222,17 @@ async def test_a_call_to_a_member_that_has_answered_needs_no_relay(shops, aio_cl
     assert await second == b"x"
 
 
+async def test_an_answer_to_one_of_which_more_was_asked_stamps_the_traffic(shops, aio_cluster):
+    channel = aio_cluster(shops[0])
+    call = caller(channel)
+    await call()
+    (member,) = channel._fleet.roster.members
+    traffic = member.link.traffic
+    traffic.last_read_ns = None
+    assert await call().code() is grpc.StatusCode.OK
+    assert traffic.last_read_ns is not None
+
+
 @needs_plain
 async def test_one_that_its_member_did_not_get_goes_to_another(shops, aio_cluster):
     channel = in_order(aio_cluster, *shops[:2])
