@@ -72,6 +72,8 @@ class PlainCall(Native):  # type: ignore[misc]  # grpc has no types for it
     note: list[Any]
     is_ok: Callable[[], bool]
     """Internal: whether grpc's call has ended well; of core."""
+    running: Any = None
+    """Internal: grpc's set of what its channel cancels when it is closed (since 1.85)."""
     _relay: Any = None  # once it has turned
     _native: Any = None  # the first try, then
 
@@ -83,6 +85,9 @@ class PlainCall(Native):  # type: ignore[misc]  # grpc has no types for it
         native = Native.__new__(Native)
         native.__dict__.update(self.__dict__)
         self._native = native  # not before, or it would refer to itself
+        if self.running is not None:  # the next try is another channel's
+            self.running.discard(self)
+            self.running.add(native)
         conductor = note[1].conductor(note, native)
         note[0] = None
         self._relay = relay = relay_of(Kind.UNARY_UNARY)(conductor)
@@ -208,6 +213,7 @@ def plain_beginner(multicallable: Any) -> Callable[..., PlainCall] | None:  # no
         call.is_ok = core.is_ok
         core.add_done_callback(partial(at_end, note))
         if running is not None:
+            call.running = running
             running.add(call)  # a set of weak references: one that has ended does no harm there
         return call
 

@@ -309,6 +309,24 @@ async def test_it_is_one_of_its_channels_calls(shop, grace):
     assert call.cancelled() is (grace is None)
 
 
+async def test_so_is_one_that_has_turned_until_another_try_answers_it(shop, aio_shop_channel):
+    shop.then(Hang(), Fail("UNAVAILABLE"), hang := Hang())
+    first, second = grpc.aio.insecure_channel(shop.target), aio_shop_channel
+    stub = Stub(first)
+    here = stub()
+    asked = asyncio.ensure_future(here.code())
+    await until(lambda: shop.calls)
+    stub.then = [lambda: second.unary_unary(UNARY_UNARY)(b"second")]
+    elsewhere = stub()
+    await until(hang.begun.is_set)
+    stub.then = []
+    await first.close()
+    assert (await asked, here.cancelled()) == (CODE.CANCELLED, True)
+    assert not elsewhere.done()
+    shop.calls[-1].ended.set()
+    assert await elsewhere == b"second"
+
+
 async def test_none_has_interceptors(shop):
     class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):

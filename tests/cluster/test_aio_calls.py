@@ -262,3 +262,20 @@ async def test_one_that_runs_when_its_member_leaves_is_drained(shops, aio_cluste
     assert channel.calls == 1
     running.cancel()
     await until(lambda: (channel.calls, channel._fleet.roster.leaving) == (0, []))
+
+
+async def test_one_that_went_to_another_runs_on_when_the_first_is_closed(shops, aio_cluster):
+    channel = in_order(aio_cluster, *shops[:2])
+    call = caller(channel)
+    await call()
+    await asyncio.to_thread(shops[0].kill)
+    await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
+    shops[1].then(hang := Hang())
+    running = asyncio.ensure_future(call())
+    await until(hang.begun.is_set)
+    first = channel._fleet.roster.members[0].link
+    channel.update([instance(shops[1])])
+    await until(lambda: first.closed and not first._closing)
+    assert not running.done()
+    shops[1].calls[-1].ended.set()
+    assert await running == b"x"
