@@ -71,7 +71,7 @@ def _add_ls(jobs: Any) -> None:  # noqa: ANN401 - argparse's
         "show the instances of services",
         "Ask the registry for the instances of services; of all if none is named.",
     )
-    parser.add_argument("words", nargs="*", metavar="SERVICE")
+    parser.add_argument("words", nargs="*", default=[], metavar="SERVICE")
     parser.add_argument("--json", action="store_true", help="one JSON document, for machines")
     parser.add_argument("--plain", action="store_true", help="plain text on a terminal too")
 
@@ -85,7 +85,7 @@ def _add_watch(jobs: Any) -> None:  # noqa: ANN401
         "follow the instances of services",
         "Tell of instances as they come, change, are held and go, until Ctrl-C.",
     )
-    parser.add_argument("words", nargs="*", metavar="SERVICE")
+    parser.add_argument("words", nargs="*", default=[], metavar="SERVICE")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 

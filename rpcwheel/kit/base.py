@@ -282,6 +282,8 @@ class KitBase(Generic[Q, M, T, D]):
             ConfigurationError: It is an address, and `named` has what only a name can have.
             RuntimeError: The kit has `heartbeat` and is closed.
         """
+        if self._manager is not None and self._manager.closed:
+            raise RuntimeError("this kit is closed; make another one")
         given = {name: value for name, value in named.items() if value is not None}
         if not is_by_name(target):
             if given:
@@ -291,8 +293,6 @@ class KitBase(Generic[Q, M, T, D]):
                 )
             return {}
         given |= {"policy": self._policy.registry, "timer": self._timer}
-        if self._manager is not None and self._manager.closed:
-            raise RuntimeError("this kit is closed; make another one")
         if self._manager is not None and given.get("balance") != CORE:
             heartbeats = MemberHeartbeats(self._manager, probe)
             given |= {"on_member": heartbeats.made, "on_removed": heartbeats.removed}

@@ -189,7 +189,7 @@ _LINES: Final[dict[type, _Line]] = {
     events.ConnectionIdle: _Line(
         CONNECTION,
         logging.INFO,
-        "%(peer)s: connection idle for %(idle_s).3g s, %(reason)s, "
+        "%(peer)s: unused for %(idle_s).3g s, %(reason)s, "
         "%(calls)d call(s) and %(streams)d stream(s) open%(held)s",
         every_s=RARELY_S,
     ),
@@ -323,7 +323,9 @@ def _told(event: object) -> dict[str, object]:
     name, function, again = told.get("name"), told.get("function"), told.get("again")
     told["call"] = function if name == function else f"{name}: {function}"
     delay_s = told.get("delay_s")
-    told["next"] = "not tried again" if delay_s is None else f"next try in {delay_s:.3g} s"
+    told["next"] = "not tried again"
+    if delay_s is not None:
+        told["next"] = f"next try in {delay_s:.3g} s" if delay_s else "tried again at once"
     told["back"] = f" again ({again}), away for up to {told['away_s']:.3g} s" if again else ""
     return told
 

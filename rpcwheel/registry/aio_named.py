@@ -18,6 +18,7 @@ from rpcwheel.workers import POOL
 
 from ._aio_follower import Follower
 from ._aio_listed import Listed
+from ._aio_waiting import running_loop
 from ._shared import Shared, check_policy, provider_of
 from .aio_face import FailbackRegistry, Registry
 from .selecting import (
@@ -125,7 +126,8 @@ def channel(
         ExtraMissing: A package that the engine needs is not installed.
         TypeError: An argument is of a wrong type.
     """
-    asyncio.get_running_loop()
+    if running_loop() is None:
+        raise RuntimeError("no event loop runs here: make the channel in a coroutine")
     if registry is not None and not isinstance(registry, Registry):
         raise TypeError(f"registry must be a rpcwheel.aio.Registry or None, not {registry!r}")
     check_policy(policy)

@@ -174,7 +174,7 @@ READS = [
         "rpcwheel.connection",
         logging.INFO,
         (
-            "ipv4:10.0.0.1:5: connection idle for 180 s, neither read nor written, "
+            "ipv4:10.0.0.1:5: unused for 180 s, neither read nor written, "
             "0 call(s) and 1 stream(s) open"
         ),
     ),

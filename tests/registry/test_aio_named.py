@@ -289,7 +289,7 @@ async def test_arguments_that_make_no_sense_are_refused_at_once(arguments, error
 
 
 def test_it_is_made_on_a_loop():
-    with pytest.raises(RuntimeError, match="no running event loop"):
+    with pytest.raises(RuntimeError, match="no event loop runs here"):
         channel("memory://a/shop.Orders")
 
 

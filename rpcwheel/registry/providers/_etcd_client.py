@@ -150,7 +150,7 @@ class EtcdClient:
             try:
                 return self._ask_one(what, request, left_s / 2 if others else left_s)
             except RegistryUnavailable as error:
-                if not others or (once and not isinstance(error, _NotSent)):
+                if not others or (once and not isinstance(error, NotSent)):
                     raise
 
     def _ask_one(self, what: str, request: object, timeout_s: float) -> Any:  # noqa: ANN401
@@ -201,7 +201,7 @@ class EtcdClient:
             details = f"no answer in {self._timeout_s:g} s"
         if code is not grpc.StatusCode.CANCELLED:  # by us
             self.leave(channel)
-        kind = _NotSent if is_unprocessed(code.name, details, None, None) else RegistryUnavailable
+        kind = NotSent if is_unprocessed(code.name, details, None, None) else RegistryUnavailable
         return kind(f"{self.where}: {details or code.name}")
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class LeaseUnknown(RegistryRefused):
     """etcd does not know the lease (any more)."""
 
 
-class _NotSent(RegistryUnavailable):
+class NotSent(RegistryUnavailable):
     """There was no connection, so etcd has not seen the request."""
 
 
