@@ -28,7 +28,10 @@ __all__ = [
     "cancelled_here",
     "ended",
     "ended_by",
+    "failed_with",
     "failure_of",
+    "give_up",
+    "has_ended",
     "immediately",
     "metadata_from",
     "refused_by",
@@ -105,6 +108,39 @@ def status_of(error: BaseException) -> grpc.aio.AioRpcError:
         metadata_from(_said(error, "trailing_metadata")),
         _said(error, "details") or f"{type(error).__name__}: {error}",
     )
+
+
+def has_ended(call: Any) -> bool:  # noqa: ANN401
+    """Whether a call has ended, if only because an interceptor of it raised.
+
+    Before grpcio 1.83 its `done()` raises that too, if it is neither a status nor a cancellation;
+    since then it is enough to ask that.
+    """
+    try:
+        return bool(call.done())
+    except Exception:  # noqa: BLE001 - whoever awaits the call gets it
+        return True
+
+
+def give_up(call: Any) -> bool:  # noqa: ANN401
+    """Cancel a try, so that whoever writes to it learns of it; False if it had ended.
+
+    Who waits to write the first request to a call of grpc.aio (1.60 to 1.85) waits for ever if it
+    is cancelled before its metadata is on the way.
+    """
+    cancelled = bool(call.cancel())
+    sent = getattr(call, "_metadata_sent", None)
+    if isinstance(sent, asyncio.Event):
+        sent.set()
+    return cancelled
+
+
+def failed_with(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
+    """A failure that was found on this side, so without metadata.
+
+    Before grpcio 1.82 an `AioRpcError` can't be made without; since then it can be left out.
+    """
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
 class _Refused(grpc.aio.AioRpcError):
@@ -334,8 +370,6 @@ def ended_by(kind: Kind, error: BaseException, status: object = None) -> Ended:
         status = (
             error
             if rpc_error
-            else grpc.aio.AioRpcError(
-                grpc.StatusCode.UNKNOWN, details=f"{type(error).__name__}: {error}"
-            )
+            else failed_with(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}")
         )
     return _ENDED[kind](error=error, status=status)

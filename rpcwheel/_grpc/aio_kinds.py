@@ -10,7 +10,7 @@ import grpc
 
 from rpcwheel.call import Kind
 
-from .aio_calls import FINISHED, Ended, failure_of
+from .aio_calls import FINISHED, Ended, failure_of, has_ended
 from .aio_relay import Relay, cancels_of_task
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Awaited(Relay):
     def _ended(self, call: Any, error: BaseException) -> None:  # noqa: ANN401
         """Do what was left to us when the try ended."""
         self._awaited = False
-        if call is not None and call is self._try and call.done():
+        if call is not None and call is self._try and has_ended(call):
             self._on_done(call)
         self._broke(call, error)
 
@@ -223,7 +223,7 @@ class _Written(Relay):
 
     async def _decided(self, call: Any, name: str) -> None:  # noqa: ANN401
         """Wait until it is decided what follows, if this try has ended."""
-        if call.done() or name == "done_writing":  # which fails for no other reason
+        if has_ended(call) or name == "done_writing":  # which fails for no other reason
             while call is self._try:
                 await self._change()
 

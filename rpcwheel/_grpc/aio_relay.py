@@ -26,7 +26,17 @@ import grpc
 
 from rpcwheel.observe import HookFailed, emit
 
-from .aio_calls import CANCELLED, CANCELLED_HERE, OK, blurred, ended, ended_by, immediately
+from .aio_calls import (
+    CANCELLED,
+    CANCELLED_HERE,
+    OK,
+    blurred,
+    ended,
+    ended_by,
+    give_up,
+    has_ended,
+    immediately,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,6 +150,7 @@ class Relay(grpc.aio.Call):
     _awaited = False  # whether somebody awaits the try, and so will learn how it ends
     _signal: Signal | None = None
     _callbacks: list[tuple[Callback, Any]] | None = None
+    _channel = None  # before grpcio 1.83 no channel can be closed while a call has no such name
 
     _ends_forgotten = False
     """Whether the call is cancelled when its caller has forgotten it."""
@@ -156,7 +167,7 @@ class Relay(grpc.aio.Call):
         """Show the try that runs from now on."""
         self._try = call
         self._number += 1
-        if call.done():
+        if has_ended(call):
             self._on_done(call)
         else:
             call.add_done_callback(
@@ -201,7 +212,7 @@ class Relay(grpc.aio.Call):
 
     def _settle(self, call: Any) -> None:  # noqa: ANN401
         """Act on the end of a try that was left to whoever awaits it."""
-        if call is not None and self._awaited and call.done():
+        if call is not None and self._awaited and has_ended(call):
             self._awaited = False
             self._on_done(call)
 
@@ -271,7 +282,7 @@ class Relay(grpc.aio.Call):
         self._settle(call)
         if self._final is not None:
             return False
-        if call is not None and not call.done():
+        if call is not None and not has_ended(call):
             return give_up(call)  # its done-callback finishes us
         self.finish(ended(self._conductor.kind, CANCELLED, CANCELLED_HERE))
         return True
@@ -296,7 +307,7 @@ class Relay(grpc.aio.Call):
                 await self._change()
                 continue
             metadata = await call.initial_metadata()
-            if call is self._try and not call.done():
+            if call is self._try and not has_ended(call):
                 self.handed = self.handed or bool(metadata)
                 return metadata
             if call is self._try:
@@ -355,7 +366,7 @@ class Relay(grpc.aio.Call):
             if not known:
                 call.cancel()  # type: ignore[attr-defined]
                 self.finish(ended_by(self._conductor.kind, error))
-            elif not call.done():  # type: ignore[attr-defined]
+            elif not has_ended(call):
                 self._conductor.failed(self, call, error)
 
 
@@ -372,19 +383,6 @@ def cancels_of_task() -> int:
     """How often the running task was cancelled; one that cleans up after it runs on."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
-
-
-def give_up(call: Any) -> bool:  # noqa: ANN401
-    """Cancel a try, so that whoever writes to it learns of it; False if it had ended.
-
-    Who waits to write the first request to a call of grpc.aio (1.60 to 1.85) waits for ever if it
-    is cancelled before its metadata is on the way.
-    """
-    cancelled = bool(call.cancel())
-    sent = getattr(call, "_metadata_sent", None)
-    if isinstance(sent, asyncio.Event):
-        sent.set()
-    return cancelled
 
 
 def _tell(relays: list[Relay], number: int, _: object) -> None:

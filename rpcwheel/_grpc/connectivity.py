@@ -143,7 +143,8 @@ def _state_of(core: Any, try_to_connect: bool = False) -> int:  # noqa: ANN401, 
 
 def _owner_of(continuation: Any) -> Any:  # noqa: ANN401
     """What a continuation makes its calls with, the channel or something on top of it."""
-    aio = getattr(getattr(continuation, "func", None), "__self__", None)  # a partial of a method
+    function = getattr(continuation, "func", None)  # a partial: of a method, or of what is in one
+    aio = getattr(function, "__self__", None) or _free(function, "self")  # before grpcio 1.83
     if aio is not None:
         return aio
     return _free(getattr(_free(continuation, "self"), "_thunk", None), "self")

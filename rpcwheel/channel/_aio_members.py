@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import NotAtOnceError, ended, ended_by, failure_of
+from rpcwheel._grpc.aio_calls import NotAtOnceError, ended, ended_by, failure_of, has_ended
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel._grpc.aio_plain import PlainCall, plain_beginner
 from rpcwheel._grpc.connectivity import core_below
@@ -133,7 +133,7 @@ class Running:
             if self.kind.streams_requests:  # or grpc.aio may tell another status later
                 relay.finish(ended_by(self.kind, error), source=call)
                 return
-        relay.finish(call if error is None or call.done() else ended_by(self.kind, error))
+        relay.finish(call if error is None or has_ended(call) else ended_by(self.kind, error))
 
     def _goes_on(self, relay: Relay, error: grpc.aio.AioRpcError) -> bool:  # noqa: ARG002
         """Whether another try has been begun, or will be, after this failure."""

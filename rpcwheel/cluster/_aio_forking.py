@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import ended, status_of
+from rpcwheel._grpc.aio_calls import ended, failed_with, status_of
 from rpcwheel.call import Kind
 from rpcwheel.errors import ConfigurationError
 
@@ -78,7 +78,7 @@ class _Forked(_Unary):
                 raise error
             if not await several.source.look_again(several.left_ns()):
                 details = status_of(error).details()
-                raise grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, details=details)
+                raise failed_with(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
 
 class _Broadcast(_Unary):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by
+from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, failed_with
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel._grpc.aio_relay import cancels_of_task
 from rpcwheel._grpc.status import is_channel_closed
@@ -95,7 +95,7 @@ class OfCluster:
             is_late = now_ns >= until_ns
             if is_late or now_ns >= wait_ns or (refusal is not None and not patient):
                 code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else UNAVAILABLE
-                raise grpc.aio.AioRpcError(code, details=refusal or roster.too_late())
+                raise failed_with(code, refusal or roster.too_late())
             await self._change(min(until_ns, wait_ns))
 
     async def look_again(self, left_ns: int) -> bool:
@@ -240,6 +240,6 @@ async def answer_of(call: Any) -> tuple[Any, BaseException | None]:  # noqa: ANN
         if cancels_of_task() > cancels:
             raise
         code = grpc.StatusCode.CANCELLED  # it was: by an interceptor, or its channel's end
-        return None, grpc.aio.AioRpcError(code, details=CANCELLED_HERE)
+        return None, failed_with(code, CANCELLED_HERE)
     except Exception as error:  # noqa: BLE001 - of a foreign interceptor, too
         return None, error

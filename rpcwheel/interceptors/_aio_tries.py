@@ -21,6 +21,7 @@ from rpcwheel._grpc.aio_calls import (
     ended,
     ended_by,
     failure_of,
+    has_ended,
     refused_by,
     status_of,
 )
@@ -145,7 +146,7 @@ class Tries(Generic[Start, Options]):
         if error is None:
             relay.finish(call)
         elif not isinstance(error, grpc.RpcError):
-            relay.finish(call if call.done() else ended_by(self.kind, error))
+            relay.finish(call if has_ended(call) else ended_by(self.kind, error))
         elif not (self._member.rules.retry or self._member.answers):
             self._give(relay, call, error)
         else:  # not here: this is deep inside of grpc, and in nobody's context

@@ -11,7 +11,9 @@ from rpcwheel._grpc.aio_calls import (
     NotAtOnceError,
     ended,
     ended_by,
+    failed_with,
     failure_of,
+    has_ended,
     immediately,
     metadata_from,
     refused_by,
@@ -142,3 +144,20 @@ def test_a_refusal_by_a_queue_is_an_error_of_both_kinds(kind):
     assert (error.code(), error.trailing_metadata()) == (grpc.StatusCode.UNAVAILABLE, metadata)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.code()) == (type(error), str(error), error.code())
+
+
+def test_a_call_whose_end_is_what_an_interceptor_raised_has_ended():
+    class Intercepted:
+        """As of grpc.aio before 1.83."""
+
+        def done(self):
+            raise KeyError("a bug")
+
+    assert has_ended(Intercepted())
+    assert has_ended(ended(Kind.UNARY_UNARY, OK, ""))
+
+
+def test_a_failure_found_on_this_side_has_empty_metadata():
+    error = failed_with(grpc.StatusCode.UNAVAILABLE, "why")
+    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "why")
+    assert error.initial_metadata() == error.trailing_metadata() == grpc.aio.Metadata()

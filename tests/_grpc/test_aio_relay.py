@@ -364,3 +364,14 @@ async def test_a_task_that_goes_on_after_it_was_cancelled_has_been_so_once():
     asyncio.get_running_loop().call_soon(lambda: counts.append(cancels_of_task()))  # no task
     await asyncio.sleep(0)
     assert counts == [0, 1, 0]
+
+
+async def test_a_channel_can_be_closed_while_somebody_waits_for_a_relay(relay):
+    waiting = asyncio.create_task(relay.code())  # `self` of its frame: grpcio before 1.83 looks
+    await asyncio.sleep(0)
+    await grpc.aio.insecure_channel("127.0.0.1:1").close()
+    assert not hasattr(grpc.aio.Call, "_channel")
+    assert relay._channel is None  # what it asks there, first
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

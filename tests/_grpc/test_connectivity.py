@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 import grpc
 import pytest
@@ -220,3 +221,16 @@ def test_details_that_are_no_text_end_the_calls_too(shop):
     assert hang.begun.wait(PATIENCE)
     end_calls(channel, "no \udc80 more")
     assert future.exception().details() == "no \\udc80 more"
+
+
+def test_a_continuation_of_an_older_grpc_aio_shows_its_call_too():
+    class Call:
+        """As of grpc.aio before 1.83: what makes the call is a function in a method."""
+
+        def is_cut_off(self):
+            return True
+
+        def continuation(self):
+            return partial(lambda _: self, ())
+
+    assert is_cut_off(Call().continuation())

@@ -6,6 +6,7 @@ import pytest
 from fixtures.aio_clusters import InOrder, counts, states
 from fixtures.aio_doors import others, refused, until
 from fixtures.clusters import instance, nobody_at
+from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.aio import Kit
@@ -168,6 +169,7 @@ async def test_a_failure_of_any_is_raised_with_the_answers_of_the_others(shops, 
     assert (await call.code(), await call.details()) == (error.code(), error.details())
 
 
+@BUGS_OF_INTERCEPTORS
 async def test_what_an_interceptor_raises_is_the_error_of_its_member(shops):
     class Broken(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):

@@ -11,8 +11,9 @@ OWN, OTHER = "ipv4:127.0.0.1:1", "ipv4:10.0.0.7:1"
 OF_V6 = "ipv6:%5B::1%5D:1"
 
 
-def failure(details, **settings):
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, details=details, **settings)
+def failure(details, *trailing, code=grpc.StatusCode.UNAVAILABLE):
+    # Before grpcio 1.82 no metadata has a default.
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,8 @@ def test_ipv6_is_known_too():
     [
         failure("busy"),
         failure(None),
-        failure(WORDS.format(OWN), trailing_metadata=grpc.aio.Metadata(("a", "b"))),
-        grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, details=WORDS.format(OWN)),
+        failure(WORDS.format(OWN), ("a", "b")),
+        failure(WORDS.format(OWN), code=grpc.StatusCode.INTERNAL),
     ],
 )
 def test_without_the_words_nothing_is_sure(error):

@@ -17,6 +17,7 @@ from fixtures.aio_doors import (  # noqa: F401 - fixtures
     until,
 )
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, doors_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.interceptors import CallPolicy, aio
@@ -91,6 +92,7 @@ async def test_a_closed_channel_says_so_at_once(own):
         channel.unary_unary(UNARY_UNARY)(b"x")
 
 
+@doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
 @pytest.mark.parametrize("grace", [None, 0.1])
 async def test_to_close_the_channel_cancels_what_waits_for_a_retry(shop, doors, timer, grace):
     shop.then("UNAVAILABLE")
@@ -119,6 +121,7 @@ async def test_a_retry_that_finds_its_channel_closing_is_cancelled(shop, doors, 
     await closing
 
 
+@doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
 async def test_what_fails_while_the_channel_closes_waits_for_no_retry(shop, doors, timer):
     shop.then(hang := Hang())
     retry = RetryPolicy(on={"UNAVAILABLE", "CANCELLED"}, wait=30.0, budget=None)
