@@ -56,7 +56,7 @@ def test_a_close_delivers_what_it_can_and_returns_the_rest(invoker, events):
     (left,) = failback.close(drain=0.5)
     assert (left.args, left.reason) == (("stays",), "closed")
     assert far.calls == [("goes",)] * 2
-    assert isinstance(events[-1], CallsUndelivered)
+    assert any(isinstance(event, CallsUndelivered) for event in events)
     assert failback.pending == 0
 
 
@@ -122,7 +122,7 @@ def test_a_close_that_is_interrupted_still_reports(invoker, events, interrupt):
     interrupt()
     with pytest.raises(KeyboardInterrupt):
         failback.close(drain=60)
-    assert isinstance(events[-1], CallsUndelivered)
+    assert any(isinstance(event, CallsUndelivered) for event in events)
     assert failback.pending == 0
 
 

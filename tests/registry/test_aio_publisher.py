@@ -97,7 +97,7 @@ async def test_while_clients_hear_of_its_end_a_server_goes_on_and_is_not_found(
 
 async def test_no_call_fails_while_a_server_of_two_is_replaced(make_aio_shop, memory):
     def serve(name):
-        settings = {"port": 0, "lame_duck": 0.3}
+        settings = {"port": 0, "lame_duck": 1.0}
         return Publisher(make_aio_shop(name).server, memory, SERVICE, **settings)
 
     async with serve("a"), channel(f"{memory}/{SERVICE}") as to_service:

@@ -127,7 +127,7 @@ def test_that_it_drains_stands_there_for_a_while_for_those_who_look_now_and_then
 
 def test_no_call_fails_while_a_server_of_two_is_replaced(make_shop, memory):
     def serve(name):
-        settings = {"port": 0, "lame_duck": 0.3}
+        settings = {"port": 0, "lame_duck": 1.0}
         return Publisher(make_shop(name).server, memory, SERVICE, **settings)
 
     with serve("a"), channel(f"{memory}/{SERVICE}") as to_service:

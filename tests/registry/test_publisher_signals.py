@@ -34,7 +34,7 @@ def test_no_call_fails_in_a_rolling_restart_of_three_servers_under_load(url):
     """Each of one world is replaced by one of the other, which is started first."""
 
     def start(world):
-        return processes.enter_context(ServingProcess(world, url, lame_duck=0.3))
+        return processes.enter_context(ServingProcess(world, url, lame_duck=1.0))
 
     with contextlib.ExitStack() as processes, channel(f"{url}?service=shop.Orders") as to_service:
         old = [started(start(world)) for world in ("sync", "aio", "sync")]
