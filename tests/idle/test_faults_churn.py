@@ -1,5 +1,6 @@
 """Connections that come and go meanwhile, calls that race the end, and many threads at once."""
 
+import os
 import random
 import threading
 import time
@@ -37,7 +38,13 @@ def test_many_connections_that_come_and_go_leave_nothing(world):
         assert eventually(lambda: not served.peers())
         assert eventually(lambda: not world.check(served))
         assert eventually(lambda: not world.do(served.connections.snapshot))
-        assert eventually(lambda: not left_since(before)), left_since(before)
+        assert eventually(lambda: not leaked(before)), leaked(before)
+
+
+def leaked(before):
+    """What was opened since, but for the detector's own hand, which may have held a socket then."""
+    numbers = {number for number, _ in before}
+    return [one for one in left_since(before) if one[1] != os.devnull or one[0] not in numbers]
 
 
 def test_connections_are_closed_as_fast_as_they_come(world):

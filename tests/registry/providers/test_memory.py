@@ -51,7 +51,7 @@ def test_it_keeps_the_contract_in_manual_time(check, opened):
 
 @pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
 def test_it_keeps_the_contract_in_real_time(check):
-    check(lambda: open_provider("memory://real", Settings(0.3, 1.0)))
+    check(lambda: open_provider("memory://real", Settings(1.5, 2.0)))
 
 
 def test_what_is_not_renewed_vanishes_at_the_end_of_its_lease_and_is_told(opened, timer):
