@@ -16,7 +16,7 @@ INSTALLED := .venv/installed-$(call checksum,$(CC) $(CFLAGS) $(LDFLAGS))
 # What is compiled, and what decides how. (All else is live: the install is editable.)
 BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
 
-.PHONY: help demo test test-pure lint format types walls bench clean
+.PHONY: help demo test test-all test-rest test-pure lint format types walls bench clean
 .DELETE_ON_ERROR:
 
 help:                      ## this list
@@ -25,12 +25,18 @@ help:                      ## this list
 demo: $(INSTALLED)         ## kill a real gRPC server under calls, and see every one of them arrive
 	$(BIN)/python -m rpcwheel demo
 
-test: .venv/test           ## the whole test suite
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/test           ## unit and contract tests: Python and loopback sockets only
+	$(BIN)/python -m pytest $(ARGS) tests/unit tests/contract
 
-test-pure: .venv/test      ## the timer's tests again, over the pure form
+test-all: test test-rest test-pure  ## every test; starts the registry engines that are installed
+
+test-rest: .venv/test      ## faults, interop and legacy tests
+	$(BIN)/python -m pytest $(ARGS) tests/faults tests/interop tests/legacy
+
+test-pure: .venv/test      ## the timer tests with the pure Python form of the timer
 	RPCWHEEL_PURE=1 RPCWHEEL_EXPECT=pure $(BIN)/python -m pytest $(ARGS) \
-		tests/timer tests/test_house.py::test_the_wheel_runs_in_the_form_that_was_asked_for
+		tests/unit/timer tests/contract/timer \
+		tests/contract/test_house.py::test_the_wheel_runs_in_the_form_that_was_asked_for
 
 lint: .venv/dev            ## ruff: rules and layout
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 import pytest
 
 from fixtures.doors import DOORS, KINDS, REQUESTS
-from fixtures.timers import eventually
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import CallPolicy
@@ -16,13 +16,13 @@ pytestmark = [
 ALL = b"".join(REQUESTS)
 EVERY = pytest.mark.parametrize("kind", KINDS)
 RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
-PATIENT = CallPolicy(timeout=20, retry=RETRY, idempotent=True)
+PATIENT = CallPolicy(timeout=WAIT_S, retry=RETRY, idempotent=True)
 
 
 @EVERY
 def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_door, door, kind):
     call = go_shop.script()
-    done = open_door(door, go_shop.target, CallPolicy(timeout=20)).call(
+    done = open_door(door, go_shop.target, CallPolicy(timeout=WAIT_S)).call(
         kind, metadata=call.metadata, timeout=None
     )
     assert (done.answer, done.code) == (ALL, "OK")
@@ -45,7 +45,7 @@ def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_door, door, kin
 @EVERY
 def test_a_method_that_is_not_idempotent_is_not_called_again(go_shop, open_door, door, kind):
     call = go_shop.script("UNAVAILABLE")
-    done = open_door(door, go_shop.target, CallPolicy(timeout=20, retry=RETRY)).call(
+    done = open_door(door, go_shop.target, CallPolicy(timeout=WAIT_S, retry=RETRY)).call(
         kind, metadata=call.metadata
     )
     assert (done.answer, done.code) == (b"", "UNAVAILABLE")
@@ -85,7 +85,7 @@ def test_a_call_that_hangs_ends_at_its_deadline_on_both_sides(go_shop, open_door
 @pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
 def test_a_silent_stream_is_cut_after_its_first_message(go_shop, open_door, door, kind):
     call = go_shop.script("silent")
-    policy = CallPolicy(timeout=DeadlinePolicy(timeout=20, message_timeout=0.2))
+    policy = CallPolicy(timeout=DeadlinePolicy(timeout=WAIT_S, message_timeout=0.2))
     done = open_door(door, go_shop.target, policy).call(kind, metadata=call.metadata)
     assert (done.messages[0], len(done.messages)) == (ALL[:1], 1)
     assert (done.code, done.details) == (
@@ -100,7 +100,7 @@ def test_a_cancel_reaches_the_server(go_shop, open_door, door, kind):
     call = go_shop.script("hang")
     done = open_door(door, go_shop.target, PATIENT).cancel(
         kind,
-        lambda: eventually(lambda: go_shop.attempts(call, ended=False)),
+        lambda: wait_until(lambda: go_shop.attempts(call, ended=False)),
         metadata=call.metadata,
     )
     assert (done.messages, done.code) == ([], "CANCELLED")

@@ -5,14 +5,14 @@ import pytest
 
 from fixtures.doors import DOORS, KINDS, REQUESTS, AioChannelDoor, SyncDoor
 from fixtures.shop import Fail, Hang
-from fixtures.timers import eventually
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.deadline import RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import CallPolicy
 
 ALL = b"".join(REQUESTS)
 RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
-PATIENT = CallPolicy(timeout=20, retry=RETRY, idempotent=True)
+PATIENT = CallPolicy(timeout=WAIT_S, retry=RETRY, idempotent=True)
 
 PACKAGES = {"opentelemetry": {"sync", "aio"}, "grpc_interceptor": {"sync"}}
 """Whose, and the worlds for which they have a client."""
@@ -78,7 +78,7 @@ class Passage:
     def saw(self, *, before: list[str], behind: list[str]) -> bool:
         """Whether they come to see the calls that those see who stand there."""
         wanted = before if self.place == "outer" else behind
-        return eventually(lambda: self.theirs.seen == wanted)
+        return wait_until(lambda: self.theirs.seen == wanted)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_future_calls_back_when_it_is_answered(passage, shop):
     told = []
     done = passage.open(PATIENT).future(passage.kind, told.append)
     assert (done.answer, done.code) == (ALL, "OK")
-    assert eventually(lambda: told)
+    assert wait_until(lambda: told)
     assert isinstance(told[0], grpc.Future)
     assert (told[0].result(), told[0].code()) == (ALL, grpc.StatusCode.OK)
 
@@ -159,5 +159,5 @@ def test_a_future_calls_back_when_it_has_failed(passage, shop):
     told = []
     done = passage.open(PATIENT).future(passage.kind, told.append)
     assert (done.messages, done.code) == ([], "NOT_FOUND")
-    assert eventually(lambda: told)
+    assert wait_until(lambda: told)
     assert told[0].code() is grpc.StatusCode.NOT_FOUND

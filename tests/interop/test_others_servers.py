@@ -7,7 +7,7 @@ import pytest
 from scenarios.served import KINDS, ONE_ANSWER, aio_answering, answering, ask, handler
 
 from fixtures.small_servers import aio_serving, serving
-from fixtures.timers import eventually, until
+from fixtures.waiting import aio_wait_until, wait_until
 from rpcwheel.deadline import current_deadline
 from rpcwheel.interceptors import CallPolicy, aio, sync
 
@@ -68,7 +68,7 @@ def test_a_handler_sees_its_deadline(theirs, first, kind):
     with serving(served, interceptors=in_order(first, theirs, "sync")) as target:
         (left,) = ask(target, kind, timeout=TIMEOUT)
     assert 0 < float(left) < TIMEOUT * 1.02  # gRPC rounds up what it sends
-    assert eventually(lambda: theirs.seen == ["OK"])
+    assert wait_until(lambda: theirs.seen == ["OK"])
 
 
 async def test_an_aio_handler_sees_its_deadline(theirs, first, kind):
@@ -77,7 +77,7 @@ async def test_an_aio_handler_sees_its_deadline(theirs, first, kind):
         (left,) = await asyncio.to_thread(ask, target, kind, timeout=TIMEOUT)  # as an answer may
         # come while it still sends, a client of grpc.aio may make up an error
         assert 0 < float(left) < TIMEOUT * 1.02
-        await until(lambda: theirs.seen == ["OK"])
+        await aio_wait_until(lambda: theirs.seen == ["OK"])
 
 
 def test_an_abort_comes_out_as_it_is(theirs, first, kind):
@@ -88,7 +88,7 @@ def test_an_abort_comes_out_as_it_is(theirs, first, kind):
     ):
         ask(target, kind)
     assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-    assert eventually(lambda: theirs.seen == ["NOT_FOUND"])
+    assert wait_until(lambda: theirs.seen == ["NOT_FOUND"])
 
 
 async def test_an_aio_abort_comes_out_as_it_is(theirs, first, kind):
@@ -97,4 +97,4 @@ async def test_an_aio_abort_comes_out_as_it_is(theirs, first, kind):
         with pytest.raises(grpc.RpcError, match="no such order") as failed:
             await asyncio.to_thread(ask, target, kind)  # a client of grpc.aio may make up another
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-        await until(lambda: theirs.seen == ["NOT_FOUND"])
+        await aio_wait_until(lambda: theirs.seen == ["NOT_FOUND"])

@@ -17,6 +17,7 @@ from fixtures.shop import (
     Fail,
     Hang,
 )
+from fixtures.waiting import WAIT_S
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import CallPolicy
@@ -72,9 +73,9 @@ class Scenario:
 
 
 COMMON = {
-    "plain": {"timeout": DeadlinePolicy(timeout=20.0, slow_after=15.0)},
+    "plain": {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_after=15.0)},
     "all": {
-        "timeout": DeadlinePolicy(timeout=20.0, slow_after=15.0, message_timeout=10.0),
+        "timeout": DeadlinePolicy(timeout=WAIT_S, slow_after=15.0, message_timeout=10.0),
         "retry": RetryPolicy(on="UNAVAILABLE", wait=0.01, budget=None),
         "idempotent": True,
     },

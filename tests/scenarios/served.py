@@ -4,13 +4,11 @@ import grpc
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import METHOD
+from fixtures.waiting import WAIT_S
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 ONE_ANSWER = ["unary_unary", "stream_unary"]
 STREAMS = ["unary_stream", "stream_stream"]
-
-PATIENCE = 20.0
-"""Seconds. Nothing that works takes a tenth of it."""
 
 ROUNDED = 1.02
 """A client of grpc rounds up the timeout that it sends, by at most a hundredth."""
@@ -45,7 +43,7 @@ def aio_answering(kind, look):
     return unary if kind in ONE_ANSWER else stream
 
 
-def begin(channel, kind, request=b"x", *, timeout=PATIENCE):
+def begin(channel, kind, request=b"x", *, timeout=WAIT_S):
     """Begin a call of grpc or grpc.aio; gives a future, or a stream of answers."""
     method = getattr(channel, kind)(METHOD)
     given = iter([request]) if kind.startswith("stream") else request
@@ -54,14 +52,14 @@ def begin(channel, kind, request=b"x", *, timeout=PATIENCE):
     return method(given, timeout=timeout)
 
 
-def ask(target, kind, request=b"x", *, timeout=PATIENCE):
+def ask(target, kind, request=b"x", *, timeout=WAIT_S):
     """Make a call; gives its answers in a list."""
     with grpc.insecure_channel(target, options=IMPATIENT) as channel:
         call = begin(channel, kind, request, timeout=timeout)
         return [call.result()] if kind in ONE_ANSWER else list(call)
 
 
-async def aio_ask(target, kind, request=b"x", *, timeout=PATIENCE):  # noqa: ASYNC109 - the call's
+async def aio_ask(target, kind, request=b"x", *, timeout=WAIT_S):  # noqa: ASYNC109 - the call's
     """Make a call of grpc.aio; gives its answers in a list."""
     async with grpc.aio.insecure_channel(target, options=IMPATIENT) as channel:
         call = begin(channel, kind, request, timeout=timeout)

@@ -1,0 +1,123 @@
+"""Many replacements under many calls: none of them fails, and nothing is left."""
+
+import asyncio
+import gc
+
+import grpc
+import pytest
+
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, tries_of
+from fixtures.aio_doors import others
+from fixtures.leaks import descriptors
+from fixtures.shop import UNARY_UNARY, Silent
+from fixtures.small_servers import METHOD, aio_serving
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel import RetryPolicy, aio
+from rpcwheel.channel.aio import ReconnectingChannel
+from rpcwheel.observe import CallNotRetried, ConnectionReplaced
+
+try:
+    import uvloop
+except ImportError:  # not on Windows
+    uvloop = None
+else:
+    uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps (signal.c)
+
+TASKS = 8
+REPLACEMENTS = 200
+
+
+async def storm(channel):
+    """Replace the connection under busy tasks; gives what went wrong, and how many went well."""
+    stub, wrong, well, over = Stub(channel), [], 0, False
+
+    async def work(number):
+        nonlocal well
+        kind, style = KINDS[number % 4], list(STYLES.values())[number // 4]
+        while not over:
+            try:
+                answer = await style(stub, kind)
+            except BaseException as error:
+                wrong.append(error)
+                raise
+            if answer != ANSWERS[kind]:
+                wrong.append(answer)
+            well += 1
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(TASKS):
+            group.create_task(work(number))
+        for _ in range(REPLACEMENTS):
+            await asyncio.sleep(0.002)
+            assert channel.replace("to and fro", force=True)
+        over = True
+    return wrong, well
+
+
+async def test_no_call_fails_and_nothing_is_left(channel):
+    before = len(descriptors()), len(others())
+    wrong, well = await storm(channel)
+    assert (wrong, channel.number, channel.calls) == ([], REPLACEMENTS + 1, 0)
+    assert well > TASKS
+    await channel.close()
+    await aio_wait_until(lambda: not channel.links.draining and (gc.collect() or True))
+    await aio_wait_until(lambda: len(descriptors()) <= before[0])
+    await aio_wait_until(lambda: len(others()) == before[1])
+
+
+@pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
+def test_it_is_the_same_on_uvloop(shop, timer):
+    async def main():
+        async with ReconnectingChannel(shop.target, timer=timer) as channel:
+            wrong, well = await storm(channel)
+            assert (wrong, channel.calls, well > TASKS) == ([], 0, True)
+            shop.then(Silent())
+            call = Stub(channel).unary_stream(b"x")
+            waiting = asyncio.create_task(call.read())
+            await asyncio.sleep(0.05)
+            assert channel.replace("it is dead", drain=0, force=True)
+            with pytest.raises(grpc.aio.AioRpcError, match="it is dead"):
+                await asyncio.wait_for(waiting, 20)
+
+    uvloop.run(main())
+
+
+# Retry's proof that nothing was sent
+
+
+async def test_a_call_that_found_no_connection_is_tried_again(shop, make):
+    kit = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0))
+    channel = make(target="127.0.0.1:1")
+    member = kit.intercept_channel(channel).unary_unary(UNARY_UNARY)
+    tries = tries_of(channel)
+    for _ in range(2):
+        with pytest.raises(grpc.aio.AioRpcError, match="failed to connect"):
+            await member(b"x")
+    assert len(tries) > 2
+    assert channel.is_cut_off()
+
+
+async def test_one_on_an_old_connection_proves_nothing_by_the_new_one(make, events):
+    """A server that hands on its upstream's failure says the words of a call never sent."""
+    begun, gate = [], asyncio.Event()
+
+    async def fail(request, context):
+        begun.append(request)
+        await gate.wait()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+
+    async with aio_serving(grpc.unary_unary_rpc_method_handler(fail)) as target:
+        targets = [target, "127.0.0.1:1"]
+        made = make(connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), options))
+        kit = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0))
+        call = kit.intercept_channel(kit.intercept_channel(made)).unary_unary(METHOD)(b"x")
+        await aio_wait_until(lambda: begun)
+        made.replace()
+        made.get_state(try_to_connect=True)
+        failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        await aio_wait_until(lambda: made.get_state() is failing)
+        gate.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="failed to connect"):
+            await call
+    told = [type(event) for event in events]
+    assert told == [ConnectionReplaced, CallNotRetried, CallNotRetried]  # by neither of the kits

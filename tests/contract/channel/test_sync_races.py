@@ -1,0 +1,335 @@
+"""Calls, replacements and closing from many threads at once: each call once, nothing left."""
+
+import itertools
+import threading
+import time
+from functools import partial
+
+import grpc
+import pytest
+
+from fixtures.leaks import descriptors, settle
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.timers import hasty_threads, run_threads  # noqa: F401
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._grpc.connectivity import state_below
+from rpcwheel.channel import ReconnectingChannel
+from rpcwheel.observe import ConnectionReplaced
+
+ENDED = {
+    ("UNAVAILABLE", "connection replaced: race"),
+    ("UNAVAILABLE", "Stream removed (connection replaced: race)"),
+}
+"""In our words, or in those of grpc's core for a call that has only just begun."""
+
+CLOSED = {
+    "Cannot invoke RPC on closed channel!",
+    ("CANCELLED", "Channel closed!"),
+    ("CANCELLED", "Stream removed (Channel closed!)"),
+}
+
+
+@pytest.fixture
+def channel(shop, timer):
+    def others():
+        """Threads but those of the server, whose pool grows."""
+        return {one for one in threading.enumerate() if not one.name.startswith("shop")}
+
+    before, threads = descriptors(), others()
+    with ReconnectingChannel(shop.target, backoff=0, timer=timer) as channel:
+        yield channel
+    assert wait_until(lambda: channel.calls == 0)
+    assert not settle(lambda: sorted(descriptors() - before))
+    assert not settle(lambda: list(others() - threads))
+    assert timer.pending == 0
+
+
+def end_of(call):
+    """What the caller sees of it."""
+    try:
+        return call()
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+    except ValueError as error:
+        return str(error)
+
+
+def calls_of(channel, serializer=None):
+    unary = channel.unary_unary(UNARY_UNARY, serializer)
+    pulled = channel.unary_stream(UNARY_STREAM, serializer)
+    pushed = channel.stream_unary(STREAM_UNARY)
+    both = channel.stream_stream(STREAM_STREAM)
+    return (
+        lambda: unary(b"ab"),
+        lambda: unary.future(b"ab").result(),
+        lambda: b"".join(pulled(b"ab")),
+        lambda: pushed(iter([b"a", b"b"])),
+        lambda: b"".join(both(iter([b"a", b"b"]))),
+    )
+
+
+def test_no_call_notices_200_replacements_and_each_is_made_once(shop, channel):
+    done, made, errors = threading.Event(), [], []
+
+    def replace():
+        try:
+            for _ in range(200):
+                assert channel.replace(force=True)
+                before = len(made)
+                assert wait_until(lambda before=before: len(made) > before or errors)
+        finally:
+            done.set()
+
+    def call():
+        try:
+            while not done.is_set():
+                for one in calls_of(channel):
+                    assert one() == b"ab"
+                    made.append(1)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    run_threads(replace, *[call] * 8)
+    assert channel.number == 201
+    assert len(shop.calls) == len(made) > 200
+    assert len({seen.peer for seen in shop.calls}) > 100  # some see no call that begins
+
+
+def test_a_call_is_never_lost_between_a_connection_and_the_next(channel, hasty_threads):  # noqa: F811
+    """Ended without time to drain: then a call may end with UNAVAILABLE, and with nothing else."""
+    done, ends = threading.Event(), []
+
+    def replace():
+        try:
+            for _ in range(100):
+                channel.replace("race", drain=0, force=True)
+        finally:
+            done.set()
+
+    def call():
+        while not done.is_set():
+            ends.extend(end_of(one) for one in calls_of(channel))
+
+    run_threads(replace, call, call, call)
+    assert set(ends) <= {b"ab", *ENDED}
+
+
+class Closes(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Has the connection closed that a call is about to be made on."""
+
+    def __init__(self, options, shop) -> None:
+        self._options, self._shop = options, shop
+        self.inner = grpc.insecure_channel(shop.target, options)
+        self.channel = None  # ours, if it is to be done
+
+    def close_under_call(self) -> None:
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.replace(force=True, drain=0)
+            shutdown = grpc.ChannelConnectivity.SHUTDOWN
+            assert wait_until(lambda: state_below(self.inner) is shutdown)
+
+    def intercept_unary_unary(self, continuation, details, request):
+        self.close_under_call()
+        return continuation(details, request)
+
+    intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = (
+        intercept_unary_unary
+    )
+
+
+@pytest.mark.parametrize(
+    ("intercepted", "way"),
+    [(False, 0), (False, 1), (False, 2), *((True, way) for way in range(5))],
+)  # grpc makes the first message of a request stream after the call has begun
+def test_a_call_whose_connection_closes_as_it_begins_is_made_on_the_next(shop, way, intercepted):
+    made = []
+
+    def connect(options):
+        made.append(Closes(options, shop))
+        return grpc.intercept_channel(made[-1].inner, *made[-1:] * intercepted)
+
+    with ReconnectingChannel("shop", connect=connect) as channel:
+        made[0].channel = channel
+        close = made[0].close_under_call
+        call = calls_of(channel, None if intercepted else lambda text: close() or text)[way]
+        assert call() == b"ab"
+    assert len(shop.calls) == 1
+    assert len(made) == 2
+
+
+class Slow(grpc.Channel):
+    """Takes its time to make a multi-callable, and looks whether it is closed meanwhile."""
+
+    def __init__(self, inner) -> None:
+        self._channel = inner
+        self.making, self.closed = threading.Event(), []
+
+    def unary_unary(self, *args, **options):
+        self.making.set()
+        looks = (state_below(self._channel) for _ in iter(partial(time.sleep, 0.01), 1))
+        states = itertools.islice(looks, 20)
+        self.closed.append(grpc.ChannelConnectivity.SHUTDOWN in states)
+        return self._channel.unary_unary(*args, **options)
+
+    unary_stream = stream_unary = stream_stream = None
+    subscribe = unsubscribe = __enter__ = __exit__ = None
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def test_a_channel_is_not_closed_while_something_is_made_of_it(shop):
+    """`_registered_method` on a closed channel of grpcio 1.85 ends the whole process."""
+    made = []
+
+    def connect(options):
+        made.append(Slow(grpc.insecure_channel(shop.target, options)))
+        return made[-1]
+
+    with ReconnectingChannel("shop", connect=connect) as channel:
+
+        def replace():
+            assert made[0].making.wait(WAIT_S)
+            channel.replace(drain=0)
+
+        run_threads(replace, lambda: end_of(lambda: channel.unary_unary(UNARY_UNARY)(b"x")))
+        assert made[0].closed == [False]
+        closed = channel._switch.enter()
+        channel.replace(drain=0, force=True)
+        with pytest.raises(ValueError, match="closed channel"):
+            channel._switch.make(closed, "key", pytest.fail)
+        channel._switch.leave(closed)
+
+
+def test_many_who_replace_one_connection_replace_it_once(channel, events):
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    gate, answers = threading.Barrier(8), []
+    inside = channel._switch._connect
+
+    def connect():
+        gate.wait(WAIT_S)  # all have asked the backoff before
+        return inside()
+
+    channel._switch._connect = connect
+    run_threads(*[lambda: answers.append(channel.replace())] * 8)
+    channel._switch._connect = inside
+    assert sorted(answers) == [False] * 7 + [True]
+    assert (channel.number, len(events)) == (2, 1)
+
+
+def test_each_forced_replacement_is_one(channel, events):
+    run_threads(*[lambda: channel.replace(force=True)] * 8)
+    assert channel.number == 9
+    assert sorted(event.number for event in events) == [*range(2, 10)]
+
+
+# A thread of grpc's that begins to poll for the state of a channel just closed raises.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("drain", [None, 0, 5])
+def test_closing_amid_calls_and_replacements_ends_in_one_state(shop, channel, drain, events):
+    ends = []
+
+    def replace():
+        while channel.replace("race", drain=drain, force=True):
+            pass
+        assert channel.closed
+
+    def call():
+        for _ in iter(lambda: channel.closed, True):
+            ends.extend(end_of(one) for one in calls_of(channel))
+
+    def close():
+        assert wait_until(lambda: channel.number > 20)
+        channel.close()
+
+    def subscribe():
+        told = []
+        while not channel.closed:
+            channel.subscribe(told.append, try_to_connect=True)
+            channel.unsubscribe(told.append)
+
+    run_threads(replace, replace, call, call, close, close, subscribe)
+    assert set(ends) <= {b"ab", *ENDED, *CLOSED}
+    assert not channel.replace(force=True)
+    assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+    numbers = [event.number for event in events if isinstance(event, ConnectionReplaced)]
+    assert sorted(numbers) == [*range(2, channel.number + 1)]
+
+
+def test_closing_wakes_all_who_wait(shop, channel):
+    hangs = [Hang() for _ in range(4)]
+    shop.then(*hangs)
+    ends = []
+
+    def wait():
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(UNARY_UNARY)(b"x")
+        ends.append(caught.value.code())
+
+    def close():
+        assert wait_until(lambda: all(hang.begun.is_set() for hang in hangs))
+        channel.replace(drain=WAIT_S)
+        channel.close()
+
+    run_threads(wait, wait, wait, wait, close)
+    assert ends == [grpc.StatusCode.CANCELLED] * 4
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_connect_that_hangs_holds_up_neither_calls_nor_closing(shop, closes):
+    hangs, goes_on, made = threading.Event(), threading.Event(), []
+
+    def connect(options):
+        if made:
+            hangs.set()
+            assert goes_on.wait(WAIT_S)
+        made.append(grpc.insecure_channel(shop.target, options))
+        return made[-1]
+
+    with ReconnectingChannel("shop", connect=connect) as channel:
+        call = channel.unary_unary(UNARY_UNARY)
+
+        def meanwhile():
+            assert hangs.wait(WAIT_S)
+            assert call(b"x") == b"x"
+            assert channel.number == 1
+            if closes:
+                channel.close()
+            goes_on.set()
+
+        answers = []
+        run_threads(lambda: answers.append(channel.replace()), meanwhile)
+        assert answers == [not closes]
+        if not closes:
+            assert (call(b"y"), channel.number) == (b"y", 2)
+    for inner in made:  # the one that came too late, too; a worker closes what was replaced
+        assert wait_until(lambda: is_closed(inner))  # noqa: B023
+
+
+def is_closed(channel):
+    try:
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    except ValueError as error:
+        return "closed" in str(error) or "replaced" in str(error)
+    except grpc.RpcError:
+        return False  # it was being closed
+    return False
+
+
+def test_a_subscribed_channel_is_replaced_in_silence(channel, capfd):
+    """grpc's thread raises if its channel is closed while it polls (grpc #18995)."""
+    told = []
+    channel.subscribe(told.append, try_to_connect=True)
+    for _ in range(30):
+        channel.replace(force=True)
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    channel.close()
+    assert wait_until(lambda: threading.active_count() < 30)
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,126 @@
+"""The jobs that go on until Ctrl-C, as processes, on a registry in a file and on etcd."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry import RegistryPolicy, open_registry
+
+ALONE = RegistryPolicy(snapshot=False)
+
+
+@contextmanager
+def job(*words):
+    """One that runs; gives its process, whose first line has been read."""
+    command = [sys.executable, "-W", "error", "-m", "rpcwheel", "registry", *words]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process, signum):
+    """Tell it to end; gives the status, and what it has still said."""
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in err
+    return process.returncode, out
+
+
+def instance(**values):
+    return ServiceInstance(**{"service": "shop.Orders", "host": "10.0.0.7", "port": 50051} | values)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite://{tmp_path / 'shop.db'}"
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_register_publishes_until_it_is_told_to_end_and_then_withdraws(url, signum, status) -> None:
+    told = ["--weight", "7", "--zone", "b", "--meta", "a=1", "--meta", "b=x=y", "--version", "v2"]
+    words = [url, "shop.Orders", "10.0.0.7:50051", "--lease", "60", "--tls", "--group", "g", *told]
+    with open_registry(url, policy=ALONE) as registry, job("register", *words) as process:
+        assert process.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051 at")
+        (one,) = registry.lookup("shop.Orders").instances
+        expected = instance(weight=7, zone="b", metadata={"a": "1", "b": "x=y"}, version="v2",
+                            group="g", protocol="grpcs", epoch=one.epoch,
+                            started_at=one.started_at)  # fmt: skip
+        assert one == expected
+        assert one.started_at > 0
+        assert ended(process, signum) == (status, "withdrawn shop.Orders/10.0.0.7:50051\n")
+        assert registry.lookup("shop.Orders").instances == ()  # long before the lease is over
+
+
+def test_watch_tells_what_comes_changes_and_goes(url) -> None:
+    with open_registry(url, policy=ALONE) as registry:
+        registry.register(instance(id="a"), wait=5.0)
+        with job("watch", url, "shop.Orders") as process:
+            lines = [process.stdout.readline()]
+            two = registry.register(instance(id="b"))
+            lines.append(process.stdout.readline())
+            two.update(weight=1)
+            lines.append(process.stdout.readline())
+            two.update(status="DRAINING")
+            lines.append(process.stdout.readline())
+            two.unregister()
+            lines.append(process.stdout.readline())
+            assert ended(process, signal.SIGINT) == (130, "")
+    assert [line.rstrip() for line in lines] == [
+        "= shop.Orders a (10.0.0.7:50051) there: UP, weight 100",
+        "+ shop.Orders b (10.0.0.7:50051) came: UP, weight 100",
+        "~ shop.Orders b (10.0.0.7:50051) changed: weight 100 -> 1",
+        "~ shop.Orders b (10.0.0.7:50051) changed: status UP -> DRAINING",
+        "- shop.Orders b (10.0.0.7:50051) gone",
+    ]
+
+
+def test_a_server_that_never_answers_is_given_up_and_told_of_in_one_line() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        place = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        with job("ls", place, "shop.Orders", "--timeout", "0.3") as process:
+            _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    (line,) = told.splitlines()  # and none of the log
+    assert line.endswith("Timeout reading from socket")  # which is more than: no answer yet
+
+
+def test_on_etcd_too_and_a_registry_that_goes_and_comes_is_told_of_and_healed() -> None:
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    with EtcdEngine() as etcd:
+        register = ["register", etcd.url("shop.Orders"), "10.0.0.7:50051", "--lease", "2"]
+        with job(*register) as publisher:
+            assert publisher.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051")
+            with job("watch", etcd.url(), "shop.Orders", "--json") as watcher:
+                told = [json.loads(watcher.stdout.readline())]
+                etcd.wipe()
+                assert any("published again" in line for line in publisher.stdout)
+                while told[-1]["event"] != "found":
+                    told.append(json.loads(watcher.stdout.readline()))
+                assert ended(watcher, signal.SIGINT)[0] == 130
+            assert told[0]["event"] == "there"
+            assert "lost" in [one["event"] for one in told]
+            assert "gone" not in [one["event"] for one in told]  # held, until it is back
+            with open_registry(etcd.url(), policy=ALONE) as registry:
+                assert wait_until(lambda: registry.lookup("shop.Orders").instances)
+                assert ended(publisher, signal.SIGTERM)[0] == 143
+                assert registry.lookup("shop.Orders").instances == ()

@@ -1,0 +1,235 @@
+"""Heartbeats for channels of `grpc`: what is on which thread."""
+
+import contextlib
+import threading
+import time
+
+import grpc
+import pytest
+
+from fixtures.heartbeat_twins import CHECK, NOT_SERVING, SERVING, STRICT, SyncTwin
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.channel import ReconnectingChannel
+from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
+from rpcwheel.heartbeat.sync import BOOKS
+from rpcwheel.observe import add_sink, remove_sink
+from rpcwheel.timer import WheelTimer
+
+
+@pytest.fixture
+def twin():
+    return SyncTwin()
+
+
+class Spy(HealthProbe):
+    """A probe of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = []
+
+    def judge(self, response):
+        self.threads.append(threading.current_thread().name)
+        return super().judge(response)
+
+
+class Slow(grpc.UnaryUnaryClientInterceptor):
+    """An interceptor of the user's that takes its time."""
+
+    def __init__(self):
+        self.threads = []
+        self.gate = threading.Event()
+
+    def intercept_unary_unary(self, continuation, details, request):
+        self.threads.append(threading.current_thread().name)
+        self.gate.wait(WAIT_S)
+        return continuation(details, request)
+
+
+def test_a_manager_is_a_context_manager(channel, timer):
+    with HeartbeatManager(timer) as manager:
+        heartbeat = manager.attach(channel)
+    assert heartbeat.state is HeartbeatState.CLOSED
+    assert timer.pending == 0
+
+
+def test_a_probe_of_the_user_s_is_asked_on_a_worker(channel, manager):
+    probe = Spy()
+    heartbeat = manager.attach(channel, probe=probe)
+    heartbeat.beat()
+    assert wait_until(lambda: heartbeat.answered == 1)
+    assert probe.threads[0].startswith("rpcwheel-worker")
+
+
+def test_listeners_are_called_on_workers_whoever_changes_the_state(channel, manager):
+    threads = []
+    heartbeat = manager.attach(channel)
+    heartbeat.add_listener(lambda *_: threads.append(threading.current_thread().name))
+    heartbeat.beat()
+    assert wait_until(lambda: heartbeat.answered == 1)
+    heartbeat.detach()
+    assert wait_until(lambda: len(threads) == 3)
+    assert all(name.startswith("rpcwheel-worker") for name in threads)
+
+
+def test_the_user_s_interceptors_run_on_a_worker_and_don_t_stop_the_timer(asked):
+    slow = Slow()
+    with (
+        WheelTimer(name="t") as timer,
+        HeartbeatManager(timer, interval=0.05) as manager,
+        contextlib.ExitStack() as opened,
+    ):
+
+        def connect(options):
+            return grpc.intercept_channel(grpc.insecure_channel(asked.target, options), slow)
+
+        several = [
+            opened.enter_context(ReconnectingChannel(asked.target, connect=connect))
+            for _ in range(6)
+        ]
+        for stuck in map(manager.attach, several):
+            stuck.beat()
+        free = manager.attach(opened.enter_context(ReconnectingChannel(asked.target)))
+        free.beat()
+        assert wait_until(lambda: len(slow.threads) == 6 and free.answered >= 3)
+        assert slow.threads[0].startswith("rpcwheel-worker")
+        assert stuck.answered == 0
+        slow.gate.set()
+
+
+def test_sinks_and_listeners_that_hang_do_not_stop_the_timer(asked):
+    gate, threads = threading.Event(), set()
+
+    def sink(event):
+        threads.add(threading.current_thread().name)
+        gate.wait(WAIT_S)
+
+    add_sink(sink)
+    try:
+        with (
+            WheelTimer(name="t") as timer,
+            HeartbeatManager(timer, interval=0.2) as manager,
+            ReconnectingChannel(asked.target) as channel,
+        ):
+            heartbeat = manager.attach(channel)
+            heartbeat.add_listener(lambda *_: gate.wait(WAIT_S))
+            heartbeat.beat()
+            assert wait_until(lambda: heartbeat.answered >= 4)
+            gate.set()
+    finally:
+        gate.set()
+        remove_sink(sink)
+    assert all(name.startswith("rpcwheel-worker") for name in threads)
+
+
+def test_a_replacement_runs_on_a_worker(asked, channel, manager, timer):
+    threads, real = [], channel.replace
+
+    def replace(*args, **options):
+        threads.append(threading.current_thread().name)
+        return real(*args, **options)
+
+    channel.replace = replace
+    asked.answer = NOT_SERVING
+    heartbeat = manager.attach(channel, probe=STRICT)
+    heartbeat.beat()
+    while not threads:
+        timer.advance(1)
+        assert wait_until(lambda: heartbeat._timeout is not None and not heartbeat._core.waiting)
+    assert threads[0].startswith("rpcwheel-worker")
+
+
+def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
+    seen = []
+
+    class Watch(grpc.UnaryUnaryClientInterceptor):
+        def intercept_unary_unary(self, continuation, details, request):
+            seen.append((details.method, list(details.metadata), details.wait_for_ready))
+            return continuation(details, request)
+
+    def connect(options):
+        bare = grpc.insecure_channel(asked.target, options)
+        return grpc.intercept_channel(bare, Watch())
+
+    with (
+        ReconnectingChannel(asked.target, connect=connect) as channel,
+        HeartbeatManager(timer) as manager,
+    ):
+        heartbeat = manager.attach(channel)
+        heartbeat.beat()
+        assert wait_until(lambda: heartbeat.answered == 1)
+        assert channel.replace(force=True)
+        timer.advance(121.0)
+        assert wait_until(lambda: heartbeat.answered == 2)
+    mark = [("rpcwheel-heartbeat", "1")]
+    # Patient with the new connection. A third follows if the answer came while time was moved.
+    assert seen[:2] == [(CHECK, mark, None), (CHECK, mark, True)]
+    assert asked.answer == SERVING
+
+
+def test_many_heartbeats_at_once_share_a_few_threads(asked, timer):
+    """Sinks that take their time, and misses of all: a thread for each would be a thousand."""
+    most, many = 12, 80
+    peak, told = [], []
+
+    def sink(event):
+        told.append(event)
+        peak.append(sum(one.name.startswith("rpcwheel-worker") for one in threading.enumerate()))
+        time.sleep(0.01)
+
+    asked.answer = NOT_SERVING
+    with contextlib.ExitStack() as opened:
+        manager = opened.enter_context(HeartbeatManager(timer, probe=STRICT))
+        channels = [opened.enter_context(ReconnectingChannel(asked.target)) for _ in range(many)]
+        add_sink(sink)
+        opened.callback(remove_sink, sink)
+        heartbeats = [manager.attach(channel) for channel in channels]
+        for heartbeat in heartbeats:
+            heartbeat.beat()
+        assert wait_until(lambda: all(heartbeat.misses for heartbeat in heartbeats))
+        assert wait_until(lambda: len(told) >= many)
+    assert max(peak) <= most
+
+
+def test_heartbeats_that_are_due_together_are_sent_by_one_worker_and_start_no_other(asked, timer):
+    senders, started = [], []
+    with contextlib.ExitStack() as opened:
+        manager = opened.enter_context(HeartbeatManager(timer, interval=60.0))
+        channels = [opened.enter_context(ReconnectingChannel(asked.target)) for _ in range(8)]
+        for channel in channels:
+            sends = channel.heartbeat_call(CHECK)
+
+            def heartbeat_call(_, sends=sends):
+                senders.append(threading.get_ident())
+                time.sleep(0.01)  # long enough for another to come, if there was one
+                started.append({thread.name for thread in threading.enumerate()})
+                return sends
+
+            channel.heartbeat_call = heartbeat_call
+        heartbeats = [manager.attach(channel) for channel in channels]
+        for heartbeat in heartbeats:
+            heartbeat.beat()
+        assert wait_until(lambda: all(heartbeat.answered for heartbeat in heartbeats))
+    assert len(senders) == 8
+    assert len(set(senders)) == 1
+    assert not [name for names in started for name in names if "_run" in name]  # of grpc's futures
+
+
+def test_an_unused_connection_costs_no_worker(channel, manager, timer):
+    looked, real, done = [], channel.get_state, threading.Event()
+    manager.attach(channel)
+    channel.get_state = lambda: looked.append(None) or real()  # as the worker does
+    for _ in range(10):
+        timer.advance(60.0)
+    BOOKS.submit(done.set)
+    assert done.wait(WAIT_S)
+    assert looked == []
+
+
+def test_a_channel_of_the_other_world_is_refused(manager):
+    class Other(grpc.aio.Channel):
+        """Of no other make than its class."""
+
+    Other.__abstractmethods__ = frozenset()
+    with pytest.raises(TypeError, match=r"other world: use rpcwheel\.aio\.HeartbeatManager"):
+        manager.attach(Other())

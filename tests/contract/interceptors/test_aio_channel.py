@@ -1,0 +1,320 @@
+"""The own channel of `grpc.aio`: what it hands through, and how it ends."""
+
+import asyncio
+import gc
+import threading
+
+import grpc
+import pytest
+
+from fixtures.aio_doors import doors, others, own, read_all, refused, sent  # noqa: F401 - fixtures
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, doors_but
+from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
+from fixtures.waiting import aio_wait_until
+from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
+from rpcwheel.interceptors import CallPolicy, aio
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+else:
+    uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps (signal.c)
+
+# ruff: noqa: F811 - fixtures are imported by name
+
+PATIENT = RetryPolicy(on="UNAVAILABLE", wait=30.0, budget=None)
+
+
+async def test_only_a_channel_of_grpc_aio_is_taken():
+    with pytest.raises(TypeError, match="must be a grpc"):
+        aio.intercept_channel(grpc.insecure_channel("localhost:1"), CallPolicy())
+
+
+async def test_it_is_a_channel_like_the_users(own):
+    channel = own.retrying()
+    assert isinstance(channel, grpc.aio.Channel)
+    idle = channel.get_state(try_to_connect=True)
+    await channel.wait_for_state_change(idle)
+    await channel.channel_ready()
+    assert channel.get_state() is grpc.ChannelConnectivity.READY
+    async with channel as same:
+        assert same is channel
+    assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def test_its_members_take_what_those_of_the_user_take(own):
+    channel = own.retrying()
+    member = channel.unary_unary(
+        UNARY_UNARY,
+        request_serializer=str.encode,
+        response_deserializer=bytes.decode,
+        _registered_method=True,
+    )
+    assert isinstance(member, grpc.aio.UnaryUnaryMultiCallable)
+    call = member("x", wait_for_ready=True, compression=grpc.Compression.Gzip, credentials=None)
+    assert await call == "x"
+
+
+async def test_a_call_with_only_a_timeout_is_the_users_own(own):
+    bare = own.open()
+    channel = own.retrying(retry=None, timeout=5.0)
+    kinds = type(bare.unary_unary(UNARY_UNARY)(b"x")), type(bare.unary_stream(UNARY_STREAM)(b"x"))
+    one, many = channel.unary_unary(UNARY_UNARY)(b"x"), channel.unary_stream(UNARY_STREAM)(b"x")
+    assert (type(one), type(many)) == kinds
+    assert await one == b"x"
+    assert await read_all(many) == [b"x"]
+
+
+async def test_a_call_that_goes_well_costs_no_task_of_ours(own):
+    bare = own.open().unary_unary(UNARY_UNARY)
+    member = own.retrying(timeout=DeadlinePolicy(slow_after=9.0)).unary_unary(UNARY_UNARY)
+    call = bare(b"x")
+    tasks = len(others())
+    await call
+    call = member(b"x")
+    assert len(others()) == tasks
+    await call
+
+
+async def test_a_closed_channel_says_so_at_once(own):
+    channel = own.retrying(timeout=DeadlinePolicy(slow_after=9.0))
+    await channel.close()
+    with pytest.raises(grpc.aio.UsageError):
+        channel.unary_unary(UNARY_UNARY)(b"x")
+
+
+@doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
+@pytest.mark.parametrize("grace", [None, 0.1])
+async def test_to_close_the_channel_cancels_what_waits_for_a_retry(shop, doors, timer, grace):
+    shop.then("UNAVAILABLE")
+    channel = doors.retrying(retry=PATIENT, timer=timer)
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(lambda: timer.pending)
+    await channel.close(grace)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await call.code() is grpc.StatusCode.CANCELLED
+    assert not timer.pending
+
+
+async def test_a_retry_that_finds_its_channel_closing_is_cancelled(shop, doors, timer):
+    shop.then(hang := Hang(), "UNAVAILABLE")
+    channel = doors.retrying(retry=PATIENT, timer=timer)
+    other = channel.unary_unary(UNARY_UNARY)(b"o")
+    await aio_wait_until(hang.begun.is_set)
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    closing = asyncio.ensure_future(channel.close(0.5))
+    await aio_wait_until(lambda: timer.pending or call.done())
+    timer.advance(30)
+    for one in (call, other):
+        with pytest.raises(asyncio.CancelledError):
+            await one
+    await closing
+
+
+@doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
+async def test_what_fails_while_the_channel_closes_waits_for_no_retry(shop, doors, timer):
+    shop.then(hang := Hang())
+    retry = RetryPolicy(on={"UNAVAILABLE", "CANCELLED"}, wait=30.0, budget=None)
+    channel = doors.retrying(retry=retry, timer=timer)
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(hang.begun.is_set)
+    closing = asyncio.ensure_future(channel.close(0.5))
+    await asyncio.sleep(0)
+    shop.kill()
+    await closing
+    shop.start()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not timer.pending
+
+
+async def test_to_close_the_channel_cancels_what_runs(shop, doors):
+    shop.then(hang := Hang())
+    channel = doors.retrying()
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(hang.begun.is_set)
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+# --- Cancelling ---
+
+
+@pytest.mark.parametrize("where", ["try", "wait"])
+async def test_who_cancels_its_await_cancels_the_call(shop, doors, timer, where):
+    shop.then(hang := Hang()) if where == "try" else shop.then("UNAVAILABLE")
+    call = doors.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
+    waiting = asyncio.ensure_future(asyncio.wait_for(call, 20))
+    await aio_wait_until(hang.begun.is_set if where == "try" else lambda: timer.pending)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert call.cancelled()
+    assert await call.code() is grpc.StatusCode.CANCELLED
+    assert not timer.pending
+    await aio_wait_until(shop.calls[0].ended.is_set)
+    assert len(shop.calls) == 1
+
+
+@pytest.mark.parametrize("where", ["try", "wait"])
+async def test_who_cancels_its_read_cancels_the_stream(shop, doors, timer, where):
+    shop.then(Silent(after=1) if where == "try" else "UNAVAILABLE")
+    call = doors.retrying(retry=PATIENT, timer=timer).unary_stream(UNARY_STREAM)(b"xy")
+    if where == "try":
+        assert await call.read() == b"x"
+    reading = asyncio.ensure_future(call.read())
+    await asyncio.sleep(0.02)
+    if where == "wait":
+        await aio_wait_until(lambda: timer.pending)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await aio_wait_until(call.cancelled)
+    assert not timer.pending
+    await aio_wait_until(shop.calls[0].ended.is_set)
+
+
+async def test_who_stops_waiting_for_the_status_cancels_nothing(shop, own):
+    shop.then(hang := Hang())
+    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(call.code(), 0.01)
+    await aio_wait_until(hang.begun.is_set)
+    assert not call.done()
+    assert call.cancel()
+    assert not call.cancel()
+
+
+async def test_a_call_between_two_tries_can_be_cancelled(shop, own, timer):
+    shop.then("UNAVAILABLE")
+    call = own.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(lambda: timer.pending)
+    assert call.cancel()
+    assert call.cancelled()
+    assert await call.details() == "Locally cancelled by application!"
+    timer.advance(60)
+    assert len(shop.calls) == 1
+
+
+async def test_a_call_can_be_cancelled_while_it_is_decided_what_follows(shop, own, events):
+    shop.then("UNAVAILABLE")
+    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+    run, own_try = call.cancel, call._try
+    own_try.add_done_callback(lambda _: told.append(run()))  # after ours, before the decision
+    told = []
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert told == [True]
+    await asyncio.sleep(0.05)
+    assert (len(shop.calls), events) == (1, [])
+
+
+async def test_a_call_that_has_succeeded_can_not_be_cancelled_any_more(own):
+    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+    call._try.add_done_callback(lambda _: told.append(call.cancel()))
+    told = []
+    assert await call == b"x"
+    assert told == [False]
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_forgotten_stream_is_cancelled(shop, own):
+    shop.then(Silent(after=1))
+    call = own.retrying().unary_stream(UNARY_STREAM)(b"xy")
+    assert await call.read() == b"x"
+    del call
+    gc.collect()
+    await aio_wait_until(shop.calls[0].ended.is_set)
+
+
+# --- What can be asked while it runs ---
+
+
+async def test_initial_metadata_is_given_before_the_end(shop, own):
+    shop.then(Silent(after=1))
+    call = own.retrying().unary_stream(UNARY_STREAM)(b"xy")
+    assert await call.initial_metadata() is not None
+    assert not call.done()
+    call.cancel()
+
+
+async def test_wait_for_connection_waits_through_the_tries(shop, own):
+    shop.then("UNAVAILABLE")
+    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+    await call.wait_for_connection()
+    assert await call == b"x"
+    shop.then("NOT_FOUND")
+    await refused(own.retrying().unary_unary(UNARY_UNARY)(b"x").wait_for_connection())
+
+
+async def test_time_remaining_is_that_of_the_whole_call(shop, own):
+    channel = own.retrying()
+    assert channel.unary_unary(UNARY_UNARY)(b"x").time_remaining() is None
+    assert 0 < channel.unary_unary(UNARY_UNARY)(b"x", timeout=9.0).time_remaining() <= 9.0
+
+
+async def test_the_error_has_all_that_grpcs_own_has(shop, own):
+    shop.then(*[Fail("UNAVAILABLE", "gone", (("k", "v"),))] * 3)
+    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+    error = await refused(call)
+    assert tuple(error.trailing_metadata()) == (("k", "v"),)
+    assert await call.debug_error_string() == error.debug_error_string()
+
+
+# --- Loops ---
+
+
+def test_a_loop_may_end_while_calls_wait_for_a_retry(shop):
+    async def begin():
+        shop.then("UNAVAILABLE")
+        bare = grpc.aio.insecure_channel(shop.target, options=IMPATIENT)
+        call = aio.intercept_channel(
+            bare, CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.1), idempotent=True)
+        ).unary_unary(UNARY_UNARY)(b"x")
+        await aio_wait_until(lambda: shop.calls)
+        await asyncio.sleep(0.05)
+        assert not call.done()
+
+    asyncio.run(begin())
+    threading.Event().wait(0.2)  # for the timer to come to a loop that is closed
+    assert len(shop.calls) == 1
+
+
+def test_each_thread_may_have_a_loop_and_a_channel(shop):
+    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.0), idempotent=True)
+
+    async def work():
+        bare = grpc.aio.insecure_channel(shop.target, options=IMPATIENT)
+        async with aio.intercept_channel(bare, policy) as channel:
+            member = channel.unary_unary(UNARY_UNARY)
+            got.extend(await asyncio.gather(*(member(b"x") for _ in range(20))))
+
+    got = []
+    threads = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert got == [b"x"] * 60
+
+
+@pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
+def test_it_runs_on_uvloop(shop):
+    policy = CallPolicy(
+        timeout=DeadlinePolicy(timeout=9.0, message_timeout=5.0, slow_after=8.0),
+        retry=RetryPolicy(on="UNAVAILABLE", wait=0.01),
+        idempotent=True,
+    )
+
+    async def main():
+        shop.then("UNAVAILABLE")
+        bare = grpc.aio.insecure_channel(shop.target, options=IMPATIENT)
+        async with aio.intercept_channel(bare, policy) as channel:
+            assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+            assert await read_all(channel.stream_stream(STREAM_STREAM)(sent(b"x"))) == [b"x"]
+
+    uvloop.run(main())

@@ -1,0 +1,166 @@
+"""What comes back through either door does all that a bare channel's calls do."""
+
+import asyncio
+import itertools
+
+import grpc
+import pytest
+from scenarios.calls import KINDS, MESSAGES, SCENARIOS, answer_of, policy_of, request_of
+
+from fixtures.aio_doors import Doors, own  # noqa: F401 - a fixture
+from fixtures.shop import Hang
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.interceptors.aio import Queues
+
+STYLES = {
+    "unary-unary": ("await", "ask"),
+    "unary-stream": ("iterate", "read"),
+    "stream-unary": ("await", "ask", "write"),
+    "stream-stream": ("iterate", "read", "write"),
+}
+"""`ask`: for the status before the answer. `write`: the requests too."""
+
+HANGS_S = 1.0
+"""How long to wait for a writer that grpc.aio (1.85) forgets, if a call is cancelled before it has
+taken note that its metadata is on the way; `_grpc/test_aio_relay.py` has the canary."""
+
+CASES = [
+    pytest.param((kind, style, scenario, common), id=f"{kind}-{style}-{scenario}-{common}")
+    for kind, styles in STYLES.items()
+    for style, scenario, common in itertools.product(styles, SCENARIOS, ("plain", "all"))
+    # What is written while answers come may depend on them: it is not waited for to the end.
+    if not (kind == "stream-stream" and style == "write" and scenario.default)
+]
+
+
+@pytest.fixture
+async def queues():
+    queues = Queues()
+    yield queues
+    await queues.close(0)
+
+
+@pytest.mark.parametrize("door", ["interceptors", "channel"])
+@pytest.mark.parametrize("case", CASES)
+async def test_a_call_ends_as_on_the_bare_channel(shop, own, queues, door, case):  # noqa: F811
+    kind, style, scenario, common = case
+    bare = await play_bare(shop, own, kind, style, scenario)
+    before = len(shop.calls)
+    doors = Doors(door, shop.target)
+    channel = doors.open(policy_of(scenario, common), queues=queues)
+    seen = await play(shop, channel, kind, style, scenario)
+    await doors.close()
+    assert seen["code"] == scenario.code
+    assert len(shop.calls) - before == scenario.tries
+    assert seen["told"]
+    forget(("told",), bare, seen)  # grpc.aio may tell another status later, and so twice
+    if scenario.default:
+        assert seen["answer"] == answer_of(kind, default=True)
+        assert queues.pending == 1
+        assert seen["details"].startswith("queued by failback after UNAVAILABLE: scripted")
+        assert ("rpcwheel-answer", "failback") in seen["trailing_metadata"]
+        forget(("answer", "details", "trailing_metadata"), bare, seen)
+    if scenario.code == "DEADLINE_EXCEEDED":
+        assert "Deadline Exceeded" in seen["details"]
+        forget(("details",), bare, seen)  # grpc's own vary
+    if door == "interceptors":
+        forget(("read again",), bare, seen)  # grpc.aio's own call round ours says EOF
+    if scenario.name == "success":
+        assert seen["answer"] == answer_of(kind)
+    assert seen == bare
+
+
+def forget(names, *told):
+    for one in told:
+        for name in names:
+            one.pop(name, None)
+
+
+async def play_bare(shop, own, kind, style, scenario):  # noqa: F811
+    """The same on a bare channel, again while grpc.aio gives a status of its own making.
+
+    It may put that in the place of the server's after the caller has asked for some of it.
+    """
+    while True:
+        seen = await play(shop, own.open(), kind, style, scenario, bare=True)
+        constant = scenario.cancel or seen["cancelled"] == (seen["code"] == "CANCELLED")
+        if constant and "INTERNAL" not in repr(seen):
+            return seen
+
+
+async def play(shop, channel, kind, style, scenario, *, bare=False):
+    """Make the call and tell all that a caller can see of it."""
+    deeds = (scenario.bare if bare and scenario.bare else scenario.deeds)()
+    shop.then(*deeds)
+    member = getattr(channel, kind.replace("-", "_"))(KINDS[kind])
+    timeout = scenario.bare_timeout if bare else scenario.timeout
+    request = () if style == "write" else (request_of(kind),)
+    call = member(*request, timeout=timeout)
+    ends = []
+    call.add_done_callback(ends.append)
+    writing = asyncio.ensure_future(write(call)) if style == "write" else None
+    seen = {}
+    if scenario.cancel:
+        (began,) = (deed.begun for deed in deeds if isinstance(deed, Hang))
+        await aio_wait_until(began.is_set)
+        seen = {"cancel": call.cancel(), "cancel again": call.cancel()}
+    if style == "ask":
+        seen["first"] = (await call.code()).name
+    seen["answer"] = await result_of(answer(call, style, kind))
+    if style in ("read", "write") and kind.endswith("stream"):
+        seen["read again"] = await result_of(call.read())
+    elif kind.endswith("unary"):
+        assert await result_of(call) == seen["answer"]
+    if writing is not None:  # who writes to a bare call may wait for ever: see `give_up`
+        await asyncio.wait([writing], timeout=HANGS_S if scenario.cancel else WAIT_S)
+        writing.cancel()
+    seen |= await ended(call)
+    await aio_wait_until(lambda: ends)
+    return seen | {"told": ends == [call]}
+
+
+async def write(call):
+    """Write the requests, as long as the call takes them."""
+    try:
+        for message in MESSAGES:
+            await call.write(message)
+        await call.done_writing()
+    except (asyncio.InvalidStateError, grpc.aio.AioRpcError, asyncio.CancelledError):
+        return
+
+
+async def answer(call, style, kind):
+    if kind.endswith("unary"):
+        return await asyncio.wait_for(call, WAIT_S)
+    if style == "iterate":
+        return [message async for message in call]
+    got = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        got.append(message)
+    return got
+
+
+async def result_of(awaitable):
+    try:
+        return await awaitable
+    except asyncio.CancelledError:
+        return "cancelled"
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, tuple(error.trailing_metadata())
+
+
+async def ended(call):
+    """What every call that has ended tells."""
+    late = []
+    call.add_done_callback(late.append)
+    assert late == [call]
+    assert str(call)
+    return {
+        "code": (await call.code()).name,
+        "details": await call.details(),
+        "trailing_metadata": tuple(await call.trailing_metadata() or ()),
+        "initial_metadata": tuple(await call.initial_metadata() or ()),
+        "cancelled": call.cancelled(),
+        "done": call.done(),
+        "cancel at the end": call.cancel(),
+    }

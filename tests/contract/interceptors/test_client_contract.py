@@ -1,0 +1,167 @@
+"""What comes back through the interceptors does all that a bare channel's calls do."""
+
+import contextlib
+import itertools
+import threading
+
+import grpc
+import pytest
+from scenarios.calls import KINDS, SCENARIOS, answer_of, policy_of, request_of
+
+from fixtures.shop import Hang
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.interceptors import Queues, intercept_channel
+
+STYLES = {
+    "unary-unary": ("blocking", "with_call", "future"),
+    "stream-unary": ("blocking", "with_call", "future"),
+    "unary-stream": ("iterator", "held"),
+    "stream-stream": ("iterator", "held"),
+}
+CASES = [
+    pytest.param((kind, style, scenario, common), id=f"{kind}-{style}-{scenario}-{common}")
+    for kind, styles in STYLES.items()
+    for style, scenario, common in itertools.product(styles, SCENARIOS, ("plain", "all"))
+    if not (scenario.cancel and style in ("blocking", "with_call"))
+]
+
+
+@pytest.fixture
+def queues():
+    queues = Queues()
+    yield queues
+    queues.close(0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_call_ends_as_on_the_bare_channel(shop, shop_channel, queues, case):
+    kind, style, scenario, common = case
+    bare = play(shop, shop_channel, kind, style, scenario, bare=True)
+    before = len(shop.calls)
+    with_policies = intercept_channel(shop_channel, policy_of(scenario, common), queues=queues)
+    seen = play(shop, with_policies, kind, style, scenario)
+    assert seen["code"] == scenario.code
+    assert len(shop.calls) - before == scenario.tries
+    if scenario.default:
+        assert seen["answer"] == answer_of(kind, default=True)
+        assert queues.pending == 1
+        if style != "blocking":
+            assert seen["details"].startswith("queued by failback after UNAVAILABLE: scripted")
+            assert ("rpcwheel-answer", "failback") in seen["trailing_metadata"]
+        forget(("answer", "details", "trailing_metadata"), bare, seen)
+    if scenario.code == "DEADLINE_EXCEEDED":
+        assert "Deadline Exceeded" in seen["details"]
+        forget(("details",), bare, seen)  # grpc's own vary
+    if scenario.name == "success":
+        assert seen["answer"] == answer_of(kind)
+    assert seen == bare
+
+
+def forget(names, *told):
+    for one in told:
+        for name in names:
+            one.pop(name, None)
+
+
+def play(shop, channel, kind, style, scenario, *, bare=False):
+    """Make the call and tell all that a caller can see of it."""
+    deeds = (scenario.bare if bare and scenario.bare else scenario.deeds)()
+    shop.then(*deeds)
+    member = getattr(channel, kind.replace("-", "_"))(KINDS[kind])
+    timeout = scenario.bare_timeout if bare else scenario.timeout
+    began = next((deed.begun for deed in deeds if isinstance(deed, Hang)), None)
+    if style in ("blocking", "with_call"):
+        return waited_for(member, style, request_of(kind), timeout)
+    call = (member.future if style == "future" else member)(request_of(kind), timeout=timeout)
+    ends = Ends(call)
+    if scenario.cancel:
+        assert began.wait(WAIT_S)
+        seen = {"cancel": call.cancel(), "cancel again": call.cancel()}
+    else:
+        seen = {}
+    return seen | held(call, style) | {"callbacks": ends.all()}
+
+
+def waited_for(member, style, request, timeout):
+    try:
+        if style == "blocking":
+            return {"answer": member(request, timeout=timeout), "code": "OK", "details": ""}
+        answer, call = member.with_call(request, timeout=timeout)
+    except grpc.RpcError as error:
+        return {"answer": error_of(error)} | ended(error)
+    return {"answer": answer} | ended(call)
+
+
+class Ends:
+    """Who was told of a call's end."""
+
+    def __init__(self, call) -> None:
+        self._call = call
+        self._got = []
+        self._both = threading.Event()
+        self.added = call.add_callback(self._note)
+        call.add_done_callback(self._note)
+
+    def _note(self, *args) -> None:
+        self._got.append(args)
+        if len(self._got) == 1 + self.added:
+            self._both.set()
+
+    def all(self):
+        assert self._both.wait(WAIT_S)
+        told = sorted(self._got, key=len)
+        return told == [()] * self.added + [(self._call,)]
+
+
+def held(call, style):
+    """What a call that is held gives, from its start to its end."""
+    seen = {}
+    if style == "future":
+        seen["answer"] = result_of(call.result)
+        seen["exception"] = result_of(lambda: error_of(call.exception(timeout=WAIT_S)))
+        seen["traceback"] = result_of(lambda: type(call.traceback()).__name__)
+    elif style == "iterator":
+        seen["answer"] = result_of(lambda: list(call))
+    else:  # the first thing asked for is the server's metadata
+        call.initial_metadata()
+        seen["answer"] = result_of(lambda: list(call))
+        seen["again"] = result_of(lambda: next(call))
+    assert call.done()
+    return seen | ended(call)
+
+
+def result_of(give):
+    try:
+        return give()
+    except StopIteration:
+        return "end"
+    except (grpc.RpcError, grpc.FutureCancelledError) as error:
+        return error_of(error)
+
+
+def error_of(error):
+    if error is None or isinstance(error, grpc.FutureCancelledError):
+        return repr(error)
+    assert isinstance(error, grpc.RpcError)
+    return error.code().name, tuple(error.trailing_metadata())
+
+
+def ended(call):
+    """What every call that has ended tells."""
+    told = {
+        "code": call.code().name,
+        "details": call.details(),
+        "trailing_metadata": tuple(call.trailing_metadata() or ()),
+        "initial_metadata": tuple(call.initial_metadata() or ()),
+        "cancelled": call.cancelled(),
+        "done": call.done(),
+        "running": call.running(),
+        "cancel at the end": call.cancel(),
+    }
+    with contextlib.suppress(NotImplementedError):  # by the errors of grpc's blocking calls
+        told["is_active"] = call.is_active()
+    assert str(call)
+    late = []
+    call.add_done_callback(late.append)
+    wait_until(lambda: late)
+    return told

@@ -1,0 +1,221 @@
+"""A calls B, B calls C: one deadline from the entry to the leaf, and nobody works on after it."""
+
+import asyncio
+import threading
+import time
+
+import grpc
+import pytest
+from scenarios.served import KINDS, aio_ask, ask, begin, handler
+
+from fixtures.chains import left
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.small_servers import IN_TIME, METHOD, Gate, aio_serving
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.deadline import DeadlinePolicy, current_deadline, deadline_scope
+from rpcwheel.interceptors import CallPolicy, aio
+from rpcwheel.observe import CallLate
+
+ENTRY = 5.0
+"""Seconds. grpc rounds up to 0.01 s at each hop; a hop works five times as long."""
+
+SHORT = 0.5
+"""Seconds, where the deadline is to pass."""
+
+
+def wasting(ended):
+    """What a handler that minds its deadline does with more work than it has time for."""
+
+    def work(request, context):
+        while not current_deadline().expired():
+            time.sleep(0.01)
+        ended.set()
+        time.sleep(0.2)  # or the answer may be there just in time
+        return request
+
+    return work
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_hop_sees_less_than_the_one_before(kind, chain):
+    chain.leaf(kind).hop(kind).hop(kind)
+    assert ask(chain.target, kind, timeout=ENTRY) == [b"leaf"]
+    entry, middle, leaf = chain.seen
+    assert ENTRY > middle > leaf > 0
+    assert entry > middle
+
+
+@pytest.mark.parametrize("intercepted", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_aio_hop_sees_less_than_the_one_before(kind, intercepted, aio_chain):
+    await aio_chain.leaf(kind)
+    await aio_chain.hop(kind, intercepted=intercepted)
+    await aio_chain.hop(kind, intercepted=intercepted)
+    assert await aio_ask(aio_chain.target, kind, timeout=ENTRY) == [b"leaf"]
+    entry, middle, leaf = aio_chain.seen
+    assert ENTRY > middle > leaf > 0
+    assert entry > middle
+
+
+async def test_a_deadline_passes_from_one_world_to_the_other(chain, aio_chain):
+    chain.leaf("unary_unary").hop("unary_unary")
+    aio_chain.target = chain.target
+    await aio_chain.hop("unary_unary")
+    assert await aio_ask(aio_chain.target, "unary_unary", timeout=ENTRY) == [b"leaf"]
+    assert ENTRY > chain.seen[0] > chain.seen[1] > 0
+    assert aio_chain.seen[0] > chain.seen[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_deadline_at_the_entry_there_is_none_at_the_leaf(kind, chain):
+    chain.leaf(kind).hop(kind).hop(kind)
+    assert ask(chain.target, kind, timeout=None) == [b"leaf"]
+    assert chain.seen == [None, None, None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_without_a_deadline_at_the_entry_there_is_none_at_the_aio_leaf(kind, aio_chain):
+    await aio_chain.leaf(kind)
+    await aio_chain.hop(kind)
+    assert await aio_ask(aio_chain.target, kind, timeout=None) == [b"leaf"]
+    assert aio_chain.seen == [None, None]
+
+
+def test_a_client_may_be_told_to_pass_no_deadline_on(chain):
+    chain.policy = CallPolicy(timeout=DeadlinePolicy(propagate=False))
+    chain.leaf("unary_unary").hop("unary_unary")
+    ask(chain.target, "unary_unary", timeout=ENTRY)
+    assert chain.seen[0] is not None
+    assert chain.seen[1] is None
+
+
+def test_a_scope_of_the_caller_is_the_deadline_of_all_hops(chain):
+    chain.leaf("unary_unary").hop("unary_unary")
+    call = chain.channel().unary_unary(METHOD)
+    with deadline_scope(ENTRY):
+        assert call(b"x", timeout=100) == b"leaf"
+    assert ENTRY > chain.seen[1] > 0
+
+
+def test_nobody_works_on_after_the_deadline(chain):
+    """The leaf minds its deadline, and the call to it ends at that time too."""
+    ended, codes = threading.Event(), []
+    chain.serve(handler("unary_unary", wasting(ended)))
+    further = chain.channel().unary_unary(METHOD)
+
+    def middle(request, context):
+        try:
+            return further(request)
+        except grpc.RpcError as error:
+            codes.append(error.code())
+            raise
+
+    chain.serve(handler("unary_unary", middle)).hop("unary_unary")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(chain.target, "unary_unary", timeout=SHORT)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert ended.wait(WAIT_S)
+    assert wait_until(lambda: codes)
+    assert codes[0] in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+
+
+async def test_nobody_works_on_after_the_deadline_in_aio(aio_chain):
+    """grpc.aio cancels the handlers; what they were doing ends with them."""
+    cancelled = []
+
+    async def endless(request, context):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(current_deadline().remaining())
+
+    await aio_chain.serve(handler("unary_unary", endless))
+    await aio_chain.hop("unary_unary")
+    with pytest.raises(grpc.RpcError) as caught:
+        await aio_ask(aio_chain.target, "unary_unary", timeout=SHORT)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await aio_wait_until(lambda: cancelled)
+    assert cancelled[0] < SHORT / 2
+
+
+async def test_a_plain_handler_of_an_aio_server_that_minds_its_deadline_stops(aio_chain):
+    ended = threading.Event()
+    await aio_chain.serve(handler("unary_unary", wasting(ended)))
+    await aio_chain.hop("unary_unary")
+    with pytest.raises(grpc.RpcError):
+        await aio_ask(aio_chain.target, "unary_unary", timeout=SHORT)
+    assert await asyncio.to_thread(ended.wait, WAIT_S)
+
+
+def test_a_handler_that_has_no_time_left_asks_nobody(chain):
+    begun, codes = [], []
+    chain.leaf("unary_unary")
+    further = chain.channel().unary_unary(METHOD)
+
+    def middle(request, context):
+        begun.append(request)
+        while not current_deadline().expired():
+            time.sleep(0.01)
+        try:
+            return further(request)
+        except grpc.RpcError as error:
+            codes.append((error.code(), error.details()))
+            raise
+
+    chain.serve(handler("unary_unary", middle))
+    for timeout in IN_TIME:
+        with pytest.raises(grpc.RpcError):
+            ask(chain.target, "unary_unary", timeout=timeout)
+        if begun:
+            break
+    assert wait_until(lambda: codes)
+    assert codes[0][0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert chain.seen == []
+
+
+def test_a_call_that_waits_in_the_queue_of_a_hop_is_refused_there(chain, events):
+    gate, served = Gate(), []
+
+    def busy(requests, context):
+        served.append(list(requests))
+        return gate(b"done")
+
+    chain.serve(handler("stream_unary", busy), workers=1)
+    leaf = chain.target
+    chain.hop("stream_unary")
+    with grpc.insecure_channel(leaf, options=IMPATIENT) as channel:
+        first = begin(channel, "stream_unary")
+        assert gate.entered.wait(WAIT_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            ask(chain.target, "stream_unary", timeout=SHORT)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        time.sleep(0.1)  # the leaf's own clock may be a little behind
+        gate.opened.set()
+        assert first.result() == b"done"
+        assert wait_until(lambda: any(isinstance(event, CallLate) for event in events))
+    assert len(served) == 1
+
+
+async def test_a_plain_handler_of_an_aio_server_passes_its_deadline_on(chain):
+    """It runs in a pool, where the call's own context is not."""
+    chain.leaf("unary_unary")
+    further = chain.channel().unary_unary(METHOD)
+    made = handler("unary_unary", lambda request, context: further(request))
+    async with aio_serving(made, interceptors=aio.server_interceptors()) as target:
+        assert await aio_ask(target, "unary_unary", timeout=ENTRY) == [b"leaf"]
+    assert ENTRY * 1.01 > chain.seen[0] > 0
+
+
+def test_a_thread_that_a_handler_starts_is_not_bound_by_its_deadline(chain):
+    """Work that outlives the call, on purpose."""
+    seen = []
+
+    def behavior(request, context):
+        thread = threading.Thread(target=lambda: seen.append(left()))
+        thread.start()
+        thread.join()
+        return request
+
+    chain.serve(handler("unary_unary", behavior))
+    ask(chain.target, "unary_unary", timeout=ENTRY)
+    assert seen == [None]

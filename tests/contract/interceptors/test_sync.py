@@ -1,0 +1,307 @@
+"""The doors for `grpc`: what they make, and the queues of calls that failback has taken over."""
+
+import signal
+import threading
+import time
+
+import grpc
+import pytest
+
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail
+from fixtures.waiting import WAIT_S
+from rpcwheel.errors import ConfigurationError, FailbackClosed
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.failback.core import CHANNEL_CLOSED
+from rpcwheel.interceptors import (
+    CallPolicy,
+    MethodPolicy,
+    Queues,
+    aio,
+    client_interceptors,
+    intercept_channel,
+    sync,
+)
+from rpcwheel.interceptors import __all__ as shown
+from rpcwheel.observe import CallAbandoned, HookFailed
+
+AUDIT = FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=b"later")
+
+
+@pytest.fixture
+def queues(timer):
+    queues = Queues(timer)
+    yield queues
+    queues.close(0)
+
+
+@pytest.fixture
+def client(shop_channel, queues):
+    def make(failback=AUDIT, **settings):
+        policy = CallPolicy(failback=failback, **settings)
+        return intercept_channel(shop_channel, policy, queues=queues)
+
+    return make
+
+
+def test_both_worlds_show_the_same_names():
+    assert sync.__all__ == aio.__all__ == sorted(sync.__all__)
+    assert set(sync.__all__) < set(shown)
+
+
+async def test_a_channel_of_grpc_aio_is_refused_with_where_to_go(aio_shop_channel):
+    with pytest.raises(TypeError, match=r"must be a grpc channel, .*rpcwheel\.aio\.Kit"):
+        intercept_channel(aio_shop_channel, CallPolicy())
+
+
+def test_one_object_is_for_all_four_kinds():
+    (one,) = client_interceptors(CallPolicy())
+    for kind in ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"):
+        assert isinstance(one, getattr(grpc, f"{kind}ClientInterceptor"))
+
+
+def test_a_parked_call_is_delivered_with_what_the_caller_gave(shop, client, queues, timer):
+    shop.then("UNAVAILABLE")
+    metadata = (("k", "v"), ("authorization", "stale"))
+    assert client().unary_unary(UNARY_UNARY)(b"x", timeout=7.0, metadata=metadata) == b"later"
+    assert (queues.pending, len(shop.calls)) == (1, 1)
+    timer.advance(60.0)
+    assert queues.flush(WAIT_S)
+    second = shop.calls[1]
+    assert second.requests == [b"x"]
+    assert second.metadata["k"] == "v"
+    assert "authorization" not in second.metadata
+    assert second.metadata["grpc-previous-rpc-attempts"] == "1"
+    assert 5.0 < second.time_remaining <= 7.1
+
+
+def test_a_delivery_has_a_deadline_of_its_own_if_nobody_gave_one(shop, client, queues):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    client().unary_unary(UNARY_UNARY)(b"x")
+    client(timeout=5.0).unary_unary(UNARY_UNARY)(b"x")
+    assert queues.flush(WAIT_S)
+    first, second = sorted(seen.time_remaining for seen in shop.calls[2:])
+    assert first < 5.1
+    assert 59.0 < second < 60.1
+
+
+def test_a_delivery_that_fails_is_made_again_in_the_policys_rhythm(shop, client, queues):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert list(client().unary_stream(UNARY_STREAM)(b"x")) == [b"later"]
+    assert not queues.flush(0.5)
+    assert queues.flush(WAIT_S)
+    tries = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
+    assert tries == [None, "1", "2"]
+
+
+def test_what_failback_does_not_name_is_the_callers(shop, client, queues):
+    shop.then("NOT_FOUND")
+    with pytest.raises(grpc.RpcError) as caught:
+        client().unary_unary(UNARY_UNARY)(b"x")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert queues.pending == 0
+
+
+def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, client, events):
+    def broken(error):
+        raise RuntimeError("no idea")
+
+    shop.then("NOT_FOUND")
+    with pytest.raises(grpc.RpcError):
+        client(FailbackPolicy(on=broken)).unary_unary(UNARY_UNARY)(b"x")
+    assert [type(event) for event in events] == [HookFailed]
+
+
+# --- Queues ---
+
+
+def test_a_policy_has_one_queue_named_after_it_or_as_told(queues):
+    named, other = FailbackPolicy(on="UNAVAILABLE", name="audit"), FailbackPolicy(on="UNAVAILABLE")
+    one = queues.of(named, "/a/*")
+    assert queues.of(named, "/b/*") is one
+    assert queues.of(other, "/a/*") is queues.of(other, "/b/*") is not one
+    queues.of(FailbackPolicy(on="UNAVAILABLE"), "/a/*")  # equal, but another
+    assert list(queues.stats()) == ["audit", "/a/*", "/a/* (2)"]
+
+
+def test_a_queue_is_named_after_the_pattern_of_its_policy_whoever_fails_first(
+    shop, shop_channel, queues
+):
+    twice = FailbackPolicy(on="UNAVAILABLE", wait=60.0)
+    methods = {
+        "/test.Shop/*Stream": MethodPolicy(failback=twice),
+        "/test.Shop/Stream*": MethodPolicy(failback=twice),
+        UNARY_UNARY: MethodPolicy(idempotent=True),
+    }
+    channel = intercept_channel(
+        shop_channel, CallPolicy(failback=AUDIT, methods=methods), queues=queues
+    )
+    shop.then(*["UNAVAILABLE"] * 3)
+    channel.stream_unary(STREAM_UNARY)(iter([b"x"]))
+    list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    parked = {name: stats.parked for name, stats in queues.stats().items()}
+    assert parked == {"/test.Shop/*Stream": 2, "*": 1}
+
+
+def test_closing_reports_what_all_queues_could_not_deliver(shop, client, queues):
+    shop.then(*["UNAVAILABLE"] * 2)
+    client().unary_unary(UNARY_UNARY)(b"x")
+    client(FailbackPolicy(on="UNAVAILABLE", name="b")).stream_unary(STREAM_UNARY)(iter([b"y"]))
+    assert queues.pending == 2
+    assert "pending=2" in repr(queues)
+    failed = queues.close(drain=0)
+    assert [(call.function, call.args) for call in failed] == [
+        (UNARY_UNARY, (b"x",)),
+        (STREAM_UNARY, (b"y",)),
+    ]
+    assert queues.close() == []
+
+
+def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, queues, events):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    letters = []
+    policy = CallPolicy(failback=AUDIT.model_copy(update={"dead_letter": letters.append}))
+    with grpc.insecure_channel(shop.target) as bare:
+        channel = intercept_channel(bare, policy, queues=queues)
+        channel.unary_unary(UNARY_UNARY)(b"x")
+        list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    assert queues.flush(WAIT_S)
+    reasons = {event.reason for event in events if isinstance(event, CallAbandoned)}
+    assert reasons == {failed.reason for failed in letters} == {CHANNEL_CLOSED}
+
+
+def test_closing_tells_nothing_of_what_was_given_up_before(shop, client, queues):
+    shop.then("UNAVAILABLE", "NOT_FOUND")
+    client().unary_unary(UNARY_UNARY)(b"x")
+    assert queues.flush(WAIT_S)
+    (stats,) = queues.stats().values()
+    assert (queues.close(), stats.abandoned) == ([], 1)
+
+
+def test_closing_delivers_what_it_can(shop, client, queues):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    client().unary_unary(UNARY_UNARY)(b"x")
+    client(FailbackPolicy(on="UNAVAILABLE")).unary_unary(UNARY_UNARY)(b"y")
+    assert queues.close(WAIT_S) == []
+    assert {seen.requests[0] for seen in shop.calls[2:]} == {b"x", b"y"}
+
+
+def test_a_call_that_fails_after_the_end_says_so(shop, client, queues):
+    queues.close()
+    shop.then("UNAVAILABLE")
+    with pytest.raises(FailbackClosed) as caught:
+        client().unary_unary(UNARY_UNARY)(b"x")
+    assert caught.value.__cause__.code() is grpc.StatusCode.UNAVAILABLE
+
+
+class Outer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Reads the code of each call, as metrics do."""
+
+    def __init__(self) -> None:
+        self.codes = []
+
+    def intercept_unary_unary(self, continuation, details, request):
+        call = continuation(details, request)
+        self.codes.append(call.code())
+        return call
+
+    intercept_unary_stream = intercept_unary_unary
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda channel: channel.unary_unary(UNARY_UNARY)(b"x"),
+        lambda channel: channel.unary_unary(UNARY_UNARY).with_call(b"x"),
+        lambda channel: channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S),
+        lambda channel: list(channel.unary_stream(UNARY_STREAM)(b"x")),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
+    shop, client, queues, make, wrapped
+):
+    queues.close()
+    shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
+    channel, outer = client(), Outer()
+    with pytest.raises(grpc.RpcError) as caught:
+        make(grpc.intercept_channel(channel, outer) if wrapped else channel)
+    error = caught.value
+    assert isinstance(error, FailbackClosed)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert ("k", "v") in error.trailing_metadata()
+    assert str(error) == error.details()
+    assert "was not queued" in str(error)
+    assert outer.codes == [grpc.StatusCode.UNAVAILABLE] * wrapped
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), "soon"])
+def test_a_time_that_is_none_is_refused_before_anything_is_closed(shop, client, queues, wrong):
+    with pytest.raises((TypeError, ConfigurationError)):
+        queues.close(wrong)
+    with pytest.raises((TypeError, ConfigurationError)):
+        queues.flush(wrong)
+    shop.then("UNAVAILABLE")
+    assert client().unary_unary(UNARY_UNARY)(b"x") == b"later"
+
+
+def test_queues_close_as_a_context(shop, shop_channel):
+    with Queues() as queues:
+        channel = intercept_channel(shop_channel, CallPolicy(failback=AUDIT), queues=queues)
+        shop.then("UNAVAILABLE")
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    assert len(shop.calls) == 2
+
+
+def test_requests_of_other_kinds_are_kept_as_they_were(shop, shop_channel, queues):
+    channel = intercept_channel(shop_channel, CallPolicy(failback=AUDIT), queues=queues)
+    member = channel.unary_unary(UNARY_UNARY, request_serializer=bytes)
+    shop.then("UNAVAILABLE")
+    request = [1, 2]
+    member(request)
+    request.append(3)
+    assert queues.flush(WAIT_S)
+    assert shop.calls[1].requests == [b"\x01\x02"]
+
+
+class Interrupted(Exception):
+    """What Ctrl-C is to a program with a handler of its own."""
+
+
+def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues):
+    def interrupt(*_):
+        raise Interrupted
+
+    other = FailbackPolicy(on="UNAVAILABLE", wait=60.0, name="other")
+    methods = {UNARY_STREAM: {"failback": other}}
+    channel = intercept_channel(
+        shop_channel, CallPolicy(failback=AUDIT, methods=methods), queues=queues
+    )
+    shop.then(*["UNAVAILABLE"] * 4)
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    bell = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    try:
+        bell.start()
+        with pytest.raises(Interrupted):
+            queues.flush()  # the retries fail too, so it would last for ever
+    finally:
+        bell.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert queues.pending == 2
+
+
+def test_several_queues_share_the_time_of_a_close(shop, shop_channel, queues):
+    policies = {
+        f"/test.Shop/{kind}": {"failback": FailbackPolicy(on="UNAVAILABLE", wait=60.0)}
+        for kind in ("UnaryUnary", "StreamUnary", "UnaryStream")
+    }
+    channel = intercept_channel(shop_channel, CallPolicy(methods=policies), queues=queues)
+    shop.then(*["UNAVAILABLE"] * 100)
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    channel.stream_unary(STREAM_UNARY)(iter([b"x"]))
+    list(channel.unary_stream(UNARY_STREAM)(b"x"))
+    began = time.monotonic()
+    assert len(queues.close(drain=1.0)) == 3
+    assert time.monotonic() - began < 3.0  # one after the other

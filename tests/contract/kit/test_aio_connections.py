@@ -1,0 +1,144 @@
+"""Connections of a kit, with `grpc.aio`: channels that it makes, servers that it looks after."""
+
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.server_process import PING, SLOW, KillableServer
+from fixtures.shop import UNARY_UNARY
+from fixtures.small_servers import METHOD, small
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel import ConfigurationError, HeartbeatPolicy, HeartbeatState, ManualTimer, RetryPolicy
+from rpcwheel.aio import Kit, ReconnectingChannel
+from rpcwheel.observe import ConnectionClosed, ConnectionReplaced
+
+QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
+
+
+async def echo(request, _):
+    return request
+
+
+@asynccontextmanager
+async def serving(kit):
+    """A server with all that the kit gives one."""
+    interceptors = kit.server_interceptors()
+    server = grpc.aio.server(interceptors=interceptors, options=kit.server_options())
+    server.add_generic_rpc_handlers([small(grpc.unary_unary_rpc_method_handler(echo))])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield server, port, interceptors
+    finally:
+        await server.stop(None)
+
+
+async def answers(call) -> bool:
+    try:
+        return await call(b"b") == b"b"
+    except grpc.aio.AioRpcError:
+        return False
+
+
+async def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
+    retry = RetryPolicy(on="UNAVAILABLE", attempts=10, wait=0.2)
+    with KillableServer() as server:
+        target = server.target
+        async with (
+            Kit(timeout=WAIT_S, heartbeat=QUICK, retry=retry, idempotent=True) as kit,
+            kit.channel(target) as channel,
+        ):
+            ping = channel.unary_unary(PING)
+            first = await ping(b"")
+            server.stop()
+            late = ping(b"")
+            await aio_wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
+            server.cont()
+            assert await late == first
+            (heartbeat,) = kit.heartbeats
+            assert heartbeat.replaced >= 1
+            await aio_wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
+        assert kit.heartbeats == ()
+
+
+async def test_calls_in_flight_on_a_dead_connection_end_unavailable_with_the_reason():
+    with KillableServer() as server:
+        target = server.target
+        async with Kit(heartbeat=QUICK) as kit, kit.channel(target) as channel:
+            slow = channel.unary_unary(SLOW)(b"30")
+            assert await channel.unary_unary(PING)(b"")
+            server.stop()
+            with pytest.raises(grpc.aio.AioRpcError, match="heartbeats") as raised:
+                await slow
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+            server.cont()
+
+
+async def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
+    with ManualTimer() as timer:
+        async with Kit(heartbeat=10.0, timer=timer) as kit:
+            channel = kit.channel(shop.target)
+            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+            assert len(kit.heartbeats) == 1
+            await channel.close()
+            assert kit.heartbeats == ()
+            assert timer.pending == 0
+
+
+async def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(shop):
+    with ManualTimer() as timer:
+        kit = Kit(heartbeat=10.0, timer=timer)
+        async with kit.channel(shop.target) as channel:
+            call = channel.unary_unary(UNARY_UNARY)
+            assert await call(b"a") == b"a"
+            await kit.close()
+            assert kit.heartbeats == ()
+            assert timer.pending == 0
+            assert await call(b"b") == b"b"
+        with pytest.raises(RuntimeError, match="closed"):
+            kit.channel(shop.target)
+
+
+async def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_comes_back(events):
+    async with Kit(idle=0.4) as kit, serving(kit) as (server, port, _):
+        detector = kit.detect_idle(server, port)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
+            call = channel.unary_unary(METHOD)
+            assert await call(b"a") == b"a"
+            await aio_wait_until(lambda: any(isinstance(one, ConnectionClosed) for one in events))
+            while not await answers(call):  # the news takes a moment to the client
+                pass
+        assert not detector.closed
+        await kit.close()
+        assert detector.closed
+
+
+async def test_each_server_of_a_kit_has_a_table_of_its_own_which_its_detector_must_know():
+    async with Kit(idle=60.0) as kit, serving(kit) as one, serving(kit) as other:
+        with pytest.raises(ConfigurationError, match=r"2 servers .*connections=interceptors"):
+            kit.detect_idle(one[0], one[1])
+        detector = kit.detect_idle(one[0], one[1], connections=one[2][0])
+        assert detector.connections is one[2][0]
+        assert kit.detect_idle(other[0], other[1]).connections is other[2][0]
+
+
+async def test_a_kit_without_idle_looks_after_no_server():
+    async with Kit(timeout=2.0) as kit, serving(kit) as (server, port, _):
+        with pytest.raises(ConfigurationError, match=r"no `idle`"):
+            kit.detect_idle(server, port)
+
+
+async def test_a_reconnecting_channel_that_is_intercepted_gets_a_heartbeat_and_a_plain_one_none(
+    shop,
+):
+    with ManualTimer() as timer:
+        async with Kit(heartbeat=10.0, timer=timer) as kit:
+            async with ReconnectingChannel(shop.target) as mine:
+                call = kit.intercept_channel(mine).unary_unary(UNARY_UNARY)
+                assert await call(b"a") == b"a"
+                assert len(kit.heartbeats) == 1
+            async with grpc.aio.insecure_channel(shop.target) as plain:
+                kit.intercept_channel(plain)
+                assert kit.heartbeats == ()

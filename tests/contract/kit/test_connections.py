@@ -1,0 +1,225 @@
+"""Connections of a kit, with `grpc`: channels that it makes, servers that it looks after."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.server_process import CHECK, PING, SLOW, KillableServer
+from fixtures.shop import UNARY_UNARY
+from fixtures.small_servers import METHOD, small
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import (
+    ConfigurationError,
+    ConnectionTable,
+    HeartbeatPolicy,
+    HeartbeatState,
+    Kit,
+    ManualTimer,
+    MethodProbe,
+    ReconnectingChannel,
+    RetryPolicy,
+)
+from rpcwheel.observe import ConnectionClosed, ConnectionReplaced, IdleLimited
+
+QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
+
+
+@contextmanager
+def serving(kit, **options):
+    """A server with all that the kit gives one."""
+    interceptors = kit.server_interceptors()
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+    with ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
+        server = grpc.server(
+            pool, interceptors=interceptors, options=kit.server_options(), **options
+        )
+        server.add_generic_rpc_handlers([small(handler)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield server, port, interceptors
+        finally:
+            server.stop(None).wait()
+
+
+def answers(call) -> bool:
+    try:
+        return call(b"b") == b"b"
+    except grpc.RpcError:
+        return False
+
+
+def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
+    with (
+        KillableServer() as server,
+        Kit(
+            timeout=WAIT_S,
+            heartbeat=QUICK,
+            retry=RetryPolicy(on="UNAVAILABLE", attempts=10, wait=0.2),
+            idempotent=True,
+        ) as kit,
+        kit.channel(server.target) as channel,
+    ):
+        ping = channel.unary_unary(PING)
+        first = ping(b"")
+        server.stop()
+        late = ping.future(b"")
+        assert wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
+        server.cont()
+        assert late.result() == first
+        (heartbeat,) = kit.heartbeats
+        assert heartbeat.replaced >= 1
+        assert wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
+    assert kit.heartbeats == ()
+
+
+def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
+    with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
+        channel = kit.channel(shop.target)
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        assert len(kit.heartbeats) == 1
+        channel.close()
+        assert kit.heartbeats == ()
+        assert timer.pending == 0
+
+
+def test_a_kit_without_heartbeat_makes_channels_without_one(shop):
+    with Kit(timeout=WAIT_S) as kit, kit.channel(shop.target, options=IMPATIENT) as channel:
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        assert kit.heartbeats == ()
+
+
+def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(shop):
+    with ManualTimer() as timer:
+        kit = Kit(heartbeat=10.0, timer=timer)
+        with kit.channel(shop.target) as channel:
+            call = channel.unary_unary(UNARY_UNARY)
+            assert call(b"a") == b"a"
+            kit.close()
+            assert kit.heartbeats == ()
+            assert timer.pending == 0
+            assert call(b"b") == b"b"
+        with pytest.raises(RuntimeError, match="closed"):
+            kit.channel(shop.target)
+
+
+def test_a_reconnecting_channel_that_is_intercepted_gets_a_heartbeat_and_a_plain_one_none(shop):
+    with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
+        with ReconnectingChannel(shop.target) as mine:
+            call = kit.intercept_channel(mine).unary_unary(UNARY_UNARY)
+            assert call(b"a") == b"a"
+            assert len(kit.heartbeats) == 1
+        with ReconnectingChannel(shop.target) as mine:
+            kit.intercept_channel(grpc.intercept_channel(mine, *Kit().client_interceptors()))
+            assert len(kit.heartbeats) == 1
+        with grpc.insecure_channel(shop.target) as plain:
+            kit.intercept_channel(plain)
+            assert kit.heartbeats == ()
+
+
+def test_a_heartbeat_asks_what_the_channel_was_made_with():
+    probe = MethodProbe(PING)
+    with (
+        KillableServer(health="missing") as server,
+        Kit(heartbeat=QUICK) as kit,
+        kit.channel(server.target, probe=probe) as channel,
+    ):
+        channel.unary_unary(PING)(b"")
+        (heartbeat,) = kit.heartbeats
+        assert wait_until(lambda: heartbeat.answered)
+        assert server.calls()["heartbeats"] > 0
+        assert server.calls()[CHECK] == 0
+
+
+def test_a_probe_without_a_heartbeat_is_refused():
+    with Kit() as kit, pytest.raises(ConfigurationError, match=r"Kit\(heartbeat=10\.0\)"):
+        kit.channel("127.0.0.1:1", probe=MethodProbe(PING))
+
+
+def test_a_kit_that_was_set_to_idle_and_looked_after_no_server_says_so_at_its_end(events):
+    with Kit(idle=60.0) as kit:
+        kit.server_interceptors()
+    (limited,) = (one for one in events if isinstance(one, IdleLimited))
+    assert "detect_idle(server) was not called for 1 of its servers" in limited.reason
+
+
+def test_options_of_a_server_may_be_given_in_place_of_the_kit_s():
+    kit = Kit(heartbeat=10.0)
+    options = dict(kit.server_options(keepalive=30.0, connection_age=3600.0))
+    assert options["grpc.keepalive_time_ms"] == 30_000
+    assert options["grpc.http2.ping_timeout_ms"] == 20_000
+    assert options["grpc.max_connection_age_ms"] == 3_600_000
+
+
+def test_a_target_that_is_none_is_refused_and_nothing_is_kept():
+    with Kit(heartbeat=10.0) as kit:
+        with pytest.raises(TypeError, match="target must be a string"):
+            kit.channel(50051)
+        assert kit.heartbeats == ()
+
+
+def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_comes_back(events):
+    with Kit(idle=0.4) as kit, serving(kit) as (server, port, _):
+        detector = kit.detect_idle(server, port)
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
+            call = channel.unary_unary(METHOD)
+            assert call(b"a") == b"a"
+            assert wait_until(lambda: any(isinstance(one, ConnectionClosed) for one in events))
+            assert wait_until(lambda: answers(call))  # the news takes a moment to the client
+        assert not detector.closed
+    assert detector.closed
+
+
+def test_each_server_of_a_kit_has_a_table_of_its_own_which_its_detector_must_know():
+    with Kit(idle=60.0) as kit, serving(kit) as one, serving(kit) as other:
+        with pytest.raises(ConfigurationError, match=r"2 servers .*connections=interceptors"):
+            kit.detect_idle(one[0], one[1])
+        detector = kit.detect_idle(one[0], one[1], connections=one[2][0])
+        assert detector.connections is one[2][0]
+        assert kit.detect_idle(other[0], other[1]).connections is other[2][0]
+        with pytest.raises(ConfigurationError, match="no server waits for a detector"):
+            kit.detect_idle(other[0], other[1])
+
+
+def test_a_kit_without_idle_looks_after_no_server():
+    with Kit(timeout=2.0) as kit:
+        assert not any(isinstance(one, ConnectionTable) for one in kit.server_interceptors())
+        server = grpc.server(ThreadPoolExecutor(1))
+        with pytest.raises(ConfigurationError, match=r"no `idle`.*Kit\(idle=180\.0\)"):
+            kit.detect_idle(server, 50051)
+        server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "keepalive", "answer"),
+    [
+        (None, 60_000, 20_000),
+        (10.0, 10_000, 20_000),
+        (HeartbeatPolicy(interval=0.5, timeout=2.0), 1_000, 1_500),
+        (HeartbeatPolicy(interval=None), 60_000, 20_000),
+    ],
+)
+def test_a_server_finds_dead_clients_as_fast_as_the_kit_s_heartbeat_finds_servers(
+    heartbeat, keepalive, answer
+):
+    options = dict(Kit(heartbeat=heartbeat).server_options())
+    assert options["grpc.keepalive_time_ms"] == keepalive
+    assert options["grpc.http2.ping_timeout_ms"] == answer
+
+
+def test_calls_in_flight_on_a_dead_connection_end_unavailable_with_the_reason():
+    with (
+        KillableServer() as server,
+        Kit(heartbeat=QUICK) as kit,
+        kit.channel(server.target) as channel,
+    ):
+        slow = channel.unary_unary(SLOW).future(b"30")
+        assert channel.unary_unary(PING)(b"")
+        server.stop()
+        error = slow.exception(timeout=WAIT_S)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "heartbeats" in error.details()
+        server.cont()

@@ -1,0 +1,162 @@
+"""A kit serves under a name, and calls by one: the policies in front, heartbeats on each member."""
+
+import socket
+
+import pytest
+
+import rpcwheel
+from fixtures.server_process import PING, KillableServer
+from fixtures.shops import SERVICE, WHO
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import (
+    ClusterPolicy,
+    ConfigurationError,
+    HeartbeatState,
+    Kit,
+    Publisher,
+    RegistryPolicy,
+    RetryPolicy,
+    ServiceInstance,
+)
+from rpcwheel.observe import MemberDown, MemberUp
+
+QUICK = {"port": 0, "lame_duck": 0.05}
+RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=4)
+
+
+@pytest.fixture
+def kit():
+    with Kit(timeout=WAIT_S, retry=RETRY, idempotent=True, registry=2.0) as kit:
+        yield kit
+
+
+def test_the_design_s_first_page_works_as_it_is_written(make_shop, tmp_path):
+    url = f"sqlite://{tmp_path}/registry.db"
+    kit = rpcwheel.Kit(timeout=2.0, retry=RETRY, heartbeat=10.0, idle=180.0)
+    shop = make_shop(interceptors=kit.server_interceptors(), options=kit.server_options())
+    server, port = shop.server, free_port()
+    with kit.serve(server, publish=url, service="shop.Orders", port=port) as published:
+        assert isinstance(published, Publisher)
+        assert published.wait_published(WAIT_S)
+        by_name = f"{url}?service=shop.Orders"
+        for channel in (kit.channel(by_name), rpcwheel.channel(by_name)):
+            with channel:
+                assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+        published.begin_stop()
+        assert server.wait_for_termination(WAIT_S) is False
+    kit.close()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def test_a_call_by_name_has_the_policies_of_the_kit(kit, make_shop, memory):
+    with kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK) as published:
+        assert published.wait_published(WAIT_S)
+        with kit.channel(f"{memory}/{SERVICE}") as channel:
+            assert channel.unary_unary(WHO)(b"") == b"a"
+
+
+def test_the_registry_s_policy_is_the_kit_s(kit, make_shop, memory):
+    published = kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK)
+    assert published.registries[0].policy == RegistryPolicy(lease=2.0)
+    published.stop()
+
+
+def test_a_channel_by_name_takes_what_only_a_name_can_have(kit, memory):
+    settings = {"balance": "least_active", "group": "blue", "version": "1", "zone": "eu-1"}
+    with kit.channel(memory, service=SERVICE, cluster=ClusterPolicy(wait=1), **settings):
+        pass
+    with pytest.raises(ConfigurationError, match=r"balance, zone: for a channel .* by its name"):
+        kit.channel("127.0.0.1:50051", balance="least_active", zone="eu-1")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("etdc://127.0.0.1/shop.Orders", "did you mean etcd://"),
+        ("memory://a", "which service is meant"),
+        ("http://127.0.0.1:50051", "no registry has the scheme 'http'"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_clearly(kit, target, said):
+    with pytest.raises(ConfigurationError, match=said):
+        kit.channel(target)
+
+
+def test_a_closed_kit_gives_no_heartbeats(memory):
+    kit = Kit(heartbeat=10.0)
+    kit.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        kit.channel(f"{memory}/{SERVICE}")
+
+
+def test_idle_connections_of_a_served_server_are_looked_after_while_it_serves(make_shop, memory):
+    with Kit(idle=180.0) as kit:
+        shop = make_shop(interceptors=kit.server_interceptors())
+        with kit.serve(shop.server, publish=memory, service=SERVICE, **QUICK):
+            (detector,) = kit._detectors
+            assert not detector.closed
+        assert detector.closed
+        plain = make_shop()  # without the kit's interceptors nothing can be seen
+        with kit.serve(plain.server, publish=memory, service=SERVICE, **QUICK):
+            assert kit._detectors == [detector]
+
+
+def test_of_several_servers_it_is_to_be_said_which(make_shop, memory):
+    with Kit(idle=180.0) as kit:
+        interceptors = [kit.server_interceptors() for _ in "ab"]
+        shops = [make_shop(interceptors=each) for each in interceptors]
+        with pytest.raises(ConfigurationError, match="give its first interceptor"):
+            kit.serve(shops[0].server, publish=memory, service=SERVICE, **QUICK)
+        for shop, each in zip(shops, interceptors, strict=True):
+            settings = {"connections": each[0], **QUICK}
+            with kit.serve(shop.server, publish=memory, service=SERVICE, **settings):
+                pass
+
+
+def test_a_frozen_member_is_not_called_until_it_answers_again(memory, events):
+    """Its heartbeat tells, before any call has found out."""
+    frozen, other = KillableServer(), KillableServer()
+    try:
+        with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=0.6) as kit:
+            for one in (frozen, other):
+                instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
+                registry.register(instance, wait=WAIT_S)
+            with kit.channel(f"{memory}/{SERVICE}", cluster=ClusterPolicy(probe=600)) as channel:
+                ping = channel.unary_unary(PING)
+
+                def pids():
+                    return {int(ping(b"", timeout=WAIT_S)) for _ in range(4)}
+
+                assert wait_until(lambda: pids() == {frozen.pid, other.pid})
+                assert len(kit.heartbeats) == 2
+                frozen.stop()
+                assert wait_until(lambda: [one for one in events if isinstance(one, MemberDown)])
+                assert pids() == {other.pid}
+                frozen.cont()
+                assert wait_until(lambda: [one for one in events if isinstance(one, MemberUp)])
+                assert wait_until(lambda: pids() == {frozen.pid, other.pid})
+    finally:
+        frozen.kill()
+        other.kill()
+
+
+def test_of_a_member_that_is_gone_nothing_more_is_asked(make_shop, memory):
+    shop = make_shop()
+    instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
+    shop.server.start()
+    with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=60.0) as kit:
+        registry.register(instance, wait=WAIT_S)
+        with kit.channel(f"{memory}/{SERVICE}") as channel:
+            hold = channel.unary_unary(f"/{SERVICE}/Hold").future(b"", timeout=WAIT_S)
+            assert shop.held.wait(WAIT_S)
+            (heartbeat,) = kit.heartbeats
+            registry.unregister(instance, wait=WAIT_S)
+            assert wait_until(lambda: heartbeat.state is HeartbeatState.WITHDRAWN)
+            shop.release.set()
+            assert hold.result() == b"a"
+            assert wait_until(lambda: heartbeat.state is HeartbeatState.CLOSED)
+            assert kit.heartbeats == ()

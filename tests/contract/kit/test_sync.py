@@ -1,0 +1,162 @@
+"""The kit at work between real channels and a real server, with `grpc`."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import UNARY_UNARY
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import (
+    FailbackClosed,
+    FailbackPolicy,
+    FailsafePolicy,
+    Kit,
+    MethodPolicy,
+    RetryPolicy,
+    current_deadline,
+)
+
+RETRY = RetryPolicy(on="UNAVAILABLE", wait=0)
+QUICK = FailbackPolicy(on="UNAVAILABLE", wait=0.01, retries=None)
+PATIENT = FailbackPolicy(on="UNAVAILABLE", wait=60)
+
+
+def by_interceptors(kit, channel):
+    return grpc.intercept_channel(channel, *kit.client_interceptors())
+
+
+@pytest.fixture(params=[by_interceptors, Kit.intercept_channel], ids=["interceptors", "channel"])
+def through(request):
+    """Either way to put a kit before a channel."""
+    return request.param
+
+
+def test_each_call_has_the_kit_s_deadline_or_its_own_if_that_is_earlier(
+    shop, shop_channel, through
+):
+    with Kit(timeout=WAIT_S) as kit:
+        call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
+        assert [call(b"a"), call(b"b", timeout=5.0), call(b"c", timeout=500.0)] == [
+            b"a",
+            b"b",
+            b"c",
+        ]
+    left = [seen.time_remaining for seen in shop.calls]
+    assert 10.0 < left[0] < 25.0  # what goes over the wire is rounded up
+    assert 0.0 < left[1] < 10.0
+    assert 10.0 < left[2] < 25.0
+
+
+def test_a_call_is_made_again_where_its_method_is_idempotent(shop, shop_channel, through):
+    with Kit(retry=RETRY, methods={UNARY_UNARY: MethodPolicy(idempotent=True)}) as kit:
+        call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        assert call(b"a") == b"a"
+    assert len(shop.calls) == 3
+
+
+def test_a_failsafe_answers_what_has_failed_for_good(shop, shop_channel, through):
+    with Kit(failsafe=FailsafePolicy(on="INTERNAL", default=b"sorry")) as kit:
+        call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
+        shop.then("INTERNAL")
+        assert call(b"a") == b"sorry"
+
+
+def test_a_call_that_failback_parks_is_delivered_and_counted(shop, shop_channel, through):
+    with Kit(failback=QUICK) as kit:
+        call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        assert call(b"a") is None
+        assert wait_until(lambda: kit.pending == 0)
+        assert kit.flush(5.0)
+        assert kit.stats()["*"].delivered_later == 1
+    assert [seen.requests for seen in shop.calls] == [[b"a"]] * 3
+
+
+def test_closing_a_kit_reports_what_was_not_delivered_once(shop, shop_channel, through):
+    kit = Kit(failback=PATIENT)
+    call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert call(b"a") is None
+    assert kit.pending == 1
+    undelivered = kit.close(drain=0)
+    assert [failed.attempts for failed in undelivered] == [1]
+    assert kit.close() == []
+    with pytest.raises(FailbackClosed):
+        call(b"b")
+    assert call(b"c") == b"c"
+
+
+def test_leaving_a_kit_delivers_what_waits_and_closes_it(shop, shop_channel, through):
+    with Kit(failback=PATIENT) as kit:
+        call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
+        shop.then("UNAVAILABLE")
+        assert call(b"a") is None
+    assert kit.pending == 0
+    assert [seen.requests for seen in shop.calls] == [[b"a"]] * 2
+    shop.then("UNAVAILABLE")
+    with pytest.raises(FailbackClosed):
+        call(b"b")
+
+
+def test_the_channels_of_a_kit_share_its_queues(shop, shop_channel):
+    with Kit(failback=PATIENT) as kit:
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        for channel in (by_interceptors(kit, shop_channel), kit.intercept_channel(shop_channel)):
+            assert channel.unary_unary(UNARY_UNARY)(b"a") is None
+        assert kit.pending == 2
+        assert kit.flush(5.0)
+
+
+def test_each_channel_of_a_kit_has_its_own_budget_of_retries(shop, shop_channel):
+    retry = RetryPolicy(on="UNAVAILABLE", wait=0, attempts=2, budget=0.0, reserve=1)
+    with Kit(retry=retry, idempotent=True) as kit:
+        one, other = (by_interceptors(kit, shop_channel).unary_unary(UNARY_UNARY) for _ in "ab")
+        shop.then(*["UNAVAILABLE"] * 3)
+        with pytest.raises(grpc.RpcError):
+            one(b"a")
+        with pytest.raises(grpc.RpcError):  # its one retry is spent
+            one(b"b")
+        shop.then("UNAVAILABLE")
+        assert other(b"c") == b"c"
+    assert len(shop.calls) == 5
+
+
+def test_a_server_passes_on_the_deadline_of_the_call_that_it_serves(shop, shop_channel):
+    with Kit(timeout=WAIT_S) as kit, ThreadPoolExecutor(2) as pool:
+        onward = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
+        seen = []
+
+        def serve(request, context):
+            seen.append(current_deadline())
+            return onward(request)
+
+        server = grpc.server(pool, interceptors=kit.server_interceptors())
+        handler = grpc.unary_unary_rpc_method_handler(serve)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("test.Front", {"Call": handler})]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
+            assert channel.unary_unary("/test.Front/Call")(b"a", timeout=5.0) == b"a"
+            assert channel.unary_unary("/test.Front/Call")(b"b") == b"b"
+        server.stop(None).wait()
+    assert 0 < seen[0].remaining() < 10.0
+    assert 0 < shop.calls[0].time_remaining < 10.0
+    assert 10.0 < seen[1].remaining() < 25.0
+    assert 5.0 < shop.calls[1].time_remaining < 25.0
+
+
+def test_a_kit_s_timer_drives_what_it_does(shop, shop_channel, timer):
+    kit = Kit(failback=PATIENT, timer=timer)
+    call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
+    shop.then("UNAVAILABLE")
+    assert call(b"a") is None
+    assert timer.pending == 1
+    timer.advance(60)
+    assert wait_until(lambda: kit.pending == 0)
+    assert kit.close() == []
+    assert len(shop.calls) == 2

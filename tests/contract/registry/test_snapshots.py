@@ -1,0 +1,341 @@
+"""The file of what was known last: whole or not there, for all processes, and never in the way."""
+
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fixtures.seen_worlds import REGISTRY, SERVICE, ended, instance, instances
+from fixtures.timers import run_threads
+from fixtures.waiting import wait_until
+from rpcwheel.observe.events import SnapshotFailed
+from rpcwheel.registry import _whole_file
+from rpcwheel.registry import snapshots as module
+from rpcwheel.registry.snapshots import DEBOUNCE_S, FORGET_S, Snapshots
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="locks and modes of POSIX")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "cache" / "orders.json"
+
+
+@pytest.fixture
+def make(path, timer):
+    """Make snapshots on the same file, as another process would; closed at the end."""
+    made = []
+
+    def make(**others):
+        made.append(Snapshots(path, REGISTRY, **{"timer": timer} | others))
+        return made[-1]
+
+    yield make
+    for snapshots in made:
+        snapshots.close()
+
+
+def services(path):
+    return json.loads(path.read_text())["services"]
+
+
+def failures(events):
+    return [event for event in events if isinstance(event, SnapshotFailed)]
+
+
+# Writing and reading
+
+
+def test_what_was_kept_is_read_by_the_next_process_with_its_age(make):
+    first = make()
+    kept = (instance("a", weight=7, metadata={"zone": "b"}), instance("b"))
+    first.keep(SERVICE, kept)
+    first.close()
+    found = make().load(SERVICE)
+    assert (found.instances, found.source, found.service) == (kept, "cache", SERVICE)
+    assert 0 <= found.age_s < 60
+
+
+def test_what_was_kept_is_known_before_it_is_written(make, path):
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    assert snapshots.load(SERVICE).instances == instances("a")
+    assert not path.exists()
+
+
+def test_it_is_written_half_a_second_after_the_first_change_once_for_all(make, path, timer):
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    timer.advance(DEBOUNCE_S - 0.1)
+    snapshots.keep("shop.Bills", instances("c"))
+    assert (path.exists(), timer.pending) == (False, 1)
+    timer.advance(0.1)
+    assert wait_until(path.exists)
+    assert set(services(path)) == {SERVICE, "shop.Bills"}
+    assert timer.pending == 0
+
+
+def test_a_service_without_instances_is_taken_out(make, path):
+    first = make()
+    first.keep(SERVICE, instances("a"))
+    first.keep("shop.Bills", instances("b"))
+    first.close()
+    second = make()
+    second.keep(SERVICE, ())
+    second.close()
+    assert set(services(path)) == {"shop.Bills"}
+    assert make().load(SERVICE) is None
+
+
+def test_of_a_service_that_nobody_kept_nothing_is_known(make, events):
+    assert make().load(SERVICE) is None
+    assert not events
+
+
+def test_nothing_that_an_instance_says_is_lost(make):
+    told = instance("a").encoded()[:-1] + b', "newer": {"than": "us"}}'
+    given = type(instance("a")).decoded(told)
+    first = make()
+    first.keep(SERVICE, [given])
+    first.close()
+    assert make().load(SERVICE).instances == (given,)
+
+
+@posix
+def test_only_the_user_can_read_it(make, path):
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    snapshots.close()
+    for one in (path, path.with_name(f"{path.name}.lock")):
+        assert stat.S_IMODE(one.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_an_age_is_never_negative_whatever_the_clocks_say(make, path):
+    path.parent.mkdir()
+    record = json.loads(instance("a").encoded())
+    entry = {"written": time.time() + 3600, "instances": [record]}
+    path.write_text(json.dumps({"v": 1, "services": {SERVICE: entry}}))
+    assert make().load(SERVICE).age_s == 0.0
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"\0" * 100, b'{"v": 1, "services": {"shop', b"[]", b'{"v": 1}', b"[" * 10**6]
+)
+def test_a_torn_file_is_no_file_is_told_once_and_is_replaced(make, path, events, torn):
+    path.parent.mkdir()
+    path.write_bytes(torn)
+    snapshots = make()
+    assert snapshots.load(SERVICE) is None
+    assert snapshots.load("shop.Bills") is None
+    (told,) = failures(events)
+    assert (told.registry, told.path) == (REGISTRY, str(path))
+    snapshots.keep(SERVICE, instances("a"))
+    snapshots.close()
+    assert make().load(SERVICE).instances == instances("a")
+    assert len(failures(events)) == 1
+
+
+def test_an_entry_that_makes_no_sense_harms_no_other(make, path):
+    path.parent.mkdir()
+    good = json.loads(instance("a").encoded())
+    told = {
+        SERVICE: {"written": time.time(), "instances": [good, {"v": 1}, 7, None]},
+        "x": 5,
+        "y": {"written": "today", "instances": []},
+        "z": {"written": 1.0, "instances": 3},
+        **{str(n): {"written": n, "instances": [good]} for n in (10**400, math.inf, math.nan)},
+    }
+    path.write_text(json.dumps({"v": 1, "services": told}))
+    snapshots = make()
+    assert snapshots.load(SERVICE).instances == instances("a")
+    assert not [name for name in told if name != SERVICE and snapshots.load(name)]
+
+
+def test_a_place_that_is_a_directory_is_told_once_and_harms_nothing(make, path, events, timer):
+    path.mkdir(parents=True)
+    snapshots = make()
+    for _ in range(3):
+        assert snapshots.load("shop.Bills") is None
+        snapshots.keep(SERVICE, instances("a"))
+        timer.advance(module.AGAIN_S)
+        assert wait_until(lambda: timer.pending == 1)  # it is tried again
+    assert snapshots.load(SERVICE).instances == instances("a")
+    assert len(failures(events)) == 2, "one for reading, one for writing"
+    snapshots.close()
+    assert timer.pending == 0
+
+
+def test_what_could_not_be_written_is_written_when_it_can_be(make, path, timer, events):
+    path.parent.write_text("in the way")
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    timer.advance(DEBOUNCE_S)
+    assert wait_until(lambda: failures(events) and timer.pending == 1)
+    path.parent.unlink()
+    timer.advance(module.AGAIN_S)
+    assert wait_until(path.exists)
+    assert set(services(path)) == {SERVICE}
+
+
+def test_a_timer_that_was_stopped_before_is_no_reason_not_to_write(make, path, timer):
+    snapshots = make()
+    timer.stop()
+    snapshots.keep(SERVICE, instances("a"))
+    assert wait_until(path.exists)
+
+
+def test_a_disk_that_hangs_does_not_keep_close_from_ending(make, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(module, "replace_whole", lambda *_: gate.wait(20))
+    monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    begun = time.monotonic()
+    snapshots.close()
+    assert time.monotonic() - begun < 10
+    gate.set()
+
+
+def test_after_close_nothing_is_kept_and_closing_again_is_nothing(make, path, timer):
+    snapshots = make()
+    snapshots.close()
+    snapshots.close()
+    snapshots.keep(SERVICE, instances("a"))
+    assert snapshots.load(SERVICE) is None
+    assert timer.pending == 0
+    assert not path.exists()
+
+
+# Several writers
+
+
+def test_each_process_leaves_what_the_others_wrote(make, path):
+    for service in ("a", "b", "c"):
+        snapshots = make()
+        snapshots.keep(service, instances(service))
+        snapshots.close()
+    assert set(services(path)) == {"a", "b", "c"}
+
+
+def test_of_a_service_that_two_keep_the_newer_stays(make, path, monkeypatch):
+    old, new, now = make(), make(), time.time()
+    monkeypatch.setattr(module.time, "time", lambda: now - 10)
+    old.keep(SERVICE, instances("a"))
+    monkeypatch.setattr(module.time, "time", lambda: now)
+    new.keep(SERVICE, instances("b"))
+    new.close()
+    old.close()
+    assert make().load(SERVICE).instances == instances("b")
+
+
+def test_an_entry_from_a_clock_that_runs_ahead_does_not_stay_for_ever(make, path, monkeypatch):
+    ahead, now = make(), time.time()
+    monkeypatch.setattr(module.time, "time", lambda: now + 10**6)
+    ahead.keep(SERVICE, instances("a"))
+    ahead.close()
+    monkeypatch.setattr(module.time, "time", lambda: now)
+    right = make()
+    right.keep(SERVICE, instances("b"))
+    right.close()
+    assert make().load(SERVICE).instances == instances("b")
+
+
+def test_what_nobody_kept_for_a_month_is_left_out(make, path, monkeypatch):
+    old, new, now = make(), make(), time.time()
+    monkeypatch.setattr(module.time, "time", lambda: now - FORGET_S - 1)
+    old.keep("shop.Old", instances("a"))
+    old.close()
+    monkeypatch.setattr(module.time, "time", lambda: now)
+    new.keep(SERVICE, instances("b"))
+    new.close()
+    assert set(services(path)) == {SERVICE}
+
+
+@posix
+def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypatch):
+    import fcntl  # noqa: PLC0415 - only there
+
+    monkeypatch.setattr(_whole_file, "BUSY_S", 0.01)
+    path.parent.mkdir()
+    snapshots = make()
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        snapshots.keep(SERVICE, instances("a"))
+        timer.advance(DEBOUNCE_S)
+        assert wait_until(lambda: timer.pending == 1)
+        assert not path.exists()
+    timer.advance(DEBOUNCE_S)
+    assert wait_until(path.exists)
+
+
+def test_many_threads_and_writers_make_a_whole_file(make, path, timer):
+    def work(number):
+        snapshots = make()
+        for turn in range(10):
+            snapshots.keep(f"shop.S{number}", instances("abcdef"[turn % 6]))
+            snapshots.load(f"shop.S{number - 1}")
+        snapshots.close()
+
+    run_threads(*(lambda number=number: work(number) for number in range(6)))
+    assert set(services(path)) == {f"shop.S{number}" for number in range(6)}
+
+
+WRITER = """
+import sys
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry import snapshots
+snapshots.DEBOUNCE_S = 0.0
+path, service = sys.argv[1:]
+one = snapshots.Snapshots(path, "memory://")
+print("ready", flush=True)
+for turn in range(10_000):
+    weight = turn % 1000
+    many = [ServiceInstance(service=service, host=f"h{n}", port=1, weight=weight) for n in range(9)]
+    one.keep(service, many)
+"""
+
+
+@posix
+def test_a_reader_never_sees_half_a_file_however_its_writers_are_killed(path):
+    command = [sys.executable, "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE) for name in ("a", "b")]
+    try:
+        for writer in writers:
+            writer.stdout.readline()
+        assert wait_until(lambda: path.exists() and len(services(path)) == 2)
+        for _ in range(200):
+            for service in services(path).values():
+                assert len({record.get("weight", 100) for record in service["instances"]}) == 1
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    after = Snapshots(path, REGISTRY)
+    after.keep("c", instances("a"))
+    after.close()
+    assert set(services(path)) == {"a", "b", "c"}
+    assert {one.name for one in path.parent.iterdir()} <= {path.name, f"{path.name}.lock"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_writes_nothing_of_its_parents(make, path):
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    snapshots._lock.acquire()  # as if another thread had it at that moment
+    child = os.fork()
+    if not child:
+        snapshots.close()
+        os._exit(path.exists())
+    snapshots._lock.release()
+    assert ended(child) == 0

@@ -1,0 +1,141 @@
+"""The examples run alone, quickly, and show what they are for."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rpcwheel
+
+PACKAGE = Path(rpcwheel.__file__).parents[1]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHARED = {"audit_server", "registry_process"}
+
+
+def story(name: str) -> str:
+    """What an example prints; it ends with 0 if what it shows was true."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PACKAGE),
+            "PYTHONUNBUFFERED": "1",
+        },  # one story, in order
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("name", ["failback_sync.py", "failback_aio.py"])
+def test_a_failback_example_delivers_what_it_queued(name: str) -> None:
+    told = story(name)
+    before, _, after = told.partition("up again")
+    assert "up: the server answers number: 1" in before
+    assert re.findall(r"killed: None after .* ms; in the queue: (\d)", before) == ["1", "2", "3"]
+    assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
+    assert told.endswith("all delivered: True\n")
+
+
+def test_the_failback_interceptor_answers_at_once_and_delivers_later() -> None:
+    told = story("failback_interceptor.py")
+    before, _, after = told.partition("up again")
+    assert "up: the server answers number: 1" in before
+    assert re.findall(r"killed: queued=True after .* ms; waiting: (\d)", before) == ["1", "2", "3"]
+    assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
+    assert told.endswith("all delivered: True\n")
+
+
+@pytest.mark.parametrize("name", ["deadlines.py", "deadlines_aio.py"])
+def test_a_deadline_shrinks_from_hop_to_hop(name: str) -> None:
+    found = re.fullmatch(r"A gives (.*) s\nB has (.*) s\nC has (.*) s\n", story(name))
+    assert found is not None
+    entry, middle, leaf = (float(each) for each in found.groups())
+    assert entry >= middle > leaf > 0
+
+
+def test_retries_tell_the_server_how_many_went_before_and_end_before_the_deadline() -> None:
+    told = story("retry.py")
+    assert re.findall(r"order 1; attempts before: (.*);", told) == ["none", "1", "2"]
+    assert "answered: number: 1\n" in told
+    attempts = re.findall(r"order 2; attempts before: (.*); (.*) s left", told)
+    assert [before for before, _ in attempts] == ["none", "1", "2", "3"]
+    left = [float(seconds) for _, seconds in attempts]
+    assert left == sorted(left, reverse=True)
+    assert re.search(r"failed: not now\nafter 1\..* s, of 1.75\n$", told)
+
+
+def test_a_silent_stream_is_cut_on_both_sides() -> None:
+    lines = story("silent_stream.py").splitlines()
+    assert lines[:3] == [f"received: order {number}" for number in (1, 2, 3)]
+    assert lines[3:] == [
+        "cut: DEADLINE_EXCEEDED, no message for 0.5 s (message_timeout)",
+        "the server was told: True",
+    ]
+
+
+@pytest.mark.parametrize("name", ["heartbeat.py", "heartbeat_aio.py"])
+def test_a_frozen_server_is_replaced_by_the_other(name: str) -> None:
+    told = story(name)
+    assert re.findall(r"(\w+): (order \d)$", told, re.MULTILINE) == [
+        ("one", "order 1"),
+        ("two", "order 3"),
+    ]
+    assert re.search(r"order 2: UNAVAILABLE after .* s, .*no answer to heartbeats", told)
+    assert "DEAD" in told
+    assert "order 3: answered on connection 2\n" in told
+
+
+@pytest.mark.parametrize("name", ["idle.py", "idle_aio.py"])
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
+    told = story(name)
+    assert re.findall(r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: (.*)", told) == [
+        "connection idle for 1 s"
+    ]
+    assert "the busy connection was kept: True\n" in told
+    assert told.endswith("the other client calls again, and is answered\n")
+
+
+@pytest.mark.parametrize("name", ["registry.py", "registry_aio.py", "registry_etcd.py"])
+def test_a_client_by_name_goes_on_while_servers_stop_die_and_come(name: str) -> None:
+    if name == "registry_etcd.py" and not os.environ.get("ETCD_URL") and not shutil.which("etcd"):
+        pytest.skip("etcd is not installed (Debian: apt-get install etcd-server)")
+    assert story(name).splitlines() == [
+        "both answer: one two",
+        "one is stopped in order; calls that failed meanwhile: 0",
+        "one is back: True",
+        "two is killed; answering: one",
+    ]
+
+
+def test_the_example_on_etcd_says_what_is_missing(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "PATH": str(tmp_path)}
+    environment.pop("ETCD_URL", None)
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / "registry_etcd.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    assert (run.returncode, run.stderr) == (2, "")
+    assert run.stdout.startswith("etcd is missing: set ETCD_URL, or (Debian) apt-get install")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES.glob("*.py") if path.stem not in SHARED and "_pb2" not in path.stem],
+    ids=lambda path: path.name,
+)
+def test_an_example_is_short_and_tells_how_to_run_it(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 80
+    assert f"run it: python examples/{path.name}." in text

@@ -1,0 +1,340 @@
+"""What every timer does alike: errors, slow tasks, hand-offs, counts, limits, re-entrancy, fork."""
+
+import gc
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.observe.events import HandOffRefused, TaskFailed, TaskSlow, TimersTooMany
+from rpcwheel.timer import HierarchicalWheel, ManualTimer, PeriodicTask, WheelTimer, core
+from rpcwheel.timer.api import LATENESS_BOUNDS_S
+
+
+@pytest.fixture(params=[WheelTimer, ManualTimer])
+def make_timer(request):
+    """Make a timer, and a function that lets the time pass that its tasks need."""
+    made = []
+
+    def make(queue=None, **options):
+        if request.param is ManualTimer:
+            on_error = options.pop("on_error", None)
+            timer = ManualTimer(queue, **options)
+            timer._on_error = on_error
+            made.append(timer)
+            return timer, lambda done: (timer.advance(10.0), done())[1]
+        timer = WheelTimer(queue, **options)
+        made.append(timer)
+        return timer, wait_until
+
+    make.kind = request.param
+    yield make
+    for timer in made:
+        timer.stop()
+
+
+def of_type(events, kind):
+    return [event for event in events if isinstance(event, kind)]  # a busy machine adds TaskSlow
+
+
+def boom(timeout):
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_ends_a_program_gets_through_on_the_users_own_thread(error):
+    seen, ran = [], []
+    timer = ManualTimer()
+    timer._on_error = lambda *args: seen.append(args)
+
+    def fail(timeout):
+        raise error
+
+    failing = timer.new_timeout(fail, 1.0)
+    timer.new_timeout(ran.append, 1.0)
+    with pytest.raises(type(error)):
+        timer.advance(1.0)
+    assert seen == [(failing, error)]
+    assert failing.task is None
+    timer.advance(0)
+    assert len(ran) == 1
+    timer.stop()
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), KeyboardInterrupt()])
+def test_a_task_that_raises_harms_only_itself(make_queue, make_timer, error):
+    if make_timer.kind is ManualTimer and not isinstance(error, Exception):
+        pytest.skip("on the user's own thread: the test above")
+    seen, ran = [], []
+    timer, pass_time = make_timer(make_queue(), on_error=lambda *args: seen.append(args))
+
+    def fail(timeout):
+        raise error
+
+    failing = timer.new_timeout(fail, 0.001)
+    timer.new_timeout(ran.append, 0.001)
+    timer.new_timeout(ran.append, 0.02)
+    assert pass_time(lambda: len(ran) == 2)
+    assert seen == [(failing, error)]
+    assert timer.stats().failed == 1
+    assert failing.task is None
+
+
+def test_without_on_error_what_a_task_raises_is_an_event(events, make_timer):
+    timer, pass_time = make_timer()
+    timer.new_timeout(boom, 0)
+    assert pass_time(lambda: of_type(events, TaskFailed))
+    (event,) = of_type(events, TaskFailed)
+    assert (event.timer, str(event.error)) == (timer.name, "boom")
+    assert event.task.endswith("test_core.boom")
+
+
+@pytest.mark.parametrize("second", [ZeroDivisionError(), SystemExit(4)])
+def test_an_on_error_that_raises_is_survived_and_reported(events, make_timer, second):
+    def worse(timeout, error):
+        raise second
+
+    timer, pass_time = make_timer(on_error=worse)
+    ran = []
+    timer.new_timeout(boom, 0)
+    timer.new_timeout(ran.append, 0.02)
+    assert pass_time(lambda: ran)
+    assert [event.error for event in of_type(events, TaskFailed)] == [second]
+
+
+def test_a_task_that_holds_the_thread_too_long_is_reported_and_the_slowest_kept(
+    events, monkeypatch, make_timer
+):
+    monkeypatch.setattr(core, "SLOW_NS", 1)
+    timer, pass_time = make_timer()
+    advance = timer._hub
+
+    def slow(timeout):
+        if advance.manual_ns >= 0:
+            advance.manual_ns += 10**6  # as long as a task of a manual timer can take
+        else:
+            sum(range(1000))
+
+    timer.new_timeout(slow, 0)
+    assert pass_time(lambda: events)
+    (event,) = events
+    assert isinstance(event, TaskSlow)
+    assert event.timer == timer.name
+    assert event.task.endswith("slow")
+    assert event.duration_s > 0
+    stats = timer.stats()
+    assert stats.slowest_task == event.task
+    assert stats.slowest_task_s == pytest.approx(event.duration_s)
+
+
+def test_a_coroutine_function_on_a_thread_is_refused_in_words_and_awaited_by_nobody():
+    seen = []
+
+    async def task(_):
+        """Never runs."""
+
+    with warnings.catch_warnings(), WheelTimer(on_error=lambda *args: seen.append(args)) as timer:
+        warnings.simplefilter("error")
+        timer.new_timeout(task, 0)
+        assert wait_until(lambda: seen)
+        gc.collect()
+    (_, error) = seen[0]
+    assert isinstance(error, TypeError)
+    assert "is a coroutine function: it needs an AsyncWheelTimer" in str(error)
+
+
+def test_with_an_executor_tasks_run_there_and_may_block_and_fail():
+    seen, gate, threads = [], threading.Event(), []
+    with (
+        ThreadPoolExecutor(1, "hands") as executor,
+        WheelTimer(executor=executor, on_error=lambda *args: seen.append(args)) as timer,
+    ):
+        timer.new_timeout(lambda timeout: gate.wait(WAIT_S), 0)
+        failing = timer.new_timeout(boom, 0.001)
+        timer.new_timeout(lambda timeout: threads.append(threading.current_thread().name), 0.002)
+        assert wait_until(lambda: timer.stats().fired == 3)
+        gate.set()
+        assert wait_until(lambda: threads)
+        assert threads[0].startswith("hands")
+        assert [timeout for timeout, _ in seen] == [failing]
+        assert failing.task is None
+        assert timer.stats().failed == 1
+
+
+class Full:
+    """An executor that takes nothing."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def submit(self, *args):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cannot schedule"), OSError("full")])
+def test_a_hand_off_that_is_refused_is_an_event_and_counts_and_the_timer_goes_on(events, error):
+    with WheelTimer(executor=Full(error)) as timer:
+        timer.new_timeout(boom, 0)
+        timer.new_timeout(boom, 0.01)
+        assert wait_until(lambda: timer.stats().refused == 2)
+        assert wait_until(lambda: len(events) == 2)
+        assert {type(event) for event in events} == {HandOffRefused}
+        assert events[0].error is error
+        assert timer.stats().fired == 2
+
+
+def test_a_periodic_task_goes_on_after_a_refused_hand_off(events):
+    with WheelTimer(executor=Full(RuntimeError("full"))) as timer:
+        task = PeriodicTask(timer, 0.002, print).start()
+        assert wait_until(lambda: timer.stats().refused >= 3)
+        assert task.cancel()
+
+
+def test_a_task_that_raises_when_it_is_told_of_its_refusal_harms_only_itself(events):
+    class Task:
+        def run(self, timeout):
+            """Never runs."""
+
+        def refused(self, timeout, error):
+            raise ValueError("boom")
+
+    with WheelTimer(executor=Full(RuntimeError("full"))) as timer:
+        timer.new_timeout(Task(), 0)
+        timer.new_timeout(Task(), 0.01)
+        assert wait_until(lambda: len(of_type(events, TaskFailed)) == 2)
+        assert timer.stats().refused == timer.stats().failed == 2
+
+
+def test_counts_agree_and_lateness_is_kept_in_buckets(make_queue, make_timer):
+    timer, pass_time = make_timer(make_queue())
+    timeouts = [timer.new_timeout(lambda timeout: None, n * 0.001) for n in range(20)]
+    kept = timer.new_timeout(boom, 3600.0)
+    timer.new_timeout(boom, 3600.0).cancel()
+    assert pass_time(lambda: timer.stats().fired == 20)
+    stats = timer.stats()
+    assert (stats.started, stats.pending, stats.fired, stats.cancelled) == (22, 1, 20, 1)
+    assert stats.lateness.count == sum(stats.lateness.buckets) == 20
+    assert len(stats.lateness.buckets) == len(LATENESS_BOUNDS_S) + 1
+    assert 0 <= stats.lateness.max_s <= stats.lateness.sum_s
+    assert all(timeout.expired() for timeout in timeouts)
+    assert timer.stop() == [kept]
+    stats = timer.stats()
+    assert (stats.started, stats.pending, stats.fired, stats.cancelled) == (22, 0, 20, 2)
+
+
+def test_a_queue_belongs_to_one_timer():
+    queue = HierarchicalWheel()
+    with WheelTimer(queue), pytest.raises(ConfigurationError, match="belongs to a timer already"):
+        ManualTimer(queue)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"queue": 3}, TypeError, "queue must be a HashedWheel, .* not 3"),
+        ({"max_pending": -1}, ConfigurationError, "1 or more, or None for no limit; not -1"),
+        ({"max_pending": 0}, ConfigurationError, "1 or more, or None for no limit; not 0"),
+        ({"max_pending": True}, TypeError, "whole number, or None for no limit; not True"),
+        ({"max_pending": 2.5}, TypeError, "whole number, or None"),
+        ({"executor": 3}, TypeError, r"must have submit\(\), .* not 3"),
+        ({"on_error": 3}, TypeError, r"callable as on_error\(timeout, error\); not 3"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_with_what_to_give(options, error, says):
+    with pytest.raises(error, match=says):
+        WheelTimer(**options)
+
+
+def test_more_than_64_live_timers_are_warned_of_once(events, monkeypatch):
+    monkeypatch.setattr(core, "_warned", [])
+    gc.collect()
+    others = len(core._live)
+    timers = [WheelTimer() for _ in range(64 - others)]
+    for _ in range(10):
+        timers.pop().stop()
+        timers.append(WheelTimer())
+    assert events == []
+    timers += [WheelTimer(), WheelTimer()]
+    assert events == [TimersTooMany(live=65, limit=64)]
+    for timer in timers:
+        timer.stop()
+
+
+def test_a_task_may_cancel_its_sibling_of_the_same_tick_and_that_never_runs(make_queue):
+    timer, ran, won = ManualTimer(make_queue()), [], []
+    siblings = []
+
+    def first(timeout):
+        won.append(siblings[2].cancel())
+        won.append(siblings[0].cancel())  # itself: it runs already
+        won.append(siblings[2].cancel())
+
+    siblings += [timer.new_timeout(first, 1.0)]
+    siblings += [timer.new_timeout(ran.append, 1.0) for _ in range(3)]
+    timer.advance(2.0)
+    assert won == [True, False, False]
+    assert ran == [siblings[1], siblings[3]]
+    timer._hub.queue.check()
+    timer.stop()
+
+
+def test_a_task_may_put_off_and_pull_forward_its_siblings(make_queue):
+    timer, ran = ManualTimer(make_queue()), []
+    later, sooner = (
+        timer.new_timeout(lambda timeout, n=n: ran.append((n, timer.now)), delay)
+        for n, delay in (("later", 1.0), ("sooner", 9.0))
+    )
+
+    def first(timeout):
+        assert not timeout.reschedule(5.0)
+        assert later.reschedule(3.0)
+        assert sooner.reschedule(0.5)
+
+    timer.new_timeout(first, 0.5)
+    timer.advance(10.0)
+    assert ran == [("sooner", 1.0), ("later", 3.5)]
+    timer.stop()
+
+
+def test_finalizers_of_tasks_may_start_cancel_and_reschedule_inside_a_fire(make_queue):
+    timer, ran = ManualTimer(make_queue()), []
+    others = [timer.new_timeout(ran.append, 1.0) for _ in range(30)]
+
+    class Task:
+        def __call__(self, timeout):
+            ran.append(self.__class__)
+
+        def __del__(self) -> None:
+            others.pop().cancel()
+            others.pop().reschedule(2.0)
+            timer.new_timeout(ran.append, 1.0)
+            timer._hub.queue.check()
+
+    for _ in range(10):
+        timer.new_timeout(Task(), 1.0)
+    timer.advance(5.0)
+    stats = timer.stats()
+    assert (stats.started, stats.pending, stats.failed) == (50, 0, 0)
+    assert stats.fired == len(ran) == 50 - stats.cancelled
+    timer.stop()
+
+
+def test_tasks_that_submit_themselves_at_once_do_not_keep_stop_away(make_queue):
+    timer = WheelTimer(make_queue())
+    again = []
+
+    def task(timeout):
+        again.append(1)
+        timer.new_timeout(task, 0)
+
+    for _ in range(300):
+        timer.new_timeout(task, 0)
+    assert wait_until(lambda: len(again) > 1000)
+    stopper = threading.Thread(target=timer.stop, daemon=True)
+    stopper.start()
+    stopper.join(WAIT_S)
+    assert not stopper.is_alive()
+    assert timer.pending == 0

@@ -1,0 +1,384 @@
+"""The timer on a thread: when tasks run, how it sleeps, how it ends, what it refuses."""
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from datetime import timedelta
+
+import pytest
+
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.timer import HashedWheel, TimerStopped, TooManyTimeouts, WheelTimer, shared_timer
+
+INF = float("inf")
+
+
+@pytest.fixture
+def timer():
+    with WheelTimer() as timer:
+        yield timer
+
+
+def nothing(timeout):
+    """Do nothing."""
+
+
+def test_a_task_runs_once_and_never_early(make_queue):
+    ran = []
+    with WheelTimer(make_queue()) as timer:
+        for n in range(200):
+            timer.new_timeout(lambda timeout: ran.append((timeout, time.monotonic_ns())), n * 3e-4)
+        assert wait_until(lambda: timer.pending == 0)
+    assert len(ran) == len({id(timeout) for timeout, _ in ran}) == 200
+    assert [t for t, at_ns in ran if at_ns < t._deadline_ns] == []
+
+
+def test_tasks_run_in_the_order_of_their_ticks_and_first_in_first_out(make_queue):
+    ran, queue = [], make_queue()
+    with WheelTimer(queue) as timer:
+        delays = (0.09, 0.03, 0.06, *[0.12] * 200, 0.05)
+        started = [timer.new_timeout(ran.append, delay) for delay in delays]
+        assert wait_until(lambda: len(ran) == len(started))
+    tick_ns = queue._tick_ns
+    order = sorted(range(len(started)), key=lambda n: (-(-started[n]._deadline_ns // tick_ns), n))
+    assert ran == [started[n] for n in order]
+
+
+def test_a_coarse_wheel_is_late_by_less_than_a_tick_and_never_early():
+    ran = []
+    with WheelTimer(HashedWheel(tick=0.05, slots=4)) as timer:
+        for delay in (0.0, 0.01, 0.1, 0.33):  # more than a round too
+            timer.new_timeout(
+                lambda timeout: ran.append(time.monotonic() - timeout.deadline), delay
+            )
+        assert wait_until(lambda: len(ran) == 4)
+    assert min(ran) >= 0
+
+
+@pytest.mark.parametrize("delay", [0, 0.0, -1, -0.5, -INF, timedelta(0), timedelta(days=-3)])
+def test_a_delay_of_zero_or_less_is_as_soon_as_possible_but_never_inline(timer, delay):
+    ran = threading.Event()
+    threads = []
+
+    def task(timeout):
+        threads.append(threading.current_thread())
+        ran.set()
+
+    timeout = timer.new_timeout(task, delay)
+    assert ran.wait(WAIT_S)
+    assert threads != [threading.current_thread()]
+    assert timeout.deadline <= time.monotonic()
+
+
+def test_a_timedelta_is_a_delay(timer):
+    timeout = timer.new_timeout(nothing, timedelta(hours=2))
+    assert timeout.deadline - time.monotonic() == pytest.approx(7200, abs=WAIT_S)
+
+
+def test_an_infinite_delay_never_fires_but_counts_and_cancels_and_starts_no_thread():
+    with WheelTimer(name="rpcwheel-never") as timer:
+        timeout = timer.new_timeout(nothing, INF)
+        assert timer.pending == 1
+        assert timeout.deadline == INF
+        assert timer._thread is None
+        assert timeout.cancel()
+        assert timer.pending == 0
+
+
+@pytest.mark.parametrize("delay", [1e18, 10**30, timedelta.max, 1.7e308])
+def test_a_huge_delay_saturates(make_queue, delay):
+    with WheelTimer(make_queue()) as timer:
+        timeout = timer.new_timeout(nothing, delay)
+        soon = threading.Event()
+        timer.new_timeout(lambda timeout: soon.set(), 0.001)
+        assert soon.wait(WAIT_S)
+        assert time.monotonic() < timeout.deadline < INF
+        assert timer.pending == 1
+        assert timer.stop() == [timeout]
+
+
+@pytest.mark.parametrize(
+    ("delay", "error", "says"),
+    [
+        (float("nan"), ConfigurationError, "delay is NaN; give seconds, or float.'inf'. for never"),
+        (None, TypeError, "delay must be seconds .int or float. or a timedelta, not None"),
+        ("1", TypeError, "delay must be seconds .* not '1'"),
+        (True, TypeError, "delay must be seconds .* not True"),
+    ],
+)
+def test_a_delay_that_is_no_time_is_refused_and_nothing_counted(timer, delay, error, says):
+    timer.new_timeout(nothing, 1).cancel()  # 1 == True: what was remembered must not mislead
+    with pytest.raises(error, match=says):
+        timer.new_timeout(nothing, delay)
+    timeout = timer.new_timeout(nothing, 60)
+    before = timeout.deadline
+    with pytest.raises(error, match=says):
+        timeout.reschedule(delay)
+    assert timeout.deadline == before
+    stats = timer.stats()
+    assert (stats.started, stats.rejected) == (2, 0)
+
+
+@pytest.mark.parametrize("task", [None, 3, "run", object()])
+def test_a_task_that_cannot_be_called_is_refused_and_nothing_counted(timer, task):
+    with pytest.raises(TypeError, match=r"callable as task\(timeout\), or have run\(timeout\)"):
+        timer.new_timeout(task, 1.0)
+    assert timer.stats().started == timer.stats().rejected == 0
+
+
+def test_an_object_with_run_is_a_task(timer):
+    class Task:
+        def __init__(self) -> None:
+            self.ran = threading.Event()
+
+        def run(self, timeout) -> None:
+            self.seen = timeout, timeout.task, timer.pending
+            self.ran.set()
+
+    task = Task()
+    timeout = timer.new_timeout(task, 0)
+    assert task.ran.wait(WAIT_S)
+    assert task.seen == (timeout, task, 0)
+
+
+def test_a_full_timer_rejects_and_keeps_no_trace(make_queue):
+    with WheelTimer(make_queue(), max_pending=2) as timer:
+        first = timer.new_timeout(nothing, 60.0)
+        timer.new_timeout(nothing, 60.0)
+        task = type("Task", (), {"__call__": nothing})()
+        gone = weakref.ref(task)
+        with pytest.raises(TooManyTimeouts, match=r"2 timeouts already \(max_pending\); cancel"):
+            timer.new_timeout(task, 0.001)
+        del task
+        assert gone() is None
+        stats = timer.stats()
+        assert (stats.pending, stats.started, stats.rejected, stats.cancelled) == (2, 2, 1, 0)
+        assert first.cancel()
+        timer.new_timeout(nothing, 60.0)
+        with pytest.raises(TooManyTimeouts):
+            timer.new_timeout(nothing, 60.0)
+
+
+def test_a_task_that_runs_has_freed_its_place(make_queue):
+    with WheelTimer(make_queue(), max_pending=1) as timer:
+        followed = threading.Event()
+
+        def task(timeout):
+            assert timer.pending == 0
+            timer.new_timeout(lambda timeout: followed.set(), 0.0)
+
+        timer.new_timeout(task, 0.001)
+        assert followed.wait(WAIT_S)
+    assert timer.stats().failed == 0
+
+
+def test_stop_returns_what_was_not_delivered_by_deadline_cancelled_with_tasks(make_queue):
+    timer = WheelTimer(make_queue())
+    delays = [70.0, 61.0, INF, 3600.0, 62.0, 1e9]
+    started = {delay: timer.new_timeout(nothing, delay) for delay in delays}
+    cancelled = timer.new_timeout(nothing, 65.0)
+    cancelled.cancel()
+    assert timer.stop() == [started[delay] for delay in sorted(delays)]
+    for timeout in started.values():
+        assert timeout.cancelled()
+        assert not timeout.expired()
+        assert timeout.task is nothing
+        assert not timeout.cancel()
+        assert not timeout.reschedule(1.0)
+    assert timer.stop() == []
+    assert timer.stopped
+    assert timer.pending == 0
+
+
+def test_a_stopped_timer_takes_nothing_and_counts_nothing(make_queue):
+    timer = WheelTimer(make_queue())
+    timer.stop()
+    assert timer.stop() == []
+    for delay in (0, 1.0, INF):
+        with pytest.raises(TimerStopped, match="was stopped; make a new timer, or use shared_t"):
+            timer.new_timeout(nothing, delay)
+    assert timer.stats().started == timer.pending == 0
+
+
+def test_stop_waits_for_the_task_that_runs():
+    timer, began, go, ended = WheelTimer(), threading.Event(), threading.Event(), []
+
+    def task(timeout):
+        began.set()
+        go.wait(WAIT_S)
+        time.sleep(0.05)
+        ended.append(True)
+
+    timer.new_timeout(task, 0)
+    after = timer.new_timeout(nothing, 0.001)
+    assert began.wait(WAIT_S)
+    go.set()
+    undelivered = timer.stop()
+    assert ended
+    assert after.cancelled() == (after in undelivered) != after.expired()
+
+
+def test_stop_does_not_wait_for_what_is_due_but_has_not_begun(make_queue):
+    timer, began, go = WheelTimer(make_queue()), threading.Event(), threading.Event()
+
+    def hold(timeout):
+        began.set()
+        go.wait(WAIT_S)
+
+    timer.new_timeout(hold, 0)
+    assert began.wait(WAIT_S)
+    due = [timer.new_timeout(nothing, 0) for _ in range(100)]
+    stopper = threading.Thread(target=lambda: returned.extend(timer.stop()))
+    returned = []
+    stopper.start()
+    assert wait_until(lambda: timer.stopped)
+    time.sleep(0.02)
+    go.set()
+    stopper.join()
+    assert returned == due
+
+
+def test_a_task_may_not_stop_its_timer_but_a_thread_it_starts_may(timer):
+    done, seen = threading.Event(), []
+
+    def task(timeout):
+        try:
+            timer.stop()
+        except RuntimeError as error:
+            seen.append(str(error))
+        seen.append(timer.stopped)
+        stopper = threading.Thread(target=lambda: (timer.stop(), done.set()))
+        stopper.start()
+
+    timer.new_timeout(task, 0)
+    assert done.wait(WAIT_S)
+    assert "can't stop the timer that runs it; do it from another thread" in seen[0]
+    assert seen[1] is False
+    assert timer.stopped
+
+
+def test_leaving_the_with_statement_stops_the_timer_and_its_daemon_thread():
+    with WheelTimer(name="rpcwheel-mine") as timer:
+        assert timer._thread is None
+        timer.new_timeout(nothing, 60.0)
+        (thread,) = [t for t in threading.enumerate() if t.name == "rpcwheel-mine"]
+        assert thread.daemon
+    assert timer.stopped
+    assert not thread.is_alive()
+
+
+def test_nothing_wakes_an_idle_timer(make_queue):
+    with WheelTimer(make_queue()) as timer:
+        far = [timer.new_timeout(nothing, 3600.0 + n / 7) for n in range(1000)]
+        assert wait_until(lambda: timer.stats().wakeups)
+        time.sleep(0.1)
+        before = timer.stats().wakeups
+        time.sleep(1.0)
+        assert timer.stats().wakeups == before
+        assert len(far) == timer.pending
+
+
+def test_a_stream_of_calls_that_start_and_cancel_causes_a_few_wake_ups(make_queue):
+    with WheelTimer(make_queue()) as timer:
+        for _ in range(20_000):
+            assert timer.new_timeout(nothing, 0.5).cancel()
+        assert timer.stats().wakeups <= 12
+        assert timer.pending == 0
+
+
+def test_a_later_timeout_does_not_wake_the_sleeper_and_a_nearer_one_does():
+    with WheelTimer() as timer:
+        timer.new_timeout(nothing, 60.0)
+        assert wait_until(lambda: timer.stats().wakeups)
+        time.sleep(0.05)
+        before = timer.stats().wakeups
+        for n in range(50):
+            timer.new_timeout(nothing, 61.0 + n)
+        time.sleep(0.05)
+        assert timer.stats().wakeups == before
+        timer.new_timeout(nothing, 30.0)
+        assert wait_until(lambda: timer.stats().wakeups > before)
+
+
+def test_reschedule_gives_another_deadline_and_nothing_else(make_queue):
+    with WheelTimer(make_queue()) as timer:
+        fired = []
+        timeout = timer.new_timeout(lambda timeout: fired.append(time.monotonic()), 0.2)
+        assert timeout.reschedule(0.35)
+        due = timeout.deadline
+        assert wait_until(lambda: fired)
+        assert fired[0] >= due
+        assert not timeout.reschedule(0.001)
+        assert timeout.expired()
+        time.sleep(0.05)
+        assert len(fired) == 1
+        assert timer.stats().started == 1
+
+
+def test_reschedule_to_never_and_back(make_queue):
+    with WheelTimer(make_queue()) as timer:
+        fired = threading.Event()
+        timeout = timer.new_timeout(lambda timeout: fired.set(), 0.2)
+        assert timeout.reschedule(INF)
+        assert timeout.deadline == INF
+        assert not fired.wait(0.3)
+        assert timeout.reschedule(0.01)
+        assert fired.wait(WAIT_S)
+
+
+def test_a_timer_dropped_with_timeouts_pending_warns_ends_its_thread_and_frees_all(make_queue):
+    timer = WheelTimer(make_queue(), name="rpcwheel-dropped")
+    task = type("Task", (), {"__call__": nothing})()
+    gone = weakref.ref(timer), weakref.ref(task)
+    timeout = timer.new_timeout(task, 3600.0)
+    assert timeout.timer is timer
+    del task
+    time.sleep(0.02)
+    with pytest.warns(ResourceWarning, match="dropped with 1 timeouts pending; call stop"):  # noqa: PT031
+        del timer
+        assert wait_until(timeout.cancelled)
+    assert wait_until(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])
+    assert wait_until(lambda: gone[0]() is None)
+    assert timeout.timer is None
+    del timeout
+    gc.collect()
+    assert gone[1]() is None
+
+
+def test_a_dropped_timer_ends_though_its_warning_is_an_error(monkeypatch):
+    raised = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: raised.append(args.exc_type))
+    timer = WheelTimer(name="rpcwheel-dropped")
+    timeout = timer.new_timeout(nothing, 3600.0)
+    time.sleep(0.02)
+    del timer
+    assert wait_until(lambda: raised == [ResourceWarning])
+    assert timeout.cancelled()
+    assert wait_until(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])
+
+
+def test_a_timer_dropped_stopped_or_with_nothing_pending_says_nothing():
+    timer = WheelTimer()
+    timer.new_timeout(nothing, 60.0)
+    timer.stop()
+    gone = [weakref.ref(timer)]
+    timer = WheelTimer(name="rpcwheel-dropped")
+    timer.new_timeout(nothing, 60.0).cancel()
+    gone.append(weakref.ref(timer))
+    del timer
+    assert wait_until(lambda: [ref() for ref in gone] == [None, None])
+    assert wait_until(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])
+
+
+def test_the_shared_timer_is_one_until_it_is_stopped():
+    first = shared_timer()
+    assert shared_timer() is first
+    timeout = first.new_timeout(nothing, 60.0)
+    assert first.stop() == [timeout]
+    second = shared_timer()
+    assert second is not first
+    assert not second.stopped
+    second.stop()

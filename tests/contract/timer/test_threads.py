@@ -1,0 +1,374 @@
+"""Many threads, finalizers and signals at once: each timeout ends once, and no wake-up is lost."""
+
+import gc
+import itertools
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.timer import TimerStopped, WheelTimer, shared_timer
+from rpcwheel.timer.core import _live
+
+pytestmark = pytest.mark.usefixtures("hasty_threads")
+
+ROUNDS = 1500
+
+
+class Ledger:
+    """How each timeout ended. `list.append` is atomic; nothing else is shared."""
+
+    def __init__(self) -> None:
+        self.fired: list[int] = []
+        self.cancelled: list[int] = []
+        self.started: list[object] = []
+
+    def task(self, number: int):
+        return lambda timeout: self.fired.append(number)
+
+    def settle(self, timer: WheelTimer, undelivered: list) -> None:
+        """Every timeout ended in exactly one way, and the timer counted the same."""
+        left = [timeout for timeout in self.started if timeout in undelivered]
+        ends = Counter(self.fired) + Counter(self.cancelled)
+        assert not [number for number, count in ends.items() if count > 1], "ended twice"
+        assert len(ends) + len(undelivered) == len(self.started), "never ended"
+        assert len(left) == len(undelivered)
+        stats = timer.stats()
+        assert stats.pending == 0
+        assert stats.started == len(self.started)
+        assert stats.fired == len(self.fired)
+        assert stats.cancelled == len(self.cancelled) + len(undelivered)
+        for timeout in self.started:
+            assert timeout.expired() != timeout.cancelled()
+        queue = timer._hub.queue
+        queue.check()
+        assert len(queue) == 0
+
+
+def churn(timer: WheelTimer, ledger: Ledger, seed: int, shared: list) -> None:
+    """Start, put off, pull forward and cancel, one's own and those of others."""
+    dice = random.Random(seed)
+    for step in range(ROUNDS):
+        number = seed * 1_000_000 + step
+        timeout = timer.new_timeout(ledger.task(number), dice.choice([0, 0.001, 0.003, 0.02, 60.0]))
+        ledger.started.append(timeout)
+        shared.append((number, timeout))
+        for _ in range(2):
+            other, chosen = shared[dice.randrange(len(shared))]
+            if dice.random() < 0.5:
+                chosen.reschedule(dice.choice([0, 0.0005, 0.002, 0.01, 30.0, float("inf")]))
+            elif chosen.cancel():
+                ledger.cancelled.append(other)
+
+
+def test_every_timeout_ends_exactly_once_whatever_four_threads_do_to_it(make_queue):
+    queue = make_queue()
+    timer, ledger, shared = WheelTimer(queue), Ledger(), []
+    run_threads(*(lambda seed=s: churn(timer, ledger, seed, shared) for s in range(1, 5)))
+    undelivered = timer.stop()
+    ledger.settle(timer, undelivered)
+    assert [t.deadline for t in undelivered] == sorted(t.deadline for t in undelivered)
+
+
+def test_what_is_due_soon_is_all_delivered_after_the_threads_are_done(make_queue):
+    timer, ledger, shared = WheelTimer(make_queue()), Ledger(), []
+    run_threads(*(lambda seed=s: churn(timer, ledger, seed, shared) for s in range(5, 9)))
+    for number, timeout in shared:
+        if timeout.deadline - time.monotonic() > 1 and timeout.cancel():
+            ledger.cancelled.append(number)
+    assert wait_until(lambda: timer.pending == 0)
+    ledger.settle(timer, timer.stop())
+
+
+def test_a_stop_amid_the_bustle_loses_nothing(make_queue):
+    for round_ in range(6):
+        timer, ledger, shared = WheelTimer(make_queue()), Ledger(), []
+
+        def bustle(seed, timer=timer, ledger=ledger, shared=shared):
+            try:
+                churn(timer, ledger, seed, shared)
+            except TimerStopped:
+                return
+
+        undelivered = []
+
+        def stop(timer=timer, undelivered=undelivered, round_=round_):
+            time.sleep(0.005 * round_)
+            undelivered += timer.stop()
+
+        run_threads(lambda: bustle(1), lambda: bustle(2), lambda: bustle(3), stop)
+        ledger.settle(timer, undelivered)
+
+
+numbers = itertools.count(10**9)
+
+
+class Canceller:
+    """Cancels another timeout when it is freed, as an object of the user's may."""
+
+    def __init__(self, timer, ledger, number, victim) -> None:
+        self.say = (timer, ledger, number, victim)
+
+    def __call__(self, timeout):
+        self.say[1].fired.append(self.say[2])
+
+    def __del__(self) -> None:
+        timer, ledger, _, victim = self.say
+        if victim is not None and victim[1].cancel():
+            ledger.cancelled.append(victim[0])
+        if timer.stopped or random.random() < 0.9:
+            return
+        try:
+            started = timer.new_timeout(ledger.task(next(numbers)), 0.001)
+        except TimerStopped:
+            return
+        ledger.started.append(started)
+
+
+def test_finalizers_that_cancel_and_start_in_the_middle_of_everything_break_nothing(make_queue):
+    timer, ledger = WheelTimer(make_queue()), Ledger()
+    before = gc.get_threshold()
+    gc.set_threshold(5, 2, 2)
+
+    def work(seed: int) -> None:
+        dice, last = random.Random(seed), None
+        for step in range(400):
+            number = -(seed * 100_000 + step)
+            task = Canceller(timer, ledger, number, last)
+            task.circle = task  # only the collector frees it, in the middle of something
+            timeout = timer.new_timeout(task, dice.choice([0, 0.001, 0.002, 60.0]))
+            ledger.started.append(timeout)
+            last = (number, timeout)
+            if dice.random() < 0.5 and timeout.cancel():
+                ledger.cancelled.append(number)
+
+    try:
+        run_threads(*(lambda seed=s: work(seed) for s in (1, 2, 3, 4)))
+        undelivered = timer.stop()
+    finally:
+        gc.set_threshold(*before)
+    ledger.settle(timer, undelivered)
+    ledger.started.clear()
+    undelivered.clear()
+    gc.collect()
+
+
+def test_a_nearer_timeout_wakes_the_sleeper_each_time(make_queue):
+    with WheelTimer(make_queue()) as timer:
+        parked = timer.new_timeout(print, 3600.0)
+        for _ in range(500):
+            fired = threading.Event()
+            timer.new_timeout(lambda timeout, fired=fired: fired.set(), 0.0005)
+            assert fired.wait(WAIT_S), "a wake-up was lost"
+        assert parked.cancel()
+
+
+def test_timeouts_pulled_forward_by_another_thread_wake_the_sleeper_each_time(make_queue):
+    with WheelTimer(make_queue()) as timer:
+        for _ in range(300):
+            fired = threading.Event()
+            timeout = timer.new_timeout(lambda timeout, fired=fired: fired.set(), 3600.0)
+            assert timeout.reschedule(0.0005)
+            assert fired.wait(WAIT_S), "a wake-up was lost"
+
+
+def test_no_wake_up_is_lost_when_four_threads_bring_nearer_ones_at_once(make_queue):
+    with WheelTimer(make_queue()) as timer:
+
+        def wait_often() -> None:
+            for _ in range(150):
+                fired = threading.Event()
+                timer.new_timeout(lambda timeout: fired.set(), random.choice([0, 0.001, 0.002]))  # noqa: B023
+                assert fired.wait(WAIT_S), "a wake-up was lost"
+
+        run_threads(*[wait_often] * 4)
+
+
+def test_the_first_task_of_a_timer_finds_out_that_it_may_not_stop_it():
+    for _ in range(200):
+        timer, seen = WheelTimer(), []
+
+        def task(timeout, timer=timer, seen=seen):
+            try:
+                timer.stop()
+            except RuntimeError as error:
+                seen.append(error)
+            else:
+                seen.append("stopped itself")
+
+        timer.new_timeout(task, 0)
+        assert wait_until(lambda seen=seen: seen)
+        timer.stop()
+        assert isinstance(seen[0], RuntimeError), seen
+
+
+def test_a_stop_during_the_first_timeout_waits_for_its_task():
+    for _ in range(100):
+        timer, ended = WheelTimer(), []
+
+        def task(timeout, ended=ended):
+            time.sleep(0.002)
+            ended.append(True)
+
+        def start(timer=timer, task=task, ended=ended):
+            try:
+                timer.new_timeout(task, 0)
+            except TimerStopped:
+                ended.append("refused")
+
+        undelivered = []
+        run_threads(start, lambda timer=timer, got=undelivered: got.extend(timer.stop()))
+        assert ended or undelivered, "a task ran on after stop() had returned"
+        timer.stop()
+
+
+def test_stops_from_many_threads_return_each_timeout_once(make_queue):
+    timer = WheelTimer(make_queue())
+    started = [timer.new_timeout(print, 60.0 + n) for n in range(500)]
+    returned = []
+    run_threads(*[lambda: returned.extend(timer.stop())] * 4)
+    assert sorted(map(id, returned)) == sorted(map(id, started))
+
+
+def test_many_threads_get_the_same_shared_timer():
+    shared_timer().stop()
+    got = []
+    run_threads(*[lambda: got.append(shared_timer())] * 8)
+    assert len(set(map(id, got))) == 1
+    got[0].stop()
+
+
+def test_timers_can_be_made_on_many_threads_at_once():
+    keep = []
+
+    def make() -> None:
+        for _ in range(300):
+            timer = WheelTimer()
+            timer.stop()
+            keep.append(timer)
+
+    run_threads(*[make] * 4)
+    assert not [timer for timer in _live if not timer.stopped and timer in keep]
+
+
+def test_a_signal_handler_may_start_and_cancel_while_the_main_thread_does():
+    script = """
+        import signal, sys, time
+        from rpcwheel.timer import WheelTimer
+        from fixtures.timers import QUEUES
+
+        for make in QUEUES.values():
+            timer = WheelTimer(make())
+            fired, mine, others = [], [], []
+
+            def handle(*_):
+                kept = timer.new_timeout(fired.append, 0.001)
+                others.append(kept)
+                dropped = timer.new_timeout(fired.append, 0.5)
+                others.append(dropped)
+                assert dropped.cancel()
+
+            signal.signal(signal.SIGALRM, handle)
+            signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+            end = time.monotonic() + 0.7
+            while time.monotonic() < end:
+                mine.append(timer.new_timeout(fired.append, 0.0015))
+                if len(mine) % 2:
+                    mine[-1].cancel()
+                mine[-1].reschedule(0.001)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            end = time.monotonic() + 20
+            while timer.pending and time.monotonic() < end:
+                time.sleep(0.001)
+            assert timer.stop() == []
+            timer._hub.queue.check()
+            assert len(others) > 100
+            assert sorted(map(id, fired)) == sorted(id(t) for t in mine + others if t.expired())
+            assert timer.stats().started == len(mine) + len(others)
+        print("fine")
+    """
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout == "fine\n", ran.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_starts_clean_and_its_parent_feels_nothing():
+    script = """
+        import logging, os, random, sys, threading, time
+        from rpcwheel.timer import WheelTimer, shared_timer
+        from fixtures.timers import QUEUES
+
+        logging.disable()  # a fork in the middle of a line on stderr may leave its lock taken
+        sys.setswitchinterval(1e-5)
+        for make in QUEUES.values():
+            timer, over = WheelTimer(make()), False
+
+            def bustle():
+                while not over:
+                    while timer.pending > 500:
+                        time.sleep(0.0001)
+                    timer.new_timeout(lambda t: None, random.choice([0, 0.001, 0.01])).cancel()
+                    timer.new_timeout(lambda t: None, random.choice([0, 0.001, 0.01]))
+
+            def fires(timer):
+                fired = threading.Event()
+                timer.new_timeout(lambda t: fired.set(), 0.001)
+                return fired.wait(10)
+
+            kept = timer.new_timeout(lambda t: os._exit(9), 3600.0)
+            threads = [threading.Thread(target=bustle, daemon=True) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            shared_timer().new_timeout(print, 3600.0)
+            for _ in range(10):
+                child = os.fork()
+                if not child:
+                    timer._hub.queue.check()
+                    fine = (timer.pending == 0 and kept.cancelled() and fires(timer)
+                            and shared_timer().pending == 0 and fires(shared_timer())
+                            and timer.stop() == [])
+                    os._exit(0 if fine else 1)
+                _, status = os.waitpid(child, 0)
+                assert status == 0, status
+                time.sleep(0.002)
+            over = True
+            for thread in threads:
+                thread.join()
+            assert fires(timer)
+            undelivered = timer.stop()
+            assert kept in undelivered
+            shared_timer().stop()
+        print("fine")
+    """
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            textwrap.dedent(script),
+        ],
+        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout == "fine\n", ran.stderr

@@ -1,0 +1,308 @@
+"""ZooKeeper, broken as servers, networks and operators break it."""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+from kazoo.protocol.states import KazooState
+
+from fixtures.engine_watchers import TIMEOUT, Witness, in_the_end, instance, opened, publishes
+from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.engines import engine_fixture
+from fixtures.waiting import wait_until
+from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.registry.provider import Settings
+from rpcwheel.registry.providers import open_provider
+from rpcwheel.timer import WheelTimer
+
+__all__ = ["opened"]
+
+zookeeper = engine_fixture(ZookeeperEngine)
+A, B = instance(1), instance(2)
+NODE = "/rpcwheel/v1/shop.Orders/10.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def clean(request):
+    """Nothing is left of the test before."""
+    yield
+    if "zookeeper" in request.fixturenames:
+        request.getfixturevalue("zookeeper").flush()
+
+
+@pytest.fixture
+def watched(zookeeper, opened):
+    """A provider that has published two instances, and who watches them elsewhere."""
+    url, witness = zookeeper.url(), Witness()
+    provider, other = opened(url, timeout=3), opened(url, lease=6, timeout=3)
+    other.watch(A.service, witness)
+    provider.publish([A, B])
+    assert witness.sees(A, B)
+    return provider, witness
+
+
+@pytest.fixture
+def calm(zookeeper, opened):
+    """The same, but who watches would not look by himself for two minutes."""
+    provider, other, witness = opened(zookeeper.url()), opened(zookeeper.url(), lease=30), Witness()
+    other.watch(A.service, witness)
+    provider.publish([A, B])
+    assert witness.sees(A, B)
+    return provider, witness
+
+
+def test_after_a_crash_the_session_goes_on_and_nothing_is_lost(zookeeper, watched):
+    provider, witness = watched
+    zookeeper.restart()
+    assert in_the_end(lambda: provider.renew([A, B])) == {}
+    assert witness.doubts()
+    assert witness.sees(A, B)
+    assert set(witness.after_doubt[1:]) == {frozenset({A.id, B.id})}
+    told_on = {name.rpartition("-")[0] for name in witness.threads}
+    assert told_on == {"rpcwheel-worker"}  # none of kazoo's
+
+
+def test_after_a_wipe_where_kazoo_alone_tries_for_ever_all_is_told_to_be_lost(zookeeper, watched):
+    provider, witness = watched
+    with zookeeper.operator() as alone:
+        alone.ensure_path("/shop")
+        zookeeper.wipe()
+        assert in_the_end(lambda: provider.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
+        provider.publish([A, B])
+        assert provider.renew([A, B]) == {}
+        assert witness.doubts()
+        assert witness.sees(A, B)
+        assert not alone._live.wait(0.7)  # the day it is, `_take_refusal` can go
+        assert alone.state == KazooState.SUSPENDED
+        alone.last_zxid = 0
+        assert wait_until(lambda: alone.connected)
+
+
+def test_after_a_wipe_contact_is_back_long_before_a_lease_is_over(zookeeper, opened):
+    provider = opened(zookeeper.url(), lease=60, timeout=3)
+    provider.publish([A])
+    zookeeper.wipe()
+    assert in_the_end(lambda: provider.renew([A])) == {A.key: "wiped"}  # 60 s are three PATIENCEs
+
+
+def test_what_was_seen_is_offered_to_each_server_once_and_then_forgotten(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    with _rude_server() as (port, offers):
+        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+        provider = opened(url, lease=60)
+        in_the_end(lambda: provider.publish([A]))
+        assert in_the_end(lambda: provider.renew([A])) == {}
+        offers.clear()
+        proxy.close()
+        assert wait_until(lambda: len(offers) > 2)
+        first, *others = (zxid for _, zxid in offers)
+        assert first > 0
+        assert set(others) == {0}
+
+
+def test_who_is_silent_is_given_twice_as_long_each_time_and_offered_the_same(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    with _rude_server(hangs_up=False) as (port, offers):
+        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+        provider = opened(url, lease=60, timeout=0.6)
+        in_the_end(lambda: provider.publish([A]))
+        offers.clear()
+        proxy.close()
+        assert wait_until(lambda: len(offers) > 2)
+        (_, seen), (second_s, still), (third_s, at_last) = offers[:3]
+        assert still == at_last == seen > 0
+        assert third_s - second_s > 1.19  # kazoo's own pauses are no 0.4 s yet
+
+
+@contextmanager
+def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[tuple[float, int]]]]:
+    """It answers nobody; when it was asked, and which zxids it was offered."""
+    offers: list[tuple[float, int]] = []
+
+    def listen() -> None:
+        with ExitStack() as kept:
+            while True:
+                try:
+                    connection = kept.enter_context(server.accept()[0])
+                except OSError:
+                    return
+                request = connection.recv(16, socket.MSG_WAITALL)
+                if len(request) == 16:
+                    offers.append((time.monotonic(), struct.unpack(">iiq", request)[2]))
+                if hangs_up:
+                    connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        try:
+            yield server.getsockname()[1], offers
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_connection_that_gets_no_answer_is_made_again_after_the_timeout(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    proxy.blackhole(new=True)  # as one that is made in the moment in which a server starts
+    provider = opened(zookeeper.url(port=proxy.port), lease=60, timeout=0.3)
+    with pytest.raises(RegistryUnavailable, match="no answer"):
+        provider.publish([A])
+    assert wait_until(lambda: proxy.accepted > 2)
+    proxy.heal()
+    in_the_end(lambda: provider.publish([A]))
+    assert provider.renew([A]) == {}
+
+
+def test_after_a_server_stood_still_for_longer_than_the_session_all_comes_back(zookeeper, opened):
+    url, witness = zookeeper.url(), Witness()
+    provider, other = opened(url, lease=1, timeout=0.5), opened(url, lease=2, timeout=3)
+    other.watch(A.service, witness)
+    assert publishes(provider, witness, A)
+    zookeeper.freeze()
+    try:
+        assert witness.doubts()
+        with pytest.raises(RegistryUnavailable):
+            provider.renew([A])
+        time.sleep(0.5)
+    finally:
+        zookeeper.thaw()
+    # who is first after the pause, the server's clock or the client, is a matter of luck
+    assert in_the_end(lambda: provider.renew([A])) in ({}, {A.key: "session"})
+    assert publishes(provider, witness, A)
+
+
+def test_a_connection_that_is_cut_is_made_again_in_the_same_session(zookeeper, opened):
+    proxy, witness = zookeeper.proxy(), Witness()
+    provider = opened(zookeeper.url(port=proxy.port))
+    provider.watch(A.service, witness)
+    provider.publish([A])
+    assert witness.sees(A)
+    proxy.reset()
+    assert witness.doubts()
+    assert in_the_end(lambda: provider.renew([A])) == {}
+    assert witness.sees(A)
+
+
+def test_a_black_hole_for_longer_than_the_session_costs_it_and_no_more(zookeeper, opened):
+    proxy, witness = zookeeper.proxy(), Witness()
+    provider = opened(zookeeper.url(port=proxy.port), lease=1, timeout=0.5)
+    provider.watch(A.service, witness)
+    assert publishes(provider, witness, A)
+    proxy.blackhole(new=True)
+    began = time.monotonic()
+    with pytest.raises(RegistryUnavailable):
+        provider.renew([A])
+    assert time.monotonic() - began < 5
+    beside = opened(zookeeper.url())
+    assert wait_until(lambda: not beside.lookup(A.service).records)
+    proxy.heal()
+    assert in_the_end(lambda: provider.renew([A])) == {A.key: "session"}
+    assert publishes(provider, witness, A)
+
+
+def test_the_stale_node_of_a_dead_session_does_not_take_its_successor_with_it(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    dead = opened(zookeeper.url(port=proxy.port), lease=3)
+    with zookeeper.operator() as operator:
+        dead.publish([A])
+        stale = operator.get(NODE)[1].ephemeralOwner
+        proxy.blackhole(new=True)
+        successor, again = opened(zookeeper.url()), A.changed(epoch="another", weight=7)
+        successor.publish([again])
+        assert wait_until(lambda: f"0x{stale:x}" not in operator.command(b"dump"))
+        assert operator.get(NODE)[1].ephemeralOwner != stale
+    assert successor.renew([again]) == {}
+    assert successor.lookup(A.service).records == {A.id: again.encoded()}
+    proxy.heal()
+    assert in_the_end(lambda: dead.renew([A]))[A.key] in {"missing", "session"}
+    dead.withdraw([A])
+    assert successor.renew([again]) == {}
+
+
+def test_what_an_operator_deletes_is_missing(zookeeper, calm):
+    provider, witness = calm
+    with zookeeper.operator() as operator:
+        operator.delete(NODE)
+    assert witness.sees(B)
+    assert provider.renew([A, B]) == {A.key: "missing"}
+    provider.publish([A])
+    assert witness.sees(A, B)
+
+
+def test_a_watch_goes_on_when_the_parents_vanish_and_come_back(zookeeper, calm):
+    provider, witness = calm
+    for port in (1, 2):
+        zookeeper.flush()
+        assert witness.sees()
+        assert set(provider.renew([A, B]).values()) == {"missing"}
+        again = [instance(port, weight=5)]
+        provider.publish(again)
+        assert witness.sees(*again)
+    assert witness.after_doubt == []
+
+
+def test_what_an_operator_writes_over_ours_is_seen_and_missing(zookeeper, calm):
+    provider, witness = calm
+    with zookeeper.operator() as operator:
+        operator.set(NODE, b"broken")
+    assert wait_until(lambda: witness.views[-1].records[A.id] == b"broken")
+    assert provider.renew([A, B]) == {A.key: "missing"}
+    provider.publish([A])
+    assert wait_until(lambda: witness.views[-1].records[A.id] == A.encoded())
+
+
+def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(zookeeper, opened):
+    provider, witness = opened(zookeeper.url(), timeout=3), Witness()
+    zookeeper.stop()
+    provider.watch(A.service, witness)
+    with pytest.raises(RegistryUnavailable, match="refused"):
+        provider.publish([A])
+    assert witness.doubts()
+    zookeeper.start()
+    in_the_end(lambda: provider.publish([A]))
+    assert witness.sees(A)
+    assert witness.after_doubt == witness.news
+
+
+def test_a_client_that_had_no_contact_for_long_is_replaced(zookeeper, opened):
+    proxy = zookeeper.proxy()
+    provider = opened(zookeeper.url(port=proxy.port), lease=0.5, timeout=3)
+    in_the_end(lambda: provider.publish([A]))
+    before = provider._session._client
+    proxy.blackhole(new=True)
+    assert wait_until(lambda: provider._session._client is not before)
+    proxy.heal()
+    assert in_the_end(lambda: provider.renew([A])) == {A.key: "session"}
+    assert not before.connected
+
+
+def test_a_timer_that_is_full_keeps_nobody_from_the_server(zookeeper):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        settings = Settings(2.0, 3.0, timer)
+        with closing(open_provider(zookeeper.url(), settings)) as provider:
+            in_the_end(lambda: provider.publish([A]))
+            assert list(provider.lookup(A.service).records) == [A.id]
+            assert provider._session._tending._timer is None  # the shared one
+
+
+@pytest.mark.parametrize("fault", ["dead", "deaf"])
+def test_closing_is_quick_when_the_server_is(fault, zookeeper, opened):
+    proxy, witness = zookeeper.proxy(), Witness()
+    provider = opened(zookeeper.url(port=proxy.port))
+    provider.watch(A.service, witness)
+    provider.publish([A])
+    assert witness.sees(A)
+    if fault == "dead":
+        proxy.close()
+        assert witness.doubts()
+    else:
+        proxy.blackhole(new=True)
+    began = time.monotonic()
+    provider.close()
+    assert time.monotonic() - began < TIMEOUT / 2

@@ -1,0 +1,300 @@
+"""What a registry is given wrong, or finds wrong, is said clearly, and never an empty list.
+
+By the doors that users have: `open_registry`, `channel` and `Kit.channel`, of both worlds.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import sqlite3
+import threading
+import time
+
+import grpc
+import pytest
+
+import rpcwheel
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engine_redis import RedisEngine
+from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.engines import free_port
+from fixtures.fault_worlds import KINDS, running
+from fixtures.shops import SERVICE, WHO
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import (
+    ClusterPolicy,
+    ConfigurationError,
+    Kit,
+    NotPublished,
+    RegistryPolicy,
+    RegistryRefused,
+    RegistryUnavailable,
+    ServiceInstance,
+    aio,
+    open_registry,
+)
+from rpcwheel.observe import RecordSkipped
+
+POLICY = RegistryPolicy(lease=2.0, timeout=1.0, snapshot=False)
+PATIENT = RegistryPolicy(lease=2.0, timeout=WAIT_S / 2, snapshot=False)
+"""To check a password costs an engine a while, on purpose."""
+
+ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
+LONG = ClusterPolicy(wait=600)
+"""Who is told something, is told at once."""
+
+
+async def refusals(url, cluster, why, policy=POLICY):
+    """Have calls made through channels of both worlds, which end with this reason."""
+
+    def blocking():
+        with Kit(registry=policy) as kit, kit.channel(url, cluster=cluster) as to_service:
+            return ends(to_service.unary_unary(WHO), why)
+
+    async def awaiting():
+        async with aio.channel(url, policy=policy, cluster=cluster) as to_service:
+            return await ends_soon(to_service.unary_unary(WHO), why)
+
+    return await asyncio.gather(asyncio.to_thread(blocking), awaiting())
+
+
+def ends(call, why):
+    """With what it ends, once the channel knows why."""
+    while True:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        if why in caught.value.details():
+            return caught.value.details()
+
+
+async def ends_soon(call, why):
+    """The same on a loop."""
+    while True:
+        with pytest.raises(grpc.RpcError) as caught:
+            await call(b"", timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        if why in caught.value.details():
+            return caught.value.details()
+
+
+# URLs
+
+
+BAD_URLS = {
+    "": "is no URL of a registry",
+    "127.0.0.1:2379": "is no URL of a registry",
+    "etdc://127.0.0.1:2379": "did you mean etcd://",
+    "consul://127.0.0.1": "no registry has the scheme 'consul'",
+    "etcd://127.0.0.1:port": "a port is a number",
+    "etcd://127.0.0.1:99999": "a port is a number",
+    "etcd://127.0.0.1:2379?tsl=true": "did you mean",
+    "zookeeper://": "",
+    "redis://127.0.0.1?tls=maybe": "",
+    "sqlite://": "the name of the file is missing",
+    "sqlite://host/registry.db": "a file of this machine",
+    "etcd://bob:pa@ss@127.0.0.1": "%40",
+    "etcd://127.0.0.1/shop Orders": "the service must be a name",
+    "etcd://127.0.0.1?namespace=a/b": "namespace must be a name",
+}
+
+
+@pytest.mark.parametrize(("url", "said"), BAD_URLS.items())
+async def test_a_bad_url_is_refused_at_every_door_at_once(url, said):
+    kit, aio_kit = Kit(), aio.Kit()
+    named = {"service": SERVICE}
+    doors = {
+        "open_registry": lambda: open_registry(url),
+        "channel": lambda: rpcwheel.channel(url, **named),
+        "kit": lambda: kit.channel(url, **named),
+        "aio.open_registry": lambda: aio.open_registry(url),
+        "aio.channel": lambda: aio.channel(url, **named),
+        "aio.kit": lambda: aio_kit.channel(url, **named),
+        "serve": lambda: rpcwheel.Publisher(grpc.server(None), url, port=1),
+    }
+    for name, door in doors.items():
+        with pytest.raises(ConfigurationError) as refused:
+            door()
+        if "://" in url or "kit" not in name:  # for a kit, what is no URL is an address
+            assert said in str(refused.value), name
+        assert "pa@ss" not in str(refused.value)
+
+
+# Credentials
+
+
+def locked(name):
+    """An engine that lets in `bob:secret` alone, and what it says to others."""
+    if name == "redis":
+        return RedisEngine(
+            "--user", "bob", "on", ">secret", "~*", "&*", "+@all", "--user", "default", "off"
+        ), "invalid username-password pair"
+    return (
+        (EtcdEngine(), "authentication failed") if name == "etcd" else (ZookeeperEngine(), "NoAuth")
+    )
+
+
+@pytest.mark.parametrize("name", ["etcd", "zookeeper", "redis"])
+async def test_wrong_credentials_are_told_at_once_and_the_right_ones_still_work(name, caplog):
+    caplog.set_level(logging.INFO, "rpcwheel")
+    engine, why = locked(name)
+    if reason := engine.available():
+        pytest.skip(reason)
+    if isinstance(engine, RedisEngine):
+        engine.login = {"username": "bob", "password": "secret"}
+    with engine:
+        if isinstance(engine, EtcdEngine):
+            engine.require_login("bob", "secret", prefix="/rpcwheel/v1/")
+        with open_registry(engine.url(user="bob:secret"), policy=PATIENT) as registry:
+            registry.register(ONE, wait=WAIT_S)
+            wrong = engine.url(SERVICE, user="bob:5esame")
+            with open_registry(wrong, policy=PATIENT) as other:
+                with pytest.raises(RegistryRefused, match=why):
+                    other.lookup(SERVICE)
+                with pytest.raises(RegistryRefused, match=why):
+                    other.services()
+                mine = other.register(ONE.changed(id="x"))
+                assert wait_until(lambda: isinstance(mine.error, RegistryRefused))
+                with pytest.raises(NotPublished, match=why) as refused:
+                    other.register(mine.instance, wait=0.1)
+                assert isinstance(refused.value.__cause__, RegistryRefused)
+                with other.subscribe(SERVICE) as known, pytest.raises(NotPublished):
+                    known.wait(0.2)
+            said = await refusals(wrong, LONG, why, PATIENT)
+            assert list(registry.lookup(SERVICE).instances) == [ONE]
+    assert "5esame" not in caplog.text + str(refused.value) + repr(other) + "".join(said)
+    assert "secret" not in caplog.text
+
+
+# Nobody there
+
+
+@contextlib.contextmanager
+def nobody():
+    yield free_port()
+
+
+@contextlib.contextmanager
+def mute():
+    """Takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@contextlib.contextmanager
+def stranger():
+    """Answers everything in words of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ended = threading.Thread(target=babble, args=(listening,), daemon=True)
+        ended.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        ended.join(WAIT_S)
+
+
+def babble(listening):
+    with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
+        while True:
+            connection = opened.enter_context(listening.accept()[0])
+            with contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 9)
+
+
+@pytest.mark.parametrize("who", [nobody, mute, stranger])
+@pytest.mark.parametrize("scheme", ["etcd", "zookeeper", "redis"])
+async def test_an_engine_that_is_not_there_is_told_with_its_place_and_in_time(scheme, who):
+    with who() as port:
+        url = f"{scheme}://127.0.0.1:{port}"
+        with open_registry(url, policy=POLICY.changed(timeout=0.4)) as registry:
+            registration = registry.register(ONE)
+            with registry.subscribe(SERVICE) as known:
+                with pytest.raises(RegistryUnavailable, match=f"127.0.0.1:{port}"):
+                    registry.lookup("shop.Stock")
+                with pytest.raises(NotPublished, match=f"127.0.0.1:{port}"):
+                    known.wait(0.1)
+                assert known.snapshot is None
+            with pytest.raises(NotPublished, match=f"127.0.0.1:{port}") as late:
+                registry.register(ONE, wait=0.1)
+            assert wait_until(lambda: isinstance(registration.error, RegistryUnavailable))
+            assert registration.state == "PENDING"
+            assert not registry.up
+            await refusals(f"{url}/{SERVICE}", ClusterPolicy(wait=0.1), f"127.0.0.1:{port}")
+            began = time.monotonic()
+        assert time.monotonic() - began < 2 + WAIT_S / 4
+        assert late.value.__cause__ is None or isinstance(late.value.__cause__, RegistryUnavailable)
+
+
+# Foreign records
+
+
+RECORD = json.loads(ONE.encoded())
+FOREIGN = {
+    "binary": b"\xff\x00\xfe",
+    "empty": b"",
+    "list": b"[1]",
+    "number": b"7",
+    "null": b"null",
+    "deep": b"[" * 5000,
+    "word": b'"up"',
+    "old": b'{"host": "10.0.0.1", "port": 1}',
+    "another": ONE.encoded(),
+    "portless": json.dumps(RECORD | {"id": "portless", "port": 0}).encode(),
+    "anywhere": json.dumps(RECORD | {"id": "anywhere", "host": "0.0.0.0"}).encode(),
+    "heavy": json.dumps(RECORD | {"id": "heavy", "weight": 10**9}).encode(),
+    "typeless": json.dumps(RECORD | {"id": "typeless", "port": "80"}).encode(),
+}
+NEWER = json.dumps(RECORD | {"id": "newer", "v": 9, "port": 9, "colour": ["blue"]}).encode()
+
+
+def plant(engine, service, records):
+    """As an operator, or a program that knows nothing of us, would put them."""
+    if isinstance(engine, EtcdEngine):
+        for key, data in records.items():
+            engine.put(f"/rpcwheel/v1/{service}/{key}", data)
+        engine.put("/rpcwheel/v1/nothing", b"x")
+        engine.put("/rpcwheel/v1/ spaced /x", b"x")
+    elif isinstance(engine, ZookeeperEngine):
+        with engine.operator() as operator:
+            for key, data in records.items():
+                operator.create(f"/rpcwheel/v1/{service}/{key}", data, makepath=True)
+            operator.create(f"/rpcwheel/v1/{service}/parent/child", b"x", makepath=True)
+            operator.create("/rpcwheel/v1/ spaced ", b"x")
+    elif isinstance(engine, RedisEngine):
+        pairs = [part for pair in records.items() for part in pair]
+        engine.ask("HSET", f"{{rpcwheel}}:h:{service}", *pairs)
+        engine.ask("ZADD", "{rpcwheel}:s", 1e15, " spaced ", 1e15, b"\xff")
+    else:
+        rows = [("rpcwheel", service, key, data, "", "theirs") for key, data in records.items()]
+        with contextlib.closing(sqlite3.connect(engine.path, timeout=WAIT_S)) as db, db:
+            db.execute("INSERT INTO lease VALUES ('theirs', ?, ?)", (2**62, 2**62))
+            db.executemany("INSERT INTO instance VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_foreign_records_are_skipped_and_told_and_the_others_are_called(
+    name, tmp_path, make_shop, events, caplog
+):
+    shop = make_shop("a")
+    good = ServiceInstance(service=SERVICE, id="good", host="127.0.0.1", port=shop.listen())
+    shop.server.start()
+    with (
+        running(name, tmp_path) as engine,
+        open_registry(engine.url(), policy=POLICY) as registry,
+        open_registry(engine.url(), policy=POLICY) as other,
+    ):
+        registry.register(good, wait=WAIT_S)
+        plant(engine, SERVICE, FOREIGN)
+        with registry.subscribe(SERVICE) as known:
+            for found in (known.wait(WAIT_S), other.lookup(SERVICE)):
+                assert [one.id for one in found.instances] == ["good"]
+            skipped = lambda: [one.key for one in events if isinstance(one, RecordSkipped)]  # noqa: E731
+            assert wait_until(lambda: {*skipped()} >= FOREIGN.keys())
+            assert "is skipped: ValueError" in caplog.text
+            with rpcwheel.channel(engine.url(SERVICE), policy=POLICY) as to_service:
+                assert to_service.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+            async with aio.channel(engine.url(SERVICE), policy=POLICY) as to_service:
+                assert await to_service.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+            assert SERVICE in other.services()
+            assert all(isinstance(service, str) for service in other.services())

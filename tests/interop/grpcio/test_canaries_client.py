@@ -1,0 +1,242 @@
+"""What `grpc` does to its clients that we work around, or build on.
+
+A canary that fails says that grpcio was mended (or broke what we lean on): read its docstring, take
+out what it names, and the line of docs/grpcio.md.
+"""
+
+import json
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpcio import since
+from fixtures.shop import FOR_EVER, STREAM_UNARY, UNARY_UNARY, Hang
+from fixtures.small_servers import METHOD, serving
+from fixtures.waiting import WAIT_S
+from rpcwheel._grpc.status import is_unprocessed
+
+
+class Unary(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):
+    """Calls with one answer, all through one function."""
+
+    def __init__(self, act) -> None:
+        self.act = act
+
+    def intercept_unary_unary(self, continuation, details, request):
+        return self.act(continuation, details, request)
+
+    intercept_stream_unary = intercept_unary_unary
+
+
+def intercepted(channel, act, method=UNARY_UNARY):
+    """The method as it is called through an interceptor that does `act`."""
+    channel = grpc.intercept_channel(channel, Unary(act))
+    return channel.unary_unary(method) if method == UNARY_UNARY else channel.stream_unary(method)
+
+
+def failure_of(target, **options) -> grpc.RpcError:
+    with (
+        grpc.insecure_channel(target, options=IMPATIENT) as channel,
+        pytest.raises(grpc.RpcError) as failed,
+    ):
+        channel.unary_unary(METHOD)(b"", timeout=WAIT_S, **options)
+    return failed.value
+
+
+def test_a_continuation_returns_the_error_of_a_blocking_call_and_does_not_raise_it(
+    shop, shop_channel
+):
+    """So interceptors/_client.py looks at what it got; `except RpcError` would see nothing."""
+    got = []
+
+    def act(continuation, details, request):
+        got.append(continuation(details, request))
+        return got[0]
+
+    shop.then("UNAVAILABLE")
+    with pytest.raises(grpc.RpcError) as failed:
+        intercepted(shop_channel, act)(b"x")
+    assert got == [failed.value]
+
+
+def test_each_call_of_a_continuation_gets_the_whole_timeout(shop, shop_channel):
+    """So interceptors/_client.py gives every try what is left of one deadline."""
+
+    def thrice(continuation, details, request):
+        return [continuation(details, request) for _ in range(3)][-1]
+
+    shop.then(Hang(), Hang(), Hang())
+    begun = time.monotonic()
+    with pytest.raises(grpc.RpcError) as failed:
+        intercepted(shop_channel, thrice)(b"x", timeout=0.2)
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.monotonic() - begun > 0.4
+
+
+def test_a_naive_retry_sends_an_empty_request_stream_and_succeeds():
+    """So interceptors/replay.py keeps what was sent, and a stream that it can't keep is not sent
+    again."""
+    seen = []
+
+    def fail_once(requests, context):
+        seen.append(list(requests))
+        if len(seen) == 1:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "once")
+        return b"stored"
+
+    def retry_once(continuation, details, requests):
+        first = continuation(details, requests)
+        return first if first.code() is grpc.StatusCode.OK else continuation(details, requests)
+
+    with (
+        serving(grpc.stream_unary_rpc_method_handler(fail_once)) as target,
+        grpc.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        push = intercepted(channel, retry_once, METHOD)
+        assert push(iter([b"0", b"1", b"2"])) == b"stored"
+    assert seen == [[b"0", b"1", b"2"], []]
+
+
+@pytest.mark.parametrize("method", [UNARY_UNARY, STREAM_UNARY])
+def test_only_the_name_of_the_continuation_tells_whether_the_caller_blocks(
+    shop, shop_channel, method
+):
+    """We lean on it in `blocks`, _grpc/styles.py: where `.future()` was called, nobody may wait."""
+    names = []
+
+    def act(continuation, details, request):
+        names.append(continuation.__qualname__)
+        return continuation(details, request)
+
+    call = intercepted(shop_channel, act, method)
+    request = b"x" if method == UNARY_UNARY else iter([b"x"])
+    call(request)
+    request = b"x" if method == UNARY_UNARY else iter([b"x"])
+    call.future(request).result()
+    blocking, future = (name.split(".")[1:] for name in names)
+    assert blocking == ["_with_call", "<locals>", "continuation"]
+    assert future == ["future", "<locals>", "continuation"]
+
+
+def test_call_details_are_a_named_tuple_whose_metadata_may_be_none(shop, shop_channel):
+    """So _grpc/details.py has classes of its own, that can be changed, and one form of metadata."""
+    got = []
+
+    def act(continuation, details, request):
+        got.append(details)
+        return continuation(details, request)
+
+    intercepted(shop_channel, act)(b"x")
+    assert got[0]._fields == (
+        "method",
+        "timeout",
+        "metadata",
+        "credentials",
+        "wait_for_ready",
+        "compression",
+    )
+    assert got[0] == (UNARY_UNARY, None, None, None, None, None)
+
+
+def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
+    """We lean on it: `with_attempt` in _grpc/details.py says so what gRPC's own retries would.
+
+    Names with "grpc-" are gRPC's. Where its own retries are on (the default) it drops this one, so
+    a retry says it under another name too, `x-retry-attempt`.
+    """
+    told = [("grpc-previous-rpc-attempts", "2")]
+    shop_channel.unary_unary(UNARY_UNARY)(b"x", metadata=told)
+    assert shop.calls[0].metadata["grpc-previous-rpc-attempts"] == "2"
+    with grpc.insecure_channel(shop.target) as by_default:
+        by_default.unary_unary(UNARY_UNARY)(b"x", metadata=told)
+    assert "grpc-previous-rpc-attempts" not in shop.calls[1].metadata
+
+
+def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
+    """So `DeadlinePolicy.timeout` sets the timeout of each call, and not that option.
+
+    (It also fires early, grpc #34547: here by 1.7 s. How early differs from machine to machine.)
+    """
+    config = json.dumps({"methodConfig": [{"name": [{}], "timeout": "60s"}]})
+    options = [*IMPATIENT, ("grpc.service_config", config)]
+    with grpc.insecure_channel(shop.target, options=options) as channel:
+        channel.unary_unary(UNARY_UNARY)(b"x")
+        channel.unary_unary(UNARY_UNARY)(b"x", timeout=60)
+    without, given = (seen.time_remaining for seen in shop.calls)
+    assert without is None
+    assert 0 < given < FOR_EVER
+
+
+@pytest.mark.parametrize(
+    ("target", "details"),
+    [
+        ("127.0.0.1:1", "failed to connect to all addresses"),
+        pytest.param(
+            *("dns:///localhost:no-port", "errors resolving "),
+            marks=since(1, 83, reason="a name that is no port is taken for port 0"),
+        ),
+        ("ipv4:", "empty address list"),
+    ],
+    ids=["refused", "not resolved", "no address"],
+)
+def test_what_was_never_sent_is_known_by_its_details_and_no_metadata(target, details):
+    """We lean on it: `is_unprocessed` in _grpc/status.py has no better sign in a status.
+
+    If this fails, add the new words there, or calls that are not idempotent are not retried.
+    """
+    failure = failure_of(target)
+    told = failure.trailing_metadata(), failure.initial_metadata()
+    assert failure.code() is grpc.StatusCode.UNAVAILABLE
+    assert failure.details().startswith(details)
+    assert told == ((), ())
+    assert is_unprocessed("UNAVAILABLE", failure.details(), *told)
+
+
+SPIN = """
+import threading, grpc
+from fixtures.small_servers import METHOD, Gate, serving
+
+def fail():
+    raise ValueError("of the user's")
+
+gate, raised = Gate(), threading.Event()
+threading.excepthook = lambda _: raised.set()
+with serving(grpc.unary_unary_rpc_method_handler(gate)) as target:
+    channel = grpc.insecure_channel(target)
+    call = channel.unary_unary(METHOD)
+    first = call.future(b"")
+    assert gate.entered.wait(20)
+    assert first.add_callback(fail)
+    gate.opened.set()
+    first.result(20)
+    print("spin thread:", "dead" if raised.wait(1) else "alive", flush=True)
+    second = call.future(b"", timeout=0.2)
+    try:
+        second.result(1)
+        print("next call: answered", flush=True)
+    except grpc.FutureTimeoutError:
+        print("next call: hangs", flush=True)
+    import os
+    os._exit(0)   # `close` would wait for that thread
+"""
+
+
+def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
+    """So all that rpcwheel gives to `add_callback` or `add_done_callback` hands on to workers.POOL.
+
+    A `functools.partial` is caught; anything else fails in the handler itself, which asks for
+    `callback.func`. In a process of its own: the channel can't even be closed.
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", SPIN],
+        cwd=pytestconfig.rootpath / "tests",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.stdout.splitlines() == ["spin thread: dead", "next call: hangs"], run.stderr

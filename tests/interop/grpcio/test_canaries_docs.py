@@ -1,0 +1,17 @@
+"""docs/grpcio.md and the canaries tell the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs" / "grpcio.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="a wheel is tested without the docs")
+def test_the_page_names_every_canary_and_no_other():
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
+    files = HERE.glob("test_canaries_[!d]*.py")
+    there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    assert named == there

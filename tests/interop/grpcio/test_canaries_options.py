@@ -1,0 +1,140 @@
+"""What gRPC makes of options, silently: what `rpcwheel.options` warns of, and what it builds on.
+
+A canary that fails says that grpcio was mended: read its docstring, take out what it names, and the
+line of docs/grpcio.md.
+"""
+
+import socket
+import time
+
+import grpc
+import pytest
+
+from fixtures.raw_http2 import RawServer, pings_borne, raw_client
+from fixtures.waiting import wait_until
+
+FLOOR = "grpc.http2.min_ping_interval_without_data_ms"
+PINGS = [
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+IDLE_TOO = ("grpc.keepalive_permit_without_calls", 1)
+QUICK_PINGS = {"count": 5, "every": 0.25}
+REFUSED_AFTER = 3
+"""One is free, two are forgiven."""
+
+
+def borne(target: str) -> int:
+    with raw_client(target) as connection:
+        return pings_borne(connection, **QUICK_PINGS)
+
+
+def ends_within(connection, *, seconds: float) -> bool:
+    """Whether the peer closes, though nothing of what it sends is answered."""
+    end = time.monotonic() + seconds
+    try:
+        while True:
+            connection._next(end)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def pings_in(server: RawServer, seconds: float) -> int:
+    time.sleep(seconds)
+    return len(server.pings)
+
+
+def test_an_option_that_nobody_knows_is_taken_without_a_word():
+    """Else `check_options` need not know the names (`rpcwheel/options/names.py`)."""
+    grpc.insecure_channel("127.0.0.1:1", options=[("grpc.keep_alive_ms", 1)]).close()
+
+
+def test_keepalive_timeout_ms_lets_a_silent_server_live(raw_server, open_channel):
+    """Else `check.py` need not warn of it, nor the presets give `ping_timeout_ms`."""
+    raw_server.answers = False
+    open_channel(raw_server.target, [("grpc.keepalive_time_ms", 1000), *PINGS,
+                                     ("grpc.keepalive_timeout_ms", 500)])  # fmt: skip
+    assert wait_until(lambda: raw_server.pings)
+    time.sleep(2.5)
+    assert not raw_server.goaways
+
+
+def test_ping_timeout_ms_ends_a_silent_connection(raw_server, open_channel):
+    """The presets build on it."""
+    raw_server.answers = False
+    open_channel(raw_server.target, [("grpc.keepalive_time_ms", 1000), *PINGS,
+                                     ("grpc.http2.ping_timeout_ms", 500)])  # fmt: skip
+    assert wait_until(lambda: raw_server.goaways)
+    assert b"ping_timeout" in raw_server.goaways[0]
+
+
+def test_keepalive_timeout_ms_lets_a_silent_client_live(serve):
+    """As for the channel."""
+    target = serve(("grpc.keepalive_time_ms", 1000), IDLE_TOO, ("grpc.keepalive_timeout_ms", 500))
+    with raw_client(target) as silent:
+        assert ends_within(silent, seconds=3.0) is False
+
+
+def test_a_channel_pings_twice_and_then_once_a_minute(raw_server, open_channel):
+    """Else the presets need not give `max_pings_without_data`."""
+    open_channel(raw_server.target, [("grpc.keepalive_time_ms", 1000), IDLE_TOO])
+    assert pings_in(raw_server, 4.7) == 2
+
+
+def test_a_keepalive_of_zero_pings_every_second(raw_server, open_channel):
+    """Else `check.py` need not say that it is not off, or that a second is the least."""
+    open_channel(raw_server.target, [("grpc.keepalive_time_ms", 0), *PINGS])
+    assert 2 <= pings_in(raw_server, 2.7) <= 4
+
+
+def test_of_two_options_of_one_name_the_first_counts(serve):
+    """The manual of `rpcwheel.options` says so, and `check.py` reads them so."""
+    assert borne(serve((FLOOR, 100), (FLOOR, 100_000), IDLE_TOO)) == QUICK_PINGS["count"]
+    assert borne(serve((FLOOR, 100_000), (FLOOR, 100), IDLE_TOO)) == REFUSED_AFTER
+
+
+@pytest.mark.parametrize("value", ["100", 100.0, b"100"])
+def test_a_number_of_another_type_is_ignored(serve, value):
+    """Else `check.py` need not look at types."""
+    assert borne(serve((FLOOR, value), IDLE_TOO)) == REFUSED_AFTER
+
+
+def test_the_name_with_recv_in_it_does_nothing(serve):
+    """Else it may go from `RETIRED`."""
+    wrong = "grpc.http2.min_recv_ping_interval_without_data_ms"
+    assert borne(serve((wrong, 100), IDLE_TOO)) == REFUSED_AFTER
+    assert borne(serve((FLOOR, 100), IDLE_TOO)) == QUICK_PINGS["count"]
+
+
+def test_without_calls_a_server_permits_no_pings_unless_told(serve):
+    """Else `check.py` need not compare `keepalive_permit_without_calls` of both sides."""
+    assert borne(serve((FLOOR, 100))) == REFUSED_AFTER
+
+
+def test_a_server_forgives_as_many_pings_as_its_strikes(serve):
+    """`check.py` and the doctor count with it."""
+    assert borne(serve(("grpc.http2.max_ping_strikes", 0))) == QUICK_PINGS["count"]
+    assert borne(serve(("grpc.http2.max_ping_strikes", 1))) == REFUSED_AFTER - 1
+
+
+def test_pings_do_not_hold_off_max_connection_idle_ms(serve):
+    """Else `check.py` need not say so."""
+    target = serve(("grpc.max_connection_idle_ms", 1000), (FLOOR, 10), IDLE_TOO)
+    with raw_client(target) as connection:
+        assert pings_borne(connection, count=60, every=0.1) < 60
+
+
+@pytest.mark.parametrize(("given", "fails"), [([("grpc.min_reconnect_backoff_ms", 500)], True),
+                                              ([], False)])  # fmt: skip
+def test_min_reconnect_backoff_ms_is_how_long_an_attempt_may_take(given, fails):
+    """Else `connect_timeout` of the presets is another option, and `check.py` need not warn."""
+    quick = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
+    states = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        with grpc.insecure_channel(target, options=[*quick, *given]) as channel:
+            channel.subscribe(states.append, try_to_connect=True)
+            time.sleep(2.0)
+    assert (grpc.ChannelConnectivity.TRANSIENT_FAILURE in states) is fails

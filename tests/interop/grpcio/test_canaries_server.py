@@ -1,0 +1,290 @@
+"""What the servers of `grpc` and `grpc.aio` do that we work around, or build on.
+
+A canary that fails says that grpcio was mended (or broke what we lean on): read its docstring, take
+out what it names, and the line of docs/grpcio.md.
+"""
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpcio import since
+from fixtures.shop import FOR_EVER
+from fixtures.small_servers import METHOD, Gate, aio_serving, serving
+from fixtures.waiting import WAIT_S
+
+unary = grpc.unary_unary_rpc_method_handler
+SERVED_BY = contextvars.ContextVar("served_by", default="nobody")
+
+
+class Before(grpc.ServerInterceptor):
+    """Does something, then hands on the handler, or what `wrap` makes of its function."""
+
+    def __init__(self, act=lambda: None, wrap=lambda behavior: behavior) -> None:
+        self.act, self.wrap = act, wrap
+
+    def intercept_service(self, continuation, details):
+        self.act()
+        handler = continuation(details)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(self.wrap(handler.unary_stream))
+        return unary(self.wrap(handler.unary_unary))
+
+
+class AioBefore(grpc.aio.ServerInterceptor):
+    """The same for `grpc.aio`, with a change of the details."""
+
+    def __init__(self, act, change=lambda details: details) -> None:
+        self.act, self.change = act, change
+
+    async def intercept_service(self, continuation, details):
+        self.act()
+        return await continuation(self.change(details))
+
+
+def naive(behavior):
+    """A wrapper as most are."""
+
+    def wrapped(request, context):
+        return behavior(request, context)
+
+    return wrapped
+
+
+def channel_to(target):
+    return grpc.insecure_channel(target, options=IMPATIENT)
+
+
+def call(target, request=b"x", timeout=WAIT_S):
+    with channel_to(target) as channel:
+        return channel.unary_unary(METHOD)(request, timeout=timeout)
+
+
+async def aio_call(target, request=b"x", timeout=WAIT_S):  # noqa: ASYNC109 - the call's own
+    async with grpc.aio.insecure_channel(target, options=IMPATIENT) as channel:
+        return await channel.unary_unary(METHOD)(request, timeout=timeout)
+
+
+def test_a_sync_server_calls_no_deadline_an_enormous_number():
+    """So `time_left` in _grpc/handlers.py takes more than a lifetime for none."""
+    seen = []
+
+    def look(request, context):
+        seen.append(context.time_remaining())
+        return request
+
+    with serving(unary(look)) as target:
+        call(target, timeout=None)
+    assert seen[0] > 100 * FOR_EVER
+
+
+async def test_an_aio_server_calls_no_deadline_none():
+    """The other half of `time_left` in _grpc/handlers.py."""
+    seen = []
+
+    async def look(request, context):
+        seen.append(context.time_remaining())
+        return request
+
+    async with aio_serving(unary(look)) as target:
+        await aio_call(target, timeout=None)
+    assert seen == [None]
+
+
+def test_a_handler_does_not_pass_its_deadline_on(shop):
+    """So the server interceptor sets `current_deadline()`, and the client's obeys it."""
+
+    def ask_further(request, context):
+        with channel_to(shop.target) as channel:
+            return channel.unary_unary("/test.Shop/UnaryUnary")(request)
+
+    with serving(unary(ask_further)) as target:
+        assert call(target, b"x", timeout=WAIT_S) == b"x"
+    assert shop.calls[0].time_remaining is None
+
+
+async def test_an_aio_handler_does_not_pass_its_deadline_on(shop):
+    """So the server interceptor sets `current_deadline()`, and the client's obeys it."""
+
+    async def ask_further(request, context):
+        async with grpc.aio.insecure_channel(shop.target, options=IMPATIENT) as channel:
+            return await channel.unary_unary("/test.Shop/UnaryUnary")(request)
+
+    async with aio_serving(unary(ask_further)) as target:
+        assert await aio_call(target, b"x", timeout=WAIT_S) == b"x"
+    assert shop.calls[0].time_remaining is None
+
+
+def test_a_slow_interceptor_holds_up_all_calls_of_its_server():
+    """So our `intercept_service` only wraps the handler; its work is done in the handler's thread.
+
+    All of them run on the one thread that polls for events.
+    """
+    gates, threads = [Gate(), Gate()], []
+
+    def wait():
+        threads.append(threading.current_thread().name)
+        gates[min(len(threads), 2) - 1](b"")
+
+    with (
+        serving(unary(lambda request, _: request), interceptors=[Before(wait)]) as target,
+        channel_to(target) as channel,
+    ):
+        gates[1].opened.set()  # the second call meets no obstacle of its own
+        futures = [channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)]
+        assert gates[0].entered.wait(20)
+        futures.append(channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S))
+        with pytest.raises(grpc.FutureTimeoutError):
+            futures[1].result(0.3)
+        assert not gates[1].entered.is_set()
+        gates[0].opened.set()
+        assert [future.result(20) for future in futures] == [b"x", b"x"]
+    assert not any(name.startswith("pool") for name in threads)
+
+
+def test_an_interceptor_is_asked_also_for_calls_that_are_refused():
+    """So nothing is counted or watched in `intercept_service`, only where the handler begins."""
+    asked, gate = [], Gate()
+    interceptor = Before(lambda: asked.append(1))
+    handler = unary(lambda request, _: gate(request))
+    with (
+        serving(handler, interceptors=[interceptor], maximum_concurrent_rpcs=1) as target,
+        channel_to(target) as channel,
+    ):
+        first = channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)
+        assert gate.entered.wait(20)
+        refused = channel.unary_unary(METHOD).future(b"y", timeout=WAIT_S).exception()
+        gate.opened.set()
+        assert first.result(20) == b"x"
+    assert len(asked) == 2
+    assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_wrapper_takes_a_handler_out_of_its_own_thread_pool():
+    """So _grpc/handlers.py copies the attributes of the function that it wraps."""
+
+    def name_thread(request, context):
+        return threading.current_thread().name.encode()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="own") as own:
+        name_thread.experimental_thread_pool = own
+        with serving(unary(name_thread)) as target:
+            assert call(target).startswith(b"own")
+        with serving(unary(name_thread), interceptors=[Before(wrap=naive)]) as target:
+            assert call(target).startswith(b"pool")
+
+
+def test_a_wrapper_breaks_a_handler_that_answers_by_callback():
+    """So _grpc/handlers.py copies the attribute, and `_pushing` in interceptors/_server.py takes
+    the third argument. (`Health.Watch` is such a handler.)
+    """
+
+    def push(request, context, on_next):
+        on_next(request)
+        on_next(None)
+
+    push.experimental_non_blocking = True
+    handler = grpc.unary_stream_rpc_method_handler(push)
+    with serving(handler) as target, channel_to(target) as channel:
+        assert list(channel.unary_stream(METHOD)(b"x", timeout=WAIT_S)) == [b"x"]
+    with (
+        serving(handler, interceptors=[Before(wrap=naive)]) as target,
+        channel_to(target) as channel,
+        pytest.raises(grpc.RpcError) as failed,
+    ):
+        list(channel.unary_stream(METHOD)(b"x", timeout=WAIT_S))
+    assert failed.value.code() is grpc.StatusCode.UNKNOWN
+
+
+def test_abort_raises_a_bare_exception():
+    """So nothing of ours takes what a handler raised for an error of its own by its type."""
+    raised = []
+
+    def abort(request, context):
+        try:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such order")
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    with serving(unary(abort)) as target, pytest.raises(grpc.RpcError, match="no such order"):
+        call(target)
+    assert type(raised[0]) is Exception
+    assert raised[0].args == ()
+
+
+async def test_an_aio_server_takes_an_object_with_an_async_call_for_a_sync_handler():
+    """So `_wrapped` in interceptors/_aio_server.py asks in the same way, and keeps the nature."""
+
+    class Handler:
+        async def __call__(self, request, context):
+            return request
+
+    async def function(request, context):
+        return request
+
+    async with aio_serving(unary(function)) as target:
+        assert await aio_call(target) == b"x"
+    async with aio_serving(unary(Handler())) as target:
+        with (
+            pytest.warns(RuntimeWarning, match="never awaited"),
+            pytest.raises(grpc.RpcError) as failed,
+        ):
+            await aio_call(target)
+    assert failed.value.code() is grpc.StatusCode.UNKNOWN
+
+
+@since(1, 85, 1, reason="(1.83.0 at least) it takes any")
+async def test_an_aio_server_takes_no_other_details_than_its_own():
+    """So nothing in rpcwheel changes what a handler is told of its call."""
+
+    class Details(grpc.HandlerCallDetails):
+        method = METHOD
+        invocation_metadata = ()
+
+    async def echo(request, context):
+        return request
+
+    interceptor = AioBefore(lambda: None, change=lambda _: Details())
+    async with aio_serving(unary(echo), interceptors=[interceptor]) as target:
+        with pytest.raises(grpc.RpcError, match="TypeError"):
+            await aio_call(target)
+
+
+@pytest.mark.parametrize("make", [unary, grpc.stream_unary_rpc_method_handler])
+def test_calls_of_a_sync_server_share_no_context_on_one_thread(make):
+    """We lean on it: interceptors/_server.py sets the deadline, and leaves it to its context.
+
+    If this fails, it has to take it back at the end, or the thread's next call has that deadline.
+    """
+    threads = set()
+
+    def handler(request, context):
+        threads.add(threading.get_ident())
+        before = SERVED_BY.get()
+        SERVED_BY.set("me")
+        return before.encode()
+
+    with serving(make(handler), workers=1) as target:
+        assert [call(target), call(target)] == [b"nobody", b"nobody"]
+    assert len(threads) == 1
+
+
+async def test_calls_of_an_aio_server_share_no_context():
+    """We lean on it: a deadline that one call sets is not seen by another."""
+    both = asyncio.Barrier(2)
+
+    async def handler(request, context):
+        before = SERVED_BY.get()
+        SERVED_BY.set(request.decode())
+        await both.wait()
+        return f"{before} {SERVED_BY.get()}".encode()
+
+    async with aio_serving(unary(handler)) as target:
+        answers = await asyncio.gather(aio_call(target, b"a"), aio_call(target, b"b"))
+    assert answers == [b"nobody a", b"nobody b"]

@@ -1,0 +1,394 @@
+"""What one process knows of one service: who is told, in what order, and what is left behind."""
+
+import os
+import threading
+from contextlib import closing, contextmanager
+
+import pytest
+
+from fixtures.seen_worlds import HOLD, REGISTRY, SERVICE, Listener, ended, keys, shows, view
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.observe import add_sink, remove_sink
+from rpcwheel.observe.events import (
+    InstancesChanged,
+    InstancesHeld,
+    ListenerFailed,
+    RecordSkipped,
+    TaskFailed,
+)
+from rpcwheel.registry.directory import Directory
+from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.timer import ManualTimer, shared_timer
+from rpcwheel.workers import Serial
+
+
+@pytest.fixture
+def make(timer):
+    """Make directories; closed at the end."""
+    made = []
+
+    def make(**others):
+        made.append(Directory(SERVICE, REGISTRY, **{"timer": timer} | others))
+        return made[-1]
+
+    yield make
+    for directory in made:
+        directory.close()
+    assert timer.pending == 0
+
+
+@pytest.fixture
+def directory(make):
+    return make()
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+def kinds(events):
+    return {type(event) for event in events}
+
+
+# Listeners
+
+
+def test_a_listener_is_told_of_what_comes_whole(directory, listener):
+    directory.add(listener)
+    directory.saw(view("a"))
+    assert wait_until(lambda: listener.keys == ["a"])
+    directory.saw(view("ab"))
+    assert wait_until(lambda: listener.keys == ["a", "ab"])
+
+
+def test_a_listener_that_comes_late_is_told_at_once_of_what_is_known(directory, listener):
+    directory.saw(view("a"))
+    assert directory.wait(WAIT_S)
+    directory.add(listener)
+    assert wait_until(lambda: listener.keys == ["a"])
+
+
+def test_what_is_not_new_is_not_told(directory, listener):
+    directory.add(listener)
+    for _ in range(5):
+        directory.saw(view("a"))
+    directory.saw(view("b"))
+    assert wait_until(lambda: listener.keys[-1:] == ["b"])
+    assert len(listener.told) <= 2
+
+
+def test_a_listener_that_is_asked_to_look_again_is_not_told_the_same(directory, listener):
+    listening, row = directory.add(listener), Serial()
+    for word in ("a", "ab"):
+        directory.saw(view(word))
+        assert wait_until(lambda word=word: listener.keys[-1:] == [word])
+        listening.due(row)
+        assert wait_until(lambda: not row._running)
+    assert listener.keys == ["a", "ab"]
+
+
+def test_to_a_slow_listener_only_the_last_of_several_changes_is_told(directory, listener):
+    gate, entered = threading.Event(), threading.Event()
+
+    def slow(snapshot):
+        listener(snapshot)
+        entered.set()
+        gate.wait(WAIT_S)
+
+    directory.add(slow)
+    directory.saw(view("a"))
+    assert entered.wait(WAIT_S)
+    for word in ("ab", "abc", "abcd"):
+        directory.saw(view(word))
+    assert shows(directory, "abcd")
+    gate.set()
+    assert wait_until(lambda: listener.keys == ["a", "abcd"])
+
+
+def test_a_listener_is_called_by_one_thread_at_a_time(directory):
+    inside, told = threading.Lock(), []
+
+    def one_at_a_time(snapshot):
+        assert inside.acquire(blocking=False)
+        told.append(snapshot.revision)
+        inside.release()
+
+    directory.add(one_at_a_time)
+    for turn in range(100):
+        word = "ab" if turn % 2 else "abc"
+        directory.saw(view(word))
+        assert shows(directory, word)
+    directory.saw(view("abcd"))
+    assert wait_until(lambda: told and told[-1] == directory.snapshot.revision == 101)
+    assert told == sorted(set(told))
+
+
+def test_a_listener_that_hangs_holds_up_neither_another_nor_the_list(directory, listener):
+    gate = threading.Event()
+    directory.add(lambda _: gate.wait(WAIT_S))
+    directory.add(listener)
+    for word in ("a", "ab"):
+        directory.saw(view(word))
+        assert wait_until(lambda word=word: listener.keys[-1:] == [word])
+    gate.set()
+
+
+def test_a_thousand_listeners_that_hang_take_no_thousand_threads(directory):
+    told, gate, before = [], threading.Event(), threading.active_count()
+
+    def listener(snapshot):
+        gate.wait(WAIT_S)
+        told.append(snapshot)
+
+    for _ in range(1000):
+        directory.add(listener)
+    directory.saw(view("a"))
+    assert shows(directory, "a")
+    assert wait_until(lambda: not directory._hearing._running)
+    assert threading.active_count() - before <= 24
+    gate.set()
+    assert wait_until(lambda: len(told) == 1000)
+
+
+def test_a_listener_that_raises_is_told_of_and_called_on(directory, listener, events):
+    def broken(_):
+        raise ZeroDivisionError
+
+    directory.add(broken)
+    directory.add(listener)
+    for times, word in enumerate(("a", "ab"), 1):
+        directory.saw(view(word))
+        assert wait_until(lambda word=word: listener.keys[-1:] == [word])
+        assert wait_until(
+            lambda times=times: sum(isinstance(one, ListenerFailed) for one in events) == times
+        )
+    failed = next(one for one in events if isinstance(one, ListenerFailed))
+    assert (failed.target, type(failed.error)) == (SERVICE, ZeroDivisionError)
+    assert "broken" in failed.listener
+
+
+def test_a_listener_that_is_closed_is_called_no_more(directory, listener):
+    other, listening = Listener(), directory.add(listener)
+    directory.add(other)
+    listening.close()
+    listening.close()
+    directory.saw(view("a"))
+    assert wait_until(lambda: other.keys == ["a"])
+    assert not listener.told
+
+
+def test_a_sink_that_hangs_holds_up_no_list_and_no_listener(directory, listener):
+    gate = threading.Event()
+
+    def hangs(event):
+        if isinstance(event, InstancesChanged):
+            gate.wait(WAIT_S)
+
+    directory.add(listener)
+    add_sink(hangs)
+    try:
+        for word in ("a", "ab", "abc"):
+            directory.saw(view(word))
+            assert wait_until(lambda word=word: listener.keys[-1:] == [word])
+    finally:
+        remove_sink(hangs)
+        gate.set()
+
+
+# Waiting
+
+
+def test_who_waits_gets_the_first_snapshot(directory):
+    got = []
+    run_threads(lambda: got.append(directory.wait(WAIT_S)), lambda: directory.saw(view("a")))
+    assert [keys(snapshot) for snapshot in got] == ["a"]
+
+
+def test_who_waits_gets_an_empty_one_too_if_it_is_true(directory):
+    directory.saw(view())
+    assert keys(directory.wait(WAIT_S)) == ""
+
+
+def test_who_waits_in_vain_gets_nothing(directory):
+    assert directory.wait(0.01) is None
+    assert directory.wait(0) is None
+
+
+def test_close_wakes_who_waits_for_ever(directory):
+    with waiting(directory, None) as got:
+        directory.close()
+    assert got == [None]
+
+
+def test_more_seconds_than_the_system_can_count_are_for_ever(directory):
+    with waiting(directory, 1e300) as got:
+        directory.saw(view("a"))
+    assert [keys(snapshot) for snapshot in got] == ["a"]
+
+
+@contextmanager
+def waiting(directory, seconds):
+    """Something to do while a thread waits; then what it got."""
+    got = []
+    thread = threading.Thread(target=lambda: got.append(directory.wait(seconds)), daemon=True)
+    thread.start()
+    assert wait_until(lambda: directory._changed._waiters)
+    yield got
+    thread.join(WAIT_S)
+
+
+# Time and events
+
+
+def test_what_is_held_is_gone_when_its_time_is_over(directory, listener, timer, events):
+    directory.add(listener)
+    directory.saw(view("ab"))
+    directory.suspect("the connection was lost")
+    directory.saw(view("a"))
+    assert wait_until(lambda: listener.keys[-1:] == ["ab"] and listener.told[-1].held == {"b"})
+    assert wait_until(lambda: timer.pending == 1)
+    timer.advance(HOLD)
+    assert wait_until(lambda: listener.keys[-1:] == ["a"])
+    assert wait_until(lambda: kinds(events) >= {InstancesChanged, InstancesHeld})
+    assert timer.pending == 0
+
+
+def test_a_snapshot_that_is_asked_for_has_its_age_of_now(directory, timer):
+    directory.saw(view("a"))
+    assert directory.wait(WAIT_S).age_s == 0.0
+    timer.advance(5)
+    directory.suspect("the connection was lost")
+    assert wait_until(lambda: directory._shown.since_ns is not None)
+    timer.advance(7)
+    assert (directory.snapshot.age_s, directory.snapshot.revision) == (7.0, 1)
+
+
+def test_a_bad_record_is_told_as_an_event(directory, events):
+    directory.saw(view("a", bad="x"))
+    assert wait_until(lambda: RecordSkipped in kinds(events))
+
+
+def test_the_policy_says_whether_anything_is_held(make):
+    directory = make(policy=RegistryPolicy(protect=False))
+    directory.saw(view("abc"))
+    directory.suspect("the connection was lost")
+    directory.saw(view())
+    assert shows(directory, "")
+
+
+def test_without_a_timer_of_its_own_it_takes_the_shared_one():
+    with closing(Directory(SERVICE, REGISTRY)) as directory:
+        directory.saw(view("ab"))
+        directory.suspect("the connection was lost")
+        directory.saw(view("a"))
+        assert wait_until(lambda: directory._alarm._timeout is not None)
+        before = shared_timer().pending
+        directory.close()
+        assert shared_timer().pending == before - 1
+
+
+def test_a_timer_that_was_stopped_before_harms_nothing(events):
+    with ManualTimer() as timer:
+        directory = Directory(SERVICE, REGISTRY, timer=timer)
+    directory.saw(view("ab"))
+    directory.suspect("the connection was lost")
+    directory.saw(view("a"))
+    assert wait_until(lambda: InstancesHeld in kinds(events))
+    assert keys(directory.snapshot) == "ab"
+    directory.close()
+    assert TaskFailed not in kinds(events)
+
+
+def test_something_else_than_a_timer_is_refused():
+    with pytest.raises(TypeError, match="timer must be"):
+        Directory(SERVICE, REGISTRY, timer=5)
+
+
+# The end
+
+
+def test_after_close_nothing_is_told_and_what_was_known_is_still_shown(directory, listener):
+    directory.saw(view("a"))
+    directory.wait(WAIT_S)
+    directory.close()
+    directory.close()
+    directory.add(listener)
+    directory.saw(view("ab"))
+    directory.suspect("the connection was lost")
+    assert keys(directory.snapshot) == "a"
+    assert wait_until(lambda: not directory._hearing._running)
+    assert not listener.told
+
+
+def test_what_was_heard_and_not_thought_of_at_close_changes_nothing(directory, timer):
+    gate = threading.Event()
+    directory._hearing.submit(lambda: gate.wait(WAIT_S))
+    directory.saw(view("a"))
+    directory.close()
+    gate.set()
+    assert wait_until(lambda: not directory._hearing._running)
+    assert directory.snapshot is None
+
+
+def test_a_listener_that_waits_for_its_turn_at_close_is_not_called(directory, listener):
+    gate, entered = threading.Event(), threading.Event()
+
+    def slow(snapshot):
+        listener(snapshot)
+        entered.set()
+        gate.wait(WAIT_S)
+
+    directory.add(slow)
+    directory.saw(view("a"))
+    assert entered.wait(WAIT_S)
+    directory.saw(view("ab"))
+    assert shows(directory, "ab")
+    directory.close()
+    gate.set()
+    assert wait_until(lambda: not any(row._running for row in directory._rows))
+    assert listener.keys == ["a"]
+
+
+def test_views_listeners_and_ends_from_all_threads_at_once_leave_nothing(make, timer):
+    directory = make()
+
+    def views():
+        for turn in range(100):
+            directory.saw(view("abcde"[: turn % 6]))
+            directory.suspect("the connection was lost")
+
+    def comers():
+        for _ in range(100):
+            directory.add(lambda _: None).close()
+
+    run_threads(views, comers, views, comers)
+    directory.close()
+    assert wait_until(lambda: not directory._hearing._running)
+    assert timer.pending == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_what_was_known_and_does_not_hang(directory):
+    directory.saw(view("a"))
+    directory.wait(WAIT_S)
+    held, gate = threading.Event(), threading.Event()
+
+    def hold():
+        with directory._changed:
+            held.set()
+            gate.wait(WAIT_S)
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert held.wait(WAIT_S)
+    child = os.fork()
+    if not child:
+        told = threading.Event()
+        directory.add(lambda _: told.set())
+        good = told.wait(WAIT_S) and keys(directory.wait(0)) == "a"
+        directory.close()
+        os._exit(0 if good else 1)
+    assert ended(child) == 0
+    gate.set()

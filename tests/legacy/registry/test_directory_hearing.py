@@ -1,0 +1,149 @@
+"""How a directory keeps up with what it is told, and with timers that fail."""
+
+import threading
+from contextlib import closing
+
+import pytest
+
+from fixtures.seen_worlds import REGISTRY, SERVICE, keys, shows, view
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import TimerStopped, TooManyTimeouts
+from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.registry.directory import MOST_NEWS, Directory
+from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.timer import WheelTimer
+
+SOON = RegistryPolicy(lease=1, hold=0.2)
+
+
+@pytest.fixture
+def directory(timer):
+    with closing(Directory(SERVICE, REGISTRY, timer=timer)) as directory:
+        yield directory
+
+
+@pytest.fixture
+def busy(directory):
+    """What lets the core of the directory go on, which is busy."""
+    gate = busied(directory)
+    yield gate
+    gate.set()
+
+
+def busied(directory):
+    gate, entered = threading.Event(), threading.Event()
+
+    def hang():
+        entered.set()
+        gate.wait(WAIT_S)
+
+    directory._hearing.submit(hang)
+    assert entered.wait(WAIT_S)
+    return gate
+
+
+def test_of_views_that_come_faster_than_it_reads_only_the_last_one_waits(directory, busy):
+    for _ in range(1000):
+        directory.saw(view("abc"))
+    directory.saw(view("ab"))
+    assert len(directory._hearing._jobs) == 1
+    assert len(directory._news) == 1
+    busy.set()
+    assert shows(directory, "ab")
+    assert directory.snapshot.revision == 1
+
+
+def test_no_doubt_is_passed_over_nor_what_was_seen_before_it(directory, busy):
+    directory.saw(view("abc"))
+    directory.suspect("the connection was lost")
+    directory.suspect("it was lost again")
+    directory.saw(view("xyz"))
+    directory.saw(view())
+    busy.set()
+    assert wait_until(lambda: directory.snapshot and directory.snapshot.held == {"a", "b", "c"})
+    assert keys(directory.snapshot) == "abc"
+
+
+def test_who_said_draining_in_a_view_that_is_passed_over_is_gone_at_once(directory):
+    directory.saw(view("abcd"))
+    assert shows(directory, "abcd")
+    gate = busied(directory)
+    directory.suspect("the connection was lost")
+    directory.saw(view("ab", draining="cd"))
+    directory.saw(view("a", draining="b"))
+    directory.saw(view("ac"))
+    gate.set()
+    assert shows(directory, "ac")
+    assert directory.snapshot.held == frozenset()
+
+
+def test_who_said_nothing_of_the_kind_is_held_as_ever(directory):
+    directory.saw(view("abc"))
+    assert shows(directory, "abc")
+    gate = busied(directory)
+    directory.suspect("the connection was lost")
+    directory.saw(view("ab"))
+    directory.saw(view("a"))
+    gate.set()
+    assert wait_until(lambda: directory.snapshot.held == {"b", "c"})
+
+
+def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
+    directory.saw(view("ab"))
+    for _ in range(1000):
+        directory.suspect("the connection was lost")
+        directory.saw(view("a"))
+    assert len(directory._news) <= MOST_NEWS
+    busy.set()
+    assert shows(directory, "ab")
+    assert wait_until(lambda: directory.snapshot.held == {"b"})
+
+
+def test_who_said_draining_in_one_of_too_many_views_is_gone_at_once(directory):
+    directory.saw(view("abc"))
+    assert shows(directory, "abc")
+    gate = busied(directory)
+    directory.suspect("the connection was lost")
+    directory.saw(view("ab", draining="c"))
+    for _ in range(MOST_NEWS):
+        directory.suspect("the connection was lost")
+        directory.saw(view("a"))
+    gate.set()
+    assert shows(directory, "ab")
+    assert wait_until(lambda: directory.snapshot.held == {"b"})
+
+
+def test_a_timer_that_is_full_does_not_make_it_hold_for_ever(events):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        with closing(Directory(SERVICE, REGISTRY, SOON, timer=timer)) as directory:
+            held_and_then_gone(directory)
+    (told,) = [event for event in events if isinstance(event, RegistryFailed)]
+    assert (told.registry, type(told.error)) == (REGISTRY, TooManyTimeouts)
+
+
+def test_nor_does_one_that_is_stopped_while_it_waits():
+    with WheelTimer() as timer:
+        directory = Directory(SERVICE, REGISTRY, SOON, timer=timer)
+        directory.saw(view("ab"))
+        directory.suspect("the connection was lost")
+        directory.saw(view("a"))
+        assert wait_until(lambda: timer.pending == 1)
+    assert shows(directory, "a")
+    directory.close()
+
+
+def test_nor_one_that_was_stopped_before(events):
+    with WheelTimer() as timer:
+        pass
+    with closing(Directory(SERVICE, REGISTRY, SOON, timer=timer)) as directory:
+        held_and_then_gone(directory)
+    failed = [event.error for event in events if isinstance(event, RegistryFailed)]
+    assert [type(error) for error in failed] == [TimerStopped]
+
+
+def held_and_then_gone(directory):
+    directory.saw(view("ab"))
+    directory.suspect("the connection was lost")
+    directory.saw(view("a"))
+    assert shows(directory, "a")

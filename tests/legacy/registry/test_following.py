@@ -1,0 +1,110 @@
+"""One watch for each service that is followed, begun and ended off every caller's thread."""
+
+import threading
+
+import pytest
+
+from fixtures.registry_worlds import POLICY
+from fixtures.waiting import wait_until
+from rpcwheel.errors import RegistryClosed
+from rpcwheel.observe import RegistryFailed
+from rpcwheel.registry.following import Following
+
+
+class World:
+    def __init__(self, provider, timer):
+        self.told, self.events, self.left = [], [], []
+        self.following = Following(
+            provider,
+            POLICY,
+            timer=timer,
+            snapshots=None,
+            saw=lambda: self.told.append("saw"),
+            suspected=self.told.append,
+            tell=self.events.extend,
+            left=self.left.append,
+        )
+
+    def follow(self, name="me"):
+        return self.following.follow("shop.Orders", lambda directory: (name, directory))
+
+
+@pytest.fixture
+def world(provider, timer):
+    world = World(provider, timer)
+    yield world
+    world.following.close()
+    assert timer.pending == 0
+
+
+def test_followers_of_a_service_share_its_directory(world, provider):
+    first, second = world.follow("first"), world.follow("second")
+    assert first[1] is second[1]
+    assert first[1].wait(5).instances == ()
+    assert provider.requests == [("watch", ("shop.Orders",))]
+    assert world.following.known("shop.Orders").instances == ()
+    assert world.following.known("other") is None
+
+
+def test_when_the_last_has_gone_nothing_is_watched(world, provider):
+    followers = [world.follow("first"), world.follow("second")]
+    directory = followers[0][1]
+    assert directory.wait(5)
+    for follower in followers:
+        world.following.unfollow("shop.Orders", follower)
+        world.following.unfollow("shop.Orders", follower)
+    assert wait_until(lambda: not world.following._watching._all)
+    assert world.follow()[1] is not directory
+
+
+def test_what_a_watch_tells_is_handed_on(world, provider):
+    world.follow()
+    assert wait_until(lambda: "saw" in world.told)
+    provider.down("the cable is cut")
+    assert wait_until(lambda: any("cable" in said for said in world.told))
+
+
+def test_what_was_known_of_a_service_that_nobody_follows_any_more_is_handed_on(world, provider):
+    follower = world.follow()
+    assert follower[1].wait(5).instances == ()
+    world.following.unfollow("shop.Orders", follower)
+    assert [one.service for one in world.left] == ["shop.Orders"]
+
+
+def test_a_watch_that_can_not_be_begun_is_tried_again(world, provider, timer, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(provider, "watch", fail)
+    _, directory = world.follow()
+    failed = lambda: [event for event in world.events if isinstance(event, RegistryFailed)]  # noqa: E731
+    assert wait_until(failed)
+    assert (failed()[0].request, failed()[0].delay_s) == ("watch", 1.0)
+    monkeypatch.undo()
+    assert wait_until(lambda: timer.pending)
+    timer.advance(1.1)
+    assert directory.wait(5).instances == ()
+
+
+def test_a_watch_that_hangs_holds_up_no_caller(world, provider, monkeypatch):
+    let_go, watch = threading.Event(), provider.watch
+
+    def hang(*arguments):
+        let_go.wait(20)
+        return watch(*arguments)
+
+    monkeypatch.setattr(provider, "watch", hang)
+    follower = world.follow()
+    world.following.unfollow("shop.Orders", follower)
+    world.following.close()
+    let_go.set()
+    assert wait_until(lambda: not world.following._watching._all)  # begun, and ended at once
+
+
+def test_after_the_end_nothing_is_followed(world):
+    _, directory = world.follow()
+    world.following.close()
+    world.following.close()
+    with pytest.raises(RegistryClosed):
+        world.follow()
+    assert directory.wait(0) is None or directory.wait(0).instances == ()

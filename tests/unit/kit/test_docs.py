@@ -1,0 +1,141 @@
+"""The pages say what is so: every setting and default, a file, variables, and every event."""
+
+import logging
+import re
+import tomllib
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from rpcwheel import (
+    CallPolicy,
+    ClusterPolicy,
+    DeadlinePolicy,
+    FailbackPolicy,
+    FailsafePolicy,
+    HeartbeatPolicy,
+    IdlePolicy,
+    KitPolicy,
+    MethodPolicy,
+    RegistryPolicy,
+    RetryPolicy,
+    observe,
+)
+from rpcwheel.kit.config import policy_from_env, policy_from_file
+from rpcwheel.observe.logs import _LINES
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT.joinpath("docs", "policies.md").read_text()
+EVENTS = ROOT.joinpath("docs", "events.md").read_text()
+
+MEANT = KitPolicy(
+    heartbeat=10,
+    idle=IdlePolicy(idle_timeout=180, close_streams=True),
+    timeout=DeadlinePolicy(timeout=2.0, slow_after=1.0),
+    retry=RetryPolicy(on=["UNAVAILABLE", "INTERNAL"], attempts=4),
+    methods={
+        "/shop.Orders/Get*": MethodPolicy(idempotent=True),
+        "/shop.Orders/Watch": MethodPolicy(
+            timeout=DeadlinePolicy(timeout=None, message_timeout=30), retry=None
+        ),
+        "/shop.Audit/*": MethodPolicy(
+            timeout=0.5, failback=FailbackPolicy(on="UNAVAILABLE", retries=8, max_pending=1000)
+        ),
+    },
+)
+
+
+def block(heading: str) -> str:
+    """The first block of code under a heading."""
+    return re.search(rf"^## {heading}$.*?^```\w*\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[1]
+
+
+def bare(policy: CallPolicy) -> dict:
+    """All that is set, but for the waits, which can't be compared."""
+    return policy.model_dump(
+        exclude_unset=True,
+        exclude={"retry": {"wait"}, "methods": {"__all__": {"failback": {"wait"}}}},
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The page's file."""
+    path = tmp_path / "rpcwheel.toml"
+    path.write_text(block("A file"))
+    return path
+
+
+def test_the_file_of_the_page_means_what_the_page_says(file):
+    policy = policy_from_file(file)
+    assert bare(policy) == bare(MEANT)
+    assert (policy.retry.wait.multiplier, policy.retry.wait.max) == (0.05, 1.0)
+    wait = policy.methods["/shop.Audit/*"].failback.wait
+    assert (wait.multiplier, wait.max) == (1.0, 60.0)
+    assert policy.of("/shop.Orders/Watch").timeout.slow_after == 1.0
+
+
+def test_the_variables_of_the_page_mean_what_the_page_says(file):
+    environ = dict(line.split("=", 1) for line in block("The environment").splitlines())
+    policy = policy_from_env(environ=environ | {"RPCWHEEL_CONFIG": str(file)})
+    assert policy.timeout == DeadlinePolicy(timeout=5.0, slow_after=2.5)
+    assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE"}, 4)
+    assert (policy.retry.wait.multiplier, policy.retry.wait.max) == (0.1, 5.0)
+    assert policy.of("/shop.Audit/Push").failback is None
+    assert policy.of("/shop.Audit/Push").timeout.timeout == 0.5
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        CallPolicy,
+        DeadlinePolicy,
+        RetryPolicy,
+        FailsafePolicy,
+        FailbackPolicy,
+        KitPolicy,
+        HeartbeatPolicy,
+        IdlePolicy,
+        RegistryPolicy,
+        ClusterPolicy,
+    ],
+)
+def test_each_setting_stands_on_the_page_with_its_default(kind):
+    section = re.search(rf"^## `{kind.__name__}`$(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
+    inherited = CallPolicy.model_fields if kind is KitPolicy else ()
+    assert set(rows) == set(kind.model_fields) - set(inherited)
+    for name, cell in rows.items():
+        field = kind.model_fields[name]
+        if field.is_required():
+            assert cell == "required"
+        elif "initial" in cell:
+            table = tomllib.loads(f"wait = {cell.strip('`')}")["wait"]
+            default = field.get_default()
+            assert (default.multiplier, default.max) == (table["initial"], table["max"])
+        else:
+            assert cell.replace('"', "'") == f"`{field.get_default(call_default_factory=True)!r}`"
+
+
+def test_each_event_stands_on_its_page_with_its_logger_level_and_fields():
+    said = {}
+    for logger, rows in re.findall(
+        r"^## [^\n]*`(rpcwheel\.\w+)`\n(.*?)(?=^## |\Z)", EVENTS, re.DOTALL | re.MULTILINE
+    ):
+        for name, level, listed in re.findall(
+            r"^\| `(\w+)` \| (\w+) \| .* \| (.*) \|$", rows, re.MULTILINE
+        ):
+            said[name] = logger, level, re.findall(r"\w+", listed)
+    shown = {name: getattr(observe, name) for name in observe.__all__}
+    kinds = {name: kind for name, kind in shown.items() if is_dataclass(kind)}
+    assert set(said) == set(kinds)
+    for name, kind in kinds.items():
+        line = _LINES[kind]
+        level = logging.getLevelName(line.level).lower()
+        assert said[name] == (line.logger.name, level, [field.name for field in fields(kind)])
+
+
+@pytest.mark.parametrize("page", ["policies", "registries", "semantics", "events", "grpcio"])
+def test_the_readme_leads_to_each_page(page):
+    assert f"(docs/{page}.md)" in (ROOT / "README.md").read_text()

@@ -1,0 +1,147 @@
+"""What a strict review found: each a test that failed before it was mended."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from fixtures.waiting import wait_until
+from rpcwheel import (
+    AsyncWheelTimer,
+    HashedWheel,
+    HierarchicalWheel,
+    ManualTimer,
+    PeriodicTask,
+    SparseWheel,
+    Timeout,
+    WheelTimer,
+)
+from rpcwheel.durations import NEVER
+from rpcwheel.timer import aio
+from rpcwheel.timer.queue import FORM
+
+WHEELS = [HierarchicalWheel, SparseWheel, HashedWheel]
+
+
+def nothing(timeout: object) -> None:
+    """Do it."""
+
+
+def test_a_compiled_timeout_is_out_of_the_cycle_collectors_sight() -> None:
+    timer = ManualTimer()
+    assert gc.is_tracked(timer.new_timeout(nothing, 1.0)) == (FORM == "pure")
+    timer.stop()
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_no_delay_after_an_endless_one_is_due_at_once(wheel: Any) -> None:
+    timer, ran = ManualTimer(wheel()), []
+    timer.new_timeout(nothing, float("inf"))
+    timer.new_timeout(ran.append, 0)
+    timer.advance(1.0)
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_stop_leaves_nothing_pending_though_another_thread_reschedules(wheel: Any) -> None:
+    for _ in range(5):
+        timer = WheelTimer(wheel())
+        timeouts = [timer.new_timeout(nothing, 100.0 + i * 0.01) for i in range(2000)]
+
+        def hurry(timeouts: list[Timeout] = timeouts) -> None:
+            for index, timeout in enumerate(timeouts):
+                timeout.reschedule(50.0 + index * 0.007)
+
+        thread = threading.Thread(target=hurry)
+        thread.start()
+        undelivered = timer.stop()
+        thread.join()
+        assert len(undelivered) == 2000
+        assert all(timeout.cancelled() for timeout in timeouts)
+        assert timer.pending == 0
+
+
+def test_one_look_of_the_sparse_wheel_forgets_a_bounded_number_of_slots() -> None:
+    queue = SparseWheel()
+    timer = ManualTimer(queue)
+    timeouts = [timer.new_timeout(nothing, 1.0 + i * 0.001) for i in range(5000)]
+    for timeout in timeouts:
+        timeout.cancel()
+    before = len(queue._by_tick)
+    queue.pop(0)
+    assert before - 256 <= len(queue._by_tick) < before
+    timer.advance(10.0)
+    assert queue.next_wake() == NEVER
+
+
+class Unnamable:
+    """An object that can't be shown, with a task as a method."""
+
+    def __repr__(self) -> str:
+        raise RecursionError
+
+    def work(self, timeout: object) -> None:
+        """Do it."""
+
+
+def test_a_task_whose_owner_cannot_be_shown_does_not_end_the_timer() -> None:
+    with WheelTimer() as timer:
+        timer.new_timeout(Unnamable().work, 0)
+        done = threading.Event()
+        timer.new_timeout(lambda _: done.set(), 0.01)
+        assert done.wait(20)
+        assert wait_until(lambda: timer.stats().slowest_task is not None)
+
+
+def test_a_timeout_has_no_second_handle() -> None:
+    timer = ManualTimer()
+    with pytest.raises(TypeError, match="can't be copied"):
+        copy.copy(timer.new_timeout(nothing, 1.0))
+    timer.stop()
+
+
+@pytest.mark.skipif(FORM == "pure", reason="the pure form raises AttributeError")
+def test_a_timeout_that_no_timer_made_is_at_its_end() -> None:
+    assert not Timeout().cancel()
+    assert not Timeout().reschedule(1.0)
+    assert Timeout().timer is None
+
+
+def test_a_timer_that_is_used_before_it_was_made_says_so() -> None:
+    class Hasty(ManualTimer):
+        def __init__(self) -> None:
+            self.new_timeout(nothing, 1.0)
+
+    with pytest.raises((RuntimeError, AttributeError)):
+        Hasty()
+
+
+async def test_an_earlier_deadline_that_comes_while_the_loop_is_aimed_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with AsyncWheelTimer() as timer:
+        again = [0.01]
+        aim = aio.AsyncWheelTimer._aim
+
+        def interrupted(self: AsyncWheelTimer, wake_ns: int) -> None:
+            if again:  # as a finalizer or a signal handler would
+                timer.new_timeout(nothing, again.pop())
+            aim(self, wake_ns)
+
+        monkeypatch.setattr(aio.AsyncWheelTimer, "_aim", interrupted)
+        timer.new_timeout(nothing, 100.0)
+        assert timer._handle is not None
+        assert timer._handle.when() - timer._loop.time() < 1.0  # type: ignore[attr-defined]
+
+
+def test_a_periodic_task_keeps_its_place_in_a_full_timer() -> None:
+    timer = WheelTimer(max_pending=1)
+    runs = []
+    with timer:
+        PeriodicTask(timer, 0.001, lambda: runs.append(1)).start()
+        assert wait_until(lambda: len(runs) > 3)
+        assert timer._hub.queue._capacity == 1

@@ -1,0 +1,322 @@
+"""The moments at which another thread may come in between, played by hand, one after the other.
+
+Only the pure form lets a test step in; the compiled one is built from the same lines.
+"""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from fixtures.waiting import WAIT_S
+from rpcwheel.timer import _heap, _sparse
+from rpcwheel.timer.queue import load_form
+
+PURE = load_form("pure")
+MS = 1_000_000
+
+
+class Meddling:
+    """Lets something happen right after the next call of a method named here."""
+
+    STEPS = ("_find", "_first", "_earliest", "_slot", "next_wake")
+
+    def meddle(self, step: str, happen: Callable[[], object]) -> None:
+        self.waiting = {step: happen}
+
+    def __getattribute__(self, name: str):
+        found = super().__getattribute__(name)
+        if name not in Meddling.STEPS:
+            return found
+
+        def stepped(*args):
+            result = found(*args)
+            happen = self.__dict__.get("waiting", {}).pop(name, None)
+            if happen is not None:
+                happen()
+            return result
+
+        return stepped
+
+
+class Hierarchical(Meddling, PURE.HierarchicalWheel):
+    search = "_find"
+
+
+class Sparse(Meddling, PURE.SparseWheel):
+    search = "_first"
+
+
+class Hashed(Meddling, PURE.HashedWheel):
+    search = "_earliest"
+
+
+@pytest.fixture(params=[Hierarchical, Sparse, Hashed])
+def queue(request):
+    return request.param(0.001)
+
+
+def new(queue, at_ms):
+    timeout = PURE.Timeout()
+    timeout._task = print
+    timeout._deadline_ns = at_ms * MS
+    timeout._hub = PURE.Hub(queue, lambda: None, True)
+    timeout._prev = None
+    timeout._state = 0
+    return timeout
+
+
+def put(queue, at_ms):
+    timeout = new(queue, at_ms)
+    assert queue.schedule(timeout)
+    return timeout
+
+
+@pytest.mark.parametrize("far", [None, 200])
+def test_what_is_filed_after_the_search_and_before_the_cursor_moves_is_found(queue, far):
+    if far is not None:
+        put(queue, far)
+    near = []
+    queue.meddle(queue.search, lambda: near.append(put(queue, 20)))
+    assert queue.pop(50 * MS) is near[0]
+    queue.check()
+
+
+def test_what_is_filed_before_the_one_that_was_found_comes_first(queue):
+    second, first = put(queue, 30), []
+    queue.meddle(queue.search, lambda: first.append(put(queue, 20)))
+    assert queue.advance(50 * MS) == [*first, second]
+    queue.check()
+
+
+def test_what_is_pulled_forward_after_the_search_is_found(queue):
+    timeout = put(queue, 5000)
+    queue.meddle(queue.search, lambda: queue.reschedule(timeout, 20 * MS))
+    assert queue.pop(50 * MS) is timeout
+    queue.check()
+
+
+def test_a_slot_that_went_stale_while_the_cursor_moved_is_looked_up_again(queue):
+    for at in (70, 1000, 20):
+        timeout = new(queue, at)
+        queue.meddle("_slot", lambda: queue.pop(66 * MS))
+        assert queue.schedule(timeout)
+        queue.check()
+    assert len(queue.advance(1000 * MS)) == 3
+
+
+def test_a_deadline_that_changed_while_it_was_being_filed_is_the_one_that_holds(queue):
+    timeout = put(queue, 500)
+    queue.meddle("_slot", lambda: queue.reschedule(timeout, 10 * MS))
+    assert queue.reschedule(timeout, 300 * MS)
+    queue.check()
+    assert queue.next_wake() <= 10 * MS
+    assert queue.advance(10 * MS) == [timeout]
+
+
+def test_one_that_was_cancelled_while_it_was_being_moved_stays_cancelled(queue):
+    timeout = put(queue, 500)
+    queue.meddle("_slot", timeout.cancel)
+    assert not queue.reschedule(timeout, 300 * MS)
+    queue.check()
+    assert queue.advance(1000 * MS) == []
+
+
+def test_a_slot_that_was_cleaned_away_while_it_was_being_chosen_is_made_anew():
+    queue = Sparse(0.001)
+    old = put(queue, 20)
+
+    def clean_away():
+        old.cancel()
+        assert queue.next_wake() == (1 << 63) - 1
+
+    queue.meddle("_slot", clean_away)
+    timeout = put(queue, 20)
+    queue.check()
+    assert queue.advance(20 * MS) == [timeout]
+
+
+class Look(dict):
+    """A dict that lets something happen right after the next look into it, or walk."""
+
+    happen = None
+    happen_after_a_walk = None
+
+    def __iter__(self):
+        yield from list(super().__iter__())
+        happen, self.happen_after_a_walk = self.happen_after_a_walk, None
+        if happen is not None:
+            happen()
+
+    def get(self, key, default=None):
+        found = super().get(key, default)
+        happen, self.happen = self.happen, None
+        if happen is not None:
+            happen()
+        return found
+
+
+def test_no_tick_is_left_out_when_the_heap_of_ticks_is_made_anew():
+    """Another thread makes a slot while the ticks are collected, and forgets one."""
+    queue = Sparse(0.001)
+    put(queue, 5000)
+    put(queue, 9000).cancel()
+    queue._by_tick = look = Look(queue._by_tick)
+    queue._ticks.clear()  # fewer than slots: it will be made anew
+    came = []
+
+    look.happen_after_a_walk = lambda: came.append(put(queue, 20))  # which forgets 9000
+    queue.next_wake()
+    assert queue.next_wake() == 20 * MS
+    queue.check()
+    assert queue.advance(50 * MS) == came
+
+
+def test_an_earlier_tick_that_came_while_a_dead_one_was_taken_off_the_heap_is_put_back():
+    queue = Sparse(0.001)
+    queue._by_tick = look = Look()
+    put(queue, 20)
+    look.pop(20)._next._prev = None  # its slot was forgotten by another thread just now
+    queue._filed -= 1
+    put(queue, 90)
+    came = []
+    look.happen = lambda: came.append(put(queue, 10))
+    assert queue.next_wake() == 10 * MS
+    queue.check()
+    assert queue.advance(10 * MS) == came
+
+
+def test_what_is_filed_into_a_slot_whose_maker_has_not_told_its_tick_yet_is_found(monkeypatch):
+    """The maker is slow, and is refused in the end, so that it wakes nobody either."""
+    queue = Sparse(0.001)
+    put(queue, 5000)
+    put(queue, 9000).cancel()  # its tick outlives its slot, so that ticks are no fewer than slots
+    push, came, wakes = _sparse.heappush, [], []
+
+    def push_late(ticks, tick):
+        if not wakes:
+            wakes.append(0)
+            came.append(put(queue, 20))
+            wakes[0] = queue.next_wake()
+        push(ticks, tick)
+
+    monkeypatch.setattr(_sparse, "heappush", push_late)
+    queue.limit(2)
+    assert not queue.schedule(new(queue, 20))
+    assert wakes == [20 * MS]
+    queue.check()
+    assert queue.advance(50 * MS) == came
+
+
+def test_what_is_filed_while_the_driver_decides_how_long_to_sleep_is_heeded(queue):
+    hub = PURE.Hub(queue, lambda: None, True)
+    put(queue, 5000)
+    queue.meddle("next_wake", lambda: put(queue, 20))
+    assert hub.arm() == 20 * MS
+    assert hub.armed_ns == 20 * MS
+    pulled = put(queue, 6000)
+    queue.meddle("next_wake", lambda: queue.reschedule(pulled, 10 * MS))
+    assert hub.arm() == 10 * MS
+
+
+class Entries(list):
+    """A list that lets something happen right after it was copied."""
+
+    happen = None
+
+    def copy(self):
+        copied = super().copy()
+        happen, self.happen = self.happen, None
+        if happen is not None:
+            happen()
+        return copied
+
+
+def test_what_comes_into_the_heap_during_a_clean_up_is_kept():
+    queue = PURE.DeadlineHeap()
+    put(queue, 30).cancel()
+    queue._entries = entries = Entries(queue._entries)
+    came = []
+    entries.happen = lambda: came.append(put(queue, 20))
+    queue._clean_up()
+    queue.check()
+    assert queue.advance(20 * MS) == came
+
+
+def test_what_is_pushed_on_a_heap_that_was_just_replaced_is_kept(monkeypatch):
+    queue = PURE.DeadlineHeap()
+    put(queue, 30).cancel()
+    push = _heap.heappush
+    waiting = [queue._clean_up]
+
+    def push_late(entries, entry):
+        if waiting:
+            waiting.pop()()
+        push(entries, entry)
+
+    monkeypatch.setattr(_heap, "heappush", push_late)
+    timeout = put(queue, 20)
+    queue.check()
+    assert queue.advance(50 * MS) == [timeout]
+
+
+@pytest.mark.parametrize("comes", ["filed", "looked at"])
+def test_what_goes_on_the_heap_while_another_thread_has_its_copy_is_kept(monkeypatch, comes):
+    """The clean-up begins before it is there, and ends after it: then it was in vain."""
+    queue = PURE.DeadlineHeap()
+    put(queue, 30).cancel()
+    kept = [put(queue, 20)] if comes == "looked at" else []
+    queue._entries = entries = Entries(queue._entries)
+    copied, go_on = threading.Event(), threading.Event()
+    entries.happen = lambda: (copied.set(), go_on.wait(WAIT_S))
+    cleaner = threading.Thread(target=queue._clean_up)
+    push = _heap.heappush
+
+    def push_after_the_copy(onto, entry):
+        if not copied.is_set():
+            cleaner.start()
+            assert copied.wait(WAIT_S)
+        push(onto, entry)
+
+    monkeypatch.setattr(_heap, "heappush", push_after_the_copy)
+    if comes == "filed":
+        kept.append(put(queue, 20))
+    else:
+        assert queue.pop(10 * MS) is None
+    go_on.set()
+    if cleaner.ident is not None:  # who only looks may touch nothing
+        cleaner.join(WAIT_S)
+    queue.check()
+    assert queue.advance(50 * MS) == kept
+
+
+def test_what_is_pulled_forward_on_the_heap_while_it_is_being_put_off_is_found(monkeypatch):
+    queue = PURE.DeadlineHeap()
+    timeout = put(queue, 20)
+    assert queue.reschedule(timeout, 90 * MS)  # one write: its entry is still at 20
+    push, waiting = _heap.heappush, [40 * MS]
+
+    def push_late(onto, entry):
+        if waiting:
+            timeout._deadline_ns = waiting.pop()  # as `reschedule` of another thread, that has
+        push(onto, entry)  # compared with the tick before
+
+    monkeypatch.setattr(_heap, "heappush", push_late)
+    assert queue.pop(20 * MS) is None
+    assert queue.next_wake() == 40 * MS
+    assert queue.advance(50 * MS) == [timeout]
+
+
+def test_one_pop_moves_a_bounded_number_and_then_lets_others_in():
+    wheel, put_off = PURE.HierarchicalWheel(0.001), PURE.SparseWheel(0.001)
+    for _ in range(2000):
+        put(wheel, 400_000)
+        put_off.reschedule(put(put_off, 1000), 5000 * MS)
+    for queue, now in ((wheel, 400_000 * MS), (put_off, 1000 * MS)):
+        moved = []
+        while len(queue) and queue.next_wake() <= now:
+            before = queue._refiled
+            queue.pop(now)
+            moved.append(queue._refiled - before)
+        assert sum(moved) >= 2000
+        assert max(moved) <= 256

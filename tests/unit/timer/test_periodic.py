@@ -1,0 +1,378 @@
+"""Jobs that come again: when, whatever they raise, until they are cancelled, from wherever."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+import threading
+from datetime import timedelta
+
+import pytest
+import tenacity
+
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
+from rpcwheel.timer import (
+    AsyncWheelTimer,
+    DeadlineHeap,
+    HashedWheel,
+    ManualTimer,
+    PeriodicTask,
+    RetryTask,
+    WheelTimer,
+)
+
+INF = float("inf")
+
+
+@pytest.fixture
+def failures():
+    return []
+
+
+@pytest.fixture
+def timer(failures):
+    with ManualTimer(DeadlineHeap()) as timer:
+        timer._on_error = lambda timeout, error: failures.append(error)
+        yield timer
+
+
+class Job:
+    """Notes when it ran; answers, or raises, what it was told, in turn."""
+
+    def __init__(self, timer, *answers) -> None:
+        self.timer, self.answers, self.at = timer, list(answers), []
+
+    def __call__(self):
+        self.at.append(self.timer.now)
+        answer = self.answers.pop(0) if self.answers else None
+        if callable(answer):
+            answer = answer()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def test_it_waits_for_its_start_and_then_runs_at_every_interval(timer):
+    job = Job(timer)
+    task = PeriodicTask(timer, 2.0, job)
+    assert task.state == "idle"
+    timer.advance(10)
+    assert task.start() is task
+    assert task.start() is task  # the second time changes nothing
+    assert (task.state, timer.pending) == ("armed", 1)
+    timer.advance(7)
+    assert job.at == [12, 14, 16]
+    assert (task.state, timer.pending) == ("armed", 1)
+    task.cancel()
+
+
+def test_the_first_delay_may_be_another(timer):
+    for initial, first in ((0, 0.0), (0.5, 0.5), (timedelta(seconds=3), 3.0), (-1, 0.0)):
+        start, job = timer.now, Job(timer)
+        task = PeriodicTask(timer, 2.0, job, initial_delay=initial).start()
+        timer.advance(6)
+        assert [at - start for at in job.at[:2]] == [first, first + 2]
+        assert task.cancel()
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(), KeyboardInterrupt()])
+def test_it_goes_on_whatever_a_run_raises_and_that_is_reported(timer, failures, error):
+    job = Job(timer, error, None, error)
+    task = PeriodicTask(timer, 1.0, job).start()
+    for _ in range(4):
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # they go on to who advances
+            timer.advance(1)
+        timer.advance(0)
+    assert len(job.at) == 4
+    assert failures == [error, error]
+    assert task.state == "armed"
+    task.cancel()
+
+
+def test_cancel_works_before_the_start(timer):
+    job = Job(timer)
+    task = PeriodicTask(timer, 1.0, job)
+    assert task.cancel()
+    assert not task.cancel()
+    task.start()
+    timer.advance(5)
+    assert (task.state, job.at, timer.stats().started) == ("cancelled", [], 0)
+
+
+def test_cancel_works_between_runs_after_many_submissions(timer):
+    """The bug of Dubbo 12022: the owner kept the first handle only."""
+    job = Job(timer)
+    task = PeriodicTask(timer, 1.0, job).start()
+    timer.advance(100)
+    assert task.cancel()
+    assert timer.pending == 0
+    timer.advance(100)
+    assert len(job.at) == 100
+    assert task.state == "cancelled"
+
+
+def test_cancel_works_from_inside(timer, failures):
+    task = PeriodicTask(timer, 1.0, lambda: states.extend([task.state, task.cancel()]))
+    states = []
+    task.start()
+    timer.advance(5)
+    assert states == ["running", True]
+    assert (task.state, timer.pending, failures) == ("cancelled", 0, [])
+
+
+def test_cancel_while_it_runs_does_not_wait_and_no_run_follows():
+    began, go, ran = threading.Event(), threading.Event(), []
+
+    def run():
+        ran.append(1)
+        began.set()
+        go.wait(WAIT_S)
+
+    with WheelTimer() as timer:
+        task = PeriodicTask(timer, 0.001, run).start()
+        assert began.wait(WAIT_S)
+        assert task.state == "running"
+        assert task.cancel()
+        assert not go.is_set()
+        go.set()
+        after = threading.Event()
+        timer.new_timeout(lambda timeout: after.set(), 0.02)
+        assert after.wait(WAIT_S)
+        assert (ran, timer.pending, task.state) == ([1], 0, "cancelled")
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_a_cancel_at_any_moment_from_another_thread_leaves_nothing_waiting():
+    with WheelTimer() as timer:
+        for _ in range(150):
+            ran = []
+            task = PeriodicTask(timer, 0.0002, lambda ran=ran: ran.append(1), initial_delay=0)
+            task.start()
+            assert wait_until(lambda ran=ran: ran)
+            assert task.cancel()
+        done = threading.Event()
+        timer.new_timeout(lambda timeout: done.set(), 0.01)
+        assert done.wait(WAIT_S)
+        assert timer.pending == 0
+
+
+def test_a_run_may_say_when_the_next_one_is(timer):
+    job = Job(timer, 5, timedelta(seconds=0.5), 0, -3, 2.5, None)
+    task = PeriodicTask(timer, 1.0, job).start()
+    timer.advance(11)
+    assert job.at == [1, 6, 6.5, 6.5, 6.5, 9, 10, 11]
+    task.cancel()
+
+
+@pytest.mark.parametrize("answer", ["soon", float("nan"), True, object()])
+def test_an_answer_that_is_no_time_is_reported_and_the_interval_holds(timer, failures, answer):
+    job = Job(timer, answer)
+    task = PeriodicTask(timer, 1.0, job).start()
+    timer.advance(2)
+    assert job.at == [1, 2]
+    assert len(failures) == 1
+    assert "the delay that run() returned" in str(failures[0])
+    task.cancel()
+
+
+def test_an_interval_of_one_tick_is_one_tick_and_not_two():
+    """In Dubbo a delay equal to the tick doubles."""
+    for offset in (0.0, 2.0, 4.999):
+        with ManualTimer(HashedWheel(tick=5.0, slots=4)) as timer:
+            timer.advance(offset)
+            job = Job(timer)
+            task = PeriodicTask(timer, 5.0, job).start()
+            timer.advance(60)
+            assert {round(b - a, 9) for a, b in itertools.pairwise(job.at)} == {5.0}
+            task.cancel()
+
+
+def test_the_time_that_runs_take_does_not_add_up(timer):
+    def take_a_while():
+        timer._hub.manual_ns += 300_000_000
+
+    job = Job(timer, *[take_a_while] * 5)
+    task = PeriodicTask(timer, 1.0, job).start()
+    timer.advance(5.5)
+    assert job.at == [1, 2, 3, 4, 5]
+    task.cancel()
+
+
+def test_a_slow_run_does_not_pile_up(timer):
+    def slow():
+        timer._hub.manual_ns += 3_500_000_000
+
+    job = Job(timer, None, slow, None)
+    task = PeriodicTask(timer, 1.0, job).start()
+    timer.advance(8)
+    assert job.at == [1, 2, 6.5, 7.5]  # 5.5 and a whole interval, not 3, 4, 5 at once
+    task.cancel()
+
+
+def test_jitter_stays_in_its_bounds_and_spreads(timer):
+    random.seed(7)
+    delays = []
+    for _ in range(300):
+        task = PeriodicTask(timer, 10.0, print, jitter=0.3).start()
+        delays.append(task._timeout.deadline - timer.now)
+        task.cancel()
+    assert 7 <= min(delays) < 8
+    assert 12 < max(delays) <= 13
+    job = Job(timer)
+    task = PeriodicTask(timer, 10.0, job, jitter=0.3).start()
+    timer.advance(10_000)
+    assert len(job.at) == pytest.approx(1000, abs=2)  # it does not add up
+    gaps = {b - a for a, b in itertools.pairwise(job.at)}
+    assert len(gaps) > 900
+    assert 4 <= min(gaps) <= max(gaps) <= 16
+    task.cancel()
+
+
+def test_there_is_no_jitter_by_default_nor_on_a_first_delay_that_is_given(timer):
+    for jitter in ({}, {"jitter": 1.0}):
+        task = PeriodicTask(timer, 10.0, print, initial_delay=4.0, **jitter).start()
+        assert task._timeout.deadline - timer.now == 4.0
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "says"),
+    [
+        ((3, 1.0, print), {}, TypeError, r"timer must have new_timeout\(\), as WheelTimer has"),
+        ((None, 1.0, 3), {}, TypeError, "run must be callable without arguments, not 3"),
+        ((None, 0, print), {}, ConfigurationError, "interval must be a finite time above zero"),
+        ((None, -1.0, print), {}, ConfigurationError, "interval must be"),
+        ((None, INF, print), {}, ConfigurationError, "interval must be"),
+        ((None, "1", print), {}, TypeError, "interval must be"),
+        ((None, 1, print), {"initial_delay": "x"}, TypeError, "initial_delay must be"),
+        ((None, 1, print), {"jitter": 1.5}, ConfigurationError, "from 0 to 1; not 1.5"),
+        ((None, 1, print), {"jitter": -0.1}, ConfigurationError, "from 0 to 1"),
+        ((None, 1, print), {"jitter": float("nan")}, ConfigurationError, "from 0 to 1"),
+        ((None, 1, print), {"jitter": True}, TypeError, "jitter must be a number"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(timer, args, options, error, says):
+    with pytest.raises(error, match=says):
+        PeriodicTask(timer if args[0] is None else args[0], *args[1:], **options)
+
+
+def test_on_a_timer_that_stops_it_ends_in_silence(failures):
+    timer = ManualTimer(DeadlineHeap())
+    timer._on_error = lambda timeout, error: failures.append(error)
+
+    def stop():
+        timer._running, before = False, timer._running  # as another thread would
+        timer.stop()
+        timer._running = before
+
+    task = PeriodicTask(timer, 1.0, stop).start()
+    timer.advance(3)
+    assert (task.state, failures, timer.pending) == ("cancelled", [], 0)
+    with pytest.raises(TimerStopped):
+        PeriodicTask(timer, 1.0, stop).start()
+
+
+def test_a_full_timer_refuses_its_start_but_not_its_next_submission(failures):
+    ran = []
+
+    def fill():
+        ran.append(1)
+        if len(ran) == 1:
+            timer.new_timeout(print, 60.0)
+
+    with WheelTimer(max_pending=1, on_error=lambda t, error: failures.append(error)) as timer:
+        task = PeriodicTask(timer, 0.001, fill).start()
+        assert wait_until(lambda: len(ran) > 2)
+        other = PeriodicTask(timer, 1.0, fill)
+        with pytest.raises(TooManyTimeouts):
+            other.start()
+        assert other.state == "idle"
+        assert task.cancel()
+        with pytest.raises(TooManyTimeouts):
+            timer.new_timeout(print, 60.0)
+    assert failures == []
+
+
+async def test_a_coroutine_function_runs_again_when_its_last_run_has_ended():
+    ran, errors, at_once = [], [], []
+    async with AsyncWheelTimer(on_error=lambda t, error: errors.append(error)) as timer:
+
+        async def run():
+            at_once.append(len(at_once) + 1)
+            await asyncio.sleep(0.003)
+            ran.append(at_once.copy())
+            at_once.clear()
+            if len(ran) == 2:
+                raise ValueError("boom")
+
+        task = PeriodicTask(timer, 0.001, run, initial_delay=0).start()
+        await aio_wait_until(lambda: len(ran) >= 5)
+        assert all(overlap == [1] for overlap in ran)
+        assert [str(error) for error in errors] == ["boom"]
+        assert task.cancel()
+        await asyncio.sleep(0.02)
+        assert timer.pending == 0
+
+
+def test_a_retry_goes_on_until_it_succeeds(timer, failures):
+    error = ValueError("no")
+    job = Job(timer, error, error, "yes")
+    task = RetryTask(timer, job, wait=2.0)
+    assert (task.state, task.attempts, task.last_error) == ("idle", 0, None)
+    task.start()
+    timer.advance(0)
+    assert (task.state, task.attempts, task.last_error) == ("armed", 1, error)
+    timer.advance(60)
+    assert job.at == [0, 2, 4]
+    assert (task.state, task.attempts, task.last_error) == ("done", 3, None)
+    assert (failures, timer.pending, task.cancel()) == ([], 0, False)
+
+
+def test_a_retry_gives_up_after_its_attempts_and_reports_the_last_error(timer, failures):
+    errors = [ValueError(n) for n in range(5)]
+    job = Job(timer, *errors)
+    task = RetryTask(timer, job, attempts=3, wait=1, initial_delay=0.5).start()
+    timer.advance(60)
+    assert job.at == [0.5, 1.5, 2.5]
+    assert failures == [errors[2]]
+    assert (task.state, task.attempts, task.last_error) == ("done", 3, errors[2])
+
+
+def test_a_retry_takes_the_wait_and_stop_objects_of_tenacity(timer, failures):
+    job = Job(timer, *[ValueError(n) for n in range(20)])
+    RetryTask(
+        timer,
+        job,
+        wait=tenacity.wait_exponential(multiplier=1, min=1, max=8),
+        stop=tenacity.stop_after_delay(20),
+    ).start()
+    timer.advance(200)
+    assert job.at == [0, 1, 3, 7, 15, 23]
+    assert len(failures) == 1
+
+
+def test_a_retry_can_be_cancelled_between_its_tries_and_waits_five_seconds_by_default(timer):
+    job = Job(timer, *[ValueError(n) for n in range(20)])
+    task = RetryTask(timer, job).start()
+    timer.advance(12)
+    assert job.at == [0, 5, 10]
+    assert task.cancel()
+    timer.advance(60)
+    assert (len(job.at), task.state, timer.pending) == (3, "cancelled", 0)
+
+
+def test_a_wait_that_raises_ends_the_retry_and_is_reported(timer, failures):
+    def broken(state):
+        raise ZeroDivisionError
+
+    task = RetryTask(timer, Job(timer, ValueError()), wait=broken).start()
+    timer.advance(10)
+    assert [type(error) for error in failures] == [ZeroDivisionError]
+    assert (task.state, timer.pending) == ("done", 0)
+
+
+@pytest.mark.parametrize("attempts", [0, -1, True, "3", 1.5])
+def test_a_retry_of_less_than_one_attempt_is_refused(timer, attempts):
+    with pytest.raises((TypeError, ConfigurationError), match=rf"attempts must be .*{attempts}"):
+        RetryTask(timer, print, attempts=attempts)
