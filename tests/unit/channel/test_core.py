@@ -1,13 +1,14 @@
-"""Which connection serves what: each rule by itself, then at random beside a naive model."""
+"""Which connection serves a call, when it is closed and what is retired, also at random."""
 
 import grpc
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tenacity import stop_after_attempt, wait_exponential
 
 from rpcwheel.backoff import Backoff
-from rpcwheel.channel.core import ANSWERS, ASKED_NS, Links, Traffic
+from rpcwheel.channel.core import ANSWERS, Links, Traffic
 from rpcwheel.durations import NEVER
 
 SECOND = 1_000_000_000
@@ -70,6 +71,18 @@ def test_only_what_no_client_makes_up_is_an_answer(links, clock):
     assert links.active.traffic.last_read_ns is None
     links.active.traffic.saw_status(grpc.StatusCode.NOT_FOUND)
     assert links.active.traffic.last_read_ns == clock.now_ns
+
+
+def test_a_message_that_could_not_be_made_was_not_written_and_one_that_came_was_read():
+    now = iter(range(1, 10))
+    traffic = Traffic(lambda: next(now))
+    with pytest.raises(ValueError, match="invalid literal"):
+        traffic.writing(int)("no number")
+    assert traffic.last_write_ns is None
+    assert (traffic.writing(None)(b"a"), traffic.last_write_ns) == (b"a", 1)
+    with pytest.raises(ValueError, match="invalid literal"):
+        traffic.reading(int)("no number")
+    assert traffic.last_read_ns == 2
 
 
 # Calls
@@ -215,47 +228,6 @@ def test_the_wait_may_be_asked_before(links):
     assert links.wait_ns() == 5 * SECOND
 
 
-# Who ended
-
-
-def test_a_call_that_ended_is_sure_to_be_the_active_ones_only_while_no_other_has_any(links, clock):
-    assert links.is_alone()
-    calls = [links.enter(), links.enter()]
-    links.replace("second", NEVER)
-    assert not links.is_alone()
-    for call in calls:
-        clock.pass_(100)
-        links.leave(call)
-    assert not links.is_alone()
-    clock.now_ns += ASKED_NS
-    assert not links.is_alone()
-    clock.now_ns += 1
-    assert links.is_alone()
-
-
-@pytest.mark.parametrize("drain", [0, 1, NEVER])
-def test_a_call_on_a_connection_that_is_to_be_closed_counts_as_any(links, clock, drain):
-    call = links.enter()
-    links.replace("second", drain)
-    clock.pass_(100)
-    links.overdue()
-    assert not links.is_alone()
-    links.leave(call)
-    clock.now_ns += ASKED_NS
-    assert not links.is_alone()
-    clock.now_ns += 1
-    assert links.is_alone()
-
-
-def test_a_call_may_have_ended_just_before_its_connection_was_replaced(links, clock):
-    links.leave(links.enter())
-    links.replace("second", NEVER)
-    clock.now_ns += ASKED_NS
-    assert not links.is_alone()
-    clock.now_ns += 1
-    assert links.is_alone()
-
-
 def test_a_connection_that_is_wanted_is_wanted_of_the_next_until_there_was_one(links):
     old = links.active
     old.wanted = True
@@ -265,6 +237,80 @@ def test_a_connection_that_is_wanted_is_wanted_of_the_next_until_there_was_one(l
     old.traffic.saw_read()
     links.replace("third", NEVER)
     assert (old.wanted, links.active.wanted) == (False, False)
+
+
+# Retired
+
+
+def test_without_calls_it_is_over_at_once(links):
+    active = links.active
+    assert links.retire(NEVER, "why") == ([active], [])
+    assert (active.ended, links.is_spent, links.refuses) == (True, True, True)
+
+
+def test_it_is_over_when_the_last_call_has_ended(links):
+    calls = [links.enter(), links.enter()]
+    links.retire(NEVER, "why")
+    assert (links.is_spent, links.opened()) == (False, [calls[0]])
+    assert [links.leave(link) for link in calls] == [False, True]
+    assert (links.is_spent, links.calls) == (True, 0)
+
+
+def test_calls_on_a_connection_that_was_replaced_before_count_too(links):
+    old = links.enter()
+    links.replace("second", NEVER)
+    over, _ = links.retire(NEVER)
+    assert [link.channel for link in over] == ["second"]
+    assert not links.is_spent
+    assert links.leave(old)
+    assert links.is_spent
+
+
+def test_calls_are_ended_when_their_time_is_over(links, clock):
+    link = links.enter()
+    assert links.retire(2 * SECOND) == ([], [link])
+    clock.now_ns += 2 * SECOND
+    assert links.overdue() == [link]
+    assert links.is_spent
+    assert not links.leave(link)
+
+
+def test_without_time_calls_are_ended_at_once(links):
+    link = links.enter()
+    assert links.retire(0) == ([link], [])
+    assert links.is_spent
+
+
+def test_the_time_can_only_become_shorter(links):
+    link = links.enter()
+    links.retire(5 * SECOND, "first")
+    assert links.retire(9 * SECOND, "second") == ([], [])
+    assert links.retire(SECOND, "third") == ([], [link])
+    assert link.details == "channel retired: first"
+    assert links.retire(0) == ([link], [])
+
+
+def test_an_old_connection_that_ends_sooner_anyway_does(links):
+    links.enter()
+    old, _ = links.replace("second", SECOND, "dead")
+    links.enter()
+    assert links.retire(5 * SECOND)[1] == [links.active]
+    assert (old.drain_until_ns, old.details) == (11 * SECOND, "connection replaced: dead")
+
+
+def test_it_can_be_closed_while_it_drains(links):
+    link = links.enter()
+    links.retire(NEVER)
+    assert links.close() == [link]
+    assert links.retire(0) == ([], [])
+
+
+def test_what_is_over_leaves_nothing_to_close(links):
+    links.retire(NEVER)
+    assert links.close() == []
+
+
+# At random
 
 
 class Model(RuleBasedStateMachine):
@@ -280,7 +326,6 @@ class Model(RuleBasedStateMachine):
         self.ended: list[int] = []
         self.active = 1
         self.shut = False
-        self.else_ns = -NEVER  # when a call may last have ended on another than the active
 
     def end(self, link) -> None:
         self.ended.append(link.channel)
@@ -303,8 +348,6 @@ class Model(RuleBasedStateMachine):
             link = self.calls.pop(which % len(self.calls))
             last = link.channel in self.until and not self.on(link.channel)
             assert self.links.leave(link) == last
-            if link.channel != self.active:
-                self.else_ns = self.clock.now_ns
             if last:
                 self.end(link)
 
@@ -320,10 +363,9 @@ class Model(RuleBasedStateMachine):
         else:
             self.until[self.active] = NEVER if drain == NEVER else self.clock.now_ns + drain
         self.active += 1
-        self.else_ns = self.clock.now_ns
         self.open[self.active] = self.links.active
 
-    @rule(step=st.integers(0, 3) | st.just(ASKED_NS))
+    @rule(step=st.integers(0, 3))
     def wait(self, step: int) -> None:
         self.clock.now_ns += step
         over = self.links.overdue()
@@ -358,12 +400,6 @@ class Model(RuleBasedStateMachine):
         assert self.links.calls == len(self.calls)
 
     @invariant()
-    def alone_is_the_active_one_only_if_nobody_of_another_may_ask(self) -> None:
-        others = any(link.channel != self.active for link in self.calls)
-        recent = self.clock.now_ns - self.else_ns <= ASKED_NS
-        assert self.links.is_alone() == (not others and not recent)
-
-    @invariant()
     def each_connection_ends_once_and_only_then_takes_nothing(self) -> None:
         assert len(set(self.ended)) == len(self.ended)
         assert not any(link.ended for link in self.open.values())
@@ -372,15 +408,58 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=50)
 
 
-def test_a_message_that_could_not_be_made_was_not_written_and_one_that_came_was_read():
-    now = iter(range(1, 10))
-    traffic = Traffic(lambda: next(now))
-    with pytest.raises(ValueError, match="invalid literal"):
-        traffic.writing(int)("no number")
-    assert traffic.last_write_ns is None
-    assert (traffic.writing(None)(b"a"), traffic.last_write_ns) == (b"a", 1)
-    with pytest.raises(ValueError, match="invalid literal"):
-        traffic.reading(int)("no number")
-    assert traffic.last_read_ns == 2
+class Retiring(RuleBasedStateMachine):
+    """At random: every link is closed exactly once, and none while it has calls and time."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = Clock()
+        self.links = Links(1, self.clock, Backoff(0))
+        self.calls = []
+        self.closed = []
+
+    def end(self, links):
+        assert not {link.number for link in links} & set(self.closed)
+        self.closed += [link.number for link in links]
+
+    @rule()
+    def call(self):
+        if not self.links.refuses:
+            self.calls.append(self.links.enter())
+
+    @rule(number=st.integers(0, 9))
+    def call_ends(self, number):
+        if self.calls:
+            link = self.calls.pop(number % len(self.calls))
+            self.end([link] if self.links.leave(link) else [])
+
+    @rule(drain=st.sampled_from([0, SECOND, NEVER]))
+    def replace(self, drain):
+        if not self.links.refuses:
+            old, over = self.links.replace(self.links.active.number + 1, drain)
+            self.end([old] if over else [])
+
+    @rule(drain=st.sampled_from([0, SECOND, NEVER]))
+    def retire(self, drain):
+        self.end(self.links.retire(drain)[0])
+
+    @rule(seconds=st.integers(0, 2))
+    def time_passes(self, seconds):
+        self.clock.now_ns += seconds * SECOND
+        self.end(self.links.overdue())
+
+    @invariant()
+    def it_is_spent_when_all_are_closed(self):
+        numbers = set(range(1, self.links.active.number + 1))
+        assert self.links.is_spent is (set(self.closed) == numbers)
+        assert self.links.calls == len(self.calls)
+        if self.links.is_spent:
+            assert self.links.retired
+            assert self.links.close() == []
+
+
+TestRetiring = Retiring.TestCase
+TestRetiring.settings = settings(max_examples=50)

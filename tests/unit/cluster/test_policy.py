@@ -1,10 +1,12 @@
-"""What a user may set for a channel of many members."""
+"""The settings of a ClusterChannel: defaults, checks, conversion."""
 
 import math
 
+import grpc
 import pytest
 
 from rpcwheel.cluster import ClusterPolicy
+from rpcwheel.cluster.arguments import credentials_for, member_options, whole_state
 from rpcwheel.cluster.member import Rules
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
@@ -18,28 +20,23 @@ def test_the_defaults():
     assert (policy.probe, policy.warmup, policy.zone) == (None, None, "")
 
 
-@pytest.mark.parametrize("name", ["wait", "drain"])
-@pytest.mark.parametrize("value", [-1, math.inf, math.nan])
-def test_a_wait_is_finite_and_not_negative(name, value):
-    with pytest.raises(ConfigurationError, match=name):
-        ClusterPolicy(**{name: value})
-
-
-@pytest.mark.parametrize("value", ["5", True, [5]])
-def test_a_wait_is_a_number(value):
-    with pytest.raises(TypeError):
-        ClusterPolicy(wait=value)
+def test_wrong_settings_are_refused():
+    rows = [
+        *((name, value) for name in ("wait", "drain") for value in (-1, math.inf, math.nan)),
+        ("probe_timeout", 0),
+        ("warmup", 0),
+    ]
+    for name, value in rows:
+        with pytest.raises(ConfigurationError, match=name):
+            ClusterPolicy(**{name: value})
+    for value in ("5", True, [5]):
+        with pytest.raises(TypeError):
+            ClusterPolicy(wait=value)
 
 
 def test_calls_on_a_removed_member_may_have_no_time_or_all_the_time():
     assert Rules.of(ClusterPolicy(drain=0)).drain_ns == 0
     assert Rules.of(ClusterPolicy(drain=None)).drain_ns == NEVER
-
-
-@pytest.mark.parametrize("name", ["probe_timeout", "warmup"])
-def test_a_time_to_do_something_is_above_zero(name):
-    with pytest.raises(ConfigurationError, match=name):
-        ClusterPolicy(**{name: 0})
 
 
 def test_rules_are_the_policy_in_integers():
@@ -55,3 +52,34 @@ def test_a_probe_waits_at_random_up_to_half_a_second_then_longer_but_at_most_ten
     assert len(set(delays)) > 1
     late = [backoff.next_delay_ns(64, elapsed_ns=0, error=None) for _ in range(200)]
     assert 5 * SECOND < max(late) <= 10 * SECOND
+
+
+# Arguments
+
+
+def test_a_lost_server_is_looked_for_every_three_seconds_unless_it_is_told_otherwise():
+    name = "grpc.max_reconnect_backoff_ms"
+    assert dict(member_options([]))[name] == 3_000
+    assert dict(member_options([(name, 50)]))[name] == 50
+    assert dict(member_options([]))["grpc.use_local_subchannel_pool"] == 1
+
+
+def test_tls_is_for_the_protocol_grpcs_or_for_all_if_credentials_are_given():
+    own = grpc.ssl_channel_credentials()
+    assert credentials_for("grpc", None) is None
+    assert credentials_for("grpcs", None) is not None
+    assert credentials_for("grpcs", own) is credentials_for("grpc", own) is own
+
+
+def test_the_state_of_the_channel_is_the_best_of_its_members():
+    rows = {
+        "READY CONNECTING": "READY",
+        "IDLE CONNECTING TRANSIENT_FAILURE": "CONNECTING",
+        "TRANSIENT_FAILURE IDLE": "IDLE",
+        "TRANSIENT_FAILURE": "TRANSIENT_FAILURE",
+        "SHUTDOWN": "TRANSIENT_FAILURE",
+        "": "TRANSIENT_FAILURE",
+    }
+    state = grpc.ChannelConnectivity
+    got = {names: whole_state(state[name] for name in names.split()).name for names in rows}
+    assert got == rows
