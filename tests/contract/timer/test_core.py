@@ -1,5 +1,6 @@
 """What every timer does alike: errors, slow tasks, hand-offs, counts, limits, re-entrancy, fork."""
 
+import functools
 import gc
 import threading
 import warnings
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe.events import HandOffRefused, TaskFailed, TaskSlow, TimersTooMany
@@ -44,7 +46,7 @@ def boom(timeout):
     raise ValueError("boom")
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_what_ends_a_program_gets_through_on_the_users_own_thread(error):
     seen, ran = [], []
     timer = ManualTimer()
@@ -64,23 +66,24 @@ def test_what_ends_a_program_gets_through_on_the_users_own_thread(error):
     timer.stop()
 
 
-@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), KeyboardInterrupt()])
-def test_a_task_that_raises_harms_only_itself(make_queue, make_timer, error):
-    if make_timer.kind is ManualTimer and not isinstance(error, Exception):
-        pytest.skip("on the user's own thread: the test above")
+def test_a_task_that_raises_harms_only_itself(make_timer):
+    errors = [ValueError("boom"), SystemExit(3), KeyboardInterrupt()]
+    if make_timer.kind is ManualTimer:
+        del errors[1:]  # on the user's own thread: the test above
     seen, ran = [], []
-    timer, pass_time = make_timer(make_queue(), on_error=lambda *args: seen.append(args))
+    timer, pass_time = make_timer(on_error=lambda *args: seen.append(args))
 
-    def fail(timeout):
+    def fail(timeout, error):
         raise error
 
-    failing = timer.new_timeout(fail, 0.001)
+    failing = [timer.new_timeout(functools.partial(fail, error=e), 0.001) for e in errors]
     timer.new_timeout(ran.append, 0.001)
     timer.new_timeout(ran.append, 0.02)
     assert pass_time(lambda: len(ran) == 2)
-    assert seen == [(failing, error)]
-    assert timer.stats().failed == 1
-    assert failing.task is None
+    assert sorted(map(id, failing)) == sorted(id(timeout) for timeout, _ in seen)
+    assert {error for _, error in seen} == set(errors)
+    assert timer.stats().failed == len(errors)
+    assert all(timeout.task is None for timeout in failing)
 
 
 def test_without_on_error_what_a_task_raises_is_an_event(events, make_timer):
@@ -110,11 +113,11 @@ def test_a_task_that_holds_the_thread_too_long_is_reported_and_the_slowest_kept(
 ):
     monkeypatch.setattr(core, "SLOW_NS", 1)
     timer, pass_time = make_timer()
-    advance = timer._hub
+    hub = timer._hub
 
     def slow(timeout):
-        if advance.manual_ns >= 0:
-            advance.manual_ns += 10**6  # as long as a task of a manual timer can take
+        if hub.manual_ns >= 0:
+            hub.manual_ns += 10**6  # as long as a task of a manual timer can take
         else:
             sum(range(1000))
 
@@ -174,8 +177,8 @@ class Full:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("cannot schedule"), OSError("full")])
-def test_a_hand_off_that_is_refused_is_an_event_and_counts_and_the_timer_goes_on(events, error):
+def test_a_hand_off_that_is_refused_is_an_event_and_counts_and_the_timer_goes_on(events):
+    error = OSError("full")
     with WheelTimer(executor=Full(error)) as timer:
         timer.new_timeout(boom, 0)
         timer.new_timeout(boom, 0.01)
@@ -208,8 +211,8 @@ def test_a_task_that_raises_when_it_is_told_of_its_refusal_harms_only_itself(eve
         assert timer.stats().refused == timer.stats().failed == 2
 
 
-def test_counts_agree_and_lateness_is_kept_in_buckets(make_queue, make_timer):
-    timer, pass_time = make_timer(make_queue())
+def test_counts_agree_and_lateness_is_kept_in_buckets(make_timer):
+    timer, pass_time = make_timer()
     timeouts = [timer.new_timeout(lambda timeout: None, n * 0.001) for n in range(20)]
     kept = timer.new_timeout(boom, 3600.0)
     timer.new_timeout(boom, 3600.0).cancel()
@@ -231,9 +234,8 @@ def test_a_queue_belongs_to_one_timer():
         ManualTimer(queue)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
+def test_options_that_make_no_sense_are_refused_with_what_to_give():
+    for options, error, says in (
         ({"queue": 3}, TypeError, "queue must be a HashedWheel, .* not 3"),
         ({"max_pending": -1}, ConfigurationError, "1 or more, or None for no limit; not -1"),
         ({"max_pending": 0}, ConfigurationError, "1 or more, or None for no limit; not 0"),
@@ -241,11 +243,9 @@ def test_a_queue_belongs_to_one_timer():
         ({"max_pending": 2.5}, TypeError, "whole number, or None"),
         ({"executor": 3}, TypeError, r"must have submit\(\), .* not 3"),
         ({"on_error": 3}, TypeError, r"callable as on_error\(timeout, error\); not 3"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused_with_what_to_give(options, error, says):
-    with pytest.raises(error, match=says):
-        WheelTimer(**options)
+    ):
+        with pytest.raises(error, match=says):
+            WheelTimer(**options)
 
 
 def test_more_than_64_live_timers_are_warned_of_once(events, monkeypatch):
@@ -333,8 +333,5 @@ def test_tasks_that_submit_themselves_at_once_do_not_keep_stop_away(make_queue):
     for _ in range(300):
         timer.new_timeout(task, 0)
     assert wait_until(lambda: len(again) > 1000)
-    stopper = threading.Thread(target=timer.stop, daemon=True)
-    stopper.start()
-    stopper.join(WAIT_S)
-    assert not stopper.is_alive()
+    run_threads(timer.stop)
     assert timer.pending == 0

@@ -34,8 +34,8 @@ def test_equal_and_alternating_delays_give_their_own_deadlines(timer):
         elif seconds == 1e12:
             assert timeout._deadline_ns == MAX_NS
         else:
-            passed = timeout._deadline_ns - before - int(seconds * 1e9)
-            assert 0 <= passed < 10**9
+            delay_ns = int(seconds * 1e9)
+            assert before + delay_ns <= timeout._deadline_ns <= time.monotonic_ns() + delay_ns
         timeout.cancel()
 
 
@@ -155,7 +155,7 @@ steps = st.one_of(
 
 
 @given(script=st.lists(steps, max_size=60))
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_through_the_front_door_every_queue_fires_the_same_at_the_same_times(script):
     stories = []
     for make in QUEUES.values():

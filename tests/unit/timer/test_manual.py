@@ -10,19 +10,19 @@ from rpcwheel.timer import HashedWheel, ManualTimer, TimerStopped
 
 
 @pytest.fixture
-def timer(make_queue):
+def timer():
+    with ManualTimer() as timer:
+        yield timer
+
+
+@pytest.fixture
+def timer_of_each_queue(make_queue):
     with ManualTimer(make_queue()) as timer:
         yield timer
 
 
-def test_it_starts_at_zero_and_stands_still(timer):
-    assert timer.now == 0
-    timeout = timer.new_timeout(print, 1.5)
-    assert timeout.deadline == 1.5
-    assert timer.now == 0
-
-
-def test_what_is_due_runs_in_order_on_the_calling_thread_each_at_its_time(timer):
+def test_what_is_due_runs_in_order_on_the_calling_thread_each_at_its_time(timer_of_each_queue):
+    timer = timer_of_each_queue
     ran = []
     for n in (3, 1, 2, 1):
         timer.new_timeout(lambda t, n=n: ran.append((n, timer.now, threading.get_ident())), n)
@@ -33,7 +33,8 @@ def test_what_is_due_runs_in_order_on_the_calling_thread_each_at_its_time(timer)
     assert ran == [(1, 1.0, me), (1, 1.0, me), (2, 2.0, me), (3, 3.0, me)]
 
 
-def test_time_stands_at_the_tick_and_what_tasks_start_is_due_from_there(timer):
+def test_time_stands_at_the_tick_and_what_tasks_start_is_due_from_there(timer_of_each_queue):
+    timer = timer_of_each_queue
     ran = []
 
     def again(timeout):
@@ -54,8 +55,9 @@ def test_a_task_is_not_run_before_the_end_of_its_tick():
         assert ran == [1.0]
 
 
-def test_zero_runs_what_is_due_and_moves_nothing(timer):
+def test_advance_by_zero_runs_what_is_due_and_moves_nothing(timer):
     ran = []
+    assert timer.now == 0
     timer.new_timeout(ran.append, 0)
     timer.new_timeout(ran.append, 0.001)
     assert not ran
@@ -63,21 +65,18 @@ def test_zero_runs_what_is_due_and_moves_nothing(timer):
     assert timer.now == 0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "error", "says"),
-    [
+def test_advance_refuses_what_is_no_time_and_nothing_moves(timer):
+    timer.new_timeout(print, 0)
+    for seconds, error, says in (
         (-1, ConfigurationError, "seconds must be finite and not negative, not -1"),
         (float("inf"), ConfigurationError, "must be finite"),
         (float("nan"), ConfigurationError, "seconds is NaN"),
         (None, TypeError, "seconds must be seconds"),
         (True, TypeError, "not True"),
-    ],
-)
-def test_a_step_that_is_no_time_is_refused_and_nothing_moves(timer, seconds, error, says):
-    timer.new_timeout(print, 0)
-    with pytest.raises(error, match=says):
-        timer.advance(seconds)
-    assert (timer.now, timer.pending) == (0, 1)
+    ):
+        with pytest.raises(error, match=says):
+            timer.advance(seconds)
+        assert (timer.now, timer.pending) == (0, 1)
 
 
 def test_a_task_may_not_advance_the_time_nor_stop_the_timer(timer):
@@ -107,7 +106,8 @@ def test_a_stopped_one_returns_what_waits_and_moves_on_without(timer):
         timer.new_timeout(print, 0)
 
 
-def test_a_million_seconds_pass_at_once_with_three_tasks(timer):
+def test_a_million_seconds_pass_at_once_with_three_tasks(timer_of_each_queue):
+    timer = timer_of_each_queue
     ran = []
     for seconds in (1, 86_400, 999_999):
         timer.new_timeout(lambda timeout: ran.append(timer.now), seconds)

@@ -1,5 +1,6 @@
 """Random scripts for a periodic task, beside a model of two numbers."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -107,3 +108,4 @@ class Periodic(RuleBasedStateMachine):
 
 
 TestPeriodic = Periodic.TestCase
+TestPeriodic.settings = settings(max_examples=60, stateful_step_count=30)

@@ -242,7 +242,7 @@ class Queues(RuleBasedStateMachine):
 
 TestQueues = Queues.TestCase
 TestQueues.settings = settings(
-    max_examples=300,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -344,14 +344,14 @@ def test_one_pop_does_a_bounded_amount_of_work(made: tuple[Form, Any]) -> None:
     form, queue = made
     second = 10**9
     queue.advance(second)
-    put(form, queue, *([400 * second] * 5_000))
-    assert len(queue.advance(400 * second)) == 5_000  # across levels: 5,000 moves in many pops
+    put(form, queue, *([400 * second] * 1_000))
+    assert len(queue.advance(400 * second)) == 1_000  # across levels: 1,000 moves in many pops
     queue.check()
 
 
-def test_a_million_distinct_ticks_cancelled_leave_little_behind(made: tuple[Form, Any]) -> None:
+def test_cancelled_timeouts_of_distinct_ticks_leave_little_behind(made: tuple[Form, Any]) -> None:
     form, queue = made
-    for index in range(20_000):
+    for index in range(5_000):
         timeout = make_timeout(form, queue, (index + 10) * 10**6)
         queue.schedule(timeout)
         timeout.cancel()

@@ -13,13 +13,13 @@ def test_what_waits_in_the_shared_timer_is_told_when_there_is_another():
         def timer_renewed(self):
             self.told += 1
 
+    shared_timer()
     one, other = Waits(), Waits()
     tell_when_renewed(one)
     tell_when_renewed(other)
     gone = weakref.ref(other)
     del other
     assert gone() is None  # it is not held
-    shared_timer()
     for times in (1, 2):
         shared_timer().stop()
         assert one.told == times - 1
