@@ -1,24 +1,40 @@
-"""A server is published once it serves, where clients reach it, and stays so."""
+"""A server is published while it serves, where clients reach it, and ends in order."""
 
+import contextlib
+import gc
+import os
 import subprocess
 import sys
+import threading
 import time
 
 import grpc
+import grpc_health.v1.health as grpc_health
 import pytest
+from grpc_health.v1 import health_pb2
 
-from fixtures.shops import SERVICE, WHO
+from fixtures.shops import HOLD, SERVICE, WHO
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.observe import ListenerFailed, ServingEnds, add_sink, remove_sink
+from rpcwheel.registry import (
+    FailbackRegistry,
+    Publisher,
+    Registry,
+    RegistryPolicy,
+    channel,
+    open_registry,
+)
 from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers.memory import MemoryProvider
-from rpcwheel.registry.publisher import Publisher
-from rpcwheel.registry.sync import FailbackRegistry, open_registry
-from rpcwheel.registry.url import parse_url
+from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
 
-QUICK = {"lame_duck": 0, "grace": 5.0}
+QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
+ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
+ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+LONG = RegistryPolicy(lease=1800.0, timeout=600.0)
+"""Neither a lease nor a request ends within a test."""
 
 
 @pytest.fixture
@@ -34,7 +50,23 @@ def shop(make_shop):
 
 @pytest.fixture
 def flaky(memory):
-    return FlakyProvider(MemoryProvider(parse_url(memory), Settings(lease_s=2.0, timeout_s=1.0)))
+    """A provider whose engine fails on command, and a registry over it."""
+    settings = Settings(lease_s=1800.0, timeout_s=600.0)
+    provider = FlakyProvider(open_provider(f"{memory}-flaky", settings))
+    with FailbackRegistry(provider, policy=LONG) as registry:
+        yield provider, registry
+        provider.up()
+
+
+@contextlib.contextmanager
+def serving(shop, *args, **settings):
+    """Publish a server; its end is not the subject, and comes at once."""
+    published = Publisher(shop.server, *args, **{"port": 0} | settings)
+    published.start()
+    try:
+        yield published
+    finally:
+        published.stop(grace=0)
 
 
 def ids(registry, service=SERVICE):
@@ -42,27 +74,23 @@ def ids(registry, service=SERVICE):
 
 
 def ask(port, method=WHO):
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        return channel.unary_unary(method)(b"", timeout=WAIT_S)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as to_server:
+        return to_server.unary_unary(method)(b"", timeout=WAIT_S)
 
 
-# Up
+def steps(events):
+    return [one.step for one in events if isinstance(one, ServingEnds)]
 
 
-def test_two_servers_at_one_place_with_an_id_each_are_both_published(make_shop, memory, registry):
-    shop, other = make_shop("a"), make_shop("b")
-    with (
-        Publisher(shop.server, memory, SERVICE, port=0, id="worker-1", **QUICK) as first,
-        Publisher(other.server, memory, SERVICE, port=0, id="worker-2", **QUICK) as second,
-    ):
-        assert first.wait_published(WAIT_S)
-        assert second.wait_published(WAIT_S)
-        assert sorted(ids(registry)) == ["worker-1", "worker-2"]
-    assert ids(registry) == []
+def failures(events):
+    return [one for one in events if isinstance(one, ListenerFailed)]
+
+
+# Start
 
 
 def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, registry):
-    with Publisher(shop.server, memory, SERVICE, port=0, **QUICK) as published:
+    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
         assert published.wait_published(WAIT_S)
         assert ids(registry) == [f"127.0.0.1:{published.port}"]
         assert ask(published.port) == b"a"
@@ -73,7 +101,7 @@ def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, re
 def test_a_server_that_has_a_port_and_runs_is_published_as_it_is(shop, memory, registry):
     port = shop.listen()
     shop.server.start()
-    with Publisher(shop.server, memory, SERVICE, port=port, **QUICK) as published:
+    with Publisher(shop.server, memory, SERVICE, **QUICK | {"port": port}) as published:
         assert published.wait_published(WAIT_S)
         assert ask(port) == b"a"
         assert [one.target for one in published.instances] == [f"127.0.0.1:{port}"]
@@ -82,10 +110,22 @@ def test_a_server_that_has_a_port_and_runs_is_published_as_it_is(shop, memory, r
         ask(port)
 
 
-def test_what_is_not_named_is_what_the_server_has_handlers_for(make_shop, memory, registry):
-    everybody_s = ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"]
-    shop = make_shop(services=["shop.Orders", "shop.Audit", *everybody_s])
-    with Publisher(shop.server, memory, port=0, **QUICK) as published:
+def test_two_servers_of_one_service_with_an_id_each_are_both_published(make_shop, memory, registry):
+    with (
+        serving(make_shop("a"), memory, SERVICE, id="worker-1") as first,
+        serving(make_shop("b"), memory, SERVICE, id="worker-2") as second,
+    ):
+        assert first.wait_published(WAIT_S)
+        assert second.wait_published(WAIT_S)
+        assert sorted(ids(registry)) == ["worker-1", "worker-2"]
+
+
+def test_the_services_default_to_those_that_the_server_has_handlers_for(
+    make_shop, memory, registry
+):
+    not_published = ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"]
+    shop = make_shop(services=["shop.Orders", "shop.Audit", *not_published])
+    with serving(shop, memory) as published:
         assert published.wait_published(WAIT_S)
         assert registry.services() == ["shop.Audit", "shop.Orders"]
 
@@ -101,16 +141,13 @@ def test_a_server_whose_services_are_unknown_is_not_started(make_shop, memory):
     assert ask(port, "/grpc.health.v1.Health/Who") == b"a"
 
 
-def test_the_path_of_a_url_names_the_service_and_its_options_group_and_version(
-    shop, memory, registry
-):
-    url = f"{memory}/{SERVICE}?group=blue&version=2.0"
-    with Publisher(shop.server, url, port=0, **QUICK) as published:
+def test_the_path_of_a_url_names_the_service_and_its_options_group_and_version(shop, memory):
+    with serving(shop, f"{memory}/{SERVICE}?group=blue&version=2.0") as published:
         (instance,) = published.instances
     assert (instance.service, instance.group, instance.version) == (SERVICE, "blue", "2.0")
 
 
-def test_what_is_told_of_a_server_arrives(shop, memory, registry):
+def test_the_settings_of_an_instance_are_published(shop, memory, registry):
     told = {
         "weight": 7,
         "group": "blue",
@@ -119,7 +156,7 @@ def test_what_is_told_of_a_server_arrives(shop, memory, registry):
         "metadata": {"commit": "abc"},
     }
     before = time.time()
-    with Publisher(shop.server, memory, SERVICE, port=0, **told, **QUICK) as published:
+    with serving(shop, memory, SERVICE, **told) as published:
         assert published.wait_published(WAIT_S)
         (instance,) = registry.lookup(SERVICE).instances
     assert told == {name: getattr(instance, name) for name in told}
@@ -131,7 +168,7 @@ def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_
 ):
     other = f"{memory}-other"
     with open_registry(other) as looking:
-        with Publisher(shop.server, [registry, other], SERVICE, port=0, **QUICK) as published:
+        with Publisher(shop.server, [registry, other], SERVICE, **QUICK) as published:
             assert published.wait_published(WAIT_S)
             assert ids(registry) == ids(looking) == [published.instances[0].id]
             opened = published.registries[1]
@@ -141,34 +178,36 @@ def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_
 
 
 def test_an_engine_that_is_down_at_the_start_is_no_error_and_is_told_later(shop, flaky):
-    flaky.down()
-    policy = RegistryPolicy(lease=2.0, timeout=1.0)
-    with (
-        FailbackRegistry(flaky, policy=policy) as registry,
-        Publisher(shop.server, registry, SERVICE, port=0, **QUICK) as published,
-    ):
+    provider, registry = flaky
+    provider.down()
+    with serving(shop, registry, SERVICE) as published:
         assert ask(published.port) == b"a"
-        assert not published.wait_published(0.05)
-        flaky.up()
+        assert not published.wait_published(0.01)
+        provider.up()
         assert published.wait_published(WAIT_S)
 
 
-def test_what_the_registry_has_lost_is_published_again(shop, memory):
-    policy = RegistryPolicy(lease=0.5, timeout=1.0)
-    lost = FlakyProvider(MemoryProvider(parse_url(memory), Settings(lease_s=0.5, timeout_s=1.0)))
-    with (
-        FailbackRegistry(lost, policy=policy) as registry,
-        Publisher(shop.server, registry, SERVICE, port=0, **QUICK) as published,
-    ):
-        assert published.wait_published(WAIT_S)
-        lost.forget()
-        assert wait_until(lambda: lost.inner.lookup(SERVICE).records)
+# Where it listens
 
 
-# Where
+@pytest.fixture(scope="module")
+def port_of_another_process():
+    """A port at which another process listens, on the loopback."""
+    code = (
+        "import socket; listener = socket.create_server(('127.0.0.1', 0)); "
+        "print(listener.getsockname()[1], flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    yield int(process.stdout.readline())
+    process.communicate("\n")
 
 
-def test_a_server_that_listens_elsewhere_than_it_is_published_is_not(shop, memory, registry):
+def test_a_server_that_does_not_listen_where_it_is_published_is_refused(shop, memory, registry):
     port = shop.listen("127.0.0.1")
     said = rf"nobody accepts connections at 127\.0\.0\.2:{port} .*listens at 127\.0\.0\.1:{port}"
     with pytest.raises(ConfigurationError, match=said):
@@ -176,28 +215,26 @@ def test_a_server_that_listens_elsewhere_than_it_is_published_is_not(shop, memor
     assert ids(registry) == []
 
 
-def test_a_port_that_another_process_has_is_told_of(shop, memory):
-    with Elsewhere() as other, pytest.raises(ConfigurationError, match="can't be bound"):
-        Publisher(shop.server, memory, SERVICE, port=other.port).start()
+def test_a_port_that_another_process_has_is_refused(shop, memory, port_of_another_process):
+    with pytest.raises(ConfigurationError, match="can't be bound"):
+        Publisher(shop.server, memory, SERVICE, port=port_of_another_process).start()
 
 
-def test_a_port_in_front_of_the_server_is_published_as_it_is_told(shop, memory):
-    with Elsewhere() as proxy:
-        shop.listen()
-        where = {"port": proxy.port, "host": "127.0.0.1"}
-        with Publisher(shop.server, memory, SERVICE, **where, **QUICK) as published:
-            assert published.instances[0].target == f"127.0.0.1:{proxy.port}"
-            assert published.own_ports is None
+def test_a_port_in_front_of_the_server_is_published_as_given(shop, memory, port_of_another_process):
+    shop.listen()
+    where = {"port": port_of_another_process, "host": "127.0.0.1"}
+    with serving(shop, memory, SERVICE, **where) as published:
+        assert published.instances[0].target == f"127.0.0.1:{port_of_another_process}"
+        assert published.own_ports is None
 
 
-def test_a_host_of_another_machine_is_published_unseen(shop, memory):
+def test_a_host_of_another_machine_is_published_unchecked(shop, memory):
     port = shop.listen()
-    where = {"port": port + 1, "host": "192.0.2.7"}
-    with Publisher(shop.server, memory, SERVICE, **where, **QUICK) as published:
+    with serving(shop, memory, SERVICE, port=port + 1, host="192.0.2.7") as published:
         assert published.instances[0].target == f"192.0.2.7:{port + 1}"
 
 
-def test_a_port_can_t_be_given_to_a_server_that_runs(shop, memory):
+def test_a_running_server_is_not_given_another_port(shop, memory):
     port = shop.listen()
     shop.server.start()
     with pytest.raises(ConfigurationError, match="the server runs already"):
@@ -205,91 +242,468 @@ def test_a_port_can_t_be_given_to_a_server_that_runs(shop, memory):
     assert ask(port) == b"a"  # it is the user's, and runs on
 
 
-def test_credentials_that_are_not_known_can_t_be_bound_with(shop, memory):
-    with pytest.raises(
-        ConfigurationError, match=r"call add_secure_port\('\[::\]:0', credentials\)"
-    ):
+def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, memory, certificates):
+    shop = make_shop()
+    said = r"call add_secure_port\('\[::\]:0', credentials\)"
+    with pytest.raises(ConfigurationError, match=said):
         Publisher(shop.server, memory, SERVICE, port=0, protocol="grpcs").start()
-
-
-def test_a_server_over_tls_is_published_as_one(shop, memory, certificates):
+    shop = make_shop()
     port = shop.server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
-    with Publisher(shop.server, memory, SERVICE, port=port, protocol="grpcs", **QUICK) as published:
+    with serving(shop, memory, SERVICE, port=port, protocol="grpcs") as published:
         assert published.instances[0].protocol == "grpcs"
-
-
-class Elsewhere:
-    """A process that listens at a port of the loopback."""
-
-    LISTEN = (
-        "import socket; listener = socket.create_server(('127.0.0.1', 0)); "
-        "print(listener.getsockname()[1], flush=True); input()"
-    )
-
-    def __enter__(self):
-        command = [sys.executable, "-c", self.LISTEN]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.port = int(self._process.stdout.readline())
-        return self
-
-    def __exit__(self, *_):
-        self._process.communicate("\n")
 
 
 # Arguments
 
-
-@pytest.mark.parametrize(
-    ("given", "error", "said"),
-    [
-        ({"registry": "etcd:127.0.0.1"}, ConfigurationError, "no URL of a registry"),
-        ({"registry": "etdc://127.0.0.1"}, ConfigurationError, "did you mean etcd://"),
-        ({"registry": []}, ConfigurationError, "registry is empty"),
-        ({"registry": 7}, TypeError, "registry must be a registry, a URL"),
-        ({"registry": ["memory://", "memory://a?nope=1"]}, ConfigurationError, "no option 'nope'"),
-        ({"registry": ["memory://", 7]}, TypeError, "registry must be a .*Registry or a URL"),
-        ({"service": "shop Orders"}, ConfigurationError, "service: it must be a name"),
-        ({"service": 7}, TypeError, "a service is named by a string"),
-        (
-            {"registry": "memory://a/shop.Users"},
-            ConfigurationError,
-            "names the service 'shop.Users'",
-        ),
-        ({"port": "50051"}, TypeError, "port must be a number"),
-        ({"port": 70000}, ConfigurationError, "port must be from 1 to 65535"),
-        ({"host": "0.0.0.0"}, ConfigurationError, "an address to listen on"),
-        ({"weight": 1001}, ConfigurationError, "weight"),
-        ({"protocol": "http"}, ConfigurationError, "protocol"),
-        ({"metadata": {"a": 7}}, TypeError, "metadata"),
-        ({"health": object()}, TypeError, "health must be"),
-        ({"lame_duck": -1}, ConfigurationError, "lame_duck must be 0 or more seconds"),
-        ({"grace": "5"}, TypeError, "grace must be seconds"),
-        ({"policy": 7}, TypeError, "policy must be a RegistryPolicy"),
-        ({"timer": 7}, TypeError, "timer must be"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused_at_once(shop, given, error, said):
-    settings = {"registry": "memory://", "service": SERVICE, "port": 50051} | given
-    with pytest.raises(error, match=said):
-        Publisher(shop.server, settings.pop("registry"), settings.pop("service"), **settings)
+REFUSED = [
+    ({"registry": "etcd:127.0.0.1"}, ConfigurationError, "no URL of a registry"),
+    ({"registry": "etdc://127.0.0.1"}, ConfigurationError, "did you mean etcd://"),
+    ({"registry": []}, ConfigurationError, "registry is empty"),
+    ({"registry": 7}, TypeError, "registry must be a registry, a URL"),
+    ({"registry": ["memory://", "memory://a?nope=1"]}, ConfigurationError, "no option 'nope'"),
+    ({"registry": ["memory://", 7]}, TypeError, "registry must be a .*Registry or a URL"),
+    ({"registry": "memory://a/shop.Users"}, ConfigurationError, "names the service 'shop.Users'"),
+    ({"service": "shop Orders"}, ConfigurationError, "service: it must be a name"),
+    ({"service": 7}, TypeError, "a service is named by a string"),
+    ({"port": "50051"}, TypeError, "port must be a number"),
+    ({"port": 70000}, ConfigurationError, "port must be from 1 to 65535"),
+    ({"host": "0.0.0.0"}, ConfigurationError, "an address to listen on"),
+    ({"weight": 1001}, ConfigurationError, "weight"),
+    ({"protocol": "http"}, ConfigurationError, "protocol"),
+    ({"metadata": {"a": 7}}, TypeError, "metadata"),
+    ({"health": object()}, TypeError, "health must be"),
+    ({"lame_duck": -1}, ConfigurationError, "lame_duck must be 0 or more seconds"),
+    ({"grace": "5"}, TypeError, "grace must be seconds"),
+    ({"policy": 7}, TypeError, "policy must be a RegistryPolicy"),
+    ({"timer": 7}, TypeError, "timer must be"),
+    ({"server": object()}, TypeError, "server must be what grpc"),
+]
 
 
-def test_a_server_of_the_other_world_or_one_that_is_over_is_refused(shop):
-    with pytest.raises(TypeError, match="server must be what grpc"):
-        Publisher(object(), "memory://", SERVICE, port=1)
-    shop.server.start()
-    shop.server.stop(None)
-    with pytest.raises(ConfigurationError, match="the server was stopped before"):
-        Publisher(shop.server, "memory://", SERVICE, port=1)
+def test_arguments_that_make_no_sense_are_refused_at_once(make_shop):
+    ended = make_shop().server
+    ended.start()
+    ended.stop(None)
+    server = make_shop().server
+    over = ({"server": ended}, ConfigurationError, "the server was stopped before")
+    for given, error, said in [*REFUSED, over]:
+        settings = {"server": server, "registry": "memory://", "service": SERVICE, "port": 50051}
+        settings |= given
+        arguments = [settings.pop(name) for name in ("server", "registry", "service")]
+        with pytest.raises(error, match=said):
+            Publisher(*arguments, **settings)
 
 
-def test_it_shows_what_it_is_about(make_shop, memory):
+def test_its_repr_names_services_place_and_state(make_shop, memory):
     shop = make_shop(services=["shop.Orders", "shop.Audit"])
-    published = Publisher(shop.server, memory, port=0, **QUICK)
+    published = Publisher(shop.server, memory, port=0)
     assert repr(published) == "<Publisher of a server at port 0: new>"
-    with published:
-        where = f"127.0.0.1:{published.port}"
-        assert repr(published) == f"<Publisher of shop.Orders and 1 more at {where}: serving>"
+    published.start()
+    where = f"127.0.0.1:{published.port}"
+    assert repr(published) == f"<Publisher of shop.Orders and 1 more at {where}: serving>"
+    published.stop(grace=0)
     assert published.state == "closed"
+
+
+# The order of the end
+
+
+def test_each_step_of_the_end_is_an_event_with_its_reason(shop, memory, events):
+    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
+        port = published.port
+        published.stop(reason="enough")
+    assert wait_until(lambda: steps(events) == ALL)
+    told = [one for one in events if isinstance(one, ServingEnds)]
+    assert {(one.server, one.reason) for one in told} == {
+        (f"{SERVICE} at 127.0.0.1:{port}", "enough")
+    }
+
+
+def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events):
+    settings = QUICK | {"lame_duck": 60.0, "timer": timer}
+    published = Publisher(shop.server, registry, SERVICE, **settings)
+    published.start()
+    assert published.wait_published(WAIT_S)
+    published.begin_stop()
+    assert wait_until(lambda: "wait" in steps(events) and timer.pending)
+    assert ids(registry) == []
+    assert ask(published.port) == b"a"
+    timer.advance(60.0)
+    assert published.wait(WAIT_S)
+    assert wait_until(lambda: steps(events) == ALL)
+    assert timer.pending == 0
+
+
+def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory):
+    """So that who polls sees it too."""
+    inner = open_provider(memory, Settings(lease_s=1800.0, timeout_s=600.0))
+    times = []
+
+    class Noting(FlakyProvider):
+        def publish(self, instances):
+            super().publish(instances)
+            times.append((instances[0].status, time.monotonic()))
+
+        def withdraw(self, instances):
+            times.append(("gone", time.monotonic()))
+            super().withdraw(instances)
+
+    with (
+        FailbackRegistry(Noting(inner), policy=LONG) as registry,
+        Publisher(shop.server, registry, SERVICE, **QUICK) as published,
+    ):
+        assert published.wait_published(WAIT_S)
+    assert [status for status, _ in times] == ["UP", "DRAINING", "gone"]
+    assert times[2][1] - times[1][1] > 0.2
+
+
+def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
+    """Each serves until the client has heard of its end, which the timer makes sure of."""
+
+    def start(name):
+        settings = {"port": 0, "lame_duck": 60.0, "grace": 60.0, "timer": timer}
+        published = Publisher(make_shop(name).server, memory, SERVICE, **settings)
+        published.start()
+        return published
+
+    def is_member(published):
+        return any(one.instance.port == published.port for one in to_service.members)
+
+    servers = [start("a")]
+    with channel(f"{memory}/{SERVICE}") as to_service:
+        who = to_service.unary_unary(WHO)
+        answers, over = [], threading.Event()
+
+        def call():
+            while not over.is_set():
+                answers.append(who(b"", timeout=WAIT_S))
+
+        def replace():
+            try:
+                assert wait_until(lambda: b"a" in answers)
+                for name in "bc":
+                    old = servers[-1]
+                    servers.append(start(name))
+                    assert wait_until(lambda: name.encode() in answers)  # noqa: B023
+                    old.begin_stop()
+                    assert wait_until(lambda: not is_member(old))  # noqa: B023
+                    assert wait_until(lambda: timer.advance(1.0) >= 0 and old.wait(0.001))  # noqa: B023
+            finally:
+                over.set()
+
+        run_threads(call, call, replace)
+    servers[-1].stop(grace=0)
+    assert set(answers) == {b"a", b"b", b"c"}
+
+
+def test_calls_in_flight_may_end_within_the_grace(shop, memory, events):
+    with (
+        Publisher(shop.server, memory, SERVICE, **QUICK) as published,
+        grpc.insecure_channel(f"127.0.0.1:{published.port}") as held,
+    ):
+        call = held.unary_unary(HOLD).future(b"", timeout=WAIT_S)
+        assert shop.held.wait(WAIT_S)
+        published.begin_stop()
+        assert wait_until(lambda: "stop" in steps(events))
+        shop.release.set()
+        assert call.result() == b"a"
+
+
+def test_calls_that_outlast_the_grace_are_ended(shop, memory):
+    with (
+        Publisher(shop.server, memory, SERVICE, **QUICK | {"grace": 0.1}) as published,
+        grpc.insecure_channel(f"127.0.0.1:{published.port}") as held,
+    ):
+        call = held.unary_unary(HOLD).future(b"", timeout=WAIT_S)
+        assert shop.held.wait(WAIT_S)
+        published.stop()
+        assert call.code() in ENDED
+
+
+@pytest.mark.parametrize("settings", [{"lame_duck": 600}, {"grace": 600}])
+def test_a_stop_without_grace_ends_a_running_stop_at_once(shop, memory, settings, events):
+    published = Publisher(shop.server, memory, SERVICE, **QUICK | settings)
+    published.start()
+    with grpc.insecure_channel(f"127.0.0.1:{published.port}") as held:
+        call = held.unary_unary(HOLD).future(b"")
+        assert shop.held.wait(WAIT_S)
+        published.begin_stop()
+        step = "wait" if "lame_duck" in settings else "stop"
+        assert wait_until(lambda: steps(events)[-1:] == [step])
+        published.stop(grace=0)
+        assert call.code() in ENDED
+    assert published.state == "closed"
+
+
+def test_it_stops_once_whoever_asks_and_however_often(shop, memory, events):
+    published = Publisher(shop.server, memory, SERVICE, **QUICK)
+    published.start()
+    published.start()
+    run_threads(*[published.stop] * 4)
+    published.stop()
+    assert wait_until(lambda: steps(events) == ALL)
+    with pytest.raises(RuntimeError, match="can't start again"):
+        published.start()
+
+
+def test_a_publisher_that_was_never_started_leaves_the_server_alone_and_closes_its_registries(
+    shop, memory
+):
+    published = Publisher(shop.server, memory, SERVICE, **QUICK)
+    published.stop()
+    assert published.registries[0].closed
+    port = shop.listen()
+    shop.server.start()
+    assert ask(port) == b"a"
+
+
+def test_a_call_that_it_serves_may_begin_its_end(make_shop, memory):
+    class Ending(grpc.ServerInterceptor):
+        def intercept_service(self, continuation, details):
+            published.begin_stop("a call asked for it")
+            return continuation(details)
+
+    shop = make_shop(interceptors=[Ending()])
+    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
+        assert ask(published.port) == b"a"
+        assert not shop.server.wait_for_termination(WAIT_S)
+
+
+def test_it_ends_when_its_block_is_left_by_an_error(shop, memory, registry):
+    with pytest.raises(KeyboardInterrupt), Publisher(shop.server, memory, SERVICE, **QUICK):
+        raise KeyboardInterrupt
+    assert ids(registry) == []
+
+
+def test_beside_is_called_when_it_serves_and_its_result_after_the_stop(shop, memory):
+    seen = []
+
+    def beside(published):
+        seen.append(published.state)
+        return lambda: seen.append(shop.server.wait_for_termination(0))
+
+    published = Publisher(shop.server, memory, SERVICE, beside=beside, port=0)
+    published.start()
+    assert seen == ["starting"]
+    published.stop(grace=0)
+    assert wait_until(lambda: seen == ["starting", False])  # it had ended
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_ends_nothing(shop, memory, registry):
+    with serving(shop, memory, SERVICE) as published:
+        assert published.wait_published(WAIT_S)
+        gc.disable()  # objects of gRPC must not be destroyed in the child
+        try:
+            child = os.fork()
+            if not child:
+                published.stop()
+                os._exit(7 if published.state == "serving" else 1)
+        finally:
+            gc.enable()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert len(ids(registry)) == 1
+        assert ask(published.port) == b"a"
+
+
+# Registries at the end
+
+
+def test_a_frozen_engine_holds_up_neither_the_end_nor_another_registry(
+    shop, registry, flaky, timer, events
+):
+    provider, frozen = flaky
+    settings = QUICK | {"timer": timer}
+    with Publisher(shop.server, [frozen, registry], SERVICE, **settings) as published:
+        assert published.wait_published(WAIT_S)
+        provider.freeze()
+        published.begin_stop()
+        assert wait_until(lambda: ids(registry) == [])
+        assert steps(events)[-1:] in ([], ["withdraw"])
+        assert wait_until(lambda: timer.advance(1.0) >= 0 and published.wait(0.001))
+    assert wait_until(lambda: steps(events) == ALL)
+
+
+def test_a_stop_without_grace_waits_for_no_engine(shop, flaky, timer, events):
+    """By a clock that stands still only the missing grace can end it."""
+    provider, frozen = flaky
+    published = Publisher(shop.server, frozen, SERVICE, timer=timer, **QUICK)
+    published.start()
+    assert published.wait_published(WAIT_S)
+    provider.freeze()
+    published.begin_stop()
+    assert wait_until(lambda: steps(events) == ["withdraw"])
+    timer.advance(0.6)  # more than it may take without grace
+    published.stop(grace=0)
+
+
+def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
+    make_shop, registry, memory, timer, events
+):
+    goes_on, told = threading.Event(), []
+
+    class Health:
+        def set(self, service, status):
+            told.append((self, status))
+
+    class Hanging(Registry):
+        """A user's registry that does not answer when something is to be withdrawn."""
+
+        register, lookup, subscribe = registry.register, registry.lookup, registry.subscribe
+        unsubscribe, close = registry.unsubscribe, registry.close
+
+        def unregister(self, what, *, wait=None):
+            goes_on.wait()
+
+    settings = QUICK | {"timer": timer}
+    every = [
+        Publisher(
+            make_shop().server, [Hanging(), memory], f"{SERVICE}{n}", health=Health(), **settings
+        )
+        for n in range(6)
+    ]
+    try:
+        for one in every:
+            one.start()
+            one.begin_stop()
+        assert wait_until(lambda: steps(events).count("withdraw") == 6)
+        assert wait_until(
+            lambda: timer.advance(1.0) >= 0 and all(one.state == "closed" for one in every)
+        )
+        assert len({health for health, status in told if status == 2}) == 6
+        assert wait_until(lambda: all(one.registries[1].closed for one in every))
+    finally:
+        goes_on.set()
+
+
+def test_a_registry_that_its_user_has_closed_is_no_error(shop, registry, events):
+    with Publisher(shop.server, registry, SERVICE, **QUICK):
+        registry.close()
+    assert wait_until(lambda: steps(events) == ALL)
+    assert not failures(events)
+
+
+def test_a_registry_that_raises_is_an_event(shop, memory, events):
+    class Broken(FailbackRegistry):
+        def unregister(self, what, *, wait=None):
+            raise LookupError("no such thing")
+
+    with Broken(memory) as registry, Publisher(shop.server, registry, SERVICE, **QUICK):
+        pass
+    assert wait_until(lambda: steps(events) == ALL)
+    (failed,) = failures(events)
+    assert isinstance(failed.error, LookupError)
+
+
+def test_a_sink_that_hangs_holds_up_no_end(shop, memory):
+    goes_on = threading.Event()
+
+    def hang(event):
+        if isinstance(event, ServingEnds):
+            goes_on.wait()
+
+    add_sink(hang)
+    try:
+        published = Publisher(shop.server, memory, SERVICE, **QUICK)
+        published.start()
+        published.begin_stop()
+        assert published.wait(WAIT_S)
+    finally:
+        remove_sink(hang)
+        goes_on.set()
+
+
+def test_an_instance_that_was_unregistered_by_hand_is_not_published_by_the_end(
+    shop, registry, memory
+):
+    published = Publisher(shop.server, registry, SERVICE, "shop.Other", **QUICK)
+    published.start()
+    published.registrations[0].unregister(wait=WAIT_S)
+    shown = []
+    with (
+        open_registry(memory) as other,
+        other.subscribe(SERVICE, lambda snapshot: shown.append(len(snapshot.instances))) as seen,
+    ):
+        seen.wait(WAIT_S)
+        published.stop()
+        assert other.lookup(SERVICE).instances == ()
+    assert set(shown) <= {0}
+    assert {one.state for one in published.registrations} == {"GONE"}
+
+
+def test_an_instance_that_was_changed_by_hand_stays_so_while_it_drains(shop, registry, memory):
+    published = Publisher(shop.server, registry, SERVICE, **QUICK)
+    published.start()
+    published.registrations[0].update(weight=7)
+    shown = []
+    with (
+        open_registry(memory) as other,
+        other.subscribe(
+            SERVICE, lambda seen: shown.append([(one.weight, one.status) for one in seen.instances])
+        ),
+    ):
+        assert wait_until(lambda: shown[-1:] == [[(7, "UP")]])
+        published.stop()
+        assert wait_until(lambda: shown[-1] == [])
+    assert {weight for instances in shown for weight, status in instances if status != "UP"} <= {7}
+
+
+# Health
+
+
+def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_withdrawn(
+    shop, memory, registry
+):
+    told = []
+
+    class Health:
+        def set(self, service, status):
+            told.append((service, status, len(ids(registry))))
+
+    with Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK) as published:
+        assert published.wait_published(WAIT_S)
+    assert told == [("", 1, 0), (SERVICE, 1, 0), ("", 2, 0), (SERVICE, 2, 0)]
+
+
+def test_the_health_servicer_of_grpc_stays_not_serving(shop, memory):
+    health = grpc_health.HealthServicer()
+
+    def says(service):
+        request = health_pb2.HealthCheckRequest(service=service)
+        return health.Check(request, None).status
+
+    with serving(shop, memory, SERVICE, health=health):
+        assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.SERVING
+    health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_health_that_fails_at_the_start_has_all_undone(shop, memory, registry):
+    class Broken:
+        def set(self, service, status):
+            raise LookupError(service)
+
+    published = Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK)
+    with pytest.raises(LookupError):
+        published.start()
+    assert published.state == "closed"
+    assert ids(registry) == []
+    assert shop.server.wait_for_termination(timeout=0) is False
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_health_that_fails_at_the_end_holds_up_nothing(shop, memory, hangs, events):
+    goes_on = threading.Event()
+
+    class Broken:
+        def set(self, service, status):
+            if status == 2:
+                if hangs:
+                    goes_on.wait()
+                raise LookupError(service)
+
+    with Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK):
+        pass
+    assert wait_until(lambda: steps(events) == ALL)
+    goes_on.set()
+    assert wait_until(lambda: failures(events))

@@ -1,0 +1,216 @@
+"""The end of a server that is published, in processes of their own: signals, loops, no threads."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+
+import grpc
+import pytest
+
+from fixtures.serving_process import WHO, ServingProcess
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.registry import channel
+
+STEPS = ["withdraw", "not serving", "wait", "stop", "closed"]
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite://{tmp_path}/registry.db"
+
+
+def test_no_call_fails_in_a_rolling_restart_under_load(url):
+    """A server of each world is replaced by one of the other, which is started first."""
+
+    def start(world):
+        return processes.enter_context(ServingProcess(world, url, lame_duck=600.0))
+
+    with contextlib.ExitStack() as processes, channel(f"{url}?service=shop.Orders") as to_service:
+        old = [start(world) for world in ("sync", "aio")]
+        who = to_service.unary_unary(WHO)
+        answers, failures, over = ([], []), [], threading.Event()
+
+        def call(mine):
+            while not over.is_set():
+                try:
+                    mine.append(who(b"", timeout=WAIT_S))
+                except grpc.RpcError as error:
+                    failures.append(error)
+
+        def all_call_anew():
+            """Each call that is in flight now has ended."""
+            before = [len(mine) for mine in answers]
+            assert wait_until(
+                lambda: (
+                    all(len(mine) > one for mine, one in zip(answers, before, strict=True))
+                    or failures
+                )
+            )
+
+        def is_member(process):
+            return any(member.instance.port == process.port for member in to_service.members)
+
+        assert wait_until(lambda: len(to_service.members) == 2)
+        callers = [threading.Thread(target=call, args=(mine,), daemon=True) for mine in answers]
+        for one in callers:
+            one.start()
+        try:
+            for one, world in zip(old, ("aio", "sync"), strict=True):
+                new = start(world)
+                assert wait_until(lambda: is_member(new))  # noqa: B023
+                one.send(signal.SIGTERM)
+                assert wait_until(lambda: not is_member(one))  # noqa: B023
+                all_call_anew()
+                one.send(signal.SIGINT)  # the second ends it at once
+                assert one.wait() == 0
+                assert one.lines[1:] == [*STEPS, "left"]
+        finally:
+            over.set()
+            for one in callers:
+                one.join(WAIT_S)
+    assert failures == []
+    assert {answer for mine in answers for answer in mine} == {b"a"}
+
+
+@pytest.mark.parametrize("world", ["sync", "aio"])
+def test_an_interrupt_ends_it_in_order_and_the_handlers_of_before_come_back(world, url):
+    with ServingProcess(world, url, mine=True, lame_duck=0.1) as process:
+        process.send(signal.SIGINT)
+        assert process.wait() == 0
+        assert process.lines[1:] == [*STEPS, "left", "mine"]
+
+
+@pytest.mark.parametrize("world", ["sync", "aio"])
+def test_a_second_signal_ends_it_at_once(world, url):
+    with ServingProcess(world, url, lame_duck=600, grace=600, hang=True) as process:
+        with grpc.insecure_channel(f"127.0.0.1:{process.port}") as to_server:
+            call = to_server.unary_unary(WHO).future(b"")
+            assert wait_until(lambda: "called" in process.lines)
+            process.send(signal.SIGTERM)
+            assert wait_until(lambda: "wait" in process.lines)
+            process.send(signal.SIGTERM)
+            assert wait_until(lambda: "left" in process.lines)
+            assert call.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+        assert process.lines[1:] == ["called", *STEPS, "left"]
+
+
+def test_a_registry_that_is_dead_holds_up_no_process():
+    nobody = "redis://127.0.0.1:1"
+    with ServingProcess("sync", nobody, lame_duck=0.1, host="127.0.0.1") as process:
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+        assert process.lines[1:] == [*STEPS, "left"]
+
+
+def test_without_signals_the_program_dies_of_them():
+    with ServingProcess("sync", "memory://", signals=False) as process:
+        process.send(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+        assert process.lines[1:] == []
+
+
+NO_THREADS = """if True:
+    import threading, grpc
+    from concurrent.futures import ThreadPoolExecutor
+    from rpcwheel.registry import Publisher
+    from rpcwheel.testing import FlakyProvider
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    settings = {"port": 0, "lame_duck": 0.01, "grace": 0.1}
+    published = Publisher(server, "memory://", "shop.Orders", **settings)
+    published.start()
+    published.wait_published(60)
+    while any(one.name.startswith("rpcwheel-worker") for one in threading.enumerate()):
+        pass
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = start
+    published.stop()
+    print(published.state)
+"""
+
+LOOP_ENDS = """if True:
+    import asyncio, grpc.aio
+    from rpcwheel.observe import ServingEnds, add_sink
+    from rpcwheel.registry.aio import Publisher
+
+    waits = asyncio.Event()
+
+    def say(event):
+        if isinstance(event, ServingEnds):
+            print(event.step)
+            if event.step == "wait":
+                loop.call_soon_threadsafe(waits.set)
+
+    add_sink(say)
+
+    async def main():
+        global loop
+        loop = asyncio.get_running_loop()
+        settings = {"port": 0, "lame_duck": 600, "grace": 600}
+        published = Publisher(grpc.aio.server(), "memory://", "shop.Orders", **settings)
+        await published.start()
+        published.begin_stop()
+        await waits.wait()
+
+    asyncio.run(main())
+"""
+
+LOOP_GONE = """if True:
+    import asyncio
+    import grpc.aio
+    from rpcwheel.registry import open_registry
+    from rpcwheel.registry.aio import Publisher
+
+    async def main():
+        global published
+        settings = {"port": 0, "lame_duck": 600, "grace": 600}
+        published = Publisher(grpc.aio.server(), "memory://gone", "shop.Orders", **settings)
+        await published.start()
+        await published.wait_published(60)
+        if ENDING:
+            published.begin_stop()
+            while published.state != "ending":
+                await asyncio.sleep(0.01)
+
+    async def end():
+        if ENDING:
+            await published.stop()
+            await published.stop()
+        else:
+            published.begin_stop()
+            while published.state != "closed":
+                await asyncio.sleep(0.01)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    asyncio.run(end())
+    with open_registry("memory://gone") as seen:
+        print(published.state, len(seen.lookup("shop.Orders").instances))
+"""
+
+
+def output_of(code):
+    """What a program says; in a process of its own, as grpc.aio bears one loop at a time."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=3 * WAIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def test_it_ends_though_no_thread_can_be_started():
+    assert output_of(NO_THREADS) == ["closed"]
+
+
+def test_an_aio_lame_duck_does_not_hold_up_a_loop_that_ends():
+    assert output_of(LOOP_ENDS) == ["withdraw", "not", "serving", "wait", "closed"]
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_an_aio_publisher_whose_loop_is_closed_can_be_ended_on_another(ending):
+    assert output_of(f"ENDING = {ending}\n{LOOP_GONE}") == ["closed", "0"]
