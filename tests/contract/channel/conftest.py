@@ -1,4 +1,5 @@
-"""What this room's tests share: a server to call, and channels of grpc.aio to it."""
+"""A server to call, and channels of `grpc.aio` to it."""
 
 from fixtures.aio_channels import channel, make  # noqa: F401 - fixtures
-from fixtures.shop import shop  # noqa: F401 - a fixture
+from fixtures.shop import shop  # noqa: F401
+from fixtures.timers import hasty_threads  # noqa: F401

@@ -1,4 +1,4 @@
-"""What is seen of a channel of grpc.aio: its state across replacements, and what that proves."""
+"""What is seen of a channel of grpc.aio: its state across replacements."""
 
 import asyncio
 
@@ -6,10 +6,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import hanging
-from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
-from fixtures.waiting import aio_wait_until
-from rpcwheel.channel.core import ASKED_NS
 
 IDLE, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
@@ -141,36 +138,3 @@ async def test_it_says_what_it_is(shop, channel):
     call.cancel()
     await channel.close()
     assert "SHUTDOWN" in repr(channel)
-
-
-# Cut off: what retries ask, to know that nothing was sent
-
-
-async def test_a_call_that_ended_just_before_a_replacement_is_not_cut_off(make, shop, timer):
-    targets = [shop.target, "127.0.0.1:1"]
-    channel = make(
-        connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), [*options, *IMPATIENT])
-    )
-    await channel.unary_unary(UNARY_UNARY)(b"x")
-    channel.replace()
-    channel.get_state(try_to_connect=True)
-    await aio_wait_until(lambda: channel.get_state() is FAILING)
-    assert not channel.is_cut_off()
-    timer.advance(ASKED_NS / 1e9 + 0.001)
-    assert channel.is_cut_off()
-
-
-async def test_a_call_that_was_ended_with_its_connection_is_not_cut_off(make, shop, timer):
-    targets = [shop.target, "127.0.0.1:1"]
-    channel = make(
-        connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), [*options, *IMPATIENT])
-    )
-    await hanging(shop, channel)
-    channel.replace(drain=2)
-    channel.get_state(try_to_connect=True)
-    await aio_wait_until(lambda: channel.get_state() is FAILING)
-    timer.advance(2)
-    await aio_wait_until(lambda: channel.calls == 0)
-    assert not channel.is_cut_off()
-    timer.advance(ASKED_NS / 1e9 + 0.001)
-    assert channel.is_cut_off()

@@ -6,15 +6,12 @@ import gc
 import grpc
 import pytest
 
-from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, tries_of
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.aio_doors import others
 from fixtures.leaks import descriptors
-from fixtures.shop import UNARY_UNARY, Silent
-from fixtures.small_servers import METHOD, aio_serving
-from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel import RetryPolicy, aio
+from fixtures.shop import Silent
+from fixtures.waiting import aio_wait_until
 from rpcwheel.channel.aio import ReconnectingChannel
-from rpcwheel.observe import CallNotRetried, ConnectionReplaced
 
 try:
     import uvloop
@@ -80,44 +77,3 @@ def test_it_is_the_same_on_uvloop(shop, timer):
                 await asyncio.wait_for(waiting, 20)
 
     uvloop.run(main())
-
-
-# Retry's proof that nothing was sent
-
-
-async def test_a_call_that_found_no_connection_is_tried_again(shop, make):
-    kit = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0))
-    channel = make(target="127.0.0.1:1")
-    member = kit.intercept_channel(channel).unary_unary(UNARY_UNARY)
-    tries = tries_of(channel)
-    for _ in range(2):
-        with pytest.raises(grpc.aio.AioRpcError, match="failed to connect"):
-            await member(b"x")
-    assert len(tries) > 2
-    assert channel.is_cut_off()
-
-
-async def test_one_on_an_old_connection_proves_nothing_by_the_new_one(make, events):
-    """A server that hands on its upstream's failure says the words of a call never sent."""
-    begun, gate = [], asyncio.Event()
-
-    async def fail(request, context):
-        begun.append(request)
-        await gate.wait()
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
-
-    async with aio_serving(grpc.unary_unary_rpc_method_handler(fail)) as target:
-        targets = [target, "127.0.0.1:1"]
-        made = make(connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), options))
-        kit = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0))
-        call = kit.intercept_channel(kit.intercept_channel(made)).unary_unary(METHOD)(b"x")
-        await aio_wait_until(lambda: begun)
-        made.replace()
-        made.get_state(try_to_connect=True)
-        failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        await aio_wait_until(lambda: made.get_state() is failing)
-        gate.set()
-        with pytest.raises(grpc.aio.AioRpcError, match="failed to connect"):
-            await call
-    told = [type(event) for event in events]
-    assert told == [ConnectionReplaced, CallNotRetried, CallNotRetried]  # by neither of the kits

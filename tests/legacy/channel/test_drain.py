@@ -2,7 +2,9 @@
 
 import pytest
 
-from rpcwheel.channel import _drain
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S
+from rpcwheel.channel import ReconnectingChannel, _drain
 from rpcwheel.channel._drain import timeout_on
 from rpcwheel.timer import ManualTimer
 
@@ -53,3 +55,13 @@ def test_what_a_timer_raises_for_other_reasons_comes_out(shared):
     with pytest.raises(KeyError):
         timeout_on(Wrong(), print, SECOND)
     assert shared.pending == 0
+
+
+def test_without_any_timer_calls_end_now(shop, shared):
+    shared.stop()
+    with ReconnectingChannel(shop.target) as channel:
+        shop.then(hang := Hang())
+        running = channel.unary_unary(UNARY_UNARY).future(b"x")
+        assert hang.begun.wait(WAIT_S)
+        assert channel.replace("why", drain=60)
+        assert "connection replaced: why" in running.exception(WAIT_S).details()
