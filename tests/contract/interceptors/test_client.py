@@ -1,26 +1,61 @@
-"""The client's policies at work: what is tried again and what is not, and under which deadline."""
+"""Calls through the client interceptors of `grpc`: retries, deadlines, default responses."""
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
 import pytest
 from tenacity import wait_fixed
 
+from fixtures.clients import gated
 from fixtures.shop import (
     IMPATIENT,
+    STREAM_STREAM,
     STREAM_UNARY,
     UNARY_STREAM,
     UNARY_UNARY,
+    Fail,
     Hang,
-    Shop,
     Silent,
 )
+from fixtures.small_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
-from rpcwheel.interceptors import CallPolicy, FailsafePolicy, MethodPolicy, intercept_channel
-from rpcwheel.observe import CallNotRetried, CallRetrying, CallSlow, HookFailed
+from rpcwheel.deadline import DeadlinePolicy, RetryPolicy, deadline_scope
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import (
+    CallPolicy,
+    FailsafePolicy,
+    MethodPolicy,
+    Queues,
+    intercept_channel,
+)
+from rpcwheel.observe import (
+    CallExcused,
+    CallNotRetried,
+    CallRetrying,
+    CallSlow,
+    HookFailed,
+    add_sink,
+    remove_sink,
+)
+from rpcwheel.timer import WheelTimer
+
+STYLES = {
+    "blocking": lambda channel: channel.unary_unary(UNARY_UNARY),
+    "future": lambda channel: (
+        lambda *args, **given: (
+            channel.unary_unary(UNARY_UNARY).future(*args, **given).result(WAIT_S)
+        )
+    ),
+    "stream": lambda channel: (
+        lambda *args, **given: b"".join(channel.unary_stream(UNARY_STREAM)(*args, **given))
+    ),
+}
+"""Ways to make a call with one request and wait for its end."""
+
+each_style = pytest.mark.parametrize("call_of", STYLES.values(), ids=STYLES)
 
 
 @pytest.fixture
@@ -41,32 +76,21 @@ def refused(make) -> grpc.RpcError:
     return caught.value
 
 
-@pytest.mark.parametrize("style", ["blocking", "future", "stream"])
-def test_the_server_is_told_how_many_tries_went_before(shop, client, style):
+# --- Retries ---
+
+
+@each_style
+def test_the_server_is_told_how_many_attempts_went_before(shop, client, call_of):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    channel = client()
-    match style:
-        case "blocking":
-            assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
-        case "future":
-            assert channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S) == b"x"
-        case "stream":
-            assert list(channel.unary_stream(UNARY_STREAM)(b"x")) == [b"x"]
+    assert call_of(client())(b"x") == b"x"
     told = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
     assert told == [None, "1", "2"]
-
-
-def test_a_retry_is_made_with_all_that_the_caller_gave(shop, client):
-    shop.then("UNAVAILABLE")
-    client().unary_unary(UNARY_UNARY)(b"x", metadata=[("k", "v")], timeout=9.0)
-    first, second = shop.calls
-    assert first.metadata["k"] == second.metadata["k"] == "v"
-    assert 0 < second.time_remaining <= first.time_remaining + 0.1
 
 
 def test_the_events_tell_of_each_retry_and_why_there_is_no_other(shop, client, events):
     shop.then(*["UNAVAILABLE"] * 3)
     refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
+    wait_until(lambda: len(events) == 3)
     assert [type(event) for event in events] == [CallRetrying, CallRetrying, CallNotRetried]
     assert events[-1].attempts == 3
     assert events[-1].reason == "no attempts left"
@@ -79,22 +103,177 @@ def test_a_failure_that_no_policy_names_is_the_error_of_grpc_itself(shop, client
     assert len(shop.calls) == 1
 
 
-def test_what_a_server_may_have_done_is_not_asked_for_again(shop, client):
-    shop.then("UNAVAILABLE")
-    error = refused(lambda: client(idempotent=False).unary_unary(UNARY_UNARY)(b"x"))
+@each_style
+def test_a_method_that_is_not_idempotent_is_not_retried(shop, client, call_of):
+    """Also if the status is worded as gRPC words it when it has no connection."""
+    shop.then(Fail("UNAVAILABLE", "failed to connect to all addresses; last error: UNKNOWN"))
+    error = refused(lambda: call_of(client(idempotent=False))(b"x"))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert len(shop.calls) == 1
 
 
-def test_what_no_server_has_seen_is_sent_again_whatever_its_method():
-    shop = Shop()
-    shop.kill()
-    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.05, attempts=200, budget=None))
-    with grpc.insecure_channel(shop.target, options=IMPATIENT) as bare:
-        future = intercept_channel(bare, policy).unary_unary(UNARY_UNARY).future(b"x")
-        shop.start()
-        assert future.result(WAIT_S) == b"x"
-    shop.kill()
+def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(events):
+    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=2)
+    methods = {METHOD: MethodPolicy(idempotent=True)}
+    with grpc.insecure_channel("127.0.0.1:1", options=IMPATIENT) as bare:
+        channel = intercept_channel(bare, CallPolicy(retry=retry, methods=methods))
+        for method in (UNARY_UNARY, METHOD):
+            call = channel.unary_unary(method)
+            assert refused(partial(call, b"x")).code() is grpc.StatusCode.UNAVAILABLE
+            error = refused(lambda call=call: call.future(b"x").result(WAIT_S))
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+    wait_until(lambda: sum(isinstance(event, CallNotRetried) for event in events) == 4)
+    retried = [event.method for event in events if isinstance(event, CallRetrying)]
+    assert retried == [METHOD, METHOD]
+
+
+def test_each_method_has_its_own_rules(shop, client):
+    methods = {STREAM_UNARY: MethodPolicy(retry=None), UNARY_UNARY: MethodPolicy(timeout=WAIT_S)}
+    channel = client(methods=methods)
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    shop.then("UNAVAILABLE")
+    refused(lambda: channel.stream_unary(STREAM_UNARY)(iter([b"x"])))
+    assert [seen.time_remaining is not None for seen in shop.calls] == [True, False]
+
+
+def test_a_failing_server_sees_a_fifth_more_calls_at_most(shop, client):
+    shop.then(*["UNAVAILABLE"] * 1000)
+    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=5, reserve=0)
+    member = client(retry=retry).unary_unary(UNARY_UNARY)
+    for _ in range(200):
+        refused(partial(member, b"x"))
+    assert 200 < len(shop.calls) <= 240
+
+
+def test_a_retry_waits_as_long_as_the_server_asks(shop, client, timer, events):
+    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "7000"),)))
+    future = client(timer=timer).unary_unary(UNARY_UNARY).future(b"x")
+    wait_until(lambda: timer.pending and events)
+    assert events[0].delay_s == 7.0
+    timer.advance(6.9)
+    assert timer.pending == 1
+    timer.advance(0.2)
+    assert future.result(WAIT_S) == b"x"
+
+
+def test_a_server_can_forbid_the_retry(shop, client, events):
+    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "-1"),)))
+    refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
+    assert len(shop.calls) == 1
+    wait_until(lambda: events)
+    assert events[0].reason == "the server asked not to try again"
+
+
+# --- Deadlines ---
+
+
+def test_all_attempts_share_the_callers_deadline(shop, client, timer):
+    """A wait that would pass it is not begun."""
+    shop.then(*["UNAVAILABLE"] * 4)
+    retry = RetryPolicy(on="UNAVAILABLE", wait=40.0, attempts=9, budget=None)
+    call = client(retry=retry, timer=timer).unary_unary(UNARY_UNARY).future(b"x", timeout=100.0)
+    for _ in range(2):
+        wait_until(lambda: timer.pending)
+        timer.advance(40.0)
+    assert call.exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
+    left = [seen.time_remaining for seen in shop.calls]
+    assert len(left) == 3
+    assert all(one <= limit for one, limit in zip(left, (101.0, 61.0, 21.0), strict=True))
+
+
+def test_an_attempt_may_have_a_deadline_of_its_own(shop, client):
+    shop.then(Hang())
+    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=100, attempt_timeout=0.3, budget=None)
+    assert client(retry=retry).unary_unary(UNARY_UNARY)(b"x", timeout=2 * WAIT_S) == b"x"
+    assert all(seen.time_remaining < 1 for seen in shop.calls)
+
+
+def test_a_call_gets_what_is_left_of_the_scope_it_is_made_in(shop, client):
+    with deadline_scope(WAIT_S):
+        client(timeout=100.0).unary_unary(UNARY_UNARY)(b"x", timeout=70.0)
+    assert shop.calls[0].time_remaining < 1.1 * WAIT_S
+
+
+@each_style
+def test_a_call_is_not_made_after_its_deadline(shop, client, call_of):
+    for rules in ({}, {"retry": None}):
+        channel = client(**rules)
+        with deadline_scope(0.0):
+            error = refused(lambda channel=channel: call_of(channel)(b"x"))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "its deadline has passed" in error.details()
+    assert shop.calls == []
+
+
+@each_style
+def test_a_default_response_answers_a_call_that_is_late(shop, client, call_of):
+    default = (b"no",) if call_of is STYLES["stream"] else b"no"
+    channel = client(failsafe=FailsafePolicy(on="DEADLINE_EXCEEDED", default=default))
+    assert call_of(channel)(b"x", timeout=0) == b"no"
+    assert shop.calls == []
+
+
+def test_failback_delivers_a_call_that_is_late(shop, shop_channel):
+    with Queues() as queues:
+        failback = FailbackPolicy(on="DEADLINE_EXCEEDED", wait=0.01, default=b"queued")
+        channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
+        assert channel.unary_unary(UNARY_UNARY)(b"x", timeout=0) == b"queued"
+        assert queues.flush(WAIT_S)
+    assert [seen.requests for seen in shop.calls] == [[b"x"]]
+
+
+def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, shop_channel):
+    """Requests without end leave the call with its failure."""
+    opened = threading.Event()
+
+    def endless():
+        yield b"1"
+        opened.wait(WAIT_S)
+
+    with Queues() as queues:
+        failback = FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=b"queued")
+        channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        try:
+            future = channel.stream_unary(STREAM_UNARY).future(endless())
+            messages = channel.stream_stream(STREAM_STREAM)(endless())
+            for make in (lambda: future.result(WAIT_S), lambda: list(messages)):
+                assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
+        finally:
+            opened.set()
+
+
+# --- Default responses ---
+
+
+def test_a_default_response_is_a_success_that_names_its_maker(shop, client, events):
+    shop.then("NOT_FOUND")
+    channel = client(failsafe=FailsafePolicy(on="NOT_FOUND", default=b"none"))
+    answer, call = channel.unary_unary(UNARY_UNARY).with_call(b"x")
+    assert answer == b"none"
+    assert call.code() is grpc.StatusCode.OK
+    assert call.details().startswith("failsafe after NOT_FOUND: scripted")
+    assert call.trailing_metadata()[-1] == ("rpcwheel-answer", "failsafe")
+    wait_until(lambda: events)
+    assert [type(event) for event in events] == [CallExcused]
+
+
+def test_a_default_response_comes_after_the_retries(shop, client):
+    shop.then(*["UNAVAILABLE"] * 3)
+    channel = client(failsafe=FailsafePolicy(on="UNAVAILABLE", default=(b"n",)))
+    assert list(channel.unary_stream(UNARY_STREAM)(b"x")) == [b"n"]
+    assert len(shop.calls) == 3
+
+
+def test_after_its_first_message_a_stream_gets_no_retry_and_no_default(shop, client):
+    shop.then(Fail("UNAVAILABLE", after=1, read=True))
+    channel = client(failsafe=FailsafePolicy(on="UNAVAILABLE", default=(b"n",)))
+    rest = threading.Event()
+    stream = channel.stream_stream(STREAM_STREAM)(gated(b"x", rest))
+    assert next(stream) == b"x"
+    rest.set()
+    assert refused(lambda: next(stream)).code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
 
 
 # --- The user's own code ---
@@ -109,16 +288,17 @@ def test_a_wait_object_that_raises_costs_the_retries_and_no_more(shop, client, e
     for make in (partial(member, b"x"), lambda: member.future(b"x").result(WAIT_S)):
         shop.then("UNAVAILABLE")
         assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
-    assert [event.hook for event in events if isinstance(event, HookFailed)] == ["retry.wait"] * 2
+    wait_until(lambda: sum(isinstance(event, HookFailed) for event in events) == 2)
+    assert {event.hook for event in events if isinstance(event, HookFailed)} == {"retry.wait"}
     assert member.future(b"x").result(WAIT_S) == b"x"
 
 
-def test_a_wait_object_that_hangs_holds_up_no_other_call_and_not_the_wheel(shop, client):
+def test_a_wait_object_that_hangs_holds_up_no_other_call_and_not_the_timer(shop, client):
     end, begun = threading.Event(), threading.Event()
 
     def hang(_):
         begun.set()
-        end.wait(WAIT_S)
+        end.wait(2 * WAIT_S)
         return 0.0
 
     channel = client(retry=RetryPolicy(on="UNAVAILABLE", wait=hang, budget=None))
@@ -127,7 +307,7 @@ def test_a_wait_object_that_hangs_holds_up_no_other_call_and_not_the_wheel(shop,
     assert begun.wait(WAIT_S)
     fixed = client(retry=RetryPolicy(on="UNAVAILABLE", wait=wait_fixed(0.01), budget=None))
     shop.then("UNAVAILABLE")
-    assert list(fixed.unary_stream(UNARY_STREAM)(b"x")) == [b"x"]  # by the wheel
+    assert list(fixed.unary_stream(UNARY_STREAM)(b"x")) == [b"x"]  # by the timer
     assert channel.unary_unary(UNARY_UNARY).future(b"y").result(WAIT_S) == b"y"
     assert not stuck.done()
     end.set()
@@ -142,7 +322,50 @@ def test_a_predicate_that_raises_leaves_the_failure_as_it_was(shop, client, even
     channel = client(retry=None, failsafe=FailsafePolicy(on=broken))
     error = refused(lambda: channel.unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.NOT_FOUND
+    wait_until(lambda: events)
     assert [event.hook for event in events] == ["failsafe.on"]
+
+
+def test_done_callbacks_that_hang_hold_up_no_calls_through_two_interceptors(shop, shop_channel):
+    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=None)
+    policy = CallPolicy(timeout=WAIT_S, retry=retry, idempotent=True)
+    channel = intercept_channel(intercept_channel(shop_channel, policy), policy)
+    opened = threading.Event()
+    shop.then(*["NOT_FOUND"] * 6)
+    calls = [channel.unary_unary(UNARY_UNARY).future(b"x") for _ in range(6)]
+    for call in calls:
+        call.add_done_callback(lambda _: opened.wait(2 * WAIT_S))
+    try:
+        assert [call.exception(WAIT_S).code().name for call in calls] == ["NOT_FOUND"] * 6
+        assert channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S) == b"x"
+    finally:
+        opened.set()
+
+
+def test_a_sink_that_blocks_does_not_hold_up_the_timer(shop, shop_channel, timer):
+    blocked, opened, woken = threading.Event(), threading.Event(), []
+
+    def block(event):
+        if isinstance(event, CallSlow):
+            blocked.set()
+            woken.append(opened.wait(WAIT_S))
+
+    policy = CallPolicy(timeout=DeadlinePolicy(slow_after=2.0))
+    hang = Hang()
+    shop.then(hang)
+    call = intercept_channel(shop_channel, policy, timer=timer).unary_unary(UNARY_UNARY).future(b"")
+    assert hang.begun.wait(WAIT_S)
+    add_sink(block)
+    try:
+        timer.advance(3)  # would return only when the sink has waited in vain
+        assert blocked.wait(WAIT_S)
+        opened.set()
+        wait_until(lambda: woken)
+        assert woken == [True]
+    finally:
+        opened.set()
+        remove_sink(block)
+        call.cancel()
 
 
 # --- Slow calls ---
@@ -162,23 +385,21 @@ def test_a_slow_call_is_told_while_it_runs_and_one_that_ended_is_not(
     wait_until(lambda: timer.pending == 0)
     shop.then(hang)
     if style == "blocking":
-        thread = threading.Thread(target=lambda: refused(lambda: unary(b"x", timeout=1.0)))
+        thread = threading.Thread(target=unary, args=(b"x",))
         thread.start()
     else:
         call = stream(b"x") if style == "stream" else unary.future(b"x")
     assert hang.begun.wait(WAIT_S)
     timer.advance(3.0)
     wait_until(lambda: events)
-    assert events == [CallSlow(hang_method(style), "client", 3.0)]
+    method = UNARY_STREAM if style == "stream" else UNARY_UNARY
+    assert events == [CallSlow(method, "client", 3.0)]
     if style == "blocking":
+        shop.calls[-1].ended.set()  # the server goes on
         thread.join()
     else:
         call.cancel()
     wait_until(lambda: timer.pending == 0)
-
-
-def hang_method(style):
-    return UNARY_STREAM if style == "stream" else UNARY_UNARY
 
 
 def test_a_stream_that_is_watched_is_still_cancelled_when_it_is_dropped(shop, client):
@@ -191,17 +412,7 @@ def test_a_stream_that_is_watched_is_still_cancelled_when_it_is_dropped(shop, cl
     assert shop.calls[0].ended.wait(WAIT_S)
 
 
-# --- Methods, and interrupts ---
-
-
-def test_each_method_has_its_own_rules(shop, client):
-    channel = client(
-        methods={STREAM_UNARY: MethodPolicy(retry=None), UNARY_UNARY: MethodPolicy(timeout=5.0)}
-    )
-    channel.unary_unary(UNARY_UNARY)(b"x")
-    shop.then("UNAVAILABLE")
-    refused(lambda: channel.stream_unary(STREAM_UNARY)(iter([b"x"])))
-    assert [seen.time_remaining is not None for seen in shop.calls] == [True, False]
+# --- What ends while a call waits for its retry ---
 
 
 def test_an_interrupt_while_a_call_waits_for_its_retry_leaves_nothing_behind(shop, client, timer):
@@ -230,3 +441,36 @@ def test_a_timer_that_is_stopped_ends_the_retries_and_no_call(shop, client, time
     for make in (partial(member, b"x"), lambda: member.future(b"x").result(WAIT_S)):
         shop.then("UNAVAILABLE")
         assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, client, events):
+    timer = WheelTimer()
+    channel = client(retry=RetryPolicy(on="UNAVAILABLE", wait=3 * WAIT_S), timer=timer)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    future = channel.unary_unary(UNARY_UNARY).future(b"x")
+    messages = channel.unary_stream(UNARY_STREAM)(b"x")
+    wait_until(lambda: len(events) == 2)
+    timer.stop()
+    with ThreadPoolExecutor() as pool:  # each waits until it has looked at the timer
+        ends = [pool.submit(future.exception), pool.submit(refused, lambda: list(messages))]
+        assert {end.result(WAIT_S).code().name for end in ends} == {"UNAVAILABLE"}
+
+
+@each_style
+def test_a_channel_that_closes_between_two_attempts_cancels_the_call(shop, timer, call_of):
+    plain = grpc.insecure_channel(shop.target, options=IMPATIENT)
+    failsafe = FailsafePolicy(on=grpc.RpcError, default=b"no")
+    retry = RetryPolicy(on="UNAVAILABLE", wait=9.0)
+    policy = CallPolicy(retry=retry, idempotent=True, failsafe=failsafe)
+    channel = intercept_channel(plain, policy, timer=timer)
+    shop.then("UNAVAILABLE")
+    codes = []
+    thread = threading.Thread(
+        target=lambda: codes.append(refused(lambda: call_of(channel)(b"x")).code())
+    )
+    thread.start()
+    wait_until(lambda: timer.pending == 1)
+    plain.close()
+    timer.advance(9)
+    thread.join(WAIT_S)
+    assert codes == [grpc.StatusCode.CANCELLED]

@@ -1,27 +1,21 @@
-"""The doors for `grpc`: what they make, and the queues of calls that failback has taken over."""
+"""Failback through the client interceptors of `grpc`, and the queues of its calls."""
 
 import signal
 import threading
-import time
 
 import grpc
 import pytest
 
-from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail
-from fixtures.waiting import WAIT_S
-from rpcwheel.errors import ConfigurationError, FailbackClosed
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import FailbackClosed
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.failback.core import CHANNEL_CLOSED
 from rpcwheel.interceptors import (
     CallPolicy,
     MethodPolicy,
     Queues,
-    aio,
-    client_interceptors,
     intercept_channel,
-    sync,
 )
-from rpcwheel.interceptors import __all__ as shown
 from rpcwheel.observe import CallAbandoned, HookFailed
 
 AUDIT = FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=b"later")
@@ -43,26 +37,10 @@ def client(shop_channel, queues):
     return make
 
 
-def test_both_worlds_show_the_same_names():
-    assert sync.__all__ == aio.__all__ == sorted(sync.__all__)
-    assert set(sync.__all__) < set(shown)
-
-
-async def test_a_channel_of_grpc_aio_is_refused_with_where_to_go(aio_shop_channel):
-    with pytest.raises(TypeError, match=r"must be a grpc channel, .*rpcwheel\.aio\.Kit"):
-        intercept_channel(aio_shop_channel, CallPolicy())
-
-
-def test_one_object_is_for_all_four_kinds():
-    (one,) = client_interceptors(CallPolicy())
-    for kind in ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"):
-        assert isinstance(one, getattr(grpc, f"{kind}ClientInterceptor"))
-
-
 def test_a_parked_call_is_delivered_with_what_the_caller_gave(shop, client, queues, timer):
     shop.then("UNAVAILABLE")
     metadata = (("k", "v"), ("authorization", "stale"))
-    assert client().unary_unary(UNARY_UNARY)(b"x", timeout=7.0, metadata=metadata) == b"later"
+    assert client().unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S, metadata=metadata) == b"later"
     assert (queues.pending, len(shop.calls)) == (1, 1)
     timer.advance(60.0)
     assert queues.flush(WAIT_S)
@@ -71,24 +49,26 @@ def test_a_parked_call_is_delivered_with_what_the_caller_gave(shop, client, queu
     assert second.metadata["k"] == "v"
     assert "authorization" not in second.metadata
     assert second.metadata["grpc-previous-rpc-attempts"] == "1"
-    assert 5.0 < second.time_remaining <= 7.1
+    assert second.time_remaining <= 1.1 * WAIT_S
 
 
 def test_a_delivery_has_a_deadline_of_its_own_if_nobody_gave_one(shop, client, queues):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     client().unary_unary(UNARY_UNARY)(b"x")
-    client(timeout=5.0).unary_unary(UNARY_UNARY)(b"x")
+    client(timeout=WAIT_S / 2).unary_unary(UNARY_UNARY)(b"x")
     assert queues.flush(WAIT_S)
     first, second = sorted(seen.time_remaining for seen in shop.calls[2:])
-    assert first < 5.1
-    assert 59.0 < second < 60.1
+    assert first <= 0.51 * WAIT_S
+    assert 0.51 * WAIT_S < second <= 60.6
 
 
-def test_a_delivery_that_fails_is_made_again_in_the_policys_rhythm(shop, client, queues):
+def test_a_delivery_that_fails_is_made_again_in_the_policys_rhythm(shop, client, queues, timer):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert list(client().unary_stream(UNARY_STREAM)(b"x")) == [b"later"]
-    assert not queues.flush(0.5)
-    assert queues.flush(WAIT_S)
+    timer.advance(60.0)
+    wait_until(lambda: len(shop.calls) == 2 and timer.pending == 1)
+    timer.advance(60.0)
+    wait_until(lambda: queues.pending == 0)
     tries = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
     assert tries == [None, "1", "2"]
 
@@ -108,6 +88,7 @@ def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, 
     shop.then("NOT_FOUND")
     with pytest.raises(grpc.RpcError):
         client(FailbackPolicy(on=broken)).unary_unary(UNARY_UNARY)(b"x")
+    wait_until(lambda: events)
     assert [type(event) for event in events] == [HookFailed]
 
 
@@ -166,8 +147,10 @@ def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, q
         channel.unary_unary(UNARY_UNARY)(b"x")
         list(channel.unary_stream(UNARY_STREAM)(b"x"))
     assert queues.flush(WAIT_S)
+    wait_until(lambda: sum(isinstance(event, CallAbandoned) for event in events) == 2)
     reasons = {event.reason for event in events if isinstance(event, CallAbandoned)}
-    assert reasons == {failed.reason for failed in letters} == {CHANNEL_CLOSED}
+    assert reasons == {failed.reason for failed in letters}
+    assert [reason.partition(";")[0] for reason in reasons] == ["its channel was closed"]
 
 
 def test_closing_tells_nothing_of_what_was_given_up_before(shop, client, queues):
@@ -209,15 +192,16 @@ class Outer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor)
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "wrapped"),
     [
-        lambda channel: channel.unary_unary(UNARY_UNARY)(b"x"),
-        lambda channel: channel.unary_unary(UNARY_UNARY).with_call(b"x"),
-        lambda channel: channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S),
-        lambda channel: list(channel.unary_stream(UNARY_STREAM)(b"x")),
+        (lambda channel: channel.unary_unary(UNARY_UNARY)(b"x"), False),
+        (lambda channel: channel.unary_unary(UNARY_UNARY).with_call(b"x"), True),
+        (lambda channel: channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S), True),
+        (lambda channel: list(channel.unary_stream(UNARY_STREAM)(b"x")), False),
+        (lambda channel: list(channel.unary_stream(UNARY_STREAM)(b"x")), True),
     ],
+    ids=["blocking", "with_call-wrapped", "future-wrapped", "stream", "stream-wrapped"],
 )
-@pytest.mark.parametrize("wrapped", [False, True])
 def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
     shop, client, queues, make, wrapped
 ):
@@ -233,16 +217,6 @@ def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
     assert str(error) == error.details()
     assert "was not queued" in str(error)
     assert outer.codes == [grpc.StatusCode.UNAVAILABLE] * wrapped
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), "soon"])
-def test_a_time_that_is_none_is_refused_before_anything_is_closed(shop, client, queues, wrong):
-    with pytest.raises((TypeError, ConfigurationError)):
-        queues.close(wrong)
-    with pytest.raises((TypeError, ConfigurationError)):
-        queues.flush(wrong)
-    shop.then("UNAVAILABLE")
-    assert client().unary_unary(UNARY_UNARY)(b"x") == b"later"
 
 
 def test_queues_close_as_a_context(shop, shop_channel):
@@ -281,7 +255,12 @@ def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues
     channel.unary_unary(UNARY_UNARY)(b"x")
     list(channel.unary_stream(UNARY_STREAM)(b"x"))
     before = signal.signal(signal.SIGUSR1, interrupt)
-    bell = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+
+    def ring():
+        wait_until(lambda: len(shop.calls) >= 4)  # both retries are on their way, or have failed
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    bell = threading.Thread(target=ring)
     try:
         bell.start()
         with pytest.raises(Interrupted):
@@ -292,16 +271,24 @@ def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues
     assert queues.pending == 2
 
 
-def test_several_queues_share_the_time_of_a_close(shop, shop_channel, queues):
+def test_all_queues_drain_at_the_same_time_when_they_are_closed(shop, shop_channel, queues):
     policies = {
         f"/test.Shop/{kind}": {"failback": FailbackPolicy(on="UNAVAILABLE", wait=60.0)}
         for kind in ("UnaryUnary", "StreamUnary", "UnaryStream")
     }
     channel = intercept_channel(shop_channel, CallPolicy(methods=policies), queues=queues)
-    shop.then(*["UNAVAILABLE"] * 100)
+    hangs = [Hang() for _ in range(3)]
+    shop.then(*["UNAVAILABLE"] * 3, *hangs)
     channel.unary_unary(UNARY_UNARY)(b"x")
     channel.stream_unary(STREAM_UNARY)(iter([b"x"]))
     list(channel.unary_stream(UNARY_STREAM)(b"x"))
-    began = time.monotonic()
-    assert len(queues.close(drain=1.0)) == 3
-    assert time.monotonic() - began < 3.0  # one after the other
+
+    def release():
+        if all(hang.begun.wait(WAIT_S) for hang in hangs):
+            for seen in shop.calls:
+                seen.ended.set()  # the server answers
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    assert queues.close(drain=WAIT_S) == []
+    thread.join()

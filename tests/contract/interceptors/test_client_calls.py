@@ -1,5 +1,6 @@
-"""Response streams, and calls among other interceptors: what a try may be behind them."""
+"""Calls of `grpc` that the caller holds: canceled, dropped, watched, among other interceptors."""
 
+import gc
 import logging
 import threading
 from contextvars import ContextVar
@@ -7,9 +8,10 @@ from functools import partial
 
 import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.clients import LATER, answer, begin, both, gated, patient
-from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Silent
+from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import FailbackFull
@@ -36,18 +38,6 @@ def client(shop_channel, timer):
 
 
 # --- Streams ---
-
-
-def test_a_stream_is_never_begun_again_after_its_first_message(shop, client):
-    shop.then(Fail("UNAVAILABLE", after=1, read=True))
-    rest = threading.Event()
-    stream = client().stream_stream(STREAM_STREAM)(gated(b"x", rest))
-    assert next(stream) == b"x"
-    rest.set()
-    with pytest.raises(grpc.RpcError) as caught:
-        next(stream)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert len(shop.calls) == 1
 
 
 class Slow(grpc.UnaryStreamClientInterceptor):
@@ -103,7 +93,7 @@ def test_a_stream_that_is_silent_is_cancelled_and_says_why(shop, client, timer, 
     assert stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert not stream.cancelled()
     assert shop.calls[0].ended.wait(WAIT_S)
-    assert StreamSilent(UNARY_STREAM, 3.0) in events
+    wait_until(lambda: StreamSilent(UNARY_STREAM, 3.0) in events)
 
 
 def test_a_stream_that_is_silent_from_the_start_is_tried_again(shop, client, timer):
@@ -137,7 +127,10 @@ def test_a_streams_first_metadata_come_before_its_first_message(shop, client):
 
 def test_a_single_threaded_stream_works_with_every_policy(shop):
     option = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
-    for settings in ({"timeout": DeadlinePolicy(timeout=9.0, slow_after=8.0)}, {"retry": LATER}):
+    for settings in (
+        {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_after=WAIT_S / 2)},
+        {"retry": LATER},
+    ):
         with grpc.insecure_channel(shop.target, options=[option]) as bare:
             channel = intercept_channel(bare, CallPolicy(**settings, idempotent=True))
             stream = channel.unary_stream(UNARY_STREAM)(b"ab")
@@ -196,8 +189,7 @@ class Foreign(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
         logging.getLogger("tests").debug("%s", call.code())
 
 
-@both
-@pytest.mark.parametrize("stacked", [1, 2])
+@pytest.mark.parametrize(("style", "stacked"), [("future", 1), ("stream", 2)])
 def test_interceptors_outside_see_a_call_and_those_inside_its_tries(
     shop, shop_channel, style, stacked
 ):
@@ -223,6 +215,7 @@ def test_a_generator_of_an_interceptor_inside_is_handed_through_and_told_once(
     channel = grpc.intercept_channel(shop_channel, *ours, Generating())
     for _ in range(2):
         assert list(channel.unary_stream(UNARY_STREAM)(b"ab")) == [b"a", b"b"]
+    wait_until(lambda: any(isinstance(one, HookFailed) for one in events))
     (event,) = [one for one in events if isinstance(one, HookFailed)]
     assert (event.method, event.hook) == (UNARY_STREAM, "interceptor inside")
     assert "no retry" in str(event.error)
@@ -358,3 +351,206 @@ def test_a_stream_that_never_tells_its_end_ends_when_it_was_read(shop_channel):
     stream = channel.unary_stream(UNARY_STREAM)(b"x")
     assert list(stream) == [b"a"]
     assert stream.done()
+
+
+# --- What is sent ---
+
+
+def begin_with(channel, style, message):
+    """Begin a call that is held, with a message of protobuf."""
+    given = {"request_serializer": StringValue.SerializeToString}
+    if style == "future":
+        return channel.unary_unary(UNARY_UNARY, **given).future(message)
+    return channel.unary_stream(UNARY_STREAM, **given)(message)
+
+
+@both
+def test_a_retry_sends_the_request_as_it_was_when_the_call_began(shop, client, timer, style):
+    shop.then("UNAVAILABLE")
+    message = StringValue(value="first")
+    call = begin_with(client(), style, message)
+    message.value = "spoilt"
+    patient(timer)
+    assert StringValue.FromString(answer(call, style)).value == "first"
+
+
+@both
+def test_failback_delivers_the_request_as_it_was_when_the_call_began(shop, shop_channel, style):
+    shop.then("UNAVAILABLE")
+    with Queues() as queues:
+        policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01))
+        channel = intercept_channel(shop_channel, policy, queues=queues)
+        message = StringValue(value="first")
+        call = begin_with(channel, style, message)
+        message.value = "spoilt"
+        assert call.code() is grpc.StatusCode.OK
+        assert queues.flush(WAIT_S)
+    assert StringValue.FromString(shop.calls[1].requests[0]).value == "first"
+
+
+# --- Cancelling ---
+
+
+@both
+def test_a_call_can_be_cancelled_between_two_tries(shop, client, timer, style):
+    shop.then("UNAVAILABLE")
+    call = begin(client(), style)
+    told = []
+    call.add_done_callback(told.append)
+    wait_until(lambda: timer.pending == 1)
+    assert call.running()
+    assert call.is_active()
+    assert call.cancel()
+    assert (call.cancelled(), call.done(), call.cancel()) == (True, True, False)
+    assert call.code() is grpc.StatusCode.CANCELLED
+    with pytest.raises(grpc.FutureCancelledError):
+        call.result()
+    assert timer.pending == 0
+    wait_until(lambda: told == [call])
+    assert len(shop.calls) == 1
+
+
+@both
+def test_a_call_can_be_cancelled_in_its_second_try(shop, client, timer, style):
+    hang = Hang()
+    shop.then("UNAVAILABLE", hang)
+    call = begin(client(), style)
+    patient(timer)
+    assert hang.begun.wait(WAIT_S)
+    assert call.cancel()
+    assert shop.calls[1].ended.wait(WAIT_S)
+    assert call.details() == "Locally cancelled by application!"
+
+
+def test_cancelling_wakes_who_waits_for_the_result(shop, client, timer):
+    shop.then("UNAVAILABLE")
+    call = begin(client(), "future")
+    wait_until(lambda: timer.pending == 1)
+    ends = []
+    waits = [
+        threading.Thread(target=lambda give=give: ends.append(ended_by(give)))
+        for give in (call.result, call.exception, call.traceback, call.code)
+    ]
+    for thread in waits:
+        thread.start()
+    call.cancel()
+    for thread in waits:
+        thread.join(WAIT_S)
+    assert sorted(map(str, ends)) == sorted(["FutureCancelledError"] * 3 + ["StatusCode.CANCELLED"])
+
+
+def test_cancelling_wakes_who_waits_for_a_message(shop, client, timer):
+    shop.then("UNAVAILABLE")
+    call = begin(client(), "stream")
+    wait_until(lambda: timer.pending == 1)
+    ends = []
+    thread = threading.Thread(target=lambda: ends.append(ended_by(partial(next, call))))
+    thread.start()
+    call.cancel()
+    thread.join(WAIT_S)
+    assert ends == ["EndedCall"]
+
+
+def ended_by(give):
+    try:
+        return give()
+    except (grpc.FutureCancelledError, grpc.RpcError) as error:
+        return type(error).__name__
+
+
+def test_waiting_for_a_result_ends_in_time_and_the_call_goes_on(shop, client, timer):
+    shop.then("UNAVAILABLE")
+    call = begin(client(), "future")
+    for give in (call.result, call.exception, call.traceback):
+        with pytest.raises(grpc.FutureTimeoutError):
+            give(timeout=0.01)
+    patient(timer)
+    assert call.result(WAIT_S) == b"x"
+
+
+def test_the_time_that_remains_is_that_of_all_tries(shop, client, timer):
+    shop.then("UNAVAILABLE")
+    call = begin(client(timeout=60.0), "future")
+    wait_until(lambda: timer.pending == 1)
+    assert call.time_remaining() == 60.0
+    timer.advance(4.0)
+    assert call.time_remaining() == 56.0
+    call.cancel()
+    assert begin(client(), "future").time_remaining() is None
+
+
+# --- Dropping ---
+
+
+@both
+def test_a_call_that_is_dropped_is_cancelled(shop, client, style):
+    hang = Hang()
+    shop.then(hang)
+    call = begin(client(), style)
+    assert hang.begun.wait(WAIT_S)
+    del call
+    assert shop.calls[0].ended.wait(WAIT_S)
+
+
+@both
+def test_a_call_that_is_dropped_between_two_tries_is_not_made_again(shop, client, timer, style):
+    shop.then("UNAVAILABLE")
+    call = begin(client(), style)
+    wait_until(lambda: timer.pending == 1)
+    del call
+    gc.collect()
+    wait_until(lambda: timer.pending == 0)
+
+
+def test_a_stream_that_is_left_half_read_is_cancelled(shop, client):
+    shop.then(Silent(after=1))
+    for message in client().unary_stream(UNARY_STREAM)(b"xyz"):
+        assert message == b"x"
+        break
+    assert shop.calls[0].ended.wait(WAIT_S)
+
+
+# --- Callbacks ---
+
+
+@both
+def test_a_callback_that_raises_or_hangs_stops_no_channel_and_no_call(
+    shop, client, timer, events, style
+):
+    end, threads = threading.Event(), []
+
+    def hang(*_):
+        threads.append(threading.current_thread().name)
+        end.wait(WAIT_S)
+
+    def broken(*_):
+        raise RuntimeError("a hook")
+
+    channel = client()
+    shop.then("UNAVAILABLE")
+    call = begin(channel, style)
+    for hook in (broken, hang):
+        call.add_done_callback(hook)
+        assert call.add_callback(hook)
+    patient(timer)
+    assert answer(call, style) == b"x"
+    for _ in range(3):  # the channel's thread lives, and so does the wheel
+        shop.then("UNAVAILABLE")
+        call = begin(channel, "future")
+        patient(timer)
+        assert answer(call, "future") == b"x"
+    wait_until(lambda: threads)
+    end.set()
+    wait_until(lambda: len(threads) == 2)
+    assert all(name.startswith("rpcwheel-worker") for name in threads)
+    wait_until(lambda: sum(isinstance(event, HookFailed) for event in events) == 2)
+    assert {one.hook for one in events if isinstance(one, HookFailed)} == {"done callback"}
+
+
+def test_a_callback_that_is_added_late_is_called_at_once(shop, client):
+    call = begin(client(), "future")
+    call.result(WAIT_S)
+    told = []
+    call.add_done_callback(told.append)
+    assert told == [call]
+    assert not call.add_callback(told.clear)

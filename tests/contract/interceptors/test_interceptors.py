@@ -1,0 +1,187 @@
+"""What the interceptors of both worlds show, take and refuse, and pass on with each attempt."""
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import interceptors
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import CallPolicy, aio, client_interceptors, intercept_channel, sync
+
+KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
+
+POLICY = CallPolicy(
+    timeout=WAIT_S, idempotent=True, retry={"on": "UNAVAILABLE", "attempts": 3, "wait": 0.0}
+)
+TOKEN = grpc.access_token_call_credentials("token")
+
+
+def test_both_worlds_show_the_same_names():
+    assert sync.__all__ == aio.__all__ == sorted(sync.__all__)
+    assert set(sync.__all__) < set(interceptors.__all__)
+
+
+def test_one_interceptor_of_grpc_is_for_all_four_kinds():
+    (one,) = client_interceptors(CallPolicy())
+    assert all(isinstance(one, getattr(grpc, f"{kind}ClientInterceptor")) for kind in KINDS)
+
+
+def test_grpc_aio_gets_one_interceptor_for_each_kind():
+    """It takes no object for several."""
+    kinds = [getattr(grpc.aio, f"{kind}ClientInterceptor") for kind in KINDS]
+    ours = aio.client_interceptors(CallPolicy())
+    assert [[isinstance(one, kind) for kind in kinds] for one in ours] == [
+        [kind is other for other in kinds] for kind in kinds
+    ]
+
+
+# --- What is refused ---
+
+
+async def test_what_is_no_policy_timer_queue_or_drain_is_refused_where_it_is_given():
+    policy = CallPolicy()
+    rows = [
+        (side, given, others, said)
+        for side in ("client_interceptors", "server_interceptors")
+        for given, others, said in (
+            ({"timeout": 2}, {}, "CallPolicy(timeout=2.0), not {'timeout': 2}"),
+            (2, {}, "policy must be a CallPolicy"),
+            (policy, {"timer": 3}, "timer must be a WheelTimer"),
+        )
+    ]
+    rows.append(("client_interceptors", policy, {"queues": 3}, "queues must be a Queues, or None"))
+    wrong = []
+    for world in (sync, aio):
+        for side, given, others, said in rows:
+            with pytest.raises(TypeError) as caught:
+                getattr(world, side)(given, **others)
+            if said not in str(caught.value):
+                wrong.append((world, side, given, others, str(caught.value)))
+    assert wrong == []
+
+
+async def test_a_channel_of_the_other_world_is_refused_with_where_to_go():
+    with (
+        grpc.insecure_channel("127.0.0.1:1") as bare,
+        pytest.raises(TypeError, match="must be a grpc"),
+    ):
+        aio.intercept_channel(bare, CallPolicy())
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as bare:
+        with pytest.raises(TypeError, match=r"must be a grpc channel, .*rpcwheel\.aio\.Kit"):
+            intercept_channel(bare, CallPolicy())
+
+
+async def test_a_server_of_grpc_aio_refuses_the_interceptors_of_grpc_before_it_serves():
+    with pytest.raises(ValueError, match="Interceptor must be ServerInterceptor"):
+        grpc.aio.server(interceptors=sync.server_interceptors())
+
+
+async def test_a_time_that_is_none_is_refused_before_any_queue_is_closed(timer):
+    policy = FailbackPolicy(on=ConnectionError)
+    with sync.Queues(timer) as queues:
+        for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
+            for act in (queues.close, queues.flush):
+                with pytest.raises(error):
+                    act(wrong)
+        assert queues.of(policy, "/a/B").park(ConnectionError(), print)
+        assert queues.flush(WAIT_S)
+    async with aio.Queues(timer) as queues:
+        for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
+            for act in (queues.close, queues.flush):
+                with pytest.raises(error):
+                    await act(wrong)
+
+        async def deliver():
+            """Succeed."""
+
+        assert queues.of(policy, "/a/B").park(ConnectionError(), deliver)
+        assert await queues.flush(WAIT_S)
+
+
+# --- What each attempt is made with ---
+
+
+class Note(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Stands inside, and keeps what each attempt is made with."""
+
+    def __init__(self) -> None:
+        self.saw = []
+
+    def intercept_unary_unary(self, continuation, details, request):
+        self.saw.append((details.wait_for_ready, details.compression, details.credentials))
+        return continuation(details._replace(credentials=None), request)  # no TLS here
+
+    intercept_unary_stream = intercept_unary_unary
+
+
+class AioNote(grpc.aio.UnaryUnaryClientInterceptor):
+    """The same of grpc.aio, which shows no more than this."""
+
+    def __init__(self) -> None:
+        self.saw = []
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.saw.append(details.wait_for_ready)
+        return await continuation(details, request)
+
+
+def assert_given_each_time(shop):
+    assert [seen.metadata["k"] for seen in shop.calls] == ["v"] * 3
+    left = [seen.time_remaining for seen in shop.calls]
+    assert all(0 < one < 1.1 * WAIT_S for one in left)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "future", "stream"])
+def test_each_attempt_is_made_with_what_the_caller_gave(kind, shop, shop_channel):
+    note = Note()
+    channel = intercept_channel(grpc.intercept_channel(shop_channel, note), POLICY)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    given = {
+        "wait_for_ready": True,
+        "compression": grpc.Compression.Gzip,
+        "credentials": TOKEN,
+        "metadata": (("k", "v"),),
+    }
+    match kind:
+        case "blocking":
+            channel.unary_unary(UNARY_UNARY)(b"x", **given)
+        case "future":
+            channel.unary_unary(UNARY_UNARY).future(b"x", **given).result(WAIT_S)
+        case "stream":
+            list(channel.unary_stream(UNARY_STREAM)(b"x", **given))
+    assert note.saw == [(True, grpc.Compression.Gzip, TOKEN)] * 3
+    assert_given_each_time(shop)
+
+
+@pytest.mark.parametrize("own_channel", [False, True])
+async def test_each_attempt_of_grpc_aio_is_made_with_what_the_caller_gave(own_channel, shop):
+    note = AioNote()
+    ours = [] if own_channel else aio.client_interceptors(POLICY)
+    async with grpc.aio.insecure_channel(
+        shop.target, options=IMPATIENT, interceptors=[*ours, note]
+    ) as channel:
+        called = aio.intercept_channel(channel, POLICY) if own_channel else channel
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        call = called.unary_unary(UNARY_UNARY)(
+            b"x", wait_for_ready=True, compression=grpc.Compression.Gzip, metadata=(("k", "v"),)
+        )
+        assert await call == b"x"
+    assert note.saw == [True] * 3
+    assert_given_each_time(shop)
+
+
+def test_a_call_that_waits_for_its_server_is_not_retried_but_waits(shop, shop_channel):
+    shop.kill()
+    note, states = Note(), []
+    shop_channel.subscribe(states.append, try_to_connect=True)
+    channel = intercept_channel(grpc.intercept_channel(shop_channel, note), POLICY)
+    future = channel.unary_unary(UNARY_UNARY).future(b"x", wait_for_ready=True)
+    wait_until(lambda: grpc.ChannelConnectivity.TRANSIENT_FAILURE in states)
+    assert not future.done()
+    shop.start()
+    assert future.result(WAIT_S) == b"x"
+    assert len(note.saw) == 1
+    shop_channel.unsubscribe(states.append)
