@@ -166,15 +166,17 @@ def register(place: Place, instance: ServiceInstance) -> NoReturn:
         for one in registry.lookup(instance.service).instances:
             if one.id == instance.id:
                 _warn(f"takes the place of {_whose(one)}")
-        registration = registry.register(instance)
+        registration = None
         contact = _Contact()
         try:
+            registration = registry.register(instance)
             registry.register(instance, wait=place.policy.timeout)
             _say(f"published {_name(instance)} at {registry.url}; Ctrl-C withdraws it")
             while True:
                 contact.tell(news.get(), machine=False)
         finally:
-            _withdraw(registration, place.policy)
+            # A signal may come while it is being registered: then it may be published already.
+            _withdraw(registration or registry.register(instance), place.policy)
 
 
 def _withdraw(registration: Registration, policy: RegistryPolicy) -> None:

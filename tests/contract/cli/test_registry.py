@@ -6,13 +6,14 @@ import os
 import signal
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from fixtures.waiting import wait_until
-from rpcwheel.cli import main
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.cli import main, registry_jobs
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import RegistryPolicy, open_registry
+from rpcwheel.registry import FailbackRegistry, RegistryPolicy, open_registry
 
 ALONE = RegistryPolicy(snapshot=False)
 NUMBERS = itertools.count()
@@ -36,7 +37,7 @@ def registry(url):
 
 def registered(registry, *instances):
     for one in instances:
-        registry.register(one, wait=5.0)
+        registry.register(one, wait=WAIT_S)
 
 
 def services_of(shown):
@@ -54,24 +55,20 @@ def test_ls_shows_all_services_if_none_is_named(url, registry, capsys) -> None:
     assert shown["registry"] == url
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_ls_shows_the_service_that_is_named_wherever_the_options_stand(
+    url, registry, capsys
+) -> None:
+    for words in [
         ["{url}", "shop.Stock", "--json"],
         ["{url}", "--json", "shop.Stock"],
         ["--json", "{url}", "shop.Stock"],
         ["{url}/shop.Stock", "--json"],
         ["{url}?service=shop.Stock", "--json", "shop.Stock"],
-    ],
-    ids=" ".join,
-)
-def test_ls_shows_the_service_that_is_named_wherever_the_options_stand(
-    url, registry, capsys, words
-) -> None:
-    registered(registry, instance(), instance("shop.Stock", 50052))
-    assert main(["registry", "ls", *(word.format(url=url) for word in words)]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert services_of(shown) == {"shop.Stock": ["10.0.0.7:50052"]}
+    ]:
+        registered(registry, instance(), instance("shop.Stock", 50052))
+        assert main(["registry", "ls", *(word.format(url=url) for word in words)]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert services_of(shown) == {"shop.Stock": ["10.0.0.7:50052"]}
 
 
 def test_ls_tells_machines_all_that_an_instance_is(url, registry, capsys) -> None:
@@ -145,9 +142,8 @@ def test_a_record_that_is_no_instance_is_told_of_and_the_others_are_shown(tmp_pa
     assert "skipped shop.Orders/x: no JSON" in captured.err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_makes_no_sense_is_refused_with_what_does(capsys) -> None:
+    for words, said in [
         (["ls", "etdc://host"], "did you mean etcd://?"),
         (["ls", "sqlite://host/shop.db"], "three slashes"),
         (["ls", "memory://?pol=1"], "there is no option 'pol'"),
@@ -160,31 +156,25 @@ def test_a_record_that_is_no_instance_is_told_of_and_the_others_are_shown(tmp_pa
         (["register", "memory://", "shop.Orders", "host:1", "--weight", "-1"], "weight"),
         (["register", "memory://a/shop.A", "shop.B", "host:1"], "two services are named"),
         (["unregister", "memory://", "id"], "give a service and ID"),
-    ],
-    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
-)
-def test_what_makes_no_sense_is_refused_with_what_does(words, said, capsys) -> None:
-    assert main(["registry", *words]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.out == ""
+    ]:
+        assert main(["registry", *words]) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert captured.out == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_a_wrong_argument_ends_with_2(capsys) -> None:
+    for words, said in [
         (["ls"], "URL"),
         (["ls", "memory://", "--timeout", "0"], "seconds above zero"),
         (["register", "memory://", "shop.A", "host:1", "--meta", "k"], "KEY=VALUE"),
         (["register", "memory://", "shop.A", "host:1", "--weight", "much"], "invalid int"),
         ([], "JOB"),
-    ],
-)
-def test_a_wrong_argument_ends_with_2(words, said, capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["registry", *words])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(["registry", *words])
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_missing_package_ends_with_2_and_the_command_that_installs_it(
@@ -213,8 +203,17 @@ def test_a_registry_that_is_not_there_ends_with_1_and_the_reason(words, capsys) 
     assert captured.out == ""
 
 
-def test_register_says_draining_before_it_withdraws(url, registry, capsys) -> None:
-    seen = []
+def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_withdraws(
+    url, registry, capsys, monkeypatch
+) -> None:
+    seen, pauses = [], []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        wait_until(lambda: ["DRAINING"] in seen)
+
+    monkeypatch.setattr(registry_jobs, "FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(registry_jobs, "time", SimpleNamespace(sleep=pause))
 
     def look(snapshot):
         seen.append([one.status for one in snapshot.instances])
@@ -224,8 +223,25 @@ def test_register_says_draining_before_it_withdraws(url, registry, capsys) -> No
     with registry.subscribe("shop.Orders", look):
         assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
         assert wait_until(lambda: seen[-1] == [])
-    assert ["DRAINING"] in seen
+    assert len(pauses) == 1
     assert capsys.readouterr().out.endswith("withdrawn shop.Orders/10.0.0.7:50051\n")
+
+
+def test_a_signal_in_the_middle_of_the_registration_withdraws_it_too(
+    url, registry, capsys, monkeypatch
+) -> None:
+    register, calls = FailbackRegistry.register, []
+
+    def interrupted(self, *args, **options):
+        calls.append(register(self, *args, **options))
+        if len(calls) == 1:
+            raise KeyboardInterrupt  # before the caller has what was returned
+        return calls[-1]
+
+    monkeypatch.setattr(registry_jobs, "FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(FailbackRegistry, "register", interrupted)
+    assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
+    assert capsys.readouterr().out == "withdrawn shop.Orders/10.0.0.7:50051\n"
 
 
 def test_register_says_whose_place_it_takes(url, registry, capsys) -> None:
