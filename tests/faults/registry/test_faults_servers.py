@@ -1,8 +1,7 @@
-"""Servers that come and go as processes do: in order, one after the other, and not in order."""
+"""Published servers that are restarted in order, killed and frozen, under clients that call."""
 
 import contextlib
 import signal
-import time
 
 import grpc
 import pytest
@@ -10,14 +9,14 @@ import pytest
 import rpcwheel
 from fixtures.engines import free_port
 from fixtures.fault_server import PublishedServer
-from fixtures.fault_worlds import KINDS, SOON, Load, running
+from fixtures.fault_worlds import KINDS, Load, running
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy, aio, open_registry
 from rpcwheel.observe import MemberDown, MemberUp
 
 POLICY = RegistryPolicy(lease=2.0, timeout=1.0, snapshot=False)
-LONG = b"1.6"
+SLOW = b"1.6"
 """Seconds that a call takes: more than a server waits for its clients to hear of its end."""
 
 
@@ -36,26 +35,24 @@ def load(url, threads=1, policy=POLICY):
     )
 
 
-@pytest.mark.parametrize("name", ["etcd"])
-def test_a_rolling_restart_of_three_servers_under_load_fails_no_call(name, tmp_path, start):
-    worlds = ["sync", "sync", "aio"]
-    with running(name, tmp_path) as engine:
+def test_a_rolling_restart_under_load_fails_no_call(tmp_path, start):
+    worlds = ["sync", "aio"]
+    with running("etcd", tmp_path) as engine:
         old = [start(engine.url(), world=world) for world in worlds]
         pids = {server.pid for server in old}
         new = []
         url = engine.url(SERVICE)
         with load(url, threads=3) as calls, rpcwheel.channel(url, policy=POLICY) as by_name:
-            assert calls.hears(*pids)
+            assert calls.wait_for_answers_of(*pids)
             for server, world in zip(old, worlds, strict=True):
-                slow = [by_name.unary_unary(WHO).future(LONG, timeout=WAIT_S) for _ in range(6)]
+                slow = [by_name.unary_unary(WHO).future(SLOW, timeout=WAIT_S) for _ in range(6)]
                 assert server.end() == 0
                 assert all(one.result() for one in slow)
                 pids.remove(server.pid)
-                assert calls.asks() == [pids, pids]
+                assert calls.wait_for_answers_of(*pids)
                 new.append(start(engine.url(), world=world))
                 pids.add(new[-1].pid)
-                assert calls.hears(*pids)
-            assert {server.port for server in new}.isdisjoint(server.port for server in old)
+                assert calls.wait_for_answers_of(*pids)
         assert calls.failures == []
 
 
@@ -65,30 +62,28 @@ def test_a_server_that_was_killed_is_not_called_until_it_answers_a_probe(tmp_pat
         stays, dies = start(engine.url()), start(engine.url(), port=port)
         assert {stays.port, dies.port} == {stays.port, port}
         with load(engine.url(SERVICE)) as calls, open_registry(engine.url(), policy=POLICY) as one:
-            assert calls.hears(stays.pid, dies.pid)
+            assert calls.wait_for_answers_of(stays.pid, dies.pid)
             dies.kill()
-            assert wait_until(lambda: len(told(events, MemberDown)) == 2)  # by both channels
+            assert wait_until(lambda: len(members(events, MemberDown)) == 2)  # by both channels
             calls.ends_what_is_on_its_way()
             on_their_way = list(calls.failures)
             assert len(on_their_way) <= 2
             assert {error.code() for error in on_their_way} <= {grpc.StatusCode.UNAVAILABLE}
             calls.failures.clear()
-            assert calls.asks() == [{stays.pid}, {stays.pid}]
+            assert calls.wait_for_answers_of(stays.pid)
             known = {each.port for each in one.lookup(SERVICE).instances}
             assert known == {stays.port, port}  # that it is not called has nothing to do with it
             again = start("memory://", port=port)  # the registry does not hear of it
-            assert calls.hears(stays.pid, again.pid)
-            assert [one.member for one in told(events, MemberUp)] == [
-                one.member for one in told(events, MemberDown)
-            ]
+            assert calls.wait_for_answers_of(stays.pid, again.pid)
+            assert wait_until(lambda: members(events, MemberUp) == members(events, MemberDown))
         assert calls.failures == []
 
 
-def told(events, kind):
-    return [event for event in tuple(events) if isinstance(event, kind)]
+def members(events, kind):
+    return sorted(event.member for event in tuple(events) if isinstance(event, kind))
 
 
-def test_one_whose_process_is_frozen_or_dead_is_gone_from_all_registries_after_its_lease(tmp_path):
+def test_a_frozen_or_killed_server_is_gone_from_each_registry_after_its_lease(tmp_path):
     with contextlib.ExitStack() as opened:
         engines = [
             opened.enter_context(running(name, tmp_path))
@@ -97,7 +92,8 @@ def test_one_whose_process_is_frozen_or_dead_is_gone_from_all_registries_after_i
         ]
         urls = [engine.url() for engine in engines]
         server = opened.enter_context(PublishedServer(urls, lease=2.0))
-        registries = [opened.enter_context(open_registry(url, policy=POLICY)) for url in urls]
+        policy = POLICY.changed(hold=0.5)
+        registries = [opened.enter_context(open_registry(url, policy=policy)) for url in urls]
         subscriptions = [each.subscribe(SERVICE) for each in registries[::2]]  # the others ask
 
         def known():
@@ -109,8 +105,6 @@ def test_one_whose_process_is_frozen_or_dead_is_gone_from_all_registries_after_i
         assert wait_until(lambda: known() == [0] * len(urls))
         server.process.send_signal(signal.SIGCONT)
         assert wait_until(lambda: known() == [1] * len(urls))
-        killed_at = time.monotonic()
         server.kill()
         assert wait_until(lambda: known() == [0] * len(urls))
-        assert time.monotonic() - killed_at < 2.0 + SOON
-        assert {each.snapshot.source for each in subscriptions} == {"live"}
+        assert wait_until(lambda: {each.snapshot.source for each in subscriptions} == {"live"})
