@@ -96,8 +96,6 @@ class Outcome:
     pushback_ns: int | None = None
     """What the server asked for: wait so long; negative is "do not try again"; None is nothing
     (gRFC A6, `grpc-retry-pushback-ms`)."""
-    unprocessed: bool = False
-    """Whether it is sure that no server has seen the request."""
     committed: bool = False
     """Whether the try can't be made again: a response message was handed out, or the request
     stream is no longer known from its beginning."""

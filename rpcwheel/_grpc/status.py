@@ -1,4 +1,4 @@
-"""What a failed call tells: its status, what the server asked for, whether it was ever sent."""
+"""What a failed call tells: its status, and what the server asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 from rpcwheel.call import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 __all__ = ["FORBID_NS", "is_channel_closed", "is_unprocessed", "outcome_of_error", "pushback_ns"]
 
@@ -57,10 +57,10 @@ def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | Non
 
 
 def is_unprocessed(code: str, details: str | None, trailing: object, initial: object) -> bool:
-    """Whether a failure has the words of one that gRPC makes before any server sees the request.
+    """Whether a status has the text of one that gRPC makes before any server sees the request.
 
-    That proves nothing alone: a server that hands on the failure of its own upstream says the same.
-    See `is_cut_off` in connectivity.py.
+    This proves nothing: a server that passes on the failure of its own upstream sends the same
+    text. No retry may rely on it.
     """
     if trailing or initial or not details:
         return False
@@ -79,7 +79,6 @@ def outcome_of_error(
     error: Any,  # noqa: ANN401
     *,
     committed: bool = False,
-    cut_off: Callable[[], bool] | None = None,
 ) -> Outcome:
     """How a try ended that gave `error`: a `grpc.RpcError` with a code, or anything else.
 
@@ -89,19 +88,14 @@ def outcome_of_error(
     Args:
         error: What the try gave.
         committed: Whether it can't be made again.
-        cut_off: Says whether the call's channel has no connection now. Asked only after a failure
-            that reads as if the request was never sent, which is taken for sure with both.
     """
     code = _said(error, "code") if isinstance(error, grpc.RpcError) else None
     if not isinstance(code, grpc.StatusCode):
         return Outcome(code="UNKNOWN", error=error, committed=True)
-    trailing, initial = _said(error, "trailing_metadata"), _said(error, "initial_metadata")
-    says_so = is_unprocessed(code.name, _said(error, "details"), trailing, initial)
     return Outcome(
         code=code.name,
         error=error,
-        pushback_ns=pushback_ns(trailing),
-        unprocessed=says_so and cut_off is not None and cut_off(),
+        pushback_ns=pushback_ns(_said(error, "trailing_metadata")),
         committed=committed,
     )
 

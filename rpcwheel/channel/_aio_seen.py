@@ -67,14 +67,6 @@ class Seen(grpc.aio.Channel):
         except Exception:  # noqa: BLE001 - closed, or of another make
             return False
 
-    def is_cut_off(self) -> bool:
-        """Whether a call that failed just now is sure to have found no connection.
-
-        What retries ask, to know that nothing was sent.
-        """
-        failing = self.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        return failing and self.links.is_alone()
-
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 - as grpc has it
         """Of the active connection.
 

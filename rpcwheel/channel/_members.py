@@ -1,5 +1,8 @@
 """The multi-callables of a channel for threads: each call finds the connection of the moment.
 
+A call is begun again on the next connection only if grpc refused to begin it, because its
+connection was closed at that moment; never after a status.
+
 The calls themselves are grpc's own objects. What was read and written is seen by the functions that
 make messages of bytes and bytes of messages; a call is counted from its begin to its end.
 """
@@ -14,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 
 from rpcwheel._grpc import kinds
+from rpcwheel._grpc.calls import EndedCall
+from rpcwheel._grpc.connectivity import is_bare
 from rpcwheel._grpc.styles import call_at_end, failure_of, has_ended, is_single_threaded
 from rpcwheel._grpc.unspun import UnspunCall, begin_unspun
 from rpcwheel.call import Kind
@@ -125,6 +130,8 @@ class _Member:
         except ValueError as error:
             if not self._has_moved(link, error):
                 raise
+            if not is_bare(link.channel):
+                raise _ended_on(link) from error
         finally:
             switch.leave(link)
         return self._wait(name, request, *options)
@@ -139,12 +146,22 @@ class _Member:
             switch.leave(link)
             if not self._has_moved(link, error):
                 raise
+            if not is_bare(link.channel):
+                return _ended_on(link)
             return self._begin(name, request, *options)
         _leave_at_end(running, switch, link)
         # Interceptors on the link's own channel make a call of what is raised below them.
         if link.ended and has_ended(running) and self._has_moved(link, failure_of(running)):
-            return self._begin(name, request, *options)
+            return _ended_on(link)
         return running
+
+
+def _ended_on(link: AnyLink) -> EndedCall:
+    """How a call ends that interceptors of the connection's own channel ran while it was closed.
+
+    They may have made other calls before, this one among them, so it is not begun again.
+    """
+    return EndedCall(grpc.StatusCode.UNAVAILABLE, link.details)
 
 
 def _leave_at_end(call: Any, switch: Switch, link: AnyLink) -> None:  # noqa: ANN401

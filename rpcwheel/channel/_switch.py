@@ -276,12 +276,6 @@ class Switch:
             if state is not grpc.ChannelConnectivity.SHUTDOWN or link is self.links.active:
                 return state
 
-    def is_cut_off(self, since: int | None = None) -> bool:
-        """Whether it is sure that the call that has just ended had no connection."""
-        failing = self.state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        with self._lock:
-            return failing and (since == self.links.active.number or self.links.is_alone())
-
 
 def _forget(switch: weakref.ref[Switch], callback: Callable[[], object]) -> None:
     """What who is told of the end holds keeps no channel alive."""

@@ -25,9 +25,6 @@ C = TypeVar("C")
 MOST_BACKOFF: Final = 64
 """Replacements in a row after which the backoff grows no more: wait objects may overflow."""
 
-ASKED_NS: Final = 1_000_000_000
-"""After this long nobody asks any more whether a call that has ended was sent at all."""
-
 
 ANSWERS: Final = frozenset(
     {
@@ -160,7 +157,6 @@ class Links(Generic[C]):
         self._backoff = backoff
         self._silent = 0  # links in a row that were given up and had never been heard
         self._not_before_ns = -NEVER
-        self._else_ns = -NEVER  # when a call may last have ended on another link than the active
         self.active: Link[C] = Link(1, first, now_ns)
         self.draining: list[Link[C]] = []
         self.closed = False
@@ -182,7 +178,6 @@ class Links(Generic[C]):
         self.calls -= 1
         if link is self.active and not self.retired:
             return False
-        self._else_ns = self._now_ns()
         if link.calls or link.ended:
             return False
         self.draining.remove(link)
@@ -228,7 +223,6 @@ class Links(Generic[C]):
         old, now_ns = self.active, self._now_ns()
         self._silent = self._silent_ones()
         self._not_before_ns = NEVER if rest_ns == NEVER else now_ns + rest_ns
-        self._else_ns = now_ns
         self.active = Link(old.number + 1, channel, self._now_ns)
         self.active.wanted = old.wanted = old.wanted and old.traffic.last_read_ns is None
         old.reason = reason
@@ -255,17 +249,6 @@ class Links(Generic[C]):
             for link in tuple(self.draining)
             if link.drain_until_ns <= now_ns and self.expire(link)
         ]
-
-    def is_alone(self) -> bool:
-        """Whether a call that has just ended is sure to have run on the active link.
-
-        A call ends on its link and then asks; within `ASKED_NS`, by a wide margin. So it did not
-        run on an old link if no call runs on one, and for so long none has ended on one, nor before
-        it became one.
-        """
-        if self.calls != self.active.calls:
-            return False
-        return self._now_ns() - self._else_ns > ASKED_NS
 
     def opened(self) -> list[Link[C]]:
         """Those that are not to be closed: the active one, and those that drain."""

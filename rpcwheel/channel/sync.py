@@ -292,17 +292,6 @@ class ReconnectingChannel(grpc.Channel):
         """Whether there is no connection and none is wanted; False where it can't be known."""
         return self._switch.state() is grpc.ChannelConnectivity.IDLE
 
-    def is_cut_off(self, *, since: int | None = None) -> bool:
-        """Whether a call that failed just now is sure to have found no connection.
-
-        What retries ask, to know that nothing was sent.
-
-        Args:
-            since: The number of the connection that was active when the call began. None: not
-                known; then nothing is sure while calls end on a connection that was replaced.
-        """
-        return self._switch.is_cut_off(since)
-
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 

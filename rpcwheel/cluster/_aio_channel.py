@@ -242,17 +242,6 @@ class ClusterChannel(grpc.aio.Channel):
                 raise grpc.aio.UsageError("Channel is closed.")
             await self._stays(state)  # or one that has come meanwhile would never connect
 
-    def is_cut_off(self) -> bool:
-        """Whether a call that failed just now is sure to have found no connection to any member.
-
-        What retries ask, to know that nothing was sent.
-        """
-        roster = self._fleet.roster
-        if roster.closed or not roster.may_be_cut_off():
-            return False
-        links = [member.link for member in roster.members]
-        return all(link is None or link.is_cut_off() for link in links)
-
     # Its end
 
     async def close(self, grace: float | None = None) -> None:

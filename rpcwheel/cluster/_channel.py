@@ -288,17 +288,6 @@ class ClusterChannel(grpc.Channel):
                 _ask_to_connect(member)
         return state
 
-    def is_cut_off(self) -> bool:
-        """Whether a call that failed just now is sure to have found no connection to any member.
-
-        What retries ask, to know that nothing was sent.
-        """
-        roster = self._fleet.roster
-        with self._fleet.changed:
-            links = [member.link for member in roster.members]
-            sure = roster.may_be_cut_off() and not roster.closed
-        return sure and all(link is None or link.is_cut_off() for link in links)
-
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.status import outcome_of_error
+from rpcwheel._grpc.status import is_unprocessed, outcome_of_error
 from rpcwheel.channel._drain import timeout_on
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.observe import emit
@@ -51,6 +51,10 @@ CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """What grpc says to who makes a call on a closed channel."""
 
 CONNECTED: Final = frozenset({grpc.ChannelConnectivity.READY, None})
+
+FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+SAID: Final = ("details", "trailing_metadata", "initial_metadata")
 
 UNREACHED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """Status codes that may come of a member that can't be reached."""
@@ -265,17 +269,16 @@ class Fleet:
         link = link or member.link
         if link is None:
             return False
-        outcome = outcome_of_error(error, cut_off=_surely)
+        outcome = outcome_of_error(error)
         if outcome.code not in UNREACHED:
             if member.down_ns is not None and outcome.code not in UNANSWERED:
                 self.up(member)  # that is an answer
             return False
         state = link.get_state()
-        unsent = outcome.unprocessed and proves_unsent(
-            member.instance,
-            error.details() or "",
-            had_none=had_none,
-            has_none=link.is_cut_off(since=number),
+        has_none = state is FAILING and number == link.number
+        details, *metadata = (_said(error, name) for name in SAID)
+        unsent = is_unprocessed(outcome.code, details, *metadata) and proves_unsent(
+            member.instance, details, had_none=had_none, has_none=has_none
         )
         verdict = member.judged(
             outcome.code,
@@ -375,9 +378,10 @@ def when(began: Began) -> Began:
     return None, None, False, began[-1]
 
 
-def _surely() -> bool:
-    """What the words say is asked alone."""
-    return True
+def _said(error: Any, name: str) -> Any:  # noqa: ANN401
+    """What a call that has failed says; None if an interceptor's error can't say it."""
+    tell = getattr(error, name, None)
+    return tell() if callable(tell) else None
 
 
 def _nothing() -> None:

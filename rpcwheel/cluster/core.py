@@ -30,9 +30,6 @@ __all__ = ["MOST_DOWN", "Change", "Roster"]
 MOST_DOWN: Final = 3
 """Members that are down which one call tries, if no other is left."""
 
-ASKED_NS: Final = 1_000_000_000
-"""After this long nobody asks any more whether a call that has ended was sent at all."""
-
 WARM_STEPS: Final = 20
 """In so many steps a weight grows."""
 
@@ -79,7 +76,6 @@ class Roster(Generic[M]):
         self._picker = picker
         self._now_ns = now_ns
         self._by_id: dict[str, M] = {}
-        self._left_ns = -NEVER  # when a member that had left was closed last
         self.members: tuple[M, ...] = ()
         """All but those that leave, in the order of their ids."""
         self.leaving: list[M] = []
@@ -149,7 +145,6 @@ class Roster(Generic[M]):
         member.closed = True
         if member in self.leaving:
             self.leaving.remove(member)
-            self._left_ns = self._now_ns()
 
     def close(self) -> tuple[M, ...]:
         """Have no members any more; gives those to close. A second time, none."""
@@ -278,10 +273,6 @@ class Roster(Generic[M]):
         attempt = min(member.probes + 1, MOST_BACKOFF)
         delay_ns = self.rules.backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
         return NEVER if delay_ns is None else delay_ns
-
-    def may_be_cut_off(self) -> bool:
-        """Whether the call that has ended just now ran on a member that is still there, if any."""
-        return not self.leaving and self._now_ns() - self._left_ns > ASKED_NS
 
     # Warming up
 

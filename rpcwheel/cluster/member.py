@@ -182,7 +182,7 @@ def judged(code: str, connection: str, *, cut_off: bool) -> Verdict:
     Args:
         code: The name of its status code.
         connection: The name of the state of its member's connection just after; "" if unknown.
-        cut_off: Whether it is sure that it found no connection (`is_cut_off`).
+        cut_off: Whether it is sure that it found no connection (`proves_unsent`).
     """
     if code == "UNAVAILABLE":
         return Verdict(is_down=cut_off or connection not in {"READY", ""}, may_move=cut_off)

@@ -26,14 +26,14 @@ NO_TIME: Final = Finish("its deadline has passed")
 GOOD: Final = Finish("it succeeded")
 NOT_NAMED: Final = Finish("its status is not one that `on` names")
 COMMITTED: Final = Finish("it can't be made again: messages were handed on")
-UNSURE: Final = Finish("a server may have carried it out, and its method is not idempotent")
+NOT_IDEMPOTENT: Final = Finish(
+    "its method is not marked idempotent; if the server may execute a call twice, set "
+    "MethodPolicy(idempotent=True) for the method"
+)
 FORBIDDEN: Final = Finish("the server asked not to try again")
 NO_ATTEMPTS_LEFT: Final = Finish("no attempts left")
 NO_TIME_LEFT: Final = Finish("its deadline would pass before the next attempt")
 NO_BUDGET: Final = Finish("too many of this target's calls are retries already")
-
-SURE: Final = frozenset({"UNAVAILABLE"})
-"""The only code with which a request may fail that no server has seen for sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class RetryRules:
     def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryRules:
         """Make them of what the user has set.
 
-        A try that could not be made again anyway is not cut short: of a method that is not
-        idempotent it gets all the time of the call.
+        A call of a method that is not idempotent is never retried, so its one attempt has all the
+        time of the call.
         """
         on: frozenset[str] = policy.on
         limit = policy.attempt_timeout if idempotent else None
@@ -142,8 +142,8 @@ class DeadlinePlan:
             return NOT_NAMED
         if outcome.committed:
             return COMMITTED
-        if not (rules.idempotent or outcome.unprocessed):
-            return UNSURE
+        if not rules.idempotent:
+            return NOT_IDEMPOTENT
         if self._number >= rules.attempts:
             return NO_ATTEMPTS_LEFT
         if outcome.pushback_ns is not None and outcome.pushback_ns < 0:

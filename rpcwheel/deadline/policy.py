@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["DeadlinePolicy", "RetryPolicy", "beyond"]
 
 WANTED: Final = (
-    'name the status codes to try again after, such as on={"UNAVAILABLE"}; UNAVAILABLE alone is '
-    "safe for every method, because only what surely was never sent is sent again, unless the "
-    "method is marked idempotent"
+    'name the status codes to retry after, such as on={"UNAVAILABLE"}; only calls of methods that '
+    "are marked idempotent are retried"
 )
-
 
 PARTS: Final = ("message_timeout", "slow_after")
 """What makes sense only if it is less than the whole call may take."""
@@ -89,11 +87,11 @@ def beyond(part: float | timedelta | None, whole: float | timedelta | None) -> b
 
 
 class RetryPolicy(Policy):
-    """Which failed calls are made again within the call (Dubbo's failover), and in what rhythm.
+    """Which failed calls are retried (Dubbo's failover), and how long to wait before each retry.
 
-    Only while the caller's deadline lasts, only before a response message was handed out, and only
-    if it can't do harm: the method is marked `idempotent`, or it is sure that the request was
-    never sent: gRPC says so, and the channel has no connection.
+    Only methods marked `idempotent` are retried: a server may have executed a call that failed,
+    whatever its status says. A call is retried only before its deadline, and only as long as no
+    response message was handed to the caller.
 
     To outlast the restart of a server, give `attempts=6`, and have gRPC reconnect sooner than it
     does by default (`grpc.initial_reconnect_backoff_ms`): until it has, tries send nothing.
@@ -113,8 +111,8 @@ class RetryPolicy(Policy):
 
     attempt_timeout: Seconds | None = None
     """One try at most. A try that it ends counts as failed with a code of `on`. None: each may use
-    up what is left of the call's deadline; so does a try that couldn't be made again anyway,
-    because its method is not idempotent."""
+    up what is left of the call's deadline. It does not apply to methods that are not idempotent,
+    because these are not retried."""
 
     budget: Annotated[Number, Field(ge=0.0, le=1.0)] | None = 0.2
     """How many of a target's calls of the last 10 s may be retries, as a share, so that retries

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
-from rpcwheel._grpc.connectivity import is_cut_off
 from rpcwheel._grpc.details import AioDetails, metadata_of, with_attempt
 from rpcwheel.call import Kind
 from rpcwheel.durations import to_ns
@@ -141,9 +140,6 @@ class _Tries(Tries["Continuation", AioDetails]):
             call.cancel()
         else:
             relay.begin(call)
-
-    def is_cut_off(self) -> bool:
-        return is_cut_off(self._start)
 
     def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
         return Resend(

@@ -47,7 +47,7 @@ class Member:
         listened = kind.streams_responses and rules.message_timeout_ns != NEVER
         self.plain = not (self.answers or rules.retry or watched or listened)
         """Whether there is nothing but a timeout, so that the try itself can go to the caller."""
-        self.keeps = rules.retry is not None or rules.failback is not None
+        self.keeps = rules.resends
         """Whether a request may be sent again."""
         self.keep_bytes = rules.keep_bytes if kind.streams_requests else None
         """How much is kept of a request stream; None where it is never sent again."""

@@ -121,10 +121,6 @@ class Tries(Generic[Start, Options]):
         """What failback calls to deliver the call."""
         raise NotImplementedError
 
-    def is_cut_off(self) -> bool:
-        """Whether it is sure that the channel has no connection now."""
-        raise NotImplementedError
-
     def waits(self, relay: Relay) -> None:
         """Note that there is no try now, and that one will follow."""
 
@@ -177,8 +173,7 @@ class Tries(Generic[Start, Options]):
             return  # cancelled meanwhile
         member = self._member
         whole = self.requests is None or self.requests.recording.whole
-        committed = relay.handed or not whole
-        outcome = outcome_of_error(error, committed=committed, cut_off=self.is_cut_off)
+        outcome = outcome_of_error(error, committed=relay.handed or not whole)
         plan = self._plan
         if plan is None:
             resumed = member.state.resumed

@@ -6,13 +6,11 @@ Between the plan, which decides, and the two ways to carry it out: on the caller
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from rpcwheel._grpc.calls import AnsweredCall, AnsweredStream, EndedCall, refused_by
-from rpcwheel._grpc.connectivity import is_cut_off
 from rpcwheel._grpc.details import details_of, details_with, metadata_of, with_attempt
 from rpcwheel._grpc.status import is_channel_closed, outcome_of_error
 from rpcwheel._grpc.styles import has_status
@@ -121,8 +119,7 @@ class Outgoing:
 
     def keep(self) -> None:
         """Keep the request as it is now: the caller goes on, and may change it before a retry."""
-        rules = self.rules
-        if self.feed is None and (rules.retry is not None or rules.failback is not None):
+        if self.feed is None and self.rules.resends:
             self._request = copy_of(self._request)
 
     def make(self, attempt: Attempt) -> AnyCall:
@@ -146,8 +143,7 @@ class Outgoing:
         if self._plan is None:
             self._plan = self.state.resumed(self.rules, *self._opened[:2])
         committed = handed or (self.feed is not None and not self.feed.replayable)
-        cut_off = partial(is_cut_off, self._continuation)
-        outcome = outcome_of_error(error, committed=committed, cut_off=cut_off)
+        outcome = outcome_of_error(error, committed=committed)
         return self.state.after(self.method, self.rules, self._plan, outcome, self._attempts)
 
     def end(self, call: AnyCall, error: BaseException, *, handed: bool = False) -> AnyCall:

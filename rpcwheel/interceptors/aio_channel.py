@@ -91,19 +91,6 @@ class InterceptedChannel(grpc.aio.Channel):
         """As the user's channel."""
         await self._channel.channel_ready()
 
-    def is_cut_off(self) -> bool:
-        """Whether a call that failed just now is sure to have found no connection.
-
-        A channel that has more than one says so itself, by a method of the same name.
-
-        Raises:
-            Exception: The user's channel is closed, or of another make.
-        """
-        own = getattr(self._channel, "is_cut_off", None)
-        if own is not None:
-            return bool(own())
-        return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-
     # What follows takes whatever the channel takes: `_registered_method` came with 1.63, for one.
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:  # noqa: ANN401
@@ -175,13 +162,6 @@ class _Member:
     def between(self, relay: Relay) -> None:
         """Note that a call waits for its next try, so that `close` finds it."""
         self._channel.between.add(relay)
-
-    def is_cut_off(self) -> bool:
-        """Whether it is sure that the channel has no connection now."""
-        try:
-            return self._channel.is_cut_off()
-        except Exception:  # noqa: BLE001 - closed, or of another make: nothing is proved
-            return False
 
 
 class _OneRequest(_Member):
@@ -257,9 +237,6 @@ class _Tries(Tries[_Member, dict[str, Any]]):
 
     def waits(self, relay: Relay) -> None:
         self._start.between(relay)
-
-    def is_cut_off(self) -> bool:
-        return self._start.is_cut_off()
 
     def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
         return Resend(

@@ -85,6 +85,11 @@ class CallRules:
         )
 
     @property
+    def resends(self) -> bool:
+        """Whether a request may be sent again, so that it must be kept."""
+        return self.failback is not None or (self.retry is not None and self.retry.idempotent)
+
+    @property
     def recovers(self) -> bool:
         """Whether a failed call may end in another way than with its failure."""
         return self.retry is not None or self.failback is not None or self.failsafe is not None
@@ -92,9 +97,9 @@ class CallRules:
     @property
     def keep_bytes(self) -> int | None:
         """How much is kept of a request stream; None where it is never sent again."""
-        if self.retry is not None:
-            return self.retry.replay_bytes
-        return KEPT_BYTES if self.failback is not None else None
+        if not self.resends:
+            return None
+        return KEPT_BYTES if self.retry is None else self.retry.replay_bytes
 
     @property
     def has_message_timeout(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Self
 
 from pydantic import (
     AfterValidator,
@@ -13,7 +13,6 @@ from pydantic import (
     model_validator,
 )
 
-from rpcwheel.deadline.core import SURE
 from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy, beyond
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import WANTED, Matcher
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = ["CallPolicy", "FailsafePolicy", "MethodPolicy", "checked_calls"]
+
+
+ANY_METHOD: Final = frozenset({"UNAVAILABLE"})
+"""A retry after these codes is often set for all calls at once, in a file or in the environment, so
+it is accepted before a method is marked idempotent. It has no effect until then."""
 
 
 class FailsafePolicy(Policy):
@@ -55,8 +59,8 @@ class MethodPolicy(Policy):
     set comes from the more general one, as far as the call lasts long enough for it."""
 
     retry: RetryPolicy | None = None
-    """Make a call that failed again, within its deadline. Replaces the more general one as a
-    whole, as `failsafe` and `failback` do."""
+    """Retry a call that failed, within its deadline, if its method is `idempotent`. Replaces the
+    more general one as a whole, as `failsafe` and `failback` do."""
 
     failsafe: FailsafePolicy | None = None
     """Answer a call that has failed for good with a default, and log it."""
@@ -66,8 +70,8 @@ class MethodPolicy(Policy):
     Replaces a more general `failsafe` too, and `failsafe` a more general `failback`."""
 
     idempotent: StrictBool = False
-    """Whether carrying a call out twice does no harm. Of a method that is not, only what no server
-    has seen is sent again (failback apart, which is at-least-once)."""
+    """Whether a server may execute a call twice without harm. Only methods marked `idempotent` are
+    retried. Failback does not look at it: it delivers at least once."""
 
     if TYPE_CHECKING:  # what may be given is more than what is kept
 
@@ -126,7 +130,7 @@ class CallPolicy(MethodPolicy):
 
         CallPolicy(
             timeout=2.0,
-            retry=RetryPolicy(on={"UNAVAILABLE"}),
+            retry=RetryPolicy(on={"UNAVAILABLE"}),  # of the methods marked idempotent
             methods={
                 "/shop.Orders/Get*": MethodPolicy(idempotent=True),
                 "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE")),
@@ -188,9 +192,9 @@ class CallPolicy(MethodPolicy):
                 yield f"{where}.retry: {_unsafe(own)}"
 
     def _in_vain(self, pattern: str, own: MethodPolicy, effective: MethodPolicy) -> bool:
-        """Whether a retry set here needs idempotent methods, and none that it is for is one."""
+        """Whether a retry is set here, and none of the methods that it is for is idempotent."""
         retry = own.retry
-        if retry is None or effective.idempotent or retry.on & SURE:
+        if retry is None or effective.idempotent or retry.on & ANY_METHOD:
             return False
         ranks = {name: rank for rank, name in enumerate(self._by_rank())}
         here = -1 if own is self else ranks[pattern]

@@ -40,9 +40,7 @@ def test_a_kind_says_which_sides_stream(kind, requests, responses):
 
 
 def test_an_outcome_says_no_more_than_it_was_given():
-    assert Outcome("OK") == Outcome(
-        "OK", error=None, pushback_ns=None, unprocessed=False, committed=False
-    )
+    assert Outcome("OK") == Outcome("OK", error=None, pushback_ns=None, committed=False)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +61,10 @@ def test_a_word_does_not_change(word, name):
 # --- Names of codes, as users write them ---
 
 
-@pytest.mark.parametrize("code", sorted(CODES))
-def test_every_code_may_be_given_by_name_or_as_grpcs_own(code):
-    assert checked_code(code, what="`on`") == code
-    assert checked_code(grpc.StatusCode[code], what="`on`") == code
+def test_every_code_may_be_given_by_name_or_as_grpcs_own():
+    for code in CODES:
+        assert checked_code(code, what="`on`") == code
+        assert checked_code(grpc.StatusCode[code], what="`on`") == code
 
 
 @pytest.mark.parametrize("ok", ["OK", grpc.StatusCode.OK])

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, tries_of
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.aio_clusters import caller
 from fixtures.aio_doors import others
 from fixtures.clusters import instance
@@ -16,6 +16,7 @@ from rpcwheel.cluster import aio, sync
 from rpcwheel.cluster.aio import ClusterChannel
 from rpcwheel.interceptors import CallPolicy
 from rpcwheel.interceptors.aio import intercept_channel
+from rpcwheel.observe import CallNotRetried, CallRetrying
 
 try:
     import uvloop
@@ -120,14 +121,17 @@ async def test_a_kill_is_seen_by_the_calls_that_run_and_by_no_other(shops, aio_c
         assert await call() == b"x"
 
 
-async def test_a_retry_knows_that_nothing_was_sent(shops, dead, aio_cluster):
-    """Without `idempotent=True`: only what is proved not to have been sent is made again."""
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_only_an_idempotent_method_is_retried_though_no_member_was_reached(
+    shops, dead, aio_cluster, events, idempotent
+):
     channel = aio_cluster(dead)
-    retry = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.05)
-    outer = intercept_channel(channel, CallPolicy(retry=retry))
-    tries = tries_of(channel.members[0].channel)
+    retry = RetryPolicy(on={"UNAVAILABLE"}, attempts=2, wait=0.0)
+    outer = intercept_channel(channel, CallPolicy(retry=retry, idempotent=idempotent))
     with pytest.raises(grpc.aio.AioRpcError):
         await caller(outer)()
-    assert len(tries) > 1
+    told = [event for event in events if isinstance(event, (CallRetrying, CallNotRetried))]
+    assert len(told) == (2 if idempotent else 1)
+    assert ("not marked idempotent" in told[-1].reason) is not idempotent
     channel.update([instance(dead), instance(shops[0])])
     assert await caller(outer)() == b"x"

@@ -155,22 +155,6 @@ async def test_the_first_connection_is_a_change_of_state(shops, aio_cluster):
     await asyncio.wait_for(changed, 20)
 
 
-async def test_it_is_cut_off_if_all_that_were_called_are(shops, dead, aio_cluster):
-    channel = aio_cluster(dead, shops[0])
-    await caller(channel)(), await caller(channel)()
-    assert not channel.is_cut_off()
-    channel = aio_cluster(dead)
-    await refused(caller(channel)())
-    assert channel.is_cut_off()
-    channel.update([])  # the call may have been on the one that is gone now
-    assert not channel.is_cut_off()
-    channel = aio_cluster()
-    channel.update([])
-    assert channel.is_cut_off()
-    await channel.close()
-    assert not channel.is_cut_off()
-
-
 async def test_it_says_what_it_is(shops, dead, aio_cluster):
     channel = aio_cluster(dead, shops[0])
     channel.members[0].down("the test says so")

@@ -78,7 +78,6 @@ async def test_it_does_not_wait_where_that_is_not_allowed_or_vain(aio_cluster):
     assert error.details() == "no instance of test.Shop is known yet"
     channel.update([])
     assert (await refused(caller(channel)())).details() == "no instance of test.Shop is known"
-    assert channel.is_cut_off()
 
 
 async def test_who_waits_is_told_that_nothing_can_be_known(aio_cluster):

@@ -45,27 +45,6 @@ def test_it_connects_when_it_is_asked_to(shops, dead, open_cluster):
     assert wait_until(lambda: channel.get_state() is READY)
 
 
-def test_it_is_cut_off_if_all_that_were_called_are(shops, dead, open_cluster):
-    channel = open_cluster(dead, shops[0])
-    call = channel.unary_unary(UNARY_UNARY)
-    call(b"x", timeout=WAIT_S), call(b"x", timeout=WAIT_S)
-    assert not channel.is_cut_off()
-    channel = open_cluster(dead)
-    with pytest.raises(grpc.RpcError):
-        channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
-    assert channel.is_cut_off()
-    channel.update([])  # the call may have been on the one that is gone now
-    assert not channel.is_cut_off()
-
-
-def test_without_instances_nothing_was_sent(open_cluster):
-    channel = open_cluster()
-    channel.update([])
-    assert channel.is_cut_off()
-    channel.close()
-    assert not channel.is_cut_off()
-
-
 def test_it_says_what_it_is(shops, dead, open_cluster):
     channel = open_cluster(dead, shops[0])
     channel.members[0].down("the test says so")

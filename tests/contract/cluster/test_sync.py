@@ -9,6 +9,7 @@ from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S
 from rpcwheel import CallPolicy, Kit, RetryPolicy, intercept_channel
 from rpcwheel.cluster import sync
+from rpcwheel.observe import CallNotRetried, CallRetrying
 
 
 def test_the_room_shows_what_is_for_threads():
@@ -82,15 +83,18 @@ def test_nobody_sees_a_member_that_is_away(shops, dead, open_cluster, style):
     assert {name: call() for name, call in calls.items()} == dict.fromkeys(calls, b"ab")
 
 
-def test_a_retry_knows_that_nothing_was_sent_and_repeats_what_must_not_be_done_twice(
-    shops, dead, open_cluster
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_only_an_idempotent_method_is_retried_though_no_member_was_reached(
+    shops, dead, open_cluster, events, idempotent
 ):
-    """Without `idempotent=True`: only what is proved not to have been sent is made again."""
     channel = open_cluster(dead)
-    policy = CallPolicy(retry=RetryPolicy(on={"UNAVAILABLE"}, attempts=9, wait=0.05))
+    retry = RetryPolicy(on={"UNAVAILABLE"}, attempts=2, wait=0.0)
+    policy = CallPolicy(retry=retry, idempotent=idempotent)
     call = intercept_channel(channel, policy).unary_unary(UNARY_UNARY)
     with pytest.raises(grpc.RpcError):
-        call(b"x", timeout=0.2)
-    assert channel.is_cut_off()
+        call(b"x", timeout=WAIT_S)
+    told = [event for event in events if isinstance(event, (CallRetrying, CallNotRetried))]
+    assert len(told) == (2 if idempotent else 1)
+    assert ("not marked idempotent" in told[-1].reason) is not idempotent
     channel.update([instance(dead), instance(shops[0])])
     assert call(b"x", timeout=WAIT_S) == b"x"

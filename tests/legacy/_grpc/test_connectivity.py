@@ -1,133 +1,21 @@
-"""What is known of the connection below a channel or a continuation, and the end of its calls."""
-
-import asyncio
-import contextlib
-from functools import partial
+"""What is known of the connection below a channel, and the end of its calls."""
 
 import grpc
 import pytest
 
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.connectivity import (
     core_below,
     end_calls,
-    is_cut_off,
+    is_bare,
     is_polled,
     state_below,
     wait_unpolled,
 )
 
 
-class Look(
-    grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
-    grpc.StreamUnaryClientInterceptor,
-    grpc.StreamStreamClientInterceptor,
-):
-    """Notes what is known of the channel when a call has ended."""
-
-    def __init__(self) -> None:
-        self.saw = []
-
-    def intercept_unary_unary(self, continuation, details, request):
-        call = continuation(details, request)
-        with contextlib.suppress(grpc.RpcError):
-            call.code()
-        self.saw.append(is_cut_off(continuation))
-        return call
-
-    intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = (
-        intercept_unary_unary
-    )
-
-
-class AioLook(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self) -> None:
-        self.saw = []
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        call = await continuation(details, request)
-        await call.code()
-        self.saw.append(is_cut_off(continuation))
-        return call
-
-
-def call_all(channel):
-    for call in (
-        lambda: channel.unary_unary(UNARY_UNARY)(b"x", timeout=10),
-        lambda: channel.unary_unary(UNARY_UNARY).future(b"x", timeout=10).result(),
-        lambda: list(channel.unary_stream(UNARY_STREAM)(b"x", timeout=10)),
-        lambda: channel.stream_unary(STREAM_UNARY)(iter([b"x"]), timeout=10),
-        lambda: list(channel.stream_stream(STREAM_STREAM)(iter([b"x"]), timeout=10)),
-    ):
-        with contextlib.suppress(grpc.RpcError):
-            call()
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_a_channel_that_never_connected_is_cut_off(depth):
-    looks = [Look() for _ in range(depth)]
-    with grpc.insecure_channel("127.0.0.1:1") as channel:
-        call_all(grpc.intercept_channel(channel, *looks))
-    assert [look.saw for look in looks] == [[True] * 5] * depth
-
-
-def test_a_channel_intercepted_twice_is_found(shop):
-    look = Look()
-    with grpc.insecure_channel("127.0.0.1:1") as channel:
-        call_all(grpc.intercept_channel(grpc.intercept_channel(channel, Look()), look))
-    assert look.saw == [True] * 5
-
-
-def test_a_server_that_answers_so_itself_does_not_cut_it_off(shop, shop_channel):
-    look = Look()
-    shop.then(*["UNAVAILABLE"] * 5)
-    call_all(grpc.intercept_channel(shop_channel, look))
-    assert look.saw == [False] * 5
-
-
-async def test_a_channel_of_aio_is_found_too(shop):
-    look = AioLook()
-    async with grpc.aio.insecure_channel("127.0.0.1:1", interceptors=[look]) as channel:
-        with contextlib.suppress(grpc.RpcError):
-            await channel.unary_unary(UNARY_UNARY)(b"x", timeout=10)
-    shop.then("UNAVAILABLE")
-    async with grpc.aio.insecure_channel(shop.target, interceptors=[look]) as channel:
-        with contextlib.suppress(grpc.RpcError):
-            await channel.unary_unary(UNARY_UNARY)(b"x", timeout=10)
-    assert look.saw == [True, False]
-
-
-@pytest.mark.parametrize("continuation", [None, print, lambda: None, asyncio.sleep, object()])
-def test_of_what_is_not_grpcios_nothing_is_known(continuation):
-    assert is_cut_off(continuation) is False
-
-
-def test_a_channel_on_the_way_that_knows_it_better_is_asked(shop_channel):
-    class Knows:
-        answers = [True, False]  # noqa: RUF012
-
-        def __init__(self, channel) -> None:
-            self._channel = channel
-
-        def __getattr__(self, name):
-            return getattr(self._channel, name)
-
-        def is_cut_off(self):
-            return self.answers.pop(0)
-
-    look = Look()
-    call = grpc.intercept_channel(Knows(shop_channel), look).unary_unary(UNARY_UNARY)
-    for _ in range(3):  # the third time it raises
-        call(b"x")
-    assert look.saw == [True, False, False]
-
-
-# A channel
-
-
-class Through(Look):
+class Through(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     """An interceptor that waits for nothing."""
 
     def intercept_unary_unary(self, continuation, details, request):
@@ -154,6 +42,11 @@ def test_the_states_are_in_the_order_of_grpcs_core(shop):
         state_below(channel, try_to_connect=True)
         failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
         assert wait_until(lambda: state_below(channel) is failing)
+
+
+def test_a_channel_is_bare_without_interceptors(shop_channel):
+    assert is_bare(shop_channel)
+    assert not any(map(is_bare, (intercepted(shop_channel), None, object())))
 
 
 @pytest.mark.parametrize("other", [None, object(), grpc])
@@ -221,16 +114,3 @@ def test_details_that_are_no_text_end_the_calls_too(shop):
     assert hang.begun.wait(WAIT_S)
     end_calls(channel, "no \udc80 more")
     assert future.exception().details() == "no \\udc80 more"
-
-
-def test_a_continuation_of_an_older_grpc_aio_shows_its_call_too():
-    class Call:
-        """As of grpc.aio before 1.83: what makes the call is a function in a method."""
-
-        def is_cut_off(self):
-            return True
-
-        def continuation(self):
-            return partial(lambda _: self, ())
-
-    assert is_cut_off(Call().continuation())

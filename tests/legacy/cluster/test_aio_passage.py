@@ -42,7 +42,6 @@ async def test_each_member_is_tried_once_and_the_last_failure_is_told(dead, aio_
             await STYLES["iterate"](Stub(channel), kind)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert states(channel) == ["DOWN", "DOWN"]
-    assert channel.is_cut_off()
     await aio_wait_until(lambda: channel.calls == 0)
 
 
@@ -52,7 +51,6 @@ async def test_a_failure_of_a_server_is_the_callers(shops, aio_cluster):
         shops[0].then(Fail("UNAVAILABLE", details))
         assert (await refused(caller(channel)())).details() == details
     assert (counts(shops), states(channel)) == ([2, 0, 0], ["UP", "IDLE"])
-    assert not channel.is_cut_off()
 
 
 async def test_one_that_was_sent_is_the_callers_though_its_member_is_down(

@@ -3,7 +3,7 @@
 import pytest
 
 from rpcwheel.cluster import ClusterPolicy, Picker, RoundRobin
-from rpcwheel.cluster.core import ASKED_NS, MOST_DOWN, Roster
+from rpcwheel.cluster.core import MOST_DOWN, Roster
 from rpcwheel.cluster.member import MemberCore, Rules
 from rpcwheel.durations import NEVER
 from rpcwheel.instance import ServiceInstance
@@ -330,24 +330,6 @@ def test_who_is_down_and_was_published_by_a_new_process_is_asked_at_once(world):
     assert not world.roster.wants_probe(world.member(1), old)  # the one that waits
     assert world.member(1).probes == 0
     assert world.tell(at(1, epoch="b")).returned == ()
-
-
-# What can be proved
-
-
-def test_nothing_is_proved_of_a_call_that_may_have_run_on_a_member_that_is_gone(world):
-    world.tell(at(1))
-    assert world.roster.may_be_cut_off()
-    member = world.member(1)
-    member.used = True
-    world.tell()
-    assert not world.roster.may_be_cut_off()
-    world.pass_(100)
-    assert not world.roster.may_be_cut_off()  # it still drains
-    world.roster.left(member)
-    assert not world.roster.may_be_cut_off()
-    world.now_ns += ASKED_NS + 1
-    assert world.roster.may_be_cut_off()
 
 
 # Warming up

@@ -150,11 +150,11 @@ def test_only_a_method_that_is_retried_counts_in_the_budget():
 
 
 def test_the_plan_retries_by_the_methods_rules_within_its_budget():
-    plan = rules(retry=RETRY).plan(0, 2 * S, None, RetryBudget(1.0, 0))
+    plan = rules(retry=RETRY, idempotent=True).plan(0, 2 * S, None, RetryBudget(1.0, 0))
     plan.begin(0)
-    sure = Outcome("UNAVAILABLE", unprocessed=True)
-    assert plan.ended(S, sure) == Attempt(2, S, 2 * S)
-    assert plan.ended(S, sure).reason == "too many of this target's calls are retries already"
+    failed = Outcome("UNAVAILABLE")
+    assert plan.ended(S, failed) == Attempt(2, S, 2 * S)
+    assert plan.ended(S, failed).reason == "too many of this target's calls are retries already"
 
 
 # --- The answer ---

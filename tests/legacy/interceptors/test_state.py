@@ -30,7 +30,7 @@ M = "/shop.Orders/Get"
 S = 1_000_000_000
 RETRY = RetryPolicy(on="UNAVAILABLE", wait=0.25)
 CUT_SHORT = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempt_timeout=2.0)
-SURE = Outcome("UNAVAILABLE", unprocessed=True)
+FAILED = Outcome("UNAVAILABLE")
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def make(timer):
     """Makes a client's state on the manual timer, and the rules of its method."""
 
     def make(**settings):
-        state = ClientState(CallPolicy(**settings), timer=timer, invoker_of=lambda *_: None)
+        state = ClientState(
+            CallPolicy(**{"idempotent": True} | settings), timer=timer, invoker_of=lambda *_: None
+        )
         return state, state.rules.of(M)
 
     return make
@@ -152,8 +154,8 @@ def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
     now_ns, deadline_ns, _ = state.open(rules, None)
     plan = state.resumed(rules, now_ns, deadline_ns)
     timer.advance(1)
-    assert state.after(M, rules, plan, SURE, 1) == Attempt(2, 1_250_000_000, NEVER)
-    assert isinstance(state.after(M, rules, plan, SURE, 2), Finish)
+    assert state.after(M, rules, plan, FAILED, 1) == Attempt(2, 1_250_000_000, NEVER)
+    assert isinstance(state.after(M, rules, plan, FAILED, 2), Finish)
 
 
 # --- The budget ---
@@ -202,7 +204,7 @@ def test_all_calls_of_a_client_take_their_retries_from_one_budget(make):
     for _ in range(5):
         plan = state.plan(rules, None)
         plan.begin(0)
-        steps.append(plan.ended(0, SURE))
+        steps.append(plan.ended(0, FAILED))
     assert [isinstance(step, Attempt) for step in steps] == [True] * 3 + [False] * 2
 
 
@@ -238,30 +240,30 @@ def test_a_try_that_is_cancelled_at_its_deadline_came_to_it(make, timer, ago_s, 
 def test_a_retry_is_told_with_its_wait(make, timer, events):
     state, rules = make(retry=RETRY)
     timer.advance(1)
-    assert after(state, rules, SURE).at_ns == 1_250_000_000
+    assert after(state, rules, FAILED).at_ns == 1_250_000_000
     assert events == [CallRetrying(M, 1, "UNAVAILABLE", 0.25)]
 
 
 def test_a_failure_of_a_code_that_is_retried_but_not_this_time_is_told_with_the_reason(
     make, events
 ):
-    state, rules = make(retry=RETRY)
+    state, rules = make(retry=RETRY, idempotent=False)
     step = after(state, rules, Outcome("UNAVAILABLE"), attempts=2)
     assert events == [CallNotRetried(M, 2, "UNAVAILABLE", step.reason)]
-    assert "not idempotent" in step.reason
+    assert "not marked idempotent" in step.reason
 
 
 def test_a_failure_of_another_code_is_not_worth_an_event(make, events):
     state, rules = make(retry=RETRY)
     assert isinstance(after(state, rules, Outcome("INTERNAL")), Finish)
     state, rules = make()
-    assert isinstance(after(state, rules, SURE), Finish)
+    assert isinstance(after(state, rules, FAILED), Finish)
     assert events == []
 
 
 def test_a_wait_strategy_that_raises_costs_the_call_its_retries_and_is_told(make, events):
     state, rules = make(retry=RetryPolicy(on="UNAVAILABLE", wait=lambda _: 1 / 0))
-    step = after(state, rules, SURE)
+    step = after(state, rules, FAILED)
     assert step == Finish("its wait strategy raised")
     hook, told = events
     assert (type(hook), hook.method, hook.hook) == (HookFailed, M, "retry.wait")

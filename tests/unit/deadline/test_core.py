@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from rpcwheel.call import CODES, Attempt, Finish, Outcome
 from rpcwheel.deadline import RetryPolicy
 from rpcwheel.deadline.budget import RetryBudget
-from rpcwheel.deadline.core import SURE, DeadlinePlan, RetryRules, earliest
+from rpcwheel.deadline.core import DeadlinePlan, RetryRules, earliest
 from rpcwheel.durations import NEVER
 
 MS = 1_000_000
@@ -98,10 +98,6 @@ def test_only_the_tries_of_idempotent_methods_have_a_limit_of_their_own():
     assert made.on == {"UNAVAILABLE"}
 
 
-def test_the_only_code_that_can_be_sure_is_unavailable():
-    assert sorted(SURE) == ["UNAVAILABLE"]
-
-
 # --- The first try ---
 
 
@@ -152,11 +148,14 @@ def test_a_success_is_the_end():
 def test_without_rules_there_is_one_try():
     made = DeadlinePlan(NEVER, None, None)
     made.begin(0)
-    assert made.ended(0, failed(unprocessed=True)).reason == NOT_NAMED
+    assert made.ended(0, failed()).reason == NOT_NAMED
 
 
 NOT_NAMED = "its status is not one that `on` names"
-UNSURE = "a server may have carried it out, and its method is not idempotent"
+NOT_IDEMPOTENT = (
+    "its method is not marked idempotent; if the server may execute a call twice, set "
+    "MethodPolicy(idempotent=True) for the method"
+)
 COMMITTED = "it can't be made again: messages were handed on"
 FORBIDDEN = "the server asked not to try again"
 NO_ATTEMPTS = "no attempts left"
@@ -169,15 +168,14 @@ NO_BUDGET = "too many of this target's calls are retries already"
     [
         ({}, failed("INTERNAL"), NOT_NAMED),
         ({}, failed("DEADLINE_EXCEEDED"), NOT_NAMED),
-        ({}, failed("INTERNAL", unprocessed=True, pushback_ns=0), NOT_NAMED),
+        ({}, failed("INTERNAL", pushback_ns=0), NOT_NAMED),
         ({}, failed(committed=True), COMMITTED),
-        ({"idempotent": False}, failed(unprocessed=True, committed=True), COMMITTED),
-        ({"idempotent": False}, failed(), UNSURE),
-        ({"idempotent": False}, failed(pushback_ns=0), UNSURE),
+        ({"idempotent": False}, failed(committed=True), COMMITTED),
+        ({"idempotent": False}, failed(), NOT_IDEMPOTENT),
+        ({"idempotent": False}, failed(pushback_ns=0), NOT_IDEMPOTENT),
         ({"idempotent": False, "attempt_timeout": 1.0}, failed("DEADLINE_EXCEEDED"), NOT_NAMED),
         ({"attempts": 1}, failed(), NO_ATTEMPTS),
         ({}, failed(pushback_ns=-1), FORBIDDEN),
-        ({"idempotent": False}, failed(unprocessed=True, pushback_ns=-1), FORBIDDEN),
     ],
 )
 def test_why_a_failure_is_not_tried_again_and_that_it_takes_nothing(settings, outcome, reason):
@@ -193,7 +191,6 @@ def test_why_a_failure_is_not_tried_again_and_that_it_takes_nothing(settings, ou
         ({}, failed()),
         ({"on": "DEADLINE_EXCEEDED"}, failed("DEADLINE_EXCEEDED")),
         ({"attempt_timeout": 5.0}, failed("DEADLINE_EXCEEDED")),
-        ({"idempotent": False}, failed(unprocessed=True)),
     ],
 )
 def test_what_is_tried_again(settings, outcome):
@@ -314,19 +311,18 @@ class AnyStory(RuleBasedStateMachine):
         took_ns=st.integers(0, 500 * MS),
         code=st.sampled_from(["UNAVAILABLE"] * 4 + [*sorted(CODES), "OK"]),
         pushback_ns=st.none() | st.integers(-1, 400 * MS),
-        unprocessed=st.booleans(),
         committed=st.sampled_from([False] * 5 + [True]),
     )
-    def end(self, took_ns, code, pushback_ns, unprocessed, committed):
+    def end(self, took_ns, code, pushback_ns, committed):
         if isinstance(self.step, Finish):
             return
         self.now_ns = self.step.at_ns + took_ns
-        outcome = Outcome(code, None, pushback_ns, unprocessed, committed)
+        outcome = Outcome(code, None, pushback_ns, committed)
         step = self.plan.ended(self.now_ns, outcome)
         if isinstance(step, Attempt):
             assert code in self.on
             assert not committed
-            assert self.idempotent or unprocessed
+            assert self.idempotent
             assert pushback_ns is None or step.at_ns == self.now_ns + pushback_ns >= self.now_ns
         self.take(step)
 

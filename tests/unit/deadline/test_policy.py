@@ -47,7 +47,7 @@ def test_codes_may_be_given_one_or_many_by_name_or_by_grpc_s_enum(on):
         ("UNAVAILBLE", "`on` names 'UNAVAILBLE', which is no gRPC status code; did you mean"),
         ("unavailable", "did you mean 'UNAVAILABLE'?"),
         ("OK", "`on` names the status code OK, which is no failure"),
-        ([], '`on` is empty; name the status codes to try again after, such as on={"UNAVAILABLE"}'),
+        ([], '`on` is empty; name the status codes to retry after, such as on={"UNAVAILABLE"}'),
     ],
 )
 def test_codes_that_are_none_are_refused_with_what_is_allowed(on, said):
@@ -55,8 +55,9 @@ def test_codes_that_are_none_are_refused_with_what_is_allowed(on, said):
         RetryPolicy(on=on)
 
 
-def test_without_codes_the_message_says_which_are_safe():
-    with pytest.raises(ConfigurationError, match=r"`on` is missing; .* UNAVAILABLE alone is safe"):
+def test_without_codes_the_message_says_what_is_retried():
+    said = r"`on` is missing; .* only calls of methods that are marked idempotent are retried"
+    with pytest.raises(ConfigurationError, match=said):
         RetryPolicy()
 
 
