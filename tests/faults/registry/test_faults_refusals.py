@@ -1,6 +1,6 @@
-"""What a registry is given wrong, or finds wrong, is said clearly, and never an empty list.
+"""Engines that refuse, that are not there, and that hold what others have put there.
 
-By the doors that users have: `open_registry`, `channel` and `Kit.channel`, of both worlds.
+Through `open_registry`, `channel` and `Kit.channel`, of both worlds.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import logging
 import socket
 import sqlite3
 import threading
-import time
 
 import grpc
 import pytest
@@ -25,7 +24,6 @@ from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
     ClusterPolicy,
-    ConfigurationError,
     Kit,
     NotPublished,
     RegistryPolicy,
@@ -37,16 +35,17 @@ from rpcwheel import (
 )
 from rpcwheel.observe import RecordSkipped
 
-POLICY = RegistryPolicy(lease=2.0, timeout=1.0, snapshot=False)
-PATIENT = RegistryPolicy(lease=2.0, timeout=WAIT_S / 2, snapshot=False)
+POLICY = RegistryPolicy(lease=60.0, timeout=WAIT_S / 2, snapshot=False)
 """To check a password costs an engine a while, on purpose."""
+
+IMPATIENT = POLICY.changed(timeout=0.4)
 
 ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
 LONG = ClusterPolicy(wait=600)
 """Who is told something, is told at once."""
 
 
-async def refusals(url, cluster, why, policy=POLICY):
+async def refusals(url, cluster, why, policy):
     """Have calls made through channels of both worlds, which end with this reason."""
 
     def blocking():
@@ -80,48 +79,6 @@ async def ends_soon(call, why):
             return caught.value.details()
 
 
-# URLs
-
-
-BAD_URLS = {
-    "": "is no URL of a registry",
-    "127.0.0.1:2379": "is no URL of a registry",
-    "etdc://127.0.0.1:2379": "did you mean etcd://",
-    "consul://127.0.0.1": "no registry has the scheme 'consul'",
-    "etcd://127.0.0.1:port": "a port is a number",
-    "etcd://127.0.0.1:99999": "a port is a number",
-    "etcd://127.0.0.1:2379?tsl=true": "did you mean",
-    "zookeeper://": "",
-    "redis://127.0.0.1?tls=maybe": "",
-    "sqlite://": "the name of the file is missing",
-    "sqlite://host/registry.db": "a file of this machine",
-    "etcd://bob:pa@ss@127.0.0.1": "%40",
-    "etcd://127.0.0.1/shop Orders": "the service must be a name",
-    "etcd://127.0.0.1?namespace=a/b": "namespace must be a name",
-}
-
-
-@pytest.mark.parametrize(("url", "said"), BAD_URLS.items())
-async def test_a_bad_url_is_refused_at_every_door_at_once(url, said):
-    kit, aio_kit = Kit(), aio.Kit()
-    named = {"service": SERVICE}
-    doors = {
-        "open_registry": lambda: open_registry(url),
-        "channel": lambda: rpcwheel.channel(url, **named),
-        "kit": lambda: kit.channel(url, **named),
-        "aio.open_registry": lambda: aio.open_registry(url),
-        "aio.channel": lambda: aio.channel(url, **named),
-        "aio.kit": lambda: aio_kit.channel(url, **named),
-        "serve": lambda: rpcwheel.Publisher(grpc.server(None), url, port=1),
-    }
-    for name, door in doors.items():
-        with pytest.raises(ConfigurationError) as refused:
-            door()
-        if "://" in url or "kit" not in name:  # for a kit, what is no URL is an address
-            assert said in str(refused.value), name
-        assert "pa@ss" not in str(refused.value)
-
-
 # Credentials
 
 
@@ -147,10 +104,10 @@ async def test_wrong_credentials_are_told_at_once_and_the_right_ones_still_work(
     with engine:
         if isinstance(engine, EtcdEngine):
             engine.require_login("bob", "secret", prefix="/rpcwheel/v1/")
-        with open_registry(engine.url(user="bob:secret"), policy=PATIENT) as registry:
+        with open_registry(engine.url(user="bob:secret"), policy=POLICY) as registry:
             registry.register(ONE, wait=WAIT_S)
             wrong = engine.url(SERVICE, user="bob:5esame")
-            with open_registry(wrong, policy=PATIENT) as other:
+            with open_registry(wrong, policy=POLICY) as other:
                 with pytest.raises(RegistryRefused, match=why):
                     other.lookup(SERVICE)
                 with pytest.raises(RegistryRefused, match=why):
@@ -162,7 +119,7 @@ async def test_wrong_credentials_are_told_at_once_and_the_right_ones_still_work(
                 assert isinstance(refused.value.__cause__, RegistryRefused)
                 with other.subscribe(SERVICE) as known, pytest.raises(NotPublished):
                     known.wait(0.2)
-            said = await refusals(wrong, LONG, why, PATIENT)
+            said = await refusals(wrong, LONG, why, POLICY)
             assert list(registry.lookup(SERVICE).instances) == [ONE]
     assert "5esame" not in caplog.text + str(refused.value) + repr(other) + "".join(said)
     assert "secret" not in caplog.text
@@ -202,12 +159,14 @@ def babble(listening):
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 9)
 
 
-@pytest.mark.parametrize("who", [nobody, mute, stranger])
-@pytest.mark.parametrize("scheme", ["etcd", "zookeeper", "redis"])
-async def test_an_engine_that_is_not_there_is_told_with_its_place_and_in_time(scheme, who):
+@pytest.mark.parametrize(
+    ("scheme", "who"),
+    [("etcd", mute), ("etcd", stranger), ("zookeeper", nobody), ("redis", stranger)],
+)
+async def test_each_error_of_an_engine_that_is_not_there_names_its_address(scheme, who):
     with who() as port:
         url = f"{scheme}://127.0.0.1:{port}"
-        with open_registry(url, policy=POLICY.changed(timeout=0.4)) as registry:
+        with open_registry(url, policy=IMPATIENT) as registry:
             registration = registry.register(ONE)
             with registry.subscribe(SERVICE) as known:
                 with pytest.raises(RegistryUnavailable, match=f"127.0.0.1:{port}"):
@@ -220,9 +179,8 @@ async def test_an_engine_that_is_not_there_is_told_with_its_place_and_in_time(sc
             assert wait_until(lambda: isinstance(registration.error, RegistryUnavailable))
             assert registration.state == "PENDING"
             assert not registry.up
-            await refusals(f"{url}/{SERVICE}", ClusterPolicy(wait=0.1), f"127.0.0.1:{port}")
-            began = time.monotonic()
-        assert time.monotonic() - began < 2 + WAIT_S / 4
+            address = f"127.0.0.1:{port}"
+            await refusals(f"{url}/{SERVICE}", ClusterPolicy(wait=0.1), address, IMPATIENT)
         assert late.value.__cause__ is None or isinstance(late.value.__cause__, RegistryUnavailable)
 
 
@@ -245,7 +203,6 @@ FOREIGN = {
     "heavy": json.dumps(RECORD | {"id": "heavy", "weight": 10**9}).encode(),
     "typeless": json.dumps(RECORD | {"id": "typeless", "port": "80"}).encode(),
 }
-NEWER = json.dumps(RECORD | {"id": "newer", "v": 9, "port": 9, "colour": ["blue"]}).encode()
 
 
 def plant(engine, service, records):
@@ -273,7 +230,7 @@ def plant(engine, service, records):
 
 
 @pytest.mark.parametrize("name", KINDS)
-async def test_foreign_records_are_skipped_and_told_and_the_others_are_called(
+async def test_unreadable_records_are_skipped_and_reported_and_the_others_are_called(
     name, tmp_path, make_shop, events, caplog
 ):
     shop = make_shop("a")
@@ -289,12 +246,15 @@ async def test_foreign_records_are_skipped_and_told_and_the_others_are_called(
         with registry.subscribe(SERVICE) as known:
             for found in (known.wait(WAIT_S), other.lookup(SERVICE)):
                 assert [one.id for one in found.instances] == ["good"]
-            skipped = lambda: [one.key for one in events if isinstance(one, RecordSkipped)]  # noqa: E731
-            assert wait_until(lambda: {*skipped()} >= FOREIGN.keys())
-            assert "is skipped: ValueError" in caplog.text
+            assert wait_until(lambda: skipped(events) >= FOREIGN.keys())
+            assert wait_until(lambda: "is skipped: ValueError" in caplog.text)
             with rpcwheel.channel(engine.url(SERVICE), policy=POLICY) as to_service:
                 assert to_service.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
             async with aio.channel(engine.url(SERVICE), policy=POLICY) as to_service:
                 assert await to_service.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
             assert SERVICE in other.services()
             assert all(isinstance(service, str) for service in other.services())
+
+
+def skipped(events):
+    return {event.key for event in tuple(events) if isinstance(event, RecordSkipped)}
