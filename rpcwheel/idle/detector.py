@@ -320,10 +320,12 @@ class Detector:
                 due = judge(entry.seen, limits, now_ns)
                 if due is None:
                     continue
-                if not due.waits:
+                was_busy = entry.mark is not None and entry.mark.due.waits
+                is_idle = not (due.waits or was_busy)
+                if is_idle:
                     idle.append(entry)
                 moves = entry.seen.moves(limits, due.reason)
-                if not due.waits and entry.is_news(due, moves):
+                if is_idle and entry.is_news(due, moves):
                     calls, streams = entry.seen.user.calls, entry.seen.user.streams
                     idle_s = due.idle_ns / 1e9
                     events.append(ConnectionIdle(entry.peer, due.text, idle_s, calls, streams))

@@ -1,19 +1,34 @@
-"""What a detector finds idle, by each of its rules, and what becomes of it."""
+"""IdleConnectionDetector on a threaded server: what it closes, what it keeps, where it looks."""
 
+import os
+import resource
+import socket
 import threading
-import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import pytest
 
-from fixtures.idle_server import IdleServer, down, echo, let_it_rest, said, soon
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.idle_server import IdleServer, connect_from, down, echo, events_of, reset
+from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
-from rpcwheel.observe import ConnectionClosed, ConnectionIdle, IdleLimited
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.idle import ConnectionTable, IdleConnectionDetector, IdlePolicy
+from rpcwheel.idle.aio import ConnectionTable as AioConnectionTable
+from rpcwheel.observe import (
+    ConnectionClosed,
+    ConnectionIdle,
+    IdleLimited,
+    add_sink,
+    remove_sink,
+)
+from rpcwheel.timer import ManualTimer, WheelTimer
 
-# What is closed
+ECHO = "/test.Idle/Echo"
 
 
 def answers(channel) -> bool:
@@ -23,94 +38,119 @@ def answers(channel) -> bool:
         return False
 
 
-def test_an_idle_connection_is_closed_and_its_client_comes_again(server, channel, events):
+def is_open(connected: socket.socket) -> bool:
+    """Whether nothing but what a server says first has come."""
+    connected.setblocking(False)
+    try:
+        while connected.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    return False
+
+
+# --- What is idle --------------------------------------------------------------------------------
+
+
+def test_an_idle_connection_is_closed_and_its_client_connects_again(server, channel, events):
     server.detect()
     echo(channel)
     peer = server.connection().peer
-    let_it_rest()
-    assert soon(server, lambda: said(events, ConnectionClosed))
-    idle, closed = said(events, ConnectionIdle), said(events, ConnectionClosed)
+    server.wait_until_quiet()
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    idle, closed = events_of(events, ConnectionIdle), events_of(events, ConnectionClosed)
     assert [(event.peer, event.reason) for event in idle] == [(peer, "connection idle for 30 s")]
     assert [(event.peer, event.how) for event in closed] == [(peer, "shutdown")]
     assert server.table.snapshot() == ()
-    assert wait_until(lambda: answers(channel))  # the news takes a moment to the client
+    assert wait_until(lambda: answers(channel))  # the client hears of it a moment later
     assert server.connection().peer != peer
 
 
-def test_a_busy_connection_stays_while_an_idle_one_goes(server, channel, events):
+def test_a_used_connection_stays_while_an_idle_one_is_closed(server, channel, events):
     server.detect()
     other = server.channel()
     echo(other)
-    let_it_rest()
     echo(channel)
-    while not said(events, ConnectionClosed):
-        server.timer.advance(5)
+    peer = server.table.snapshot()[1].peer
+    server.wait_until_quiet()
+
+    def is_closed() -> bool:
         assert echo(channel) == b"x"
-    assert len(said(events, ConnectionClosed)) == 1
-    assert server.connection().calls > 1
+        server.advance(5)
+        return bool(events_of(events, ConnectionClosed))
+
+    assert wait_until(is_closed)
+    assert len(events_of(events, ConnectionClosed)) == 1
+    assert server.connection().peer == peer
 
 
-def test_a_call_in_flight_holds_its_connection(server, channel, events):
+def test_a_connection_that_never_made_a_call_is_closed(server, events):
+    detector = server.detect()
+    with server.raw(detector) as raw:
+        raw.settimeout(WAIT_S)
+        assert server.connection().calls == 0
+        server.wait_until_quiet()
+        server.advance_until(lambda: events_of(events, ConnectionClosed))
+        while raw.recv(4096):
+            pass  # what the server says first
+    assert server.table.snapshot() == ()
+
+
+def test_a_call_in_flight_is_not_idle_however_long_it_takes(server, channel, events):
     detector = server.detect(close_streams=True)
     server.gate = threading.Event()
-    call = channel.unary_unary("/test.Idle/Echo").future(b"x")
-    assert wait_until(server.table.snapshot)
-    server.timer.advance(1000)
-    let_it_rest()
+    call = channel.unary_unary(ECHO).future(b"x")
+    server.wait_until_quiet(open_calls=1)
+    server.advance(1000)
     assert detector.check() == []
     server.gate.set()
     assert call.result(WAIT_S) == b"x"
-    assert not said(events, ConnectionIdle)
+    assert not events_of(events, ConnectionIdle)
 
 
-def test_a_silent_stream_is_kept_unless_asked(server, channel):
+def test_a_silent_stream_is_kept_by_default(server, channel):
     detector = server.detect()
     call = down(channel)
-    let_it_rest()
-    server.timer.advance(1000)
+    server.wait_until_quiet(open_calls=1)
+    server.advance(1000)
     assert detector.check() == []
     server.down.put(b"still")
     assert next(call) == b"still"
     call.cancel()
 
 
-def test_a_silent_stream_is_ended_with_the_reason_and_then_its_connection(server, channel, events):
+def test_close_streams_ends_a_silent_stream_with_the_reason_and_then_the_connection(
+    server, channel, events
+):
     server.detect(close_streams=True)
     call = down(channel)
-    let_it_rest()
-    server.timer.advance(41)
+    server.wait_until_quiet(open_calls=1)
+    server.advance_until(call.done)
     with pytest.raises(grpc.RpcError) as error:
         next(call)
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     assert error.value.details() == "closed by the server: connection idle for 30 s"
-    let_it_rest()
-    assert soon(server, lambda: said(events, ConnectionClosed))
-    assert (said(events, ConnectionIdle)[0].calls, said(events, ConnectionIdle)[0].streams) == (
-        0,
-        1,
-    )
+    server.wait_until_quiet()
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    idle = events_of(events, ConnectionIdle)[0]
+    assert (idle.calls, idle.streams) == (0, 1)
 
 
-def test_a_stream_that_only_writes_is_not_all_idle(server, channel):
+@pytest.mark.parametrize("way", ["reads", "writes"])
+def test_a_stream_that_only_reads_or_only_writes_is_not_idle(server, channel, way):
     detector = server.detect(close_streams=True)
-    call = down(channel)
-    for _ in range(10):
-        server.timer.advance(10)
-        server.down.put(b"more")
-        assert next(call) == b"more"
-        assert detector.check() == []
-    call.cancel()
-
-
-def test_a_stream_that_only_reads_is_not_all_idle(server, channel):
-    detector = server.detect(close_streams=True)
-    lines = iter(lambda: wanted.wait(WAIT_S) and (wanted.clear() or b"line"), b"")
     wanted = threading.Event()
-    call = channel.stream_unary("/test.Idle/Up").future(lines)
+    lines = iter(lambda: wanted.wait(WAIT_S) and (wanted.clear() or b"line"), b"")
+    up = way == "reads"
+    call = channel.stream_unary("/test.Idle/Up").future(lines) if up else down(channel)
     for count in range(1, 6):
-        wanted.set()
-        assert wait_until(lambda: len(server.read) == count)  # noqa: B023
-        server.timer.advance(15)
+        if up:
+            wanted.set()
+            assert wait_until(lambda count=count: len(server.read) == count)
+        else:
+            server.down.put(b"more")
+            assert next(call) == b"more"
+        server.advance(15)
         assert detector.check() == []
     call.cancel()
     wanted.set()
@@ -119,115 +159,247 @@ def test_a_stream_that_only_reads_is_not_all_idle(server, channel):
 def test_read_idle_closes_a_stream_that_only_writes(server, channel):
     server.detect(None, read_idle=30, close_streams=True)
     call = down(channel)
-    let_it_rest()
+    server.wait_until_quiet(open_calls=1)
 
-    def go_on_writing():
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end:
-            server.down.put(b"more")
-            server.timer.advance(10)
-            next(call)
+    def go_on_writing() -> bool:
+        server.down.put(b"more")
+        server.advance(10)
+        next(call)
+        return False
 
     with pytest.raises(grpc.RpcError) as error:
-        go_on_writing()
+        wait_until(go_on_writing)
     assert error.value.details() == "closed by the server: nothing read for 30 s"
 
 
-def test_heartbeats_keep_nothing_open_unless_asked(server, channel):
+def test_heartbeats_keep_a_connection_open_only_if_they_count(server, channel):
     beat = {"metadata": [("rpcwheel-heartbeat", "1")]}
     detector = server.detect(close="report")
     echo(channel)
-    assert wait_until(server.is_calm)
+    server.wait_until_quiet()
     for _ in range(3):
-        server.timer.advance(10)
+        server.advance(10)
         echo(channel, **beat)
+        assert wait_until(lambda: server.table.open_calls == 0)
         assert detector.check() == []
-    server.timer.advance(1)
+    server.advance(1)
     assert [one.heartbeats for one in detector.check()] == [3]
+    detector.change(count_heartbeats=True)
+    assert detector.check() == []
 
 
-def test_counted_heartbeats_keep_a_connection_open(server, channel, events):
-    detector = server.detect(count_heartbeats=True)
-    for _ in range(10):
-        echo(channel, metadata=[("rpcwheel-heartbeat", "1")])
-        server.timer.advance(10)
-        assert detector.check() == []
+# --- Too old -------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_never_made_a_call_is_closed(server, events):
-    detector = server.detect()
-    with server.raw(detector) as raw:
-        raw.settimeout(WAIT_S)
-        assert server.connection().calls == 0
-        let_it_rest()
-        assert soon(server, lambda: said(events, ConnectionClosed))
-        while raw.recv(4096):
-            pass  # what the server says first
-    assert server.table.snapshot() == ()
-
-
-def test_an_old_connection_is_closed_though_it_is_used(server, channel, events):
+def test_max_age_closes_a_used_connection(server, channel, events):
     detector = server.detect(None, max_age=100, check=100)
     for _ in range(10):
         echo(channel)
-        server.timer.advance(10)
+        server.advance(10)
         assert wait_until(server.is_calm)
         assert detector.check() == []
-    let_it_rest()
+    server.wait_until_quiet()
     server.timer.advance(11)  # the limit, and at most a tenth of it
     assert [one.calls for one in detector.check()] == [10]
-    assert soon(server, lambda: said(events, ConnectionClosed))
-    assert said(events, ConnectionClosed)[0].reason == "connection open for 100 s"
-    assert echo(channel) == b"x"
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    assert events_of(events, ConnectionClosed)[0].reason == "connection open for 100 s"
+    assert wait_until(lambda: answers(channel))
 
 
-def test_a_stream_on_an_old_connection_has_its_grace(server, channel):
+def test_max_age_does_not_report_a_busy_connection_as_idle(timer, certificates, events):
+    """Not when it is found too old, and not by a later look at what is being closed already."""
+    server = IdleServer(timer, certificates=certificates)
+    detector = server.detect(None, max_age=100, check=100)
+    server.gate = threading.Event()
+    call = server.channel().unary_unary(ECHO).future(b"x")
+    server.wait_until_quiet(open_calls=1)
+    server.advance(111)
+    assert detector.check() == []
+    server.gate.set()
+    assert call.result(WAIT_S) == b"x"
+    assert wait_until(server.is_calm)
+    assert detector.check() == []
+    server.wait_until_quiet()
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    assert not events_of(events, ConnectionIdle)
+    server.close()
+
+
+def test_a_stream_on_a_connection_that_is_too_old_has_max_age_grace(server, channel):
     detector = server.detect(None, max_age=100, max_age_grace=50, check=10)
     call = down(channel)
-    let_it_rest()
-    server.timer.advance(145)
+    server.wait_until_quiet(open_calls=1)
+    server.advance(145)
     assert detector.check() == []
-    server.timer.advance(49)
+    server.advance(49)
     assert detector.check() == []
     assert call.is_active()
-    server.timer.advance(1)
+    server.advance(1)
     detector.check()
     with pytest.raises(grpc.RpcError) as error:
         next(call)
     assert error.value.details() == "closed by the server: connection open for 100 s"
 
 
-def test_a_report_closes_nothing_and_is_made_once(server, channel, events):
+# --- Reports and changes -------------------------------------------------------------------------
+
+
+def test_report_closes_nothing_and_tells_each_idleness_once(server, channel, events):
     detector = server.detect(close="report")
     echo(channel)
-    let_it_rest()
-    server.timer.advance(31)
-    assert [one.peer for one in detector.check()] == [server.connection().peer]
-    server.timer.advance(100)
-    detector.check()
-    assert wait_until(lambda: said(events, ConnectionIdle))
+    server.wait_until_quiet()
+    server.advance(31)
     peer = server.connection().peer
-    echo(channel)
-    assert wait_until(server.is_calm)
-    assert server.connection().peer == peer
-    assert len(said(events, ConnectionIdle)) == 1
-    server.timer.advance(31)
+    assert [one.peer for one in detector.check()] == [peer]
+    server.advance(100)
     detector.check()
-    assert wait_until(lambda: len(said(events, ConnectionIdle)) == 2)  # idle again is news
+    assert wait_until(lambda: events_of(events, ConnectionIdle))
+    echo(channel)
+    server.wait_until_quiet()
+    assert server.connection().peer == peer
+    server.advance(31)
+    detector.check()
+    assert wait_until(lambda: len(events_of(events, ConnectionIdle)) >= 2)  # idle again is news
+    assert len(events_of(events, ConnectionIdle)) == 2
 
 
 def test_settings_may_change_while_it_runs(server, channel, events):
     detector = server.detect(1000)
     echo(channel)
-    let_it_rest()
-    server.timer.advance(100)
+    server.wait_until_quiet()
+    server.advance(100)
     assert detector.check() == []
     assert detector.change(idle_timeout=30) is detector.policy
     assert [one.calls for one in detector.check()] == [1]
-    assert soon(server, lambda: said(events, ConnectionClosed))
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
 
 
-# Where the server listens
+def test_a_change_that_is_refused_changes_nothing(server):
+    detector = server.detect()
+    before = detector.policy
+    with pytest.raises(ConfigurationError):
+        detector.change(idle_timeout=-1)
+    assert detector.policy is before
+
+
+def test_without_a_limit_no_timeout_is_set(server):
+    detector = server.detect(None)
+    assert server.timer.pending == 0
+    detector.change(idle_timeout=30)
+    assert server.timer.pending == 1
+
+
+# --- Calls and clients of the moment -------------------------------------------------------------
+
+
+def test_another_connection_from_the_same_port_begins_anew(server):
+    detector = server.detect()
+    first = server.raw(detector)
+    here = first.getsockname()
+    server.advance(20)
+    reset(first)
+    with connect_from(here, server.port):
+        began: list[float] = []
+
+        def is_seen() -> bool:
+            detector.check()
+            began[:] = [one.first for one in server.table.snapshot()]
+            return began != [] and began[0] > 10
+
+        assert wait_until(is_seen)
+        server.advance(began[0] + 29 - server.timer.now)
+        assert detector.check() == []
+
+
+def test_no_socket_but_the_servers_own_is_touched(server, channel, events):
+    """Not a client's in this process, not another server's, not a plain one."""
+    other = IdleServer(server.timer)
+    stranger = other.channel()
+    assert echo(stranger) == b"x"
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    accepted, _ = listener.accept()
+    server.detect()
+    echo(channel)
+    server.wait_until_quiet()
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    server.advance(100)
+    before = other.connection()
+    assert echo(stranger) == b"x"
+    assert other.connection().peer == before.peer
+    client.sendall(b"x")
+    assert accepted.recv(1) == b"x"
+    assert len(events_of(events, ConnectionClosed)) == 1
+    for one in (listener, client, accepted):
+        one.close()
+    other.close()
+
+
+def test_a_process_without_a_free_descriptor_closes_its_idle_connections(server, events):
+    server.detect()
+    for channel in [server.channel() for _ in range(3)]:
+        echo(channel)
+    server.wait_until_quiet()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(int(number) for number, _ in descriptors()) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    held = []
+    try:
+        with suppress(OSError):  # there is no more
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        server.advance(31)
+        server.advance_until(lambda: not server.table.snapshot())
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert wait_until(lambda: len(events_of(events, ConnectionClosed)) == 3)
+
+
+def test_events_come_on_a_worker_and_of_each_connection_in_order(server):
+    seen = []
+
+    def sink(event) -> None:
+        if isinstance(event, ConnectionIdle | ConnectionClosed):
+            seen.append((event.peer, type(event), threading.current_thread().name))
+
+    detector = server.detect()
+    raws = [server.raw(detector) for _ in range(5)]
+    add_sink(sink)
+    try:
+        server.wait_until_quiet()
+        server.advance_until(lambda: len(seen) == 10)
+    finally:
+        remove_sink(sink)
+    for raw in raws:
+        raw.close()
+    assert {name.rpartition("-")[0] for _, _, name in seen} == {"rpcwheel-worker"}
+    for peer in {peer for peer, _, _ in seen}:
+        assert [kind for of, kind, _ in seen if of == peer] == [ConnectionIdle, ConnectionClosed]
+
+
+def test_a_sink_may_close_the_detector(server, channel):
+    detector = server.detect()
+    done = threading.Event()
+
+    def close(event) -> None:
+        if isinstance(event, ConnectionIdle):
+            detector.close()
+            done.set()
+
+    add_sink(close)
+    try:
+        echo(channel)
+        server.wait_until_quiet()
+        server.advance(41)
+        assert done.wait(WAIT_S)
+    finally:
+        remove_sink(close)
+    assert detector.closed
+
+
+# --- Where the server listens --------------------------------------------------------------------
 
 
 def test_without_ports_those_are_learned_where_calls_come_in(server, channel, events):
@@ -240,70 +412,204 @@ def test_without_ports_those_are_learned_where_calls_come_in(server, channel, ev
     echo(channel)
     assert wait_until(lambda: detector.check() == [] and len(server.table.snapshot()) == 2)
     assert {one.local_port for one in server.table.snapshot()} == {server.port}
-    let_it_rest()
-    assert soon(server, lambda: len(said(events, ConnectionClosed)) == 2)
-    silent_there.setblocking(False)
-    silent_there.recv(4096)  # what the server says first
-    with pytest.raises(BlockingIOError):  # still open
-        silent_there.recv(4096)
+    server.wait_until_quiet()
+    server.advance_until(lambda: len(events_of(events, ConnectionClosed)) == 2)
+    assert is_open(silent_there)
     silent.close()
     silent_there.close()
     other.close()
 
 
-def test_ports_that_are_not_the_servers_are_told(server, channel, events):
+@pytest.mark.parametrize("given", ["127.0.0.1:{}", None])
+def test_another_server_at_the_same_port_of_another_address_is_not_touched(server, events, given):
+    entered, gate = threading.Event(), threading.Event()
+
+    def wait(request, _):
+        entered.set()
+        gate.wait(WAIT_S)
+        return request
+
+    with ThreadPoolExecutor(2) as pool:
+        other = grpc.server(pool)
+        handler = grpc.unary_unary_rpc_method_handler(wait)
+        other.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("test.Idle", {"Echo": handler})]
+        )
+        assert other.add_insecure_port(f"127.0.0.2:{server.port}") == server.port
+        other.start()
+        detector = server.detect(ports=given and given.format(server.port))
+        with grpc.insecure_channel(f"127.0.0.2:{server.port}", options=IMPATIENT) as its:
+            echo(server.channel())
+            call = its.unary_unary(ECHO).future(b"x")
+            assert entered.wait(WAIT_S)
+            detector.check()
+            server.wait_until_quiet()
+            server.advance_until(lambda: events_of(events, ConnectionClosed))
+            server.advance(100)
+            detector.check()
+            gate.set()
+            assert call.result(WAIT_S) == b"x"
+            assert len(events_of(events, ConnectionClosed)) == 1
+        other.stop(None).wait()
+
+
+def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
+    other = IdleServer(server.timer)
     server.gate = threading.Event()
-    detector = server.detect(ports=2)
-    call = channel.unary_unary("/test.Idle/Echo").future(b"x")
+    detector = server.detect(ports=other.port)
+    call = channel.unary_unary(ECHO).future(b"x")
     assert wait_until(server.table.snapshot)
-    server.timer.advance(1)
+    server.advance(1)
     detector.check()
-    assert wait_until(lambda: said(events, IdleLimited))
-    assert "are these the server's ports?" in said(events, IdleLimited)[0].reason
+    assert wait_until(lambda: events_of(events, IdleLimited))
+    told = events_of(events, IdleLimited)[0].reason
+    assert f"at port {server.port}, but no socket of that peer is open at port {other.port}" in told
+    assert "are these the server's ports?" in told
     server.gate.set()
     assert call.result(WAIT_S) == b"x"
+    other.close()
 
 
-def test_a_client_at_a_unix_socket_is_told_of_and_not_closed(timer, tmp_path, events):
+def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, events):
     table = ConnectionTable(timer=timer)
     address = f"unix:{tmp_path}/it.sock"
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, interceptors=[table])
         server.add_generic_rpc_handlers(
-            [
-                grpc.method_handlers_generic_handler(
-                    "test.Idle", {"Echo": grpc.unary_unary_rpc_method_handler(lambda r, _: r)}
-                )
-            ]
+            [grpc.method_handlers_generic_handler("test.Idle", {"Echo": handler})]
         )
         server.add_insecure_port(address)
         server.start()
-        with pytest.warns(RuntimeWarning, match="can't be told apart, nor closed"):
+        with pytest.warns(RuntimeWarning, match="can't be told apart, nor closed") as warned:
             detector = IdleConnectionDetector(
                 server, 30, connections=table, ports=address, timer=timer
             )
+        assert warned[0].filename == __file__
         with detector, grpc.insecure_channel(address) as channel:
             echo(channel)
             assert wait_until(lambda: table.snapshot()[0].calls_open == 0)
             timer.advance(31)
             detector.check()
-            assert wait_until(lambda: said(events, ConnectionIdle))
+            assert wait_until(lambda: events_of(events, ConnectionIdle))
             assert [one.peer for one in table.snapshot()] == ["unix:"]
-            assert said(events, IdleLimited)
+            assert wait_until(lambda: events_of(events, IdleLimited))
             assert echo(channel) == b"x"
         server.stop(None).wait()
 
 
-# The end
+# --- Construction, the timer and the end ---------------------------------------------------------
 
 
-def test_it_may_be_closed_by_many_at_once_and_then_does_nothing(server, channel, events):
+def make(server, **settings) -> IdleConnectionDetector:
+    settings = {"connections": server.table, "timer": server.timer} | settings
+    return IdleConnectionDetector(server.server, **settings)
+
+
+REFUSED = [
+    ({"policy": IdlePolicy(), "read_idle": 5}, ConfigurationError, "not both"),
+    ({"policy": IdlePolicy(), "idle_timeout": 5}, ConfigurationError, "not both"),
+    ({"policy": {"idle_timeout": 5}}, TypeError, "policy must be an IdlePolicy, or None"),
+    ({"connections": object()}, TypeError, "connections must be the ConnectionTable"),
+    ({"connections": AioConnectionTable()}, TypeError, "ConnectionTable of rpcwheel.idle among"),
+    ({"idle": 5}, ConfigurationError, "there is no setting 'idle'"),
+    ({"idle_timeout": -5}, ConfigurationError, "idle_timeout"),
+    ({"ports": 0}, ConfigurationError, "which is no port"),
+    ({"ports": 65536}, ConfigurationError, "which is no port"),
+    ({"ports": "shop.example"}, ConfigurationError, '50051, "[::]:50051"'),
+    ({"ports": []}, ConfigurationError, '50051, "[::]:50051"'),
+    ({"ports": [5.0]}, TypeError, "ports has "),
+    ({"ports": b"50051"}, TypeError, "ports is "),
+    ({"timer": 5}, TypeError, "timer must be a WheelTimer"),
+]
+
+
+def test_arguments_that_are_refused_begin_nothing(server):
+    wrong = []
+    for settings, error, text in REFUSED:
+        try:
+            make(server, **settings).close()
+        except Exception as raised:  # noqa: BLE001 - compared with what is wanted
+            if type(raised) is error and text in str(raised):
+                continue
+            wrong.append((settings, raised))
+        else:
+            wrong.append((settings, "accepted"))
+    assert not wrong
+    for other in (None, object(), 5):
+        with pytest.raises(TypeError, match=r"server must be what grpc\.server\(\) gave"):
+            IdleConnectionDetector(other, connections=server.table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning):
+            make(server, ports="unix:/run/x.sock")
+    assert server.timer.pending == 0
+    make(server).close()  # the table is free
+
+
+def test_settings_may_be_given_as_a_policy(server):
+    policy = IdlePolicy(read_idle=5)
+    with make(server, policy=policy) as detector:
+        assert detector.policy is policy
+    with make(server, read_idle=5, close="report") as detector:
+        assert (detector.policy.read_idle, detector.policy.idle_timeout) == (5.0, 180.0)
+
+
+def test_a_table_has_one_detector_at_a_time(server):
+    with make(server), pytest.raises(ConfigurationError, match="belongs to another detector"):
+        make(server)
+    make(server).close()
+
+
+def test_a_timer_that_has_stopped_ends_the_looks_without_an_error(server, channel):
+    timer = ManualTimer()
+    detector = make(server, ports=server.port, timer=timer)
+    echo(channel)
+    timer.advance(29)
+    timer.stop()
+    assert detector.check() == []
+    detector.change(idle_timeout=60)
+    detector.close()
+
+
+def test_a_timer_that_is_full_is_reported(server, events):
+    with WheelTimer(max_pending=1) as timer:
+        taken = timer.new_timeout(lambda _: None, 1000)
+        with make(server, timer=timer) as detector:
+            assert wait_until(lambda: events_of(events, IdleLimited))
+            assert "no more looks, until check() or change()" in events[0].reason
+            taken.cancel()
+            detector.check()
+            assert timer.pending == 1
+
+
+def test_after_close_by_many_threads_nothing_is_done(server, channel, events):
     detector = server.detect()
     echo(channel)
-    let_it_rest()
+    server.wait_until_quiet()
     run_threads(*[detector.close] * 8)
     assert server.timer.pending == 0
-    server.timer.advance(1000)
+    server.advance(1000)
     assert detector.check() == []
     assert not events
     server.detect().close()  # the table is free for another
+
+
+def test_it_ends_with_its_server(timer):
+    server = IdleServer(timer)
+    detector = server.detect()
+    server.server.stop(None).wait()
+    server.advance_until(lambda: detector.closed)
+    assert timer.pending == 0
+    server.close()
+
+
+def test_it_ends_when_its_server_is_dropped(timer):
+    class Server:
+        def wait_for_termination(self, timeout):
+            return True
+
+    detector = IdleConnectionDetector(Server(), connections=ConnectionTable(), timer=timer)
+    timer.advance(60)
+    assert wait_until(lambda: detector.closed)
+    assert timer.pending == 0
