@@ -1,4 +1,4 @@
-"""A threaded server's calls, as its table sees them, and the detector that ends with it."""
+"""ConnectionTable on a threaded server: what it counts, and which calls hold a connection."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,12 +7,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fixtures.idle_server import IdleServer, down, echo, let_it_rest, said, soon
+from fixtures.idle_server import IdleServer, down, echo, events_of
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
+from rpcwheel.idle import ConnectionTable
+from rpcwheel.idle.aio import ConnectionTable as AioConnectionTable
 from rpcwheel.observe import ConnectionClosed, ConnectionKept, IdleLimited
 
-# What is seen
+ECHO = "/test.Idle/Echo"
+
+# --- What is seen --------------------------------------------------------------------------------
 
 
 def test_a_call_is_seen_with_its_messages_and_its_end(server, channel):
@@ -103,14 +106,14 @@ def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
     assert echo(channel) == b"x"
     detector = server.detect()
     detector.check()
-    let_it_rest()
-    timer.advance(31)  # for the kernel it was used a moment ago
+    server.wait_until_quiet()
+    server.advance(31)
     detector.check()
-    detector.check()
-    assert wait_until(lambda: said(events, ConnectionKept))
-    assert not said(events, ConnectionClosed)
-    assert "context.peer() failed" in said(events, IdleLimited)[0].reason
-    assert len(said(events, IdleLimited)) == 1
+    assert wait_until(lambda: events_of(events, ConnectionKept))
+    assert wait_until(lambda: events_of(events, IdleLimited))
+    assert not events_of(events, ConnectionClosed)
+    assert "context.peer() failed" in events_of(events, IdleLimited)[0].reason
+    assert len(events_of(events, IdleLimited)) == 1
     server.close()
 
 
@@ -180,18 +183,16 @@ def test_calls_whose_peer_is_hidden_keep_connections_only_as_long_as_they_may_be
 ):
     hide = around(lambda inner: inner)
     server = IdleServer(timer, before=[hide])
-    detector = server.detect()
+    server.detect()
     hide.context = Hidden
     assert echo(server.channel()) == b"x"
     hide.context = lambda inner: inner
     timer.advance(100)
     channel = server.channel()
     assert echo(channel) == b"x"  # since then none is hidden
-    assert wait_until(server.is_calm)
-    let_it_rest()
-    timer.advance(31)
-    detector.check()
-    assert soon(server, lambda: said(events, ConnectionClosed))
+    server.wait_until_quiet()
+    server.advance(31)
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
     server.close()
 
 
@@ -219,25 +220,145 @@ class Hidden:
         self.inner = inner
 
 
-# The end
+# --- Calls that no handler has begun yet ---------------------------------------------------------
 
 
-def test_it_ends_with_its_server(timer):
-    server = IdleServer(timer)
+class Handing(grpc.ServerInterceptor):
+    """Makes a handler of its own for each call, as most interceptors do."""
+
+    def intercept_service(self, continuation, details):
+        handler = continuation(details)
+
+        def serve(request, context):
+            return handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def let_the_limit_pass(server, detector, open_calls: int) -> None:
+    """And all that a detector would try in a second."""
+    server.wait_until_quiet(open_calls)
+    server.advance(31)
+    detector.check()
+    for _ in range(12):
+        server.advance(0.1)
+
+
+BEFORE = pytest.mark.parametrize(
+    "before", [[], [Handing()]], ids=["first", "behind another interceptor"]
+)
+
+
+@BEFORE
+def test_a_connection_whose_first_call_waits_for_a_thread_is_kept(timer, before, events):
+    server = IdleServer(timer, workers=1, before=before)
     detector = server.detect()
-    server.server.stop(None).wait()
-    timer.advance(10)
-    assert wait_until(lambda: detector.closed)
-    assert timer.pending == 0
+    server.gate = threading.Event()
+    first = server.channel().unary_unary(ECHO).future(b"first")
+    assert wait_until(lambda: server.table.open_calls == 1)
+    waiting = server.channel().unary_unary(ECHO).future(b"x")
+    assert wait_until(lambda: server.received_calls() == 2)
+    known = 1 if before else 2
+    let_the_limit_pass(server, detector, open_calls=known)
+    server.gate.set()
+    assert (first.result(WAIT_S), waiting.result(WAIT_S)) == (b"first", b"x")
+    assert not events_of(events, ConnectionClosed)
     server.close()
 
 
-def test_it_ends_when_its_server_is_dropped(timer):
-    class Server:
-        def wait_for_termination(self, timeout):
-            return True
+@BEFORE
+def test_a_connection_whose_next_call_waits_for_a_thread_is_kept(timer, before, events):
+    server = IdleServer(timer, workers=1, before=before)
+    detector = server.detect()
+    channel = server.channel()
+    assert echo(channel) == b"x"
+    server.gate = threading.Event()
+    calls = [server.channel().unary_unary(ECHO).future(b"y")]
+    assert wait_until(lambda: server.table.open_calls == 1)
+    calls.append(channel.unary_unary(ECHO).future(b"y"))
+    assert wait_until(lambda: server.received_calls() == 2)
+    let_the_limit_pass(server, detector, open_calls=1 if before else 2)
+    server.gate.set()
+    assert [call.result(WAIT_S) for call in calls] == [b"y", b"y"]
+    assert not events_of(events, ConnectionClosed)
+    server.close()
 
-    detector = IdleConnectionDetector(Server(), connections=ConnectionTable(), timer=timer)
-    timer.advance(60)
-    assert wait_until(lambda: detector.closed)
-    assert timer.pending == 0
+
+@BEFORE
+def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(timer, before, events):
+    server = IdleServer(timer, before=before)
+    detector = server.detect()
+    channel, come = server.channel(), threading.Event()
+    assert echo(channel) == b"x"
+    assert wait_until(server.is_calm)
+    late = channel.stream_unary(ECHO).future(iter(lambda: come.wait(WAIT_S) and b"late", None))
+    assert wait_until(lambda: server.received_calls() == 1)
+    let_the_limit_pass(server, detector, open_calls=0 if before else 1)
+    assert not late.done()
+    come.set()
+    late.cancel()
+    assert not events_of(events, ConnectionClosed)
+    assert wait_until(lambda: server.table.open_calls == 0)  # and has not begun
+    server.close()
+
+
+def test_waiting_calls_are_counted_once_and_no_longer_than_they_last(timer):
+    server = IdleServer(timer, workers=1)
+    server.detect()
+    server.gate = threading.Event()
+    channel = server.channel()
+    calls = [channel.unary_unary(ECHO).future(b"x") for _ in range(3)]
+    assert wait_until(lambda: server.table.snapshot() and server.connection().calls_open == 3)
+    calls[2].cancel()
+    assert wait_until(lambda: server.connection().calls_open == 2)
+    server.gate.set()
+    assert [call.result(WAIT_S) for call in calls[:2]] == [b"x"] * 2
+    assert wait_until(server.is_calm)
+    assert (server.connection().calls, server.table.open_calls) == (3, 0)
+    server.close()
+
+
+def test_where_the_table_is_not_among_the_interceptors_nothing_in_use_is_closed(timer, events):
+    gate = threading.Event()
+    server = IdleServer(timer)
+    with ThreadPoolExecutor(2) as pool:
+        forgetful = grpc.server(pool)  # no interceptors
+        echoing = grpc.unary_unary_rpc_method_handler(lambda r, _: gate.wait(WAIT_S) and r)
+        forgetful.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("test.Idle", {"Echo": echoing})]
+        )
+        server.server.stop(None).wait()
+        server.server, server.table = forgetful, ConnectionTable(timer=timer)
+        server.port = forgetful.add_insecure_port("127.0.0.1:0")
+        forgetful.start()
+        detector = server.detect()
+        channel = server.channel()
+        call = channel.unary_unary(ECHO).future(b"x")
+        assert wait_until(lambda: server.received_calls() == 1)
+        let_the_limit_pass(server, detector, open_calls=0)
+        assert not call.done()
+        gate.set()
+        assert call.result(WAIT_S) == b"x"
+        let_the_limit_pass(server, detector, open_calls=0)  # the next would not be seen either
+        assert echo(channel) == b"x"
+        assert not events_of(events, ConnectionClosed)
+        assert wait_until(lambda: events_of(events, IdleLimited))
+        assert "is the ConnectionTable among" in events_of(events, IdleLimited)[0].reason
+        server.close()
+
+
+# --- The table -----------------------------------------------------------------------------------
+
+
+def test_a_table_without_a_detector_needs_no_timer(server, channel):
+    echo(channel)
+    assert server.timer.pending == 0
+    assert server.connection().calls == 1
+    assert repr(server.table).endswith("1 connections>")
+
+
+@pytest.mark.parametrize("table", [ConnectionTable, AioConnectionTable])
+def test_what_is_no_timer_is_refused(table):
+    for timer in (5, "wheel", object()):
+        with pytest.raises(TypeError, match="timer must be a WheelTimer"):
+            table(timer=timer)

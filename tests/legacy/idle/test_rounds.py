@@ -1,21 +1,22 @@
-"""The looks of a detector: where they run, that they never overlap, and how they end."""
+"""How a detector's looks are made: where they run, what they decide and do, and their locks."""
 
 import threading
 import time
-import warnings
 
 import grpc
 import pytest
 
-from fixtures.idle_server import IdleServer, connect_from, echo, let_it_rest, reset, said, soon
+from fixtures.idle_server import IdleServer, connect_from, echo, events_of, reset
+from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import ConfigurationError
-from rpcwheel.idle import ConnectionTable, IdleConnectionDetector, IdlePolicy
-from rpcwheel.idle import aio as idle_aio
-from rpcwheel.idle import sync as idle_sync
-from rpcwheel.observe import ConnectionClosed, ConnectionIdle, IdleLimited, add_sink, remove_sink
-from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
+from rpcwheel.idle import IdleConnectionDetector, closing
+from rpcwheel.idle.closing import FRESH_NS, Settled, _finishing
+from rpcwheel.idle.core import NOTHING, TRY_NS
+from rpcwheel.idle.entry import Call
+from rpcwheel.idle.table import Connections
+from rpcwheel.observe import ConnectionClosed, ConnectionIdle, ConnectionKept, IdleLimited
+from rpcwheel.timer import WheelTimer, shared_timer
 
 
 class Watched(IdleConnectionDetector):
@@ -32,7 +33,7 @@ class Watched(IdleConnectionDetector):
         self.threads.append(threading.current_thread().name)
         self.at_once += 1
         self.most = max(self.most, self.at_once)
-        time.sleep(0.01)
+        time.sleep(0.002)
         self.gate.wait(WAIT_S)
         super()._look()
         self.at_once -= 1
@@ -44,7 +45,7 @@ def test_looks_run_on_workers_and_never_two_at_once(events):
         detector = Watched(
             server.server, 0.005, connections=server.table, ports=server.port, timer=timer
         )
-        run_threads(*[lambda: [detector.check() for _ in range(10)]] * 4)
+        run_threads(*[lambda: [detector.check() for _ in range(5)]] * 4)
         assert wait_until(
             lambda: any(name.startswith("rpcwheel-worker") for name in detector.threads)
         )
@@ -77,7 +78,7 @@ def test_close_waits_for_the_look_that_is_under_way(server):
 def test_what_was_marked_is_not_closed_after_close(server, channel):
     detector = server.detect()
     echo(channel)
-    let_it_rest()
+    server.wait_until_quiet()
     detector._look()
     server.timer._hub.manual_ns += 31_000_000_000
     assert detector._decide([])
@@ -87,181 +88,19 @@ def test_what_was_marked_is_not_closed_after_close(server, channel):
     assert server.connection().calls == 1
 
 
-def test_a_sink_may_close_the_detector_that_tells_it(server, channel):
-    detector = server.detect()
-    done = threading.Event()
-
-    def close(event) -> None:
-        if isinstance(event, ConnectionIdle):
-            detector.close()
-            done.set()
-
-    add_sink(close)
-    try:
-        echo(channel)
-        let_it_rest()
-        server.timer.advance(41)
-        assert done.wait(WAIT_S)
-    finally:
-        remove_sink(close)
-    assert detector.closed
-
-
-def test_events_come_on_a_worker_and_in_order(server):
-    seen = []
-
-    def sink(event) -> None:
-        seen.append((event.peer, type(event), threading.current_thread().name))
-
-    add_sink(sink)
-    try:
-        detector = server.detect()
-        raws = [server.raw(detector) for _ in range(20)]
-        let_it_rest()
-        assert soon(server, lambda: len(seen) == 40)
-    finally:
-        remove_sink(sink)
-    for raw in raws:
-        raw.close()
-    assert {name.rpartition("-")[0] for _, _, name in seen} == {"rpcwheel-worker"}
-    for peer in {peer for peer, _, _ in seen}:
-        assert [kind for of, kind, _ in seen if of == peer] == [ConnectionIdle, ConnectionClosed]
-
-
-def test_a_timer_that_has_stopped_raises_nothing(server, channel):
-    timer = ManualTimer()
-    detector = IdleConnectionDetector(
-        server.server, 30, connections=server.table, ports=server.port, timer=timer
-    )
-    echo(channel)
-    let_it_rest()
-    timer.advance(29)
-    timer.stop()
-    assert detector.check() == []
-    detector.change(idle_timeout=60)
-    detector.close()
-
-
 def test_it_goes_on_in_another_shared_timer_when_the_one_before_was_stopped(server, events):
     channel = server.channel()
-    with make(server, idle_timeout=0.3, check=0.1, timer=None):
+    with server.detect(0.3, check=0.1, timer=None):
         echo(channel)
         shared_timer().stop()
         shared_timer()  # whoever asks for it
-        assert wait_until(lambda: said(events, ConnectionClosed))
+        assert wait_until(lambda: events_of(events, ConnectionClosed))
 
 
-def test_a_timer_that_is_full_is_told(server, events):
-    with WheelTimer(max_pending=1) as timer:
-        taken = timer.new_timeout(lambda _: None, 1000)
-        with make(server, timer=timer) as detector:
-            assert wait_until(lambda: said(events, IdleLimited))
-            assert "no more looks, until check() or change()" in events[0].reason
-            taken.cancel()
-            detector.check()
-            assert timer.pending == 1
-
-
-def test_a_change_to_reports_lets_go_of_what_was_marked(server, channel):
-    detector = server.detect(close="goaway")
-    echo(channel)
-    entry = server.table.entries()[0]
-    let_it_rest()
-    server.timer.advance(41)
-    assert wait_until(lambda: entry.mark is not None and entry.mark.left_ns is not None)
-    detector.change(close="report")
-    assert entry.mark is None
-
-
-def test_descriptors_of_what_was_closed_are_free(server, events):
-    detector = server.detect()
-    raws = [server.raw(detector) for _ in range(10)]
-    assert len(open_ports(server)) == 10
-    let_it_rest()
-    assert soon(server, lambda: len(said(events, ConnectionClosed)) == 10)
-    assert wait_until(lambda: not open_ports(server))
-    for raw in raws:
-        raw.close()
-
-
-def open_ports(server) -> list:
-    from rpcwheel.idle.peers import open_sockets  # noqa: PLC0415
-
-    return [one.text for one in open_sockets(lambda _, port: port == server.port)]
-
-
-def test_a_port_that_is_used_again_is_a_new_connection(server):
-    detector = server.detect()
-    first = server.raw(detector)
-    here = first.getsockname()
-    server.timer.advance(25)
-    reset(first)
-    again = connect_from(here, server.port)
-    assert wait_until(lambda: detector.check() == [] and first_seen(server) == [25])
-    server.timer.advance(29)
-    assert detector.check() == []
-    again.close()
-
-
-def first_seen(server) -> list[int]:
-    return [round(one.first) for one in server.table.snapshot()]
-
-
-# What it is given
-
-
-def make(server, **settings) -> IdleConnectionDetector:
-    settings = {"connections": server.table, "timer": server.timer} | settings
-    return IdleConnectionDetector(server.server, **settings)
-
-
-def test_settings_may_be_given_as_a_policy(server):
-    policy = IdlePolicy(read_idle=5)
-    with make(server, policy=policy) as detector:
-        assert detector.policy is policy
-    with make(server, read_idle=5, close="report") as detector:
-        assert (detector.policy.read_idle, detector.policy.idle_timeout) == (5.0, 180.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "said"),
-    [
-        ({"policy": IdlePolicy(), "read_idle": 5}, ConfigurationError, "not both"),
-        ({"policy": IdlePolicy(), "idle_timeout": 5}, ConfigurationError, "not both"),
-        ({"policy": {"idle_timeout": 5}}, TypeError, "policy must be an IdlePolicy, or None"),
-        ({"connections": object()}, TypeError, "connections must be the ConnectionTable"),
-        ({"idle": 5}, ConfigurationError, "there is no setting 'idle'"),
-        ({"idle_timeout": -5}, ConfigurationError, "idle_timeout"),
-        ({"ports": 0}, ConfigurationError, "which is no port"),
-        ({"timer": 5}, TypeError, "timer must be a WheelTimer"),
-    ],
-)
-def test_what_can_not_be_is_refused_and_nothing_is_begun(server, settings, error, said):
-    with pytest.raises(error, match=said):
-        make(server, **settings)
-    assert server.timer.pending == 0
-    make(server).close()  # the table is free
-
-
-def test_a_table_has_one_detector_at_a_time(server):
-    with make(server), pytest.raises(ConfigurationError, match="belongs to another detector"):
-        make(server)
-    make(server).close()
-
-
-def test_a_change_that_can_not_be_changes_nothing(server):
-    with make(server) as detector:
-        before = detector.policy
-        with pytest.raises(ConfigurationError):
-            detector.change(idle_timeout=-1)
-        assert detector.policy is before
-
-
-@pytest.mark.parametrize("settings", [{"idle_timeout": 600}, {"close": "report"}])
-def test_a_change_while_a_round_decides_holds_for_what_it_closes(server, channel, settings):
+def test_a_change_while_a_round_decides_holds_for_what_it_closes(server, channel):
     detector = server.detect(1)
     echo(channel)
-    let_it_rest()
+    server.wait_until_quiet()
     detector._look()
     server.timer._hub.manual_ns += 2_000_000_000
     entries = detector.connections.entries
@@ -271,7 +110,7 @@ def test_a_change_while_a_round_decides_holds_for_what_it_closes(server, channel
         found = entries()
         if not changed:
             changed.append(1)
-            detector.change(**settings)
+            detector.change(idle_timeout=600)
         return found
 
     detector.connections.entries = then_change  # as if the round were here already
@@ -282,81 +121,18 @@ def test_a_change_while_a_round_decides_holds_for_what_it_closes(server, channel
     assert server.connection().calls == 2
 
 
-def test_a_construction_that_fails_leaves_the_table_to_the_next(server):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(RuntimeWarning):
-            make(server, ports="unix:/run/x.sock")
-    make(server).close()
-
-
-@pytest.mark.parametrize("ports", ["unix:/run/x.sock", 1])
-def test_that_unix_sockets_can_not_be_closed_is_said_where_the_detector_is_made(server, ports):
-    with pytest.warns(RuntimeWarning, match="can't be told apart, nor closed") as told:
-        make(server, ports=ports).close()
-    assert told[0].filename == __file__
-
-
-@pytest.mark.parametrize("other", [None, object(), 5])
-def test_what_is_no_server_is_refused(server, other):
-    with pytest.raises(TypeError, match=r"server must be what grpc\.server\(\) gave"):
-        IdleConnectionDetector(other, connections=server.table)
-    make(server).close()
-
-
-def test_a_table_of_the_other_world_is_refused(server):
-    with pytest.raises(
-        TypeError, match=r"connections must be the ConnectionTable of rpcwheel\.idle"
-    ):
-        make(server, connections=idle_aio.ConnectionTable())
-
-
-def test_without_limits_nothing_is_ever_looked_at(server):
-    with make(server, idle_timeout=None) as detector:
-        assert server.timer.pending == 0
-        detector.change(idle_timeout=30)
-        assert server.timer.pending == 1
-
-
 def test_where_connections_can_not_be_seen_they_are_told_of(server, channel, events, monkeypatch):
     monkeypatch.setattr("rpcwheel.idle.detector.SUPPORTED", False)
     with pytest.warns(RuntimeWarning, match="does not show a process its sockets"):
-        detector = make(server, idle_timeout=30)
+        detector = server.detect()
     echo(channel)
-    let_it_rest()
+    server.wait_until_quiet()
     server.timer.advance(41)
-    assert wait_until(lambda: said(events, ConnectionIdle))
+    assert wait_until(lambda: events_of(events, ConnectionIdle))
     detector.close()
     assert echo(channel) == b"x"
-    assert not said(events, ConnectionClosed)
+    assert not events_of(events, ConnectionClosed)
     assert server.connection().calls == 2
-
-
-def test_a_table_alone_costs_no_timer_and_shows_what_calls_do(channel, server):
-    echo(channel)
-    assert server.timer.pending == 0
-    assert server.connection().calls == 1
-    assert repr(server.table).endswith("1 connections>")
-
-
-def test_the_table_is_no_interceptor_for_the_other_world():
-    assert issubclass(ConnectionTable, grpc.ServerInterceptor)
-    assert idle_sync.__all__ == ["ConnectionTable", "IdleConnectionDetector"]
-
-
-def test_that_a_client_under_tls_can_not_be_asked_to_leave_is_told(server, channel, events):
-    detector = server.detect(close="goaway")
-    echo(channel)
-    (entry,) = server.table.entries()
-    assert entry.seen.plain
-    entry.seen.plain = False  # as it is under TLS
-    let_it_rest()
-    server.timer.advance(31)
-    detector.check()
-    assert wait_until(lambda: said(events, IdleLimited))
-    assert "under TLS can't be asked to leave" in said(events, IdleLimited)[0].reason
-    assert soon(server, lambda: said(events, ConnectionClosed))
-    assert said(events, ConnectionClosed)[0].how == "shutdown"
 
 
 def test_what_is_told_under_the_lock_of_the_table_waits_for_no_change_of_settings(timer, events):
@@ -379,5 +155,147 @@ def test_what_is_told_under_the_lock_of_the_table_waits_for_no_change_of_setting
         assert not told.is_alive()
     change.join(WAIT_S)
     assert not change.is_alive()
-    assert wait_until(lambda: said(events, IdleLimited))
+    assert wait_until(lambda: events_of(events, IdleLimited))
+    server.close()
+
+
+def test_a_call_between_the_decision_and_the_end_keeps_the_connection(server, channel, events):
+    detector = server.detect()
+    echo(channel)
+    server.wait_until_quiet()
+    detector._look()
+    server.timer._hub.manual_ns += 31_000_000_000  # without a round of the timer's
+    told = []
+    assert len(detector._decide(told)) == 1
+    echo(channel)
+    server.wait_until_quiet()
+    detector._close_marked(told)
+    assert [type(event) for event in told] == [ConnectionIdle, ConnectionKept]
+    assert told[1].reason == "it is used again"
+    assert echo(channel) == b"x"
+    assert server.connection().calls == 3
+
+
+def test_another_connection_from_the_port_of_a_marked_one_is_not_touched(server):
+    detector = server.detect()
+    first = server.raw(detector)
+    here = first.getsockname()
+    server.wait_until_quiet()
+    server.timer._hub.manual_ns += 31_000_000_000
+    assert len(detector._decide([])) == 1
+    reset(first)
+    again = connect_from(here, server.port)
+    server.wait_until_quiet()
+    detector._close_marked(told := [])
+    assert told == []
+    again.setblocking(False)
+    again.recv(4096)  # what the server says first
+    with pytest.raises(BlockingIOError):  # still open
+        again.recv(4096)
+    again.close()
+
+
+def test_an_open_call_is_ended_once(timer):
+    table = Connections(timer=timer)
+    call = Call(table, "ipv4:10.0.0.1:1", streams=True, heartbeat=False)
+    assert _finishing(call.entry, "why") == [(call, "why")]
+    assert _finishing(call.entry, "why") == []
+
+
+class Clock:
+    """Time that moves by hand."""
+
+    now_ns = 100
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+def test_a_moment_is_given_again_when_it_is_over_and_no_more_if_it_was_not_had(monkeypatch):
+    monkeypatch.setattr(closing, "time", clock := Clock())
+    given = iter([True, True, False])
+    settled = Settled(lambda: next(given))
+    assert settled.seen_ago_ns() is None
+    settled.renew()
+    clock.now_ns += FRESH_NS
+    settled.renew()
+    assert settled.seen_ago_ns() == FRESH_NS
+    clock.now_ns += 1
+    settled.renew()
+    assert settled.seen_ago_ns() == 0
+    clock.now_ns += FRESH_NS + 1
+    settled.renew()
+    settled.renew()
+    assert settled.seen_ago_ns() is None
+
+
+def test_what_comes_while_the_server_has_its_moment_counts_as_not_seen(monkeypatch):
+    monkeypatch.setattr(closing, "time", clock := Clock())
+
+    def settle() -> bool:
+        clock.now_ns += 70
+        return True
+
+    settled = Settled(settle)
+    settled.renew()
+    clock.now_ns += 1
+    assert settled.seen_ago_ns() == 71
+
+
+def test_no_socket_is_held_while_the_server_has_its_moment(server, channel):
+    detector = server.detect()
+    echo(channel)
+    server.wait_until_quiet()
+    detector._look()
+    server.timer._hub.manual_ns += 31_000_000_000
+    held = []
+
+    def settle() -> bool:
+        hand = detector._scan.slot._hand
+        held.append(dict(descriptors())[str(hand)])
+        return True
+
+    def close() -> bool:  # more than once, if the machine stands still after the server's moment
+        detector._decide([])
+        detector._close_marked([])
+        server.timer._hub.manual_ns += TRY_NS
+        return server.table.snapshot() == ()
+
+    detector._settle = settle
+    assert wait_until(close)
+    assert set(held) == {"/dev/null"}
+
+
+class Hiding(grpc.ServerInterceptor):
+    """Makes a handler of its own for each call, as most do."""
+
+    def intercept_service(self, continuation, details):
+        handler = continuation(details)
+
+        def serve(request, context):
+            return handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def test_while_a_call_is_not_known_nothing_counts_as_heard(timer):
+    """It may wait since then, whatever else its connection does meanwhile."""
+    server = IdleServer(timer, workers=1, before=[Hiding()])
+    detector = server.detect()
+    server.gate = threading.Event()
+    calls = [server.channel().unary_unary("/test.Idle/Echo").future(b"x") for _ in range(2)]
+    assert wait_until(lambda: server.received_calls() == 2)
+    assert wait_until(lambda: server.table.open_calls == 1)
+    heard_ns = server.table.heard_ns
+    for _ in range(3):
+        detector.check()
+        detector._settle()
+    assert server.table.heard_ns == heard_ns
+    assert detector._coming_ago_ns(settled=True) > 0
+    server.gate.set()
+    assert [call.result(WAIT_S) for call in calls] == [b"x"] * 2
+    assert wait_until(server.is_calm)
+    assert wait_until(lambda: detector.check() is not None and server.table.heard_ns > heard_ns)
+    assert wait_until(lambda: detector._coming_ago_ns(settled=True) == NOTHING)
+    assert detector._coming_ago_ns(settled=False) > 0
     server.close()

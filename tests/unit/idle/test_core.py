@@ -84,12 +84,12 @@ def test_a_silent_stream_is_idle_only_if_the_policy_says_so():
     assert reason(one, 100, idle_timeout=10, close_streams=True) is Reason.IDLE
 
 
-@pytest.mark.parametrize("way", ["read", "wrote"])
-def test_a_stream_that_goes_one_way_only_is_not_all_idle(way):
-    one = seen()
-    one.user.begin(0, streams=True)
-    getattr(one.user, way)(95 * S)
-    assert reason(one, 100, idle_timeout=10, close_streams=True) is None
+def test_a_stream_that_goes_one_way_only_is_not_all_idle():
+    for way in ("read", "wrote"):
+        one = seen()
+        one.user.begin(0, streams=True)
+        getattr(one.user, way)(95 * S)
+        assert reason(one, 100, idle_timeout=10, close_streams=True) is None, way
 
 
 def test_read_idle_and_write_idle_look_one_way_each():
@@ -157,8 +157,7 @@ def test_the_grace_begins_when_the_age_is_noticed_however_late_that_is():
     assert step(one, mark, QUIET, found, 150 * S) is Step.END_CALLS
 
 
-@pytest.mark.parametrize("close", ["shutdown", "goaway"])
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize(("close", "busy"), [("shutdown", True), ("goaway", False)])
 def test_the_client_of_one_that_is_too_old_is_asked_to_leave_if_it_can_be(close, busy):
     one = seen()
     one.plain = True
@@ -202,13 +201,13 @@ def test_a_call_that_began_since_the_decision_keeps_it():
     assert step(one, mark, QUIET, found, 11 * S) is Step.KEEP_USED
 
 
-@pytest.mark.parametrize("way", ["read", "wrote"])
-def test_a_message_since_the_decision_keeps_it(way):
-    one = seen()
-    one.user.begin(0, streams=True)
-    mark, found = marked(one, 11, idle_timeout=10, close_streams=True)
-    getattr(one.user, way)(11 * S)
-    assert step(one, mark, QUIET, found, 11 * S) is Step.KEEP_USED
+def test_a_message_since_the_decision_keeps_it():
+    for way in ("read", "wrote"):
+        one = seen()
+        one.user.begin(0, streams=True)
+        mark, found = marked(one, 11, idle_timeout=10, close_streams=True)
+        getattr(one.user, way)(11 * S)
+        assert step(one, mark, QUIET, found, 11 * S) is Step.KEEP_USED, way
 
 
 def test_a_heartbeat_since_the_decision_keeps_it_only_if_heartbeats_count():
@@ -219,15 +218,13 @@ def test_a_heartbeat_since_the_decision_keeps_it_only_if_heartbeats_count():
         assert step(one, mark, QUIET, found, 11 * S) is then
 
 
-@pytest.mark.parametrize(
-    "look", [QUIET._replace(unread=1), QUIET._replace(received_ago_ns=QUIET_NS - 1)]
-)
-def test_bytes_that_just_came_are_waited_for_and_keep_it_if_they_go_on(look):
-    one = seen()
-    mark, found = marked(one, 11, idle_timeout=10)
-    assert step(one, mark, look, found, 11 * S) is Step.WAIT
-    mark.tries = TRIES
-    assert step(one, mark, look, found, 11 * S) is Step.KEEP_BUSY
+def test_bytes_that_just_came_are_waited_for_and_keep_it_if_they_go_on():
+    for look in (QUIET._replace(unread=1), QUIET._replace(received_ago_ns=QUIET_NS - 1)):
+        one = seen()
+        mark, found = marked(one, 11, idle_timeout=10)
+        assert step(one, mark, look, found, 11 * S) is Step.WAIT
+        mark.tries = TRIES
+        assert step(one, mark, look, found, 11 * S) is Step.KEEP_BUSY
 
 
 def test_bytes_that_never_are_a_message_do_not_keep_a_stream_that_is_not_read():
@@ -255,13 +252,13 @@ def test_a_call_that_waits_keeps_one_that_others_have_used_since_it_came():
     assert step(one, mark, look, found, 16 * S) is Step.KEEP_DOUBTFUL
 
 
-@pytest.mark.parametrize("came_s", [0, 5, 1000])
-def test_what_came_before_the_oldest_call_that_is_on_its_way_keeps_nothing(came_s):
+def test_what_came_before_the_oldest_call_that_is_on_its_way_keeps_nothing():
     one = seen()
     mark, found = marked(one, 25, idle_timeout=10)
-    for ago_ns, then in ((LATE_NS - 1, Step.WAIT), (LATE_NS, Step.SHUTDOWN)):
-        look = QUIET._replace(coming_ago_ns=came_s * S, received_ago_ns=came_s * S + ago_ns)
-        assert step(one, mark, look, found, 25 * S) is then
+    for came_s in (0, 5, 1000):
+        for ago_ns, then in ((LATE_NS - 1, Step.WAIT), (LATE_NS, Step.SHUTDOWN)):
+            look = QUIET._replace(coming_ago_ns=came_s * S, received_ago_ns=came_s * S + ago_ns)
+            assert step(one, mark, look, found, 25 * S) is then, (came_s, ago_ns)
 
 
 def test_bytes_that_the_server_may_not_have_seen_are_waited_for():

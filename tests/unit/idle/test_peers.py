@@ -7,18 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import grpc
 import pytest
 
-from fixtures.grpc_servers import IMPATIENT
 from fixtures.leaks import descriptors
-from fixtures.small_servers import METHOD, small
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import wait_until
 from rpcwheel.idle import peers
 from rpcwheel.idle.peers import open_sockets, parse_peer
 
@@ -54,98 +50,32 @@ def look_at(sock: socket.socket):
     search.close()
 
 
-class Asked:
-    """A gRPC server that answers with who asks."""
-
-    def __init__(self, host: str) -> None:
-        self._pool = ThreadPoolExecutor(2)
-        self._server = grpc.server(self._pool)
-        handler = grpc.unary_unary_rpc_method_handler(lambda _, context: context.peer().encode())
-        self._server.add_generic_rpc_handlers([small(handler)])
-        self.port = self._server.add_insecure_port(f"{host}:0")
-        self._server.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._server.stop(None).wait()
-        self._pool.shutdown()
-
-
-def client_of(host: str, port: int) -> grpc.Channel:
-    return grpc.insecure_channel(f"{host}:{port}", options=IMPATIENT)
-
-
-def who(channel: grpc.Channel) -> str:
-    return channel.unary_unary(METHOD)(b"", wait_for_ready=True, timeout=WAIT_S).decode()
-
-
-def link_local() -> str | None:
-    """An address of this machine that needs a scope, with it."""
-    table = Path("/proc/net/if_inet6")
-    for line in table.read_text().splitlines() if table.exists() else ():
-        digits, _, _, scope, _, interface = line.split()
-        if scope == "20":
-            return f"{':'.join(digits[i : i + 4] for i in range(0, 32, 4))}%{interface}"
-    return None
-
-
-def has_ipv6() -> bool:
-    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
-        return True
-    return False
-
-
-CASES = {
-    "IPv4": ("127.0.0.1", "127.0.0.1"),
-    "IPv6": ("[::1]", "[::1]"),
-    "IPv4 on [::]": ("[::]", "127.0.0.1"),
-    "IPv6 on [::]": ("[::]", "[::1]"),
-    "link-local": ("[::]", f"ipv6:[{link_local()}]"),
-}
-
-
 # --- Names ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:127.0.0.1:50296", ("127.0.0.1", 50296)),
-        ("ipv6:%5B::1%5D:41232", ("::1", 41232)),
-        ("ipv6:[::1]:41232", ("::1", 41232)),
-        ("ipv6:%5Bfe80::fc:ff:fe00:1%254%5D:50468", ("fe80::fc:ff:fe00:1", 50468)),
-        ("ipv6:%5B::ffff:127.0.0.1%5D:7", ("127.0.0.1", 7)),
-        ("ipv6:%5B2001:0DB8:0:0::1%5D:7", ("2001:db8::1", 7)),
-        ("unix:", None),
-        ("unix:/run/x.sock", None),
-        ("", None),
-        ("ipv4:", None),
-        ("ipv4:127.0.0.1", None),
-        ("ipv4:127.0.0.1:", None),
-        ("ipv4:127.0.0.1:x", None),
-        ("ipv4:127.0.0.256:1", None),
-        ("ipv6:%5Bfe80::x%5D:1", None),
-        ("vsock:2:3", None),
-    ],
-)
-def test_the_peer_of_grpc_is_read_as_an_address_or_as_none(peer, address):
-    assert parse_peer(peer) == address
+PEERS = [
+    ("ipv4:127.0.0.1:50296", ("127.0.0.1", 50296)),
+    ("ipv6:%5B::1%5D:41232", ("::1", 41232)),
+    ("ipv6:[::1]:41232", ("::1", 41232)),
+    ("ipv6:%5Bfe80::fc:ff:fe00:1%254%5D:50468", ("fe80::fc:ff:fe00:1", 50468)),
+    ("ipv6:%5B::ffff:127.0.0.1%5D:7", ("127.0.0.1", 7)),
+    ("ipv6:%5B2001:0DB8:0:0::1%5D:7", ("2001:db8::1", 7)),
+    ("unix:", None),
+    ("unix:/run/x.sock", None),
+    ("", None),
+    ("ipv4:", None),
+    ("ipv4:127.0.0.1", None),
+    ("ipv4:127.0.0.1:", None),
+    ("ipv4:127.0.0.1:x", None),
+    ("ipv4:127.0.0.256:1", None),
+    ("ipv6:%5Bfe80::x%5D:1", None),
+    ("vsock:2:3", None),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_connection_is_found_under_the_name_that_grpc_gives_it(case):
-    bind, host = CASES[case]
-    if "::1]" in host and not has_ipv6():
-        pytest.skip("this machine has no ::1")
-    if "[None]" in host:
-        pytest.skip("this machine has no link-local address")
-    with Asked(bind) as server, client_of(host, server.port) as channel:
-        name = who(channel)
-        assert found(server.port) == [name]
-        (address,) = [peer.peer for peer in open_sockets(lambda _, local: local == server.port)]
-        assert address == parse_peer(name)
+def test_the_peer_of_grpc_is_read_as_an_address_or_as_none():
+    wrong = [(peer, parse_peer(peer)) for peer, wanted in PEERS if parse_peer(peer) != wanted]
+    assert not wrong
 
 
 # --- The scan ------------------------------------------------------------------------------------
@@ -238,7 +168,7 @@ def test_scans_may_run_while_connections_come_and_go():
     over = threading.Event()
 
     def churn() -> None:
-        for _ in range(300):
+        for _ in range(100):
             with connected():
                 pass
         over.set()
@@ -260,52 +190,56 @@ def test_where_sockets_cannot_be_looked_up_none_is_found(monkeypatch):
         assert found(port_of(server)) == []
 
 
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_other_systems_import_it_and_are_told_that_it_is_not_supported(platform):
-    program = (
-        f"import sys, socket; sys.platform = {platform!r}; "
-        "sys.modules['fcntl'] = sys.modules['termios'] = None if sys.platform == 'win32' else sys; "
-        "del socket.SOCK_NONBLOCK, socket.TCP_INFO, socket.MSG_DONTWAIT\n"
-        f"exec(compile(open({peers.__file__!r}).read(), 'peers', 'exec'))\n"
-        "assert not SUPPORTED and parse_peer('ipv4:1.2.3.4:5') == ('1.2.3.4', 5)\n"
-        "assert list(open_sockets(print)) == []"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+def test_other_systems_import_it_and_are_told_that_it_is_not_supported():
+    for platform in ("darwin", "win32"):
+        program = (
+            f"import sys, socket; sys.platform = {platform!r}; "
+            "sys.modules['fcntl'] = sys.modules['termios'] = "
+            "None if sys.platform == 'win32' else sys; "
+            "del socket.SOCK_NONBLOCK, socket.TCP_INFO, socket.MSG_DONTWAIT\n"
+            f"exec(compile(open({peers.__file__!r}).read(), 'peers', 'exec'))\n"
+            "assert not SUPPORTED and parse_peer('ipv4:1.2.3.4:5') == ('1.2.3.4', 5)\n"
+            "assert list(open_sockets(print)) == []"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # --- What the kernel knows -----------------------------------------------------------------------
 
 
+def info_of(sock: socket.socket):
+    with look_at(sock) as it:
+        return it.info()
+
+
 def test_bytes_and_times_of_a_connection_are_read():
     with connected() as (server, client):
-        time.sleep(0.2)
-        with look_at(server) as it:
-            fresh = it.info()
+        assert wait_until(lambda: info_of(server).received_ago_s > 0.05)  # since it began
+        assert wait_until(lambda: info_of(server).sent_ago_s > 0.05)
+        fresh = info_of(server)
         assert (fresh.bytes_in, fresh.bytes_out) == (0, 0)
-        assert 0.1 < fresh.received_ago_s < 10  # since it began
-        assert 0.1 < fresh.sent_ago_s < 10
+        before = time.monotonic()
         client.sendall(b"12345")
         server.sendall(b"123")
         assert client.recv(3, socket.MSG_WAITALL) == b"123"
         assert server.recv(5, socket.MSG_WAITALL) == b"12345"
 
         def counted() -> bool:
-            with look_at(server) as it:
-                info = it.info()
-                return (info.bytes_in, info.bytes_out) == (5, 3)
+            info = info_of(server)
+            return (info.bytes_in, info.bytes_out) == (5, 3)
 
         assert wait_until(counted)
-        with look_at(server) as it:
-            assert it.info().received_ago_s < fresh.received_ago_s + 5
+        info = info_of(server)
+        assert info.received_ago_s <= time.monotonic() - before + 0.01
+        assert info.sent_ago_s <= time.monotonic() - before + 0.01
 
 
 def test_received_and_sent_are_told_apart():
     with connected() as (server, _):
-        time.sleep(0.3)
+        assert wait_until(lambda: info_of(server).received_ago_s > 0.1)
         server.sendall(b"x")
-        with look_at(server) as it:
-            info = it.info()
-        assert info.sent_ago_s < info.received_ago_s - 0.1
+        info = info_of(server)
+        assert info.sent_ago_s < info.received_ago_s - 0.05
 
 
 def test_what_waits_to_be_read_is_counted():
@@ -332,39 +266,7 @@ def test_a_connection_that_is_gone_answers_nothing_and_may_be_closed_again():
     with connected() as (server, client), look_at(server) as it:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         client.close()
-        time.sleep(0.05)
         it.shutdown()
         it.shutdown()
         assert (it.unread(), it.unsent(), it.goaway()) == (0, 0, False)
         assert found(port_of(server)) == []
-
-
-# --- What it does to gRPC ------------------------------------------------------------------------
-
-
-def test_shutdown_frees_the_servers_descriptor_and_touches_no_other_client():
-    with (
-        Asked("127.0.0.1") as server,
-        client_of("127.0.0.1", server.port) as one,
-        client_of("127.0.0.1", server.port) as two,
-    ):
-        first, second = who(one), who(two)
-        for it in open_sockets(lambda peer, local: local == server.port):
-            if it.text == first:
-                it.shutdown()
-        assert wait_until(lambda: found(server.port) == [second])
-        assert who(two) == second
-        assert who(one) not in (first, second)  # it has connected again by itself
-
-
-def test_goaway_makes_a_client_of_grpc_leave_by_itself_without_an_error():
-    with Asked("127.0.0.1") as server, client_of("127.0.0.1", server.port) as channel:
-        first = who(channel)
-        assert wait_until(lambda: [it.unsent() for it in _at(server.port)] == [0])
-        assert [it.goaway() for it in _at(server.port)] == [True]
-        assert wait_until(lambda: first not in found(server.port))
-        assert who(channel) != first
-
-
-def _at(port: int):
-    return open_sockets(lambda peer, local: local == port)
