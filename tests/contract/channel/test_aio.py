@@ -1,4 +1,4 @@
-"""A channel of grpc.aio whose connection is replaced: what becomes of it, and its end."""
+"""A channel of grpc.aio is one of grpc in every respect, before and after a replacement."""
 
 import asyncio
 import gc
@@ -7,31 +7,74 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import KINDS, Stub, hanging
-from fixtures.aio_doors import refused
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, hanging
+from fixtures.aio_doors import others, refused
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.grpcio import BUGS_OF_INTERCEPTORS
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.small_servers import METHOD, aio_serving
-from fixtures.waiting import aio_wait_until
-from rpcwheel.channel import _drain
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel import RetryPolicy, aio
 from rpcwheel.channel.aio import DEFAULT_BACKOFF, ReconnectingChannel
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import ConnectionReplaced, ListenerFailed
-from rpcwheel.timer import ManualTimer
+from rpcwheel.observe import ConnectionReplaced
 
-SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
+MADE_BY_CLIENTS = {
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "UNKNOWN",
+}
+"""Statuses that gRPC may give without a server."""
 
 
-def awaited(call, kind="unary_unary"):
-    """A task that waits for the call's answer."""
-
-    async def wait():
-        return await (call if kind.endswith("unary") else call.read())
-
-    return asyncio.create_task(wait())
+class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, details, request):
+        return await continuation(details, request)
 
 
-# Replacing
+class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation, details, request):
+        return await continuation(details, request)
+
+
+KIT = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(on="UNAVAILABLE"))
+
+WAYS = {
+    "plain": lambda made: made(),
+    "with interceptors": lambda made: made(interceptors=[Foreign(), ForeignStream()]),
+    "below a kit": lambda made: KIT.intercept_channel(made()),
+    "with a kit's interceptors": lambda made: made(interceptors=KIT.client_interceptors()),
+}
+"""What stubs are made of."""
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
+def both(request, make):
+    """What stubs are made of, and the channel below."""
+    made = []
+
+    def noting(**given):
+        made.append(make(**given))
+        return made[0]
+
+    return request.param(noting), made[0]
+
+
+# Calls
+
+
+async def test_a_stub_made_before_a_replacement_works_after_it(both):
+    outer, channel = both
+    stub = Stub(outer)
+    for number, style in enumerate(STYLES.values(), 1):
+        assert channel.number == number
+        assert {kind: await style(stub, kind) for kind in KINDS} == ANSWERS
+        await aio_wait_until(lambda: channel.calls == 0)
+        assert channel.replace()
 
 
 async def test_a_new_connection_is_another_one_of_tcp():
@@ -52,6 +95,204 @@ async def test_a_new_connection_is_another_one_of_tcp():
     assert len(set(peers)) == 3
 
 
+async def test_calls_in_flight_are_counted_until_their_end(shop, channel):
+    calls = [await hanging(shop, channel, kind) for kind in KINDS]
+    assert channel.calls == len(KINDS)
+    for call in calls:
+        call.cancel()
+    await aio_wait_until(lambda: channel.calls == 0)
+    assert all(call.cancelled() for call in calls)
+
+
+async def test_a_call_that_nobody_awaits_runs_to_its_end_and_is_counted_down(channel):
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    assert channel.calls == 1
+    await aio_wait_until(lambda: channel.calls == 0)
+
+
+@pytest.mark.parametrize(
+    ("reads", "drains"), [("not begun", True), ("read", False), ("iterated", True)]
+)
+async def test_a_stream_that_its_caller_has_forgotten_is_cancelled(shop, channel, drains, reads):
+    shop.then(silent := Silent(after=1))
+    call = channel.unary_stream(UNARY_STREAM)(b"ab")
+    if reads == "read":
+        assert await call.read() == b"a"
+    elif reads == "iterated":
+        async for _ in call:
+            break
+    await aio_wait_until(silent.begun.is_set)
+    if drains:
+        assert channel.replace()
+    gone = weakref.ref(call)
+    del call
+    gc.collect()
+    await aio_wait_until(lambda: (gc.collect(), gone())[1] is None)
+    await aio_wait_until(lambda: channel.calls == 0)
+    await aio_wait_until(shop.calls[-1].ended.is_set)
+
+
+async def test_a_call_costs_no_task_of_its_own(shop, channel):
+    bare, bare_tasks = grpc.aio.insecure_channel(shop.target), 0
+    for one in (bare, channel):
+        shop.then(*(hangs := [Hang(), Hang()]))
+        before = len(others())
+        calls = [one.unary_unary(UNARY_UNARY)(b"x"), one.unary_stream(UNARY_STREAM)(b"x")]
+        await aio_wait_until(lambda hangs=hangs: all(hang.begun.is_set() for hang in hangs))
+        if one is bare:
+            bare_tasks = len(others()) - before
+        else:
+            await aio_wait_until(lambda most=before + bare_tasks: len(others()) <= most)
+        for call in calls:
+            call.cancel()
+        await aio_wait_until(lambda before=before: len(others()) == before)
+    await bare.close()
+
+
+async def test_a_failure_is_told_as_on_a_bare_channel(shop, channel):
+    for code in ("NOT_FOUND", "UNAVAILABLE"):
+        shop.then(Fail(code, "no such thing", trailing=(("why", "so"),)))
+        error = await refused(channel.unary_unary(UNARY_UNARY)(b"x"))
+        assert (error.code().name, error.details()) == (code, "no such thing")
+        assert ("why", "so") in tuple(error.trailing_metadata())
+    assert channel.calls == 0
+
+
+@BUGS_OF_INTERCEPTORS
+async def test_a_call_of_which_an_interceptor_makes_nothing_is_not_counted_for_ever(make):
+    class Broken(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation, details, request):
+            raise KeyError("a bug")
+
+    channel = make(interceptors=[Broken()])
+    member = channel.unary_unary(UNARY_UNARY)
+    with pytest.raises(KeyError):
+        await member(b"awaited")
+    assert channel.calls == 0
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)  # grpc.aio's own callback breaks
+    member(b"forgotten")
+    await aio_wait_until(lambda: (gc.collect(), channel.calls)[1] == 0)
+
+
+async def test_what_begins_no_call_is_not_counted(channel):
+    with pytest.raises(TypeError):
+        channel.unary_unary(UNARY_UNARY)(b"x", wrong=True)
+    with pytest.raises(TypeError):
+        channel.unary_unary()
+    await channel.close()
+    with pytest.raises(grpc.aio.UsageError, match=r"Channel is closed\."):
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    assert channel.calls == 0
+
+
+async def test_the_time_that_a_call_has_left_is_told(shop, channel):
+    shop.then(Hang())
+    call = channel.unary_unary(UNARY_UNARY)(b"x", timeout=500)
+    assert 400 < call.time_remaining() <= 500
+    call.cancel()
+    assert channel.unary_unary(UNARY_UNARY)(b"x").time_remaining() is None
+
+
+async def test_serializers_are_kept_and_a_call_without_them_is_of_bytes(channel):
+    member = channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode)
+    assert await member("text") == "text"
+    registered = channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode, True)
+    assert await registered("text") == "text"
+    named = channel.unary_unary(UNARY_UNARY, _registered_method=True)
+    assert await named(b"bytes") == b"bytes"
+
+
+# Traffic
+
+
+async def test_messages_stamp_the_traffic_of_the_active_connection(channel, timer):
+    traffic = channel.traffic
+    assert (traffic.last_read_ns, traffic.last_write_ns, traffic.last_use_ns) == (None, None, None)
+    timer.advance(5)
+    await channel.unary_unary(UNARY_UNARY)(b"x")
+    assert traffic.last_read_ns == traffic.last_write_ns == traffic.last_use_ns == 5 * 10**9
+    channel.replace()
+    assert channel.traffic is not traffic
+    assert channel.traffic.last_use_ns is None
+
+
+async def test_an_answer_stamps_it_too_if_more_was_asked_before(channel, timer):
+    for question in ("code", "initial_metadata", "add_done_callback"):
+        channel.replace(force=True)
+        call = channel.unary_unary(UNARY_UNARY)(b"x")
+        timer.advance(5)
+        if question == "add_done_callback":
+            call.add_done_callback(lambda _: None)
+        else:
+            await getattr(call, question)()
+        assert await call == b"x"
+        traffic = channel.traffic
+        assert traffic.last_read_ns == traffic.last_use_ns > traffic.last_write_ns
+
+
+async def test_a_call_that_is_cancelled_is_no_sign_of_life(shop, channel):
+    call = await hanging(shop, channel)
+    call.add_done_callback(lambda _: None)
+    assert call.cancel()
+    assert channel.traffic.last_read_ns is None
+
+
+async def test_the_begin_of_a_request_stream_is_use_before_there_is_a_request(shop, channel):
+    shop.then(Hang())
+    call = Stub(channel).stream_stream()
+    assert channel.traffic.last_use_ns is not None
+    assert channel.traffic.last_read_ns is None
+    call.cancel()
+
+
+async def test_only_a_status_that_no_client_makes_up_is_a_sign_of_life(shop, channel):
+    read, stub = {}, Stub(channel)
+    codes = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+    for number, code in enumerate(codes * len(KINDS)):
+        channel.replace(force=True)
+        shop.then(Fail(code, read=True))
+        kind = KINDS[(number + number // len(codes)) % len(KINDS)]
+        error = await refused(STYLES["iterate"](stub, kind))
+        assert error.code().name == code
+        read.setdefault(code, set()).add(channel.traffic.last_read_ns is not None)
+    assert read == {code: {code not in MADE_BY_CLIENTS} for code in codes}
+
+
+async def test_a_failure_on_this_side_is_no_sign_of_life(make):
+    channel = make(options=[("grpc.max_send_message_length", 10)])
+    error = await refused(channel.unary_unary(UNARY_UNARY)(b"x" * 100))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert channel.traffic.last_read_ns is None
+
+
+# For the heartbeat
+
+
+async def test_a_heartbeats_call_is_neither_use_nor_in_flight(shop, channel, timer):
+    ping = channel.heartbeat_call(UNARY_UNARY)
+    call = ping(b"hello", timeout=9)
+    assert channel.calls == 0
+    assert await call == b"hello"
+    assert channel.traffic.last_use_ns is None
+    assert channel.traffic.last_read_ns is None
+
+
+async def test_a_heartbeat_goes_to_the_connection_of_the_moment(shop, channel):
+    ping = channel.heartbeat_call(UNARY_UNARY)
+    assert await ping(b"1") == b"1"
+    shop.then(hang := Hang())
+    call = ping(b"2")
+    await aio_wait_until(hang.begun.is_set)
+    channel.replace("silent")
+    error = await refused(call)
+    assert (error.code().name, error.details()) == ("UNAVAILABLE", "connection replaced: silent")
+    assert await ping(b"3") == b"3"
+
+
+# Replacing
+
+
 async def test_it_tells_what_it_is(channel, shop, events):
     await channel.channel_ready()
     call = await hanging(shop, channel)
@@ -61,79 +302,6 @@ async def test_it_tells_what_it_is(channel, shop, events):
     assert (channel.number, channel.calls) == (2, 1)
     assert events == [ConnectionReplaced(shop.target, number=2, reason="rebalancing", calls=1)]
     call.cancel()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_calls_in_flight_go_on_for_as_long_as_they_take(shop, channel, timer, kind):
-    shop.then(hang := Hang())
-    call = getattr(Stub(channel), kind)(b"x" if kind.startswith("unary") else None)
-    await aio_wait_until(hang.begun.is_set)
-    old = channel.links.active
-    channel.replace()
-    timer.advance(10**6)
-    await asyncio.sleep(0.05)
-    assert (channel.calls, call.done(), timer.pending) == (1, False, 0)
-    shop.calls[-1].ended.set()  # the server's handler goes on, and ends the call
-    if kind.startswith("stream"):
-        await call.done_writing()
-    await asyncio.wait([awaited(call, kind)])
-    await aio_wait_until(lambda: channel.calls == 0)
-    await aio_wait_until(lambda: old.channel.channel.get_state() is SHUTDOWN)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drain", [0, 0.0, 3.0])
-async def test_calls_that_are_out_of_time_end_with_the_reason(shop, channel, timer, kind, drain):
-    call = await hanging(shop, channel, kind)
-    waiting = awaited(call, kind)
-    await asyncio.sleep(0)
-    channel.replace("no answer for 3 s", drain=drain)
-    if drain:
-        timer.advance(2.9)
-        await asyncio.sleep(0.01)
-        assert not call.done()
-        timer.advance(0.2)
-        await aio_wait_until(call.done)
-    assert channel.calls == 0
-    assert call.done()
-    assert not call.cancelled()
-    error = await refused(waiting)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert error.details() == "connection replaced: no answer for 3 s"
-    assert await call.code() is grpc.StatusCode.UNAVAILABLE
-    await aio_wait_until(shop.calls[-1].ended.is_set)  # the server learns of it
-
-
-async def test_a_time_to_drain_that_is_not_needed_is_forgotten(shop, channel, timer):
-    channel.replace(drain=5)
-    assert timer.pending == 0
-    await channel.unary_unary(UNARY_UNARY)(b"x")
-    call = await hanging(shop, channel)
-    channel.replace(drain=5)
-    assert timer.pending == 1
-    call.cancel()
-    await aio_wait_until(lambda: timer.pending == 0)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-async def test_what_a_timer_can_not_end_another_does(shop, make, events, monkeypatch, shared):
-    timer = ManualTimer()
-    if not shared:
-        monkeypatch.setattr(_drain, "shared_timer", lambda: timer)  # then the loop does
-    channel = make(timer=timer)
-    timer.stop()
-    call = await hanging(shop, channel)
-    assert channel.replace(drain=0.05)
-    assert not call.done()
-    assert events == [ConnectionReplaced(shop.target, 2, "asked for", 1)]
-    assert (await refused(call)).details() == "connection replaced: asked for"
-
-
-async def test_without_a_timer_the_shared_one_ends_what_is_left(shop, make):
-    channel = make(timer=None)
-    call = await hanging(shop, channel)
-    channel.replace(drain=0.05)
-    assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_one_that_never_worked_is_replaced_again_only_after_a_while(make, timer):
@@ -198,31 +366,6 @@ async def test_tls_is_as_of_any_channel(make):
     assert channel.replace()
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"target": 7}, TypeError),
-        ({"target": ""}, ConfigurationError),
-        ({"connect": 7}, TypeError),
-        ({"connect": print, "interceptors": [object()]}, ConfigurationError),
-        ({"options": {"a": 1}}, TypeError),
-        ({"backoff": "soon"}, TypeError),
-        ({"timer": 7}, TypeError),
-    ],
-)
-async def test_what_makes_no_sense_is_refused_at_once(make, given, error):
-    with pytest.raises(error):
-        make(**given)
-
-
-async def test_replace_refuses_what_makes_no_sense(channel):
-    with pytest.raises(TypeError):
-        channel.replace(7)
-    with pytest.raises(TypeError):
-        channel.replace(drain="soon")
-    assert channel.number == 1
-
-
 def test_it_is_replaced_on_a_loop_only():
     made = []
 
@@ -236,118 +379,3 @@ def test_it_is_replaced_on_a_loop_only():
 
 def test_the_default_backoff_is_full_jitter_up_to_a_minute():
     assert (DEFAULT_BACKOFF.multiplier, DEFAULT_BACKOFF.max, DEFAULT_BACKOFF.min) == (1, 60, 0)
-
-
-# Its end
-
-
-@pytest.mark.parametrize("grace", [None, 0.05])
-async def test_close_ends_the_calls_on_all_connections_as_grpc_does(shop, channel, timer, grace):
-    calls = []
-    for drain in (None, 60.0, None):
-        calls.append(await hanging(shop, channel))
-        channel.replace(drain=drain, force=True)
-    waiting = [awaited(call) for call in calls]
-    await asyncio.sleep(0)
-    assert timer.pending == 1
-    await channel.close(grace)
-    for task in waiting:
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    seen = (channel.closed, channel.calls, timer.pending, channel.get_state(), channel.replace())
-    assert seen == (True, 0, 0, SHUTDOWN, False)
-    await channel.close()
-
-
-async def test_the_grace_of_close_is_for_all_connections(shop, channel):
-    calls = [await hanging(shop, channel)]
-    channel.replace()
-    calls.append(await hanging(shop, channel))
-    closing = asyncio.create_task(channel.close(30))
-    await asyncio.sleep(0.05)
-    assert not closing.done()
-    with pytest.raises(grpc.aio.UsageError):
-        channel.unary_unary(UNARY_UNARY)(b"x")
-    for seen in shop.calls:
-        seen.ended.set()
-    await closing
-    assert [call.done() and not call.cancelled() for call in calls] == [True, True]
-
-
-async def test_a_close_that_is_cancelled_ends_all_at_once(shop, channel):
-    calls = [await hanging(shop, channel)]
-    channel.replace()
-    calls.append(await hanging(shop, channel))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(channel.close(60), 0.05)
-    await aio_wait_until(lambda: all(call.cancelled() for call in calls))
-    await aio_wait_until(lambda: (channel.calls, channel.get_state()) == (0, SHUTDOWN))
-
-
-async def test_a_second_close_has_the_last_word_on_the_grace(shop, channel):
-    call = await hanging(shop, channel)
-    first = asyncio.create_task(channel.close(60))
-    await asyncio.sleep(0)
-    await channel.close()
-    await asyncio.wait_for(first, 20)
-    assert call.cancelled()
-
-
-async def test_a_grace_that_makes_no_sense_changes_nothing(shop, channel):
-    call = await hanging(shop, channel)
-    with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
-        await channel.close(-1)
-    assert not channel.closed
-    call.cancel()
-
-
-async def test_whatever_a_callback_raises_the_channel_is_closed(shop, channel):
-    call = await hanging(shop, channel)
-
-    def callback():
-        raise GeneratorExit
-
-    channel.on_close(callback)
-    with pytest.raises(GeneratorExit):
-        await channel.close()
-    assert call.cancelled()
-
-
-async def test_who_asked_is_told_of_the_close_once(channel, events):
-    told = []
-    channel.on_close(lambda: 1 / 0)
-    channel.on_close(lambda: told.append(1))
-    forget = channel.on_close(lambda: told.append("never"))
-    forget()
-    forget()
-    await channel.close()
-    await channel.close()
-    assert told == [1]
-    channel.on_close(lambda: told.append(2))
-    assert told == [1, 2]
-    (event,) = events
-    assert isinstance(event, ListenerFailed)
-
-
-async def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
-    channel = ReconnectingChannel(shop.target)
-    forget, gone = channel.on_close(print), weakref.ref(channel)
-    del channel
-    await aio_wait_until(lambda: (gc.collect(), gone())[1] is None)
-    forget()
-
-
-async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, timer):
-    async def dropped():
-        # On its own: before 1.83 grpc.aio asks for the variables of all that waits when it closes a
-        # channel, and Python up to 3.12 keeps those answers.
-        channel = ReconnectingChannel(shop.target, timer=timer)
-        call = await hanging(shop, channel)
-        channel.replace(drain=600)
-        call.cancel()
-        await asyncio.sleep(0.05)  # not `until`: a lambda would hold the channel
-        assert channel.calls == 0
-        return weakref.ref(channel)
-
-    gone = await dropped()
-    await aio_wait_until(lambda: (gc.collect(), gone())[1] is None)

@@ -1,22 +1,30 @@
 """What is seen of a channel of grpc.aio: its state across replacements."""
 
 import asyncio
+import itertools
 
 import grpc
 import pytest
 
 from fixtures.aio_channels import hanging
 from fixtures.shop import UNARY_UNARY
+from fixtures.waiting import WAIT_S
 
 IDLE, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
 )
 
 
+async def steps(count):
+    """Let the other tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 async def test_its_state_is_that_of_the_active_connection(channel):
     assert channel.get_state() is IDLE
     assert channel.is_idle()
-    await asyncio.wait_for(channel.channel_ready(), 20)
+    await asyncio.wait_for(channel.channel_ready(), WAIT_S)
     assert channel.get_state() is READY
     assert not channel.is_idle()
     channel.replace()
@@ -28,32 +36,32 @@ async def test_its_state_is_that_of_the_active_connection(channel):
 async def test_a_replacement_is_a_change_of_state(shop, channel):
     call = await hanging(shop, channel)  # so that the old connection stays as it is
     waiting = [asyncio.create_task(channel.wait_for_state_change(READY)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await steps(5)
     assert not any(task.done() for task in waiting)
     channel.replace()
-    await asyncio.wait_for(asyncio.gather(*waiting), 20)
+    await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
     await channel.wait_for_state_change(READY)  # at once: it is idle
     call.cancel()
 
 
 async def test_who_waits_for_another_state_is_woken_by_no_old_connection(shop, channel):
     waiting = asyncio.create_task(channel.wait_for_state_change(IDLE))
-    await asyncio.sleep(0.01)
+    await steps(5)
     channel.replace(force=True)  # idle again
-    await asyncio.sleep(0.05)
+    await steps(20)
     assert not waiting.done()
     channel.get_state(try_to_connect=True)
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, WAIT_S)
 
 
 async def test_ready_is_waited_for_across_replacements(make, shop):
     targets = ["127.0.0.1:1", shop.target]
     channel = make(connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), options))
     waiting = asyncio.create_task(channel.channel_ready())
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
+    await steps(20)
+    assert not waiting.done()  # nobody listens at the first target
     channel.replace()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, WAIT_S)
     assert channel.get_state() is READY
 
 
@@ -63,9 +71,9 @@ async def test_close_wakes_who_waits_as_grpc_does(shop, channel):
     for one in (bare, channel):
         await one.channel_ready()
         change = asyncio.create_task(one.wait_for_state_change(READY))
-        await asyncio.sleep(0.01)
+        await steps(20)
         await one.close()
-        told.append(await asyncio.wait_for(asyncio.gather(change, return_exceptions=True), 20))
+        told.append(await asyncio.wait_for(asyncio.gather(change, return_exceptions=True), WAIT_S))
         after = one.wait_for_state_change(SHUTDOWN)
         told[-1] += await asyncio.gather(after, one.channel_ready(), return_exceptions=True)
     assert [repr(end) for end in told[1]] == [repr(end) for end in told[0]]
@@ -78,53 +86,52 @@ async def test_to_stop_waiting_leaves_nothing(channel):
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize("drain", [None, 0])
-@pytest.mark.parametrize("steps", range(7))
-async def test_ready_comes_at_whatever_step_the_connection_is_replaced(shop, make, steps, drain):
+@pytest.mark.parametrize("busy", [False, True])
+async def test_ready_comes_at_whatever_step_the_connection_is_replaced(shop, make, busy):
     """A step of the loop may be between any two of who waits."""
-    for calls in (False, True):  # then the old connection is not closed at once
+    for count, drain in itertools.product(range(7), (None, 0)):
         channel = make(backoff=0)
-        call = await hanging(shop, channel) if calls else None
-        if calls:
+        call = await hanging(shop, channel) if busy else None
+        if busy:  # then the old connection is not closed at once
             channel.replace(force=True)
         waiting = asyncio.create_task(channel.channel_ready())
-        for _ in range(steps):
-            await asyncio.sleep(0)
+        await steps(count)
         channel.replace(drain=drain, force=True)
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, WAIT_S)
         if call is not None:
             call.cancel()
+        await channel.close()
 
 
-@pytest.mark.parametrize("steps", range(5))
-async def test_who_waits_as_grpc_says_is_woken_at_whatever_step(shop, make, steps):
-    channel = make(backoff=0)
-
-    async def ready():
+async def test_a_loop_of_state_changes_sees_ready_at_whatever_step(make):
+    async def ready(channel):
         state = channel.get_state(try_to_connect=True)
         while state is not READY:
             await channel.wait_for_state_change(state)
             state = channel.get_state()  # it was asked for once
 
-    waiting = asyncio.create_task(ready())
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    channel.replace(force=True)
-    channel.replace(force=True)
-    await asyncio.wait_for(waiting, 20)
-    channel.replace(force=True)
-    assert not channel.links.active.wanted  # the last one had its connection
+    for count in range(5):
+        channel = make(backoff=0)
+        waiting = asyncio.create_task(ready(channel))
+        await steps(count)
+        channel.replace(force=True)
+        channel.replace(force=True)
+        await asyncio.wait_for(waiting, WAIT_S)
+        channel.replace(force=True)
+        assert channel.get_state() is IDLE  # the last one had its connection
+        await channel.close()
 
 
-@pytest.mark.parametrize("steps", range(4))
-async def test_who_waits_for_a_change_misses_no_replacement(shop, channel, steps):
-    call = await hanging(shop, channel)  # so that the old connection stays as it is
-    waiting = asyncio.create_task(channel.wait_for_state_change(READY))
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    channel.replace()
-    await asyncio.wait_for(waiting, 20)
-    call.cancel()
+async def test_no_replacement_is_missed_by_who_waits_for_a_change(shop, make):
+    for count in range(4):
+        channel = make()
+        call = await hanging(shop, channel)  # so that the old connection stays as it is
+        waiting = asyncio.create_task(channel.wait_for_state_change(READY))
+        await steps(count)
+        channel.replace()
+        await asyncio.wait_for(waiting, WAIT_S)
+        call.cancel()
+        await channel.close()
 
 
 async def test_it_says_what_it_is(shop, channel):

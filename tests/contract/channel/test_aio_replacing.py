@@ -1,0 +1,433 @@
+"""Calls of grpc.aio in flight when their connection is replaced go on, or end with the reason.
+
+A call that ends with its connection is told from one that its caller cancels.
+"""
+
+import asyncio
+import itertools
+
+import grpc
+import pytest
+
+from fixtures.aio_channels import KINDS, Stub, hanging
+from fixtures.aio_doors import refused
+from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel import RetryPolicy, aio
+
+REASON = "connection replaced: it is dead"
+SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
+
+
+def passing(kind):
+    """An interceptor of this kind that does nothing."""
+    base = getattr(grpc.aio, f"{kind.title().replace('_', '')}ClientInterceptor")
+
+    async def intercept(self, continuation, details, request):
+        return await continuation(details, request)
+
+    return type("Passing", (base,), {f"intercept_{kind}": intercept})()
+
+
+@pytest.fixture(params=["plain", "interceptors", "kit", "retrying kit"])
+def way(request, make):
+    """What stubs are made of, and the channel below."""
+    given = [passing(kind) for kind in KINDS] if request.param == "interceptors" else None
+    channel = make(interceptors=given)
+    match request.param:
+        case "kit":
+            return aio.Kit(timeout=60.0).intercept_channel(channel), channel
+        case "retrying kit":
+            retry = RetryPolicy(on="UNAVAILABLE")
+            return aio.Kit(timeout=60.0, retry=retry).intercept_channel(channel), channel
+    return channel, channel
+
+
+async def iterate(call):
+    return await anext(aiter(call))
+
+
+def read(call):
+    return call.read()
+
+
+def itself(call):
+    return call
+
+
+WAITS = (
+    ("unary_unary", itself),
+    ("stream_unary", itself),
+    ("unary_stream", read),
+    ("stream_stream", read),
+    ("unary_stream", iterate),
+    ("stream_stream", iterate),
+)
+"""How the answer is waited for, by kind."""
+
+
+def begin(outer, kind):
+    """A call that may or may not be on its way."""
+    return getattr(Stub(outer), kind)(b"x" if kind.startswith("unary") else None)
+
+
+def task_of(wait, call):
+    async def waiting():
+        return await wait(call)
+
+    return asyncio.create_task(waiting())
+
+
+async def steps(count=5):
+    """Let the other tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def end_of(task):
+    """What the task raises."""
+    await asyncio.wait([task], timeout=WAIT_S)
+    try:
+        return task.exception() if task.done() else None
+    except asyncio.CancelledError as error:
+        return error
+
+
+def has_reason(error):
+    """Whether it is the status of a call that was ended with its connection."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    return (error.code().name, error.details()) == ("UNAVAILABLE", REASON)
+
+
+# Drain
+
+
+async def test_calls_without_a_limit_go_on_for_as_long_as_they_take(shop, make, timer):
+    made = []
+
+    def connect(options):
+        made.append(grpc.aio.insecure_channel(shop.target, options))
+        return made[-1]
+
+    channel = make(connect=connect)
+    calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
+    channel.replace()
+    timer.advance(10**6)
+    assert (channel.calls, timer.pending) == (len(KINDS), 0)
+    for seen in shop.calls:
+        seen.ended.set()  # the server's handler goes on, and ends the call
+    for kind, call in calls.items():
+        if kind.startswith("stream"):
+            await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+    await aio_wait_until(lambda: channel.calls == 0)
+    await aio_wait_until(lambda: made[0].get_state() is SHUTDOWN)
+
+
+@pytest.mark.parametrize("drain", [0, 3.0])
+async def test_calls_that_are_out_of_time_end_with_the_reason(shop, channel, timer, drain):
+    calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
+    waiting = [task_of(itself if kind.endswith("unary") else read, calls[kind]) for kind in KINDS]
+    await steps()
+    channel.replace("it is dead", drain=drain)
+    if drain:
+        timer.advance(2.9)
+        await steps()
+        assert not any(call.done() for call in calls.values())
+        timer.advance(0.2)
+        await aio_wait_until(lambda: all(call.done() for call in calls.values()))
+    assert channel.calls == 0
+    assert all(call.done() and not call.cancelled() for call in calls.values())
+    assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(KINDS)
+    await aio_wait_until(lambda: all(seen.ended.is_set() for seen in shop.calls))
+
+
+async def test_a_time_to_drain_that_is_not_needed_is_forgotten(shop, channel, timer):
+    channel.replace(drain=5)
+    assert timer.pending == 0
+    await channel.unary_unary(UNARY_UNARY)(b"x")
+    call = await hanging(shop, channel)
+    channel.replace(drain=5)
+    assert timer.pending == 1
+    call.cancel()
+    await aio_wait_until(lambda: timer.pending == 0)
+
+
+async def test_without_a_timer_the_shared_one_ends_what_is_left(shop, make):
+    channel = make(timer=None)
+    call = await hanging(shop, channel)
+    channel.replace(drain=0.05)
+    assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+# Ended with its connection, or cancelled by its caller
+
+
+async def test_a_call_ended_with_its_connection_raises_its_status(shop, way):
+    outer, channel = way
+    calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
+    shop.then(*[Hang()] * len(WAITS))
+    calls += [begin(outer, kind) for kind, _ in WAITS]  # these may not be on their way
+    waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS * 2, calls, strict=True)]
+    await asyncio.sleep(0)
+    channel.replace("it is dead", drain=0, force=True)
+    for task, call in zip(waiting, calls, strict=True):
+        assert has_reason(await end_of(task)), call
+        assert (await call.code()).name == "UNAVAILABLE"
+        assert await call.details() == REASON
+        assert not call.cancelled()
+        assert not call.cancel()
+    assert channel.calls == 0
+
+
+async def within_timeout(awaitable):
+    async with asyncio.timeout(WAIT_S):
+        return await awaitable
+
+
+SCOPES = {
+    "wait_for": lambda awaitable: asyncio.wait_for(awaitable, WAIT_S),
+    "timeout": within_timeout,
+    "shield": asyncio.shield,
+    "gather": asyncio.gather,
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
+async def test_the_scope_in_which_it_is_awaited_changes_nothing(shop, channel, scope):
+    calls = [await hanging(shop, channel, kind) for kind, _ in WAITS]
+    waiting = [
+        task_of(lambda call, wait=wait: scope(wait(call)), call)
+        for (_, wait), call in zip(WAITS, calls, strict=True)
+    ]
+    await steps()
+    channel.replace("it is dead", drain=0)
+    assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(WAITS)
+
+
+async def test_in_a_group_it_is_one_failure_among_others(shop, channel):
+    calls = [await hanging(shop, channel) for _ in range(3)]
+
+    async def awaited(call):
+        return await call
+
+    async def together():
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(awaited(call))
+            await steps()
+            channel.replace("it is dead", drain=0)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await together()
+    assert {error.code() for error in caught.value.exceptions} == {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_a_cancelled_group_takes_its_calls_along(shop, channel):
+    call = await hanging(shop, channel)
+
+    async def awaited():
+        return await call
+
+    async def fail():
+        await steps()
+        channel.replace("it is dead", drain=0)
+        raise KeyError("a bug")
+
+    async def together():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(awaited())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await together()
+    assert any(isinstance(error, KeyError) for error in caught.value.exceptions)
+
+
+async def test_a_caller_that_is_cancelled_stays_cancelled(shop, way):
+    outer, channel = way
+    for when in ("alone", "before", "after", "a step before", "a step after"):
+        calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
+        waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS, calls, strict=True)]
+        await steps()
+        if "after" in when:  # the replacement is first
+            channel.replace("it is dead", drain=0, force=True)
+        if when == "a step after":
+            await asyncio.sleep(0)
+        cancelled = [task.cancel() for task in waiting]
+        if when == "a step before":
+            await asyncio.sleep(0)
+        if "before" in when:
+            channel.replace("it is dead", drain=0, force=True)
+        for task, was_cancelled in zip(waiting, cancelled, strict=True):
+            end = await end_of(task)
+            if when == "a step after":  # it may have been told already
+                assert has_reason(end) or (was_cancelled and task.cancelled())
+            else:
+                assert task.cancelled(), when
+        await aio_wait_until(lambda: channel.calls == 0)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(shop, way, again):
+    """Such a task says for good that it was cancelled. It may be so a second time."""
+    outer, channel = way
+    begun, ends = [], []
+
+    async def clean_up(kind, wait):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            call = await hanging(shop, outer, kind)
+            begun.append(call)
+            try:
+                await wait(call)
+            except BaseException as error:  # noqa: BLE001 - whatever it is
+                ends.append(error)
+            raise
+
+    tasks = []
+    for kind, wait in WAITS:
+        tasks.append(asyncio.create_task(clean_up(kind, wait)))
+        await asyncio.sleep(0)
+        tasks[-1].cancel()
+        await aio_wait_until(lambda: len(begun) == len(tasks))
+    await steps()
+    if again:
+        for task in tasks:
+            task.cancel()
+    channel.replace("it is dead", drain=0, force=True)
+    for task in tasks:
+        assert isinstance(await end_of(task), asyncio.CancelledError)
+    assert len(ends) == len(WAITS)
+    assert all(
+        isinstance(end, asyncio.CancelledError) if again else has_reason(end) for end in ends
+    )
+
+
+async def test_a_call_written_while_a_cancelled_task_cleans_up_ends(shop, channel):
+    writing, ends = asyncio.Event(), []
+
+    async def clean_up():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            call = await hanging(shop, channel, "stream_unary")
+            writing.set()
+            try:
+                while True:
+                    await call.write(bytes(10**6))  # more than fits into any window
+            except BaseException as error:  # noqa: BLE001 - whatever it is
+                ends.append(error)
+            raise
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait_for(writing.wait(), WAIT_S)
+    channel.replace("it is dead", drain=0)
+    await asyncio.wait([task], timeout=WAIT_S)
+    (end,) = ends
+    assert isinstance(end, (grpc.aio.AioRpcError, asyncio.InvalidStateError))
+
+
+@pytest.mark.parametrize("scope", ["wait_for", "timeout"])
+async def test_a_time_limit_that_is_over_with_the_replacement_is_one_or_the_other(
+    shop, channel, scope
+):
+    call = await hanging(shop, channel)
+
+    async def limited():
+        if scope == "wait_for":
+            return await asyncio.wait_for(call, 0.05)
+        async with asyncio.timeout(0.05):
+            return await call
+
+    asyncio.get_running_loop().call_later(0.05, lambda: channel.replace("late", drain=0))
+    with pytest.raises((TimeoutError, grpc.aio.AioRpcError)):
+        await limited()
+
+
+# What else is asked of a call that ends with its connection
+
+
+async def test_its_status_and_metadata_are_told(shop, way):
+    outer, channel = way
+    asks = ("code", "details", "trailing_metadata", "initial_metadata")
+    shop.then(*[Silent()] * len(asks))
+    calls = [begin(outer, "unary_stream") for _ in asks]
+    asking = [
+        task_of(lambda call, ask=ask: getattr(call, ask)(), call)
+        for call, ask in zip(calls, asks, strict=True)
+    ]
+    await steps()
+    channel.replace("it is dead", drain=0, force=True)
+    code, details, *_ = [await asyncio.wait_for(task, WAIT_S) for task in asking]
+    assert (code, details) == (grpc.StatusCode.UNAVAILABLE, REASON)
+
+
+async def test_waiting_for_its_connection_ends(shop, channel):
+    shop.then(*[Hang()] * len(KINDS))
+    calls = [begin(channel, kind) for kind in KINDS]
+    waiting = [task_of(lambda call: call.wait_for_connection(), call) for call in calls]
+    await asyncio.sleep(0)
+    channel.replace("it is dead", drain=0, force=True)
+    assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(KINDS)
+
+
+async def test_writing_to_it_ends(shop, way):
+    """A bare call of grpc.aio 1.85 that is cancelled before it is on its way hangs who writes."""
+    outer, channel = way
+
+    async def write(call):
+        while True:
+            await call.write(bytes(10**6))  # more than fits into any window
+
+    # Those that may never reach the server come last: the server hangs with the first that does.
+    for begun, kind in itertools.product((True, False), ("stream_unary", "stream_stream")):
+        shop.then(hang := Hang())
+        call = begin(outer, kind)
+        if begun:
+            await aio_wait_until(hang.begun.is_set)
+        writing = asyncio.create_task(write(call))
+        await steps(20 if begun else 1)
+        channel.replace("it is dead", drain=0, force=True)
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+            await asyncio.wait_for(writing, WAIT_S)
+        assert (await call.code()).name == "UNAVAILABLE"
+        await asyncio.wait_for(call.done_writing(), WAIT_S)
+
+
+async def test_messages_that_were_read_stay_read(shop, channel):
+    shop.then(Silent(after=2))
+    call = Stub(channel).unary_stream(b"ab")
+    assert [await call.read(), await call.read()] == [b"a", b"b"]
+    channel.replace("it is dead", drain=0)
+    with pytest.raises(grpc.aio.AioRpcError, match=REASON):
+        await call.read()
+
+
+async def test_a_status_that_came_first_stays(shop, channel):
+    shop.then(Fail("NOT_FOUND", "no such thing"))
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(call.done)
+    channel.replace("it is dead", drain=0)
+    with pytest.raises(grpc.aio.AioRpcError, match="no such thing"):
+        await call
+
+
+async def test_a_request_iterator_is_closed_with_its_call(shop, channel):
+    closed = asyncio.Event()
+
+    async def requests():
+        try:
+            yield b"a"
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    call = Stub(channel).stream_stream(requests())
+    assert await call.read() == b"a"
+    channel.replace("it is dead", drain=0)
+    await asyncio.wait_for(closed.wait(), WAIT_S)
