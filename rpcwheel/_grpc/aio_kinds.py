@@ -130,7 +130,9 @@ class _Read(Relay):
                     message = await self._receive(call)
                 except Exception as error:  # noqa: BLE001 - raised if nothing follows
                     self._broke(call, error)
-                    while call is self._try:  # it is being decided what follows
+                    # It is being decided what follows. A retry that was decided may yet be given
+                    # up: then the iterator of this attempt would only say that it is at its end.
+                    while call is self._try or (self._try is None and self._source is None):
                         await self._change()
                     if call is self._source:
                         raise self._failure_of(error) from None
