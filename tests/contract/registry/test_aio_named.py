@@ -8,8 +8,8 @@ import pytest
 
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.cluster import ClusterPolicy
 from rpcwheel.aio import ClusterChannel
+from rpcwheel.cluster import ClusterPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import ListenerFailed
