@@ -1,6 +1,5 @@
-"""The jobs that go on until Ctrl-C, as processes, on a registry in a file and on etcd."""
+"""The jobs that go on until Ctrl-C, as processes, on a registry in a file."""
 
-import json
 import os
 import signal
 import socket
@@ -10,8 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fixtures.engine_etcd import EtcdEngine
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import RegistryPolicy, open_registry
 
@@ -70,7 +68,7 @@ def test_register_publishes_until_it_is_told_to_end_and_then_withdraws(url, sign
 
 def test_watch_tells_what_comes_changes_and_goes(url) -> None:
     with open_registry(url, policy=ALONE) as registry:
-        registry.register(instance(id="a"), wait=5.0)
+        registry.register(instance(id="a"), wait=WAIT_S)
         with job("watch", url, "shop.Orders") as process:
             lines = [process.stdout.readline()]
             two = registry.register(instance(id="b"))
@@ -101,26 +99,3 @@ def test_a_server_that_never_answers_is_given_up_and_told_of_in_one_line() -> No
     assert process.returncode == 1
     (line,) = told.splitlines()  # and none of the log
     assert line.endswith("Timeout reading from socket")  # which is more than: no answer yet
-
-
-def test_on_etcd_too_and_a_registry_that_goes_and_comes_is_told_of_and_healed() -> None:
-    if reason := EtcdEngine.available():
-        pytest.skip(reason)
-    with EtcdEngine() as etcd:
-        register = ["register", etcd.url("shop.Orders"), "10.0.0.7:50051", "--lease", "2"]
-        with job(*register) as publisher:
-            assert publisher.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051")
-            with job("watch", etcd.url(), "shop.Orders", "--json") as watcher:
-                told = [json.loads(watcher.stdout.readline())]
-                etcd.wipe()
-                assert any("published again" in line for line in publisher.stdout)
-                while told[-1]["event"] != "found":
-                    told.append(json.loads(watcher.stdout.readline()))
-                assert ended(watcher, signal.SIGINT)[0] == 130
-            assert told[0]["event"] == "there"
-            assert "lost" in [one["event"] for one in told]
-            assert "gone" not in [one["event"] for one in told]  # held, until it is back
-            with open_registry(etcd.url(), policy=ALONE) as registry:
-                assert wait_until(lambda: registry.lookup("shop.Orders").instances)
-                assert ended(publisher, signal.SIGTERM)[0] == 143
-                assert registry.lookup("shop.Orders").instances == ()

@@ -1,6 +1,3 @@
 """What the tests of the command line share: what a doctor may find at a port."""
 
-from fixtures.certificates import certificates  # noqa: F401 - a fixture
-from fixtures.doctors import doctor, no_proxy_of_this_machine  # noqa: F401 - fixtures
-from fixtures.listeners import health_server, listen  # noqa: F401 - fixtures
-from fixtures.raw_http2 import serve  # noqa: F401 - a fixture
+from fixtures.listeners import listen  # noqa: F401 - a fixture

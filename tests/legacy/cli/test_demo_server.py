@@ -5,6 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fixtures.waiting import WAIT_S
 from rpcwheel.cli.audit_pb2 import Event
 from rpcwheel.cli.audit_pb2_grpc import AuditStub
 from rpcwheel.cli.demo_server import PORTS, main, read_journal
@@ -17,25 +18,9 @@ def test_it_answers_and_has_recorded_the_bytes_by_then(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "server") as server:
         assert server.port in PORTS
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            receipt = AuditStub(channel).Push(EVENT, timeout=5.0)
+            receipt = AuditStub(channel).Push(EVENT, timeout=WAIT_S)
         assert (receipt.id, receipt.server_pid) == (7, server.pid)
         assert read_journal(server.journal) == [EVENT.SerializeToString()]
-
-
-@pytest.mark.parametrize(
-    ("option", "recorded"), [("--hold-before", []), ("--hold-after", [EVENT.SerializeToString()])]
-)
-def test_it_holds_a_call_before_or_after_recording_it(
-    tmp_path: Path, option: str, recorded: list[bytes]
-) -> None:
-    with ServerProcess(tmp_path / "server", arguments=(option, "7")) as server:
-        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            flight = AuditStub(channel).Push.future(EVENT, timeout=30.0)
-            assert server.hear("holding", 10.0) == "7"
-            assert not flight.done()
-            assert server.kill() == -9
-            assert flight.code() is grpc.StatusCode.UNAVAILABLE
-        assert read_journal(server.journal) == recorded
 
 
 def test_a_record_cut_short_by_the_kill_does_not_count(tmp_path: Path) -> None:

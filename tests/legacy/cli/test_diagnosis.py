@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from rpcwheel.cli.diagnosis import Level, Note, Trouble, as_json, as_lines, healthy, spread, verdict
 
 FINE = Note("tcp", Level.OK, "connected", facts={"ms": 1.5})
@@ -30,20 +28,17 @@ def test_a_machine_gets_the_facts_beside_the_words():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("levels", "last"),
-    [
+def test_only_what_breaks_calls_makes_it_ill():
+    for levels, last in [
         ([], "healthy."),
         (["ok", "note"], "healthy."),
         (["warn"], "healthy, with 1 warning."),
         (["warn", "ok", "warn"], "healthy, with 2 warnings."),
         (["FAIL", "warn", "FAIL"], "NOT healthy: step."),
-    ],
-)
-def test_only_what_breaks_calls_makes_it_ill(levels, last):
-    notes = [Note("step", Level(level), "") for level in levels]
-    assert verdict(notes) == last
-    assert healthy(notes) is not last.startswith("NOT")
+    ]:
+        notes = [Note("step", Level(level), "") for level in levels]
+        assert verdict(notes) == last
+        assert healthy(notes) is not last.startswith("NOT")
 
 
 def test_times_are_told_in_milliseconds():

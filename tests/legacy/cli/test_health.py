@@ -1,7 +1,6 @@
 """The health check read by hand as protobuf reads it, and what each end means."""
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2
 
 from rpcwheel.cli.diagnosis import Level
@@ -10,23 +9,22 @@ from rpcwheel.cli.health import Failed, Serving, judged, serving_in
 Status = grpc.StatusCode
 
 
-@pytest.mark.parametrize("status", list(Serving))
-def test_an_answer_is_read_as_protobuf_reads_it(status):
-    message = health_pb2.HealthCheckResponse(status=int(status))
-    assert health_pb2.HealthCheckResponse.ServingStatus.Name(status) == status.name
-    assert serving_in(message.SerializeToString()) is status
+def test_an_answer_is_read_as_protobuf_reads_it():
+    for status in list(Serving):
+        message = health_pb2.HealthCheckResponse(status=int(status))
+        assert health_pb2.HealthCheckResponse.ServingStatus.Name(status) == status.name
+        assert serving_in(message.SerializeToString()) is status
 
 
-@pytest.mark.parametrize("garbage", [b"\x08", b"hello", b"\x08\x09", b"\x0a\x01a"])
-def test_what_is_no_answer_is_none(garbage):
-    assert serving_in(garbage) is None
-    note = judged(serving_in(garbage), "", 1.0)
-    assert (note.level, note.said) == (Level.WARN, "the answer is no HealthCheckResponse")
+def test_what_is_no_answer_is_none():
+    for garbage in [b"\x08", b"hello", b"\x08\x09", b"\x0a\x01a"]:
+        assert serving_in(garbage) is None
+        note = judged(serving_in(garbage), "", 1.0)
+        assert (note.level, note.said) == (Level.WARN, "the answer is no HealthCheckResponse")
 
 
-@pytest.mark.parametrize(
-    ("answer", "service", "level", "said"),
-    [
+def test_each_end_of_the_check_means_something():
+    for answer, service, level, said in [
         (Serving.SERVING, "", Level.OK, "the server is SERVING"),
         (Serving.NOT_SERVING, "a.B", Level.FAIL, "service 'a.B' says NOT_SERVING"),
         (Serving.UNKNOWN, "", Level.WARN, "the server says UNKNOWN"),
@@ -34,17 +32,23 @@ def test_what_is_no_answer_is_none(garbage):
         (Failed(Status.NOT_FOUND, ""), "a.B", Level.FAIL, "does not know 'a.B'"),
         (Failed(Status.NOT_FOUND, ""), "", Level.WARN, "as a whole is not set"),
         (Failed(Status.UNIMPLEMENTED, "Method not found!"), "", Level.NOTE, "no health service"),
-        (Failed(Status.UNIMPLEMENTED, "Received http2 header with status: 404"), "", Level.FAIL,
-         "HTTP 404"),
-        (Failed(Status.UNAVAILABLE, "Received http2 header with status: 503"), "", Level.FAIL,
-         "HTTP 503"),
+        (
+            Failed(Status.UNIMPLEMENTED, "Received http2 header with status: 404"),
+            "",
+            Level.FAIL,
+            "HTTP 404",
+        ),
+        (
+            Failed(Status.UNAVAILABLE, "Received http2 header with status: 503"),
+            "",
+            Level.FAIL,
+            "HTTP 503",
+        ),
         (Failed(Status.DEADLINE_EXCEEDED, ""), "", Level.FAIL, "within 1 s"),
         (Failed(Status.PERMISSION_DENIED, "no"), "", Level.WARN, "PERMISSION_DENIED no"),
         (Failed(Status.INTERNAL, "oh"), "", Level.FAIL, "failed: INTERNAL oh"),
-    ],
-)  # fmt: skip
-def test_each_end_of_the_check_means_something(answer, service, level, said):
-    note = judged(answer, service, 1.0)
-    assert note.level is level
-    assert said in note.said
-    assert note.do or level is Level.OK
+    ]:
+        note = judged(answer, service, 1.0)
+        assert note.level is level
+        assert said in note.said
+        assert note.do or level is Level.OK

@@ -27,10 +27,6 @@ def test_those_of_the_first_look_are_there_and_later_ones_come() -> None:
     assert events(Snapshot("shop.Orders"), BOTH) == [("came", "a"), ("came", "b")]
 
 
-def test_one_that_is_no_more_is_gone() -> None:
-    assert events(BOTH, Snapshot("shop.Orders", (B,))) == [("gone", "a")]
-
-
 def test_the_same_twice_is_no_news() -> None:
     assert events(BOTH, replace(BOTH, revision=2, age_s=3.0)) == []
 
@@ -48,13 +44,6 @@ def test_one_that_is_held_is_told_when_that_begins_and_ends() -> None:
     assert events(held, held) == []
     assert events(held, BOTH) == [("back", "a")]
     assert events(held, Snapshot("shop.Orders", (B,))) == [("gone", "a")]
-
-
-def test_a_line_says_what_happened_to_whom() -> None:
-    (there,) = changes(None, Snapshot("shop.Orders", (A.changed(zone="z"),)))
-    assert there.line() == "= shop.Orders a (10.0.0.7:50051) there: UP, weight 100, zone z"
-    (gone,) = changes(Snapshot("s", (A.changed(id="10.0.0.7:50051"),)), Snapshot("s"))
-    assert gone.line() == "- shop.Orders 10.0.0.7:50051 gone"
 
 
 def test_what_others_have_published_has_no_power_over_a_terminal() -> None:

@@ -1,10 +1,9 @@
 """The table: which columns there are, and what stands in them."""
 
 import io
-import json
 import sys
 
-from rpcwheel.cli.registry_view import as_document, as_text, show
+from rpcwheel.cli.registry_view import as_text, show
 from rpcwheel.instance import ServiceInstance
 
 PLACE = "sqlite:///run/shop.db"
@@ -48,18 +47,6 @@ def test_tls_a_time_and_metadata_are_told() -> None:
 
 def test_a_time_that_no_calendar_has_does_no_harm() -> None:
     assert "?" in as_text({"shop.Orders": [instance(started_at=1e300)]})
-
-
-def test_nobody_is_no_table() -> None:
-    assert as_text({"shop.Orders": []}) == ""
-    assert shown({"shop.Orders": []}, io.StringIO()) == f"no instance of shop.Orders at {PLACE}\n"
-
-
-def test_the_document_is_one_json_object() -> None:
-    document = json.loads(as_document(PLACE, {"shop.Orders": [instance()], "shop.Stock": []}))
-    assert document["registry"] == PLACE
-    assert document["services"]["shop.Stock"] == []
-    assert document["services"]["shop.Orders"][0]["target"] == "10.0.0.7:50051"
 
 
 def test_a_terminal_gets_the_rich_table_and_a_pipe_plain_text(monkeypatch) -> None:

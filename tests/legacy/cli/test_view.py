@@ -1,7 +1,6 @@
 """What is shown where: plain lines in a pipe, rich on a terminal."""
 
 import io
-import sys
 
 import pytest
 
@@ -23,23 +22,14 @@ def test_a_terminal_gets_the_rich_view(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose(plain=False, stream=Terminal()), RichView)
 
 
-@pytest.mark.parametrize(
-    ("plain", "stream", "term"),
-    [(True, Terminal(), "xterm"), (False, io.StringIO(), "xterm"), (False, Terminal(), "dumb")],
-    ids=["asked for", "piped", "dumb terminal"],
-)
-def test_plain_lines_where_colours_would_be_noise(
-    monkeypatch: pytest.MonkeyPatch, plain: bool, stream: io.StringIO, term: str
-) -> None:
-    monkeypatch.setenv("TERM", term)
-    assert isinstance(choose(plain=plain, stream=stream), PlainView)
-
-
-def test_plain_lines_where_rich_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rpcwheel.cli.rich_view")
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setitem(sys.modules, "rich.box", None)
-    assert isinstance(choose(plain=False, stream=Terminal()), PlainView)
+def test_plain_lines_where_colours_would_be_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for plain, stream, term in [
+        (True, Terminal(), "xterm"),
+        (False, io.StringIO(), "xterm"),
+        (False, Terminal(), "dumb"),
+    ]:
+        monkeypatch.setenv("TERM", term)
+        assert isinstance(choose(plain=plain, stream=stream), PlainView)
 
 
 def test_plain_lines_hold_the_story_and_the_table() -> None:

@@ -4,7 +4,6 @@ import ssl
 from pathlib import Path
 
 import grpc
-import pytest
 
 from rpcwheel.cli.tls import TlsSettings, explained, roots
 
@@ -39,9 +38,8 @@ def test_without_checking_nothing_is_required():
     assert TlsSettings().context(check_name=False).verify_mode == ssl.CERT_REQUIRED
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
+def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do():
+    for code, said in [
         (10, "has expired"),
         (9, "not valid yet"),
         (18, "is self-signed"),
@@ -50,17 +48,14 @@ def test_without_checking_nothing_is_required():
         (62, "not for 'shop', but for a.b, c.d"),
         (64, "not for 'shop'"),
         (7, "not valid: said so"),
-    ],
-)
-def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(code, said):
-    trouble = explained(of_certificate(code), "shop", ["a.b", "c.d"])
-    assert said in trouble.said
-    assert trouble.do
+    ]:
+        trouble = explained(of_certificate(code), "shop", ["a.b", "c.d"])
+        assert said in trouble.said
+        assert trouble.do
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
+def test_an_alert_of_the_server_is_said_in_words():
+    for reason, said in [
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "wants a certificate of the client"),
         ("SSLV3_ALERT_BAD_CERTIFICATE", "does not take our certificate"),
         ("TLSV1_ALERT_UNKNOWN_CA", "does not trust"),
@@ -69,14 +64,12 @@ def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(code, said):
         ("TLSV1_ALERT_PROTOCOL_VERSION", "no version of TLS in common"),
         ("TLSV1_UNRECOGNIZED_NAME", "no certificate for this name"),
         ("TLSV1_ALERT_INTERNAL_ERROR", "refused the handshake (TLSV1_ALERT_INTERNAL_ERROR)"),
-    ],
-)
-def test_an_alert_of_the_server_is_said_in_words(reason, said):
-    trouble = explained(error(reason), "shop", [])
-    assert said in trouble.said
-    assert trouble.do
+    ]:
+        trouble = explained(error(reason), "shop", [])
+        assert said in trouble.said
+        assert trouble.do
 
 
-@pytest.mark.parametrize("reason", ["WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", None])
-def test_what_is_no_tls_is_left_to_who_looks_further(reason):
-    assert explained(error(reason), "shop", []) is None
+def test_what_is_no_tls_is_left_to_who_looks_further():
+    for reason in ["WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", None]:
+        assert explained(error(reason), "shop", []) is None

@@ -1,0 +1,64 @@
+"""`rpcwheel registry register` and `watch` on an etcd that loses its data."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.registry import RegistryPolicy, open_registry
+
+ALONE = RegistryPolicy(snapshot=False)
+
+
+@contextmanager
+def job(*words):
+    """One that runs; gives its process, whose first line has been read."""
+    command = [sys.executable, "-W", "error", "-m", "rpcwheel", "registry", *words]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process, signum):
+    """Tell it to end; gives the status, and what it has still said."""
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in err
+    return process.returncode, out
+
+
+def test_an_etcd_that_lost_its_data_is_told_of_and_filled_again() -> None:
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    with EtcdEngine() as etcd:
+        register = ["register", etcd.url("shop.Orders"), "10.0.0.7:50051", "--lease", "9"]
+        with job(*register) as publisher:
+            assert publisher.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051")
+            with job("watch", etcd.url(), "shop.Orders", "--json") as watcher:
+                told = [json.loads(watcher.stdout.readline())]
+                etcd.wipe()
+                assert any("published again" in line for line in publisher.stdout)
+                while told[-1]["event"] != "found":
+                    told.append(json.loads(watcher.stdout.readline()))
+                assert ended(watcher, signal.SIGINT)[0] == 130
+            assert told[0]["event"] == "there"
+            assert "lost" in [one["event"] for one in told]
+            assert "gone" not in [one["event"] for one in told]  # held, until it is back
+            with open_registry(etcd.url(), policy=ALONE) as registry:
+                assert wait_until(lambda: registry.lookup("shop.Orders").instances)
+                assert ended(publisher, signal.SIGTERM)[0] == 143
+                assert registry.lookup("shop.Orders").instances == ()
