@@ -4,9 +4,9 @@ Put a policy in front of a channel of yours::
 
     policy = CallPolicy(
         timeout=2.0,                                                # every call has a deadline
-        retry=RetryPolicy(on={"UNAVAILABLE"}),                      # tries within that deadline
+        retry=RetryPolicy(on={"UNAVAILABLE"}),                      # of idempotent methods only
         methods={
-            "/shop.Orders/Get*": MethodPolicy(idempotent=True),     # may be carried out twice
+            "/shop.Orders/Get*": MethodPolicy(idempotent=True),     # may be executed twice
             "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE")),
         },
     )

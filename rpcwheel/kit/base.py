@@ -158,10 +158,12 @@ class KitBase(Generic[Q, M, T, D]):
 
         Args:
             timeout: Seconds for each call, all attempts included, or a `DeadlinePolicy`.
-            retry: Which failed calls are made again within their deadline.
+            retry: Which failed calls are retried within their deadline. Only methods marked
+                `idempotent` are retried.
             failsafe: Which failed calls are logged and answered with a default.
             failback: Which failed calls are answered with a default and delivered later.
-            idempotent: Whether every method may be carried out twice; better said for some.
+            idempotent: Whether a server may execute a call of any method twice without harm. Better
+                mark single methods with `methods`, by `MethodPolicy(idempotent=True)`.
             methods: What holds for some methods instead, by pattern: `"/shop.Orders/Get*"`.
             heartbeat: Seconds of silence after which channels made by `channel()` are asked whether
                 they live, or a `HeartbeatPolicy`.

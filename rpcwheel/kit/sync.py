@@ -44,7 +44,9 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
     Example::
 
-        with rpcwheel.Kit(timeout=2.0, retry=RetryPolicy(on={"UNAVAILABLE"})) as kit:
+        retry = RetryPolicy(on={"UNAVAILABLE"})  # of the methods marked idempotent
+        methods = {"/shop.Orders/Get*": MethodPolicy(idempotent=True)}
+        with rpcwheel.Kit(timeout=2.0, retry=retry, methods=methods) as kit:
             channel = kit.intercept_channel(grpc.insecure_channel("127.0.0.1:50051"))
             server = grpc.server(pool, interceptors=kit.server_interceptors())
     """

@@ -140,7 +140,10 @@ class CallRetrying:
 
 @dataclass(frozen=True, slots=True)
 class CallNotRetried:
-    """A try failed with a status that is tried again, but this call is not; `reason` says why."""
+    """A try failed with a status that `RetryPolicy.on` names, and is not retried.
+
+    `reason` says why, and what to do: only methods marked `idempotent` are retried.
+    """
 
     method: str
     attempts: int

@@ -184,9 +184,9 @@ def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
     ids=["refused", "not resolved", "no address"],
 )
 def test_what_was_never_sent_is_known_by_its_details_and_no_metadata(target, details):
-    """We lean on it: `is_unprocessed` in _grpc/status.py has no better sign in a status.
+    """`is_unprocessed` in _grpc/status.py has no better sign in a status.
 
-    If this fails, add the new words there, or calls that are not idempotent are not retried.
+    If this fails, add the new text there, or a `ClusterChannel` moves fewer calls between members.
     """
     failure = failure_of(target)
     told = failure.trailing_metadata(), failure.initial_metadata()
