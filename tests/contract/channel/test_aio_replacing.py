@@ -4,6 +4,7 @@ A call that ends with its connection is told from one that its caller cancels.
 """
 
 import asyncio
+import functools
 import itertools
 
 import grpc
@@ -29,17 +30,14 @@ def passing(kind):
     return type("Passing", (base,), {f"intercept_{kind}": intercept})()
 
 
-@pytest.fixture(params=["plain", "interceptors", "kit", "retrying kit"])
+@pytest.fixture(params=["plain", "interceptors", "kit"])
 def way(request, make):
     """What stubs are made of, and the channel below."""
     given = [passing(kind) for kind in KINDS] if request.param == "interceptors" else None
     channel = make(interceptors=given)
-    match request.param:
-        case "kit":
-            return aio.Kit(timeout=60.0).intercept_channel(channel), channel
-        case "retrying kit":
-            retry = RetryPolicy(on="UNAVAILABLE")
-            return aio.Kit(timeout=60.0, retry=retry).intercept_channel(channel), channel
+    if request.param == "kit":
+        retry = RetryPolicy(on="UNAVAILABLE")
+        return aio.Kit(timeout=2 * WAIT_S, retry=retry).intercept_channel(channel), channel
     return channel, channel
 
 
@@ -194,16 +192,17 @@ SCOPES = {
 }
 
 
-@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
-async def test_the_scope_in_which_it_is_awaited_changes_nothing(shop, channel, scope):
-    calls = [await hanging(shop, channel, kind) for kind, _ in WAITS]
-    waiting = [
-        task_of(lambda call, wait=wait: scope(wait(call)), call)
-        for (_, wait), call in zip(WAITS, calls, strict=True)
-    ]
-    await steps()
-    channel.replace("it is dead", drain=0)
-    assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(WAITS)
+async def test_the_scope_in_which_it_is_awaited_changes_nothing(shop, channel):
+    for name, scope in SCOPES.items():
+        calls = [await hanging(shop, channel, kind) for kind, _ in WAITS]
+        waiting = [
+            task_of(lambda call, wait=wait, scope=scope: scope(wait(call)), call)
+            for (_, wait), call in zip(WAITS, calls, strict=True)
+        ]
+        await steps()
+        channel.replace("it is dead", drain=0, force=True)
+        for task in waiting:
+            assert has_reason(await end_of(task)), name
 
 
 async def test_in_a_group_it_is_one_failure_among_others(shop, channel):
@@ -269,41 +268,41 @@ async def test_a_caller_that_is_cancelled_stays_cancelled(shop, way):
         await aio_wait_until(lambda: channel.calls == 0)
 
 
-@pytest.mark.parametrize("again", [False, True])
-async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(shop, way, again):
+async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(shop, way):
     """Such a task says for good that it was cancelled. It may be so a second time."""
     outer, channel = way
-    begun, ends = [], []
+    for again in (False, True):
+        begun, ends = [], []
 
-    async def clean_up(kind, wait):
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            call = await hanging(shop, outer, kind)
-            begun.append(call)
+        async def clean_up(kind, wait, begun=begun, ends=ends):
             try:
-                await wait(call)
-            except BaseException as error:  # noqa: BLE001 - whatever it is
-                ends.append(error)
-            raise
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                call = await hanging(shop, outer, kind)
+                begun.append(call)
+                try:
+                    await wait(call)
+                except BaseException as error:  # noqa: BLE001 - whatever it is
+                    ends.append(error)
+                raise
 
-    tasks = []
-    for kind, wait in WAITS:
-        tasks.append(asyncio.create_task(clean_up(kind, wait)))
-        await asyncio.sleep(0)
-        tasks[-1].cancel()
-        await aio_wait_until(lambda: len(begun) == len(tasks))
-    await steps()
-    if again:
+        tasks = []
+        for kind, wait in WAITS:
+            tasks.append(asyncio.create_task(clean_up(kind, wait)))
+            await asyncio.sleep(0)
+            tasks[-1].cancel()
+            await aio_wait_until(lambda begun=begun, tasks=tasks: len(begun) == len(tasks))
+        await steps()
+        if again:
+            for task in tasks:
+                task.cancel()
+        channel.replace("it is dead", drain=0, force=True)
         for task in tasks:
-            task.cancel()
-    channel.replace("it is dead", drain=0, force=True)
-    for task in tasks:
-        assert isinstance(await end_of(task), asyncio.CancelledError)
-    assert len(ends) == len(WAITS)
-    assert all(
-        isinstance(end, asyncio.CancelledError) if again else has_reason(end) for end in ends
-    )
+            assert isinstance(await end_of(task), asyncio.CancelledError)
+        assert len(ends) == len(WAITS)
+        assert all(
+            isinstance(end, asyncio.CancelledError) if again else has_reason(end) for end in ends
+        )
 
 
 async def test_a_call_written_while_a_cancelled_task_cleans_up_ends(shop, channel):
@@ -332,21 +331,17 @@ async def test_a_call_written_while_a_cancelled_task_cleans_up_ends(shop, channe
     assert isinstance(end, (grpc.aio.AioRpcError, asyncio.InvalidStateError))
 
 
-@pytest.mark.parametrize("scope", ["wait_for", "timeout"])
-async def test_a_time_limit_that_is_over_with_the_replacement_is_one_or_the_other(
-    shop, channel, scope
-):
-    call = await hanging(shop, channel)
-
-    async def limited():
-        if scope == "wait_for":
-            return await asyncio.wait_for(call, 0.05)
+async def test_a_time_limit_that_is_over_with_the_replacement_raises_either(shop, channel):
+    async def within(call):
         async with asyncio.timeout(0.05):
             return await call
 
-    asyncio.get_running_loop().call_later(0.05, lambda: channel.replace("late", drain=0))
-    with pytest.raises((TimeoutError, grpc.aio.AioRpcError)):
-        await limited()
+    for limited in (within, lambda call: asyncio.wait_for(call, 0.05)):
+        call = await hanging(shop, channel)
+        replace = functools.partial(channel.replace, "late", drain=0, force=True)
+        asyncio.get_running_loop().call_later(0.05, replace)
+        with pytest.raises((TimeoutError, grpc.aio.AioRpcError)):
+            await limited(call)
 
 
 # What else is asked of a call that ends with its connection
