@@ -5,30 +5,21 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_doors import doors, own, read_all, refused, sent  # noqa: F401 - fixtures
+from fixtures.aio_doors import PAIRED, answer_of, begin, refused, sent
 from fixtures.shop import (
-    STREAM_STREAM,
     STREAM_UNARY,
-    UNARY_STREAM,
     UNARY_UNARY,
     Fail,
     Hang,
 )
-from fixtures.waiting import aio_wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
-from rpcwheel.errors import FailbackFull
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.deadline import RetryPolicy, deadline_scope
+from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import CallPolicy, aio
 from rpcwheel.interceptors.aio import Queues
-from rpcwheel.observe import HookFailed
+from rpcwheel.observe import CallAbandoned, HookFailed
 
-# ruff: noqa: F811 - fixtures are imported by name
-
-CALLS = {
-    "unary_unary": (UNARY_UNARY, lambda: b"ab"),
-    "unary_stream": (UNARY_STREAM, lambda: b"ab"),
-    "stream_unary": (STREAM_UNARY, lambda: sent(b"a", b"b")),
-    "stream_stream": (STREAM_STREAM, lambda: [b"a", b"b"]),
-}
 LATER = FailbackPolicy(on="UNAVAILABLE", wait=30.0, default=(b"later",))
 
 
@@ -39,101 +30,131 @@ async def queues(timer):
     await queues.close(0)
 
 
-async def answer_of(call, kind):
-    return await read_all(call) if kind.endswith("stream") else list(await call)
-
-
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
 async def test_a_failed_call_is_answered_now_and_delivered_later(shop, doors, queues, kind):
-    method, request = CALLS[kind]
     shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
     channel = doors.retrying(retry=None, failback=LATER, queues=queues)
-    call = getattr(channel, kind)(method)(request(), metadata=(("id", "7"),))
+    call = begin(channel, kind, b"a", b"b", metadata=(("id", "7"),))
     assert await answer_of(call, kind) == [b"later"]
     assert await call.code() is grpc.StatusCode.OK
     assert await call.details() == "queued by failback after UNAVAILABLE: gone"
     assert tuple(await call.trailing_metadata()) == (("k", "v"), ("rpcwheel-answer", "failback"))
     assert queues.pending == 1
-    assert await queues.flush(20)
+    assert await queues.flush(WAIT_S)
     assert b"".join(shop.calls[-1].requests) == b"ab"
     assert shop.calls[-1].metadata["id"] == "7"
     assert shop.calls[-1].metadata["grpc-previous-rpc-attempts"] == "1"
-    assert 50 < shop.calls[-1].time_remaining < 61
+    assert 1.1 * WAIT_S < shop.calls[-1].time_remaining < 61
     assert queues.stats()["*"].delivered_later == 1
 
 
-async def test_a_delivery_that_fails_is_made_again(shop, doors, queues):
+async def test_a_delivery_that_fails_is_made_again(shop, own, queues, timer):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    channel = doors.retrying(retry=None, failback=LATER, queues=queues)
-    await channel.unary_unary(UNARY_UNARY)(b"x", timeout=3.0)
-    assert not await queues.flush(0.2)
-    assert await queues.flush(20)
+    channel = own.retrying(retry=None, failback=LATER, queues=queues)
+    await channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
+    timer.advance(30.0)
+    await aio_wait_until(lambda: len(shop.calls) == 2 and timer.pending == 1)
+    timer.advance(60.0)
+    await aio_wait_until(lambda: queues.pending == 0)
     told = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
     assert told == [None, "1", "2"]
-    assert shop.calls[-1].time_remaining < 3.5
+    assert shop.calls[-1].time_remaining < 1.1 * WAIT_S
 
 
-async def test_stale_tokens_are_left_out(shop, doors, queues):
+async def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, own, queues):
+    """Or until the deadline. Requests without end leave the call with its failure."""
+
+    async def endless():
+        yield b"a"
+        await asyncio.Event().wait()
+
+    shop.then(*["UNAVAILABLE"] * 3)
+    channel = own.retrying(retry=None, failback=LATER, queues=queues)
+    soon = own.retrying(retry=None, failback=LATER, timeout=0.4, queues=queues)
+    written = channel.stream_unary(STREAM_UNARY)()
+    given = channel.stream_unary(STREAM_UNARY)(endless())
+    hurried = soon.stream_unary(STREAM_UNARY)(endless())
+    for call in (written, given, hurried):
+        await refused(call)
+    assert not queues.pending
+
+
+@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
+async def test_a_call_that_began_after_its_deadline_is_delivered_later(shop, doors, queues, kind):
+    failback = LATER.model_copy(update={"on": "DEADLINE_EXCEEDED"})
+    channel = doors.retrying(failback=failback, queues=queues)
+    with deadline_scope(0.0):
+        call = begin(channel, kind)
+    assert await answer_of(call, kind) == [b"later"]
+    assert queues.pending == 1
+    assert await queues.flush(WAIT_S)
+    (seen,) = shop.calls
+    assert b"".join(seen.requests) == b"x"
+    assert "grpc-previous-rpc-attempts" not in seen.metadata
+
+
+@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
+async def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(shop, doors, queues, kind):
+    await queues.close()
+    shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
+    call = begin(doors.retrying(retry=None, failback=LATER, queues=queues), kind)
+    error = await refused(answer_of(call, kind))
+    assert isinstance(error, FailbackClosed)
+    assert error.code() is await call.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.trailing_metadata()["k"] == "v"
+    assert str(error) == await call.details()
+    assert "was not queued" in str(error)
+
+
+async def test_stale_tokens_are_left_out(shop, own, queues):
     shop.then("UNAVAILABLE")
-    channel = doors.retrying(retry=None, failback=LATER, queues=queues)
+    channel = own.retrying(retry=None, failback=LATER, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x", metadata=(("authorization", "old"), ("k", "v")))
-    assert await queues.flush(20)
+    assert await queues.flush(WAIT_S)
     first, second = shop.calls
     assert "authorization" in first.metadata
     assert "authorization" not in second.metadata
     assert second.metadata["k"] == "v"
 
 
-async def test_retries_come_before_failback(shop, doors, queues):
+async def test_retries_come_before_failback(shop, own, queues):
     shop.then(*["UNAVAILABLE"] * 3)
-    channel = doors.retrying(failback=LATER, queues=queues)
+    channel = own.retrying(failback=LATER, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x")
     assert (len(shop.calls), queues.pending) == (3, 1)
 
 
-async def test_a_server_that_is_down_gets_the_whole_stream_later(shop, doors, queues):
+async def test_a_server_that_is_down_gets_the_whole_stream_later(shop, own, queues):
     shop.kill()
-    channel = doors.retrying(retry=None, failback=LATER, queues=queues)
+    channel = own.retrying(retry=None, failback=LATER, queues=queues)
     assert await channel.stream_unary(STREAM_UNARY)(sent(b"a", b"b")) == (b"later",)
     shop.start()
     await aio_wait_until(
         lambda: channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
     )
-    await queues.flush(20)
+    await queues.flush(WAIT_S)
     assert shop.calls[-1].requests == [b"a", b"b"]
 
 
-async def test_a_stream_too_big_to_keep_fails(shop, doors, queues):
+async def test_a_stream_too_big_to_keep_fails(shop, own, queues):
     shop.then("UNAVAILABLE")
     big = [b"x" * 600_000] * 2
-    channel = doors.retrying(retry=None, failback=LATER, queues=queues)
+    channel = own.retrying(retry=None, failback=LATER, queues=queues)
     error = await refused(channel.stream_unary(STREAM_UNARY)(sent(*big)))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert not queues.pending
 
 
-async def test_a_stream_that_does_not_end_in_time_fails(shop, doors, queues):
-    async def endless():
-        yield b"a"
-        await asyncio.Event().wait()
-
-    shop.then("UNAVAILABLE")
-    deadline = DeadlinePolicy(timeout=0.4)
-    channel = doors.retrying(retry=None, failback=LATER, timeout=deadline, queues=queues)
-    await refused(channel.stream_unary(STREAM_UNARY)(endless()))
-    assert not queues.pending
-
-
-async def test_failures_that_failback_does_not_name_are_the_callers(shop, doors, queues):
+async def test_failures_that_failback_does_not_name_are_the_callers(shop, own, queues):
     shop.then("NOT_FOUND")
-    channel = doors.retrying(failback=LATER, queues=queues)
+    channel = own.retrying(failback=LATER, queues=queues)
     error = await refused(channel.unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_full_queue_says_so(shop, doors, queues):
+async def test_a_full_queue_says_so(shop, own, queues):
     full = LATER.model_copy(update={"max_pending": 1})
-    member = doors.retrying(retry=None, failback=full, queues=queues).unary_unary(UNARY_UNARY)
+    member = own.retrying(retry=None, failback=full, queues=queues).unary_unary(UNARY_UNARY)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     await member(b"x")
     call = member(b"y")
@@ -143,20 +164,20 @@ async def test_a_full_queue_says_so(shop, doors, queues):
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_predicate_that_raises_leaves_the_failure(shop, doors, queues, events):
+async def test_a_predicate_that_raises_leaves_the_failure(shop, own, queues, events):
     shop.then("NOT_FOUND")
     broken = FailbackPolicy(on=lambda _: 1 / 0)
-    channel = doors.retrying(failback=broken, queues=queues)
+    channel = own.retrying(failback=broken, queues=queues)
     error = await refused(channel.unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert HookFailed in map(type, events)
+    await aio_wait_until(lambda: HookFailed in map(type, events))
 
 
-async def test_what_the_caller_cancelled_is_not_parked(shop, doors, queues):
+async def test_what_the_caller_cancelled_is_not_parked(shop, own, queues):
     shop.then(hang := Hang())
     cancelled = FailbackPolicy(on="CANCELLED")
     retry = RetryPolicy(on={"CANCELLED", "UNAVAILABLE"})
-    channel = doors.retrying(failback=cancelled, retry=retry, queues=queues)
+    channel = own.retrying(failback=cancelled, retry=retry, queues=queues)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(hang.begun.is_set)
     call.cancel()
@@ -172,5 +193,95 @@ async def test_a_request_that_changes_later_is_delivered_as_it_was(shop, own, qu
     member = channel.unary_unary(UNARY_UNARY, request_serializer=b"".join)
     await member(request := [b"a"])
     request.append(b"b")
-    assert await queues.flush(20)
+    assert await queues.flush(WAIT_S)
     assert shop.calls[-1].requests == [b"a"]
+
+
+# --- Queues ---
+
+
+GONE = ConnectionError("gone")
+
+
+def policy(**settings):
+    return FailbackPolicy(**{"on": ConnectionError, "wait": 30.0} | settings)
+
+
+class Far:
+    """What a parked call calls."""
+
+    def __init__(self, *failures) -> None:
+        self.failures = list(failures)
+        self.calls = 0
+
+    async def __call__(self, *_):
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop()
+
+
+async def test_each_policy_has_one_queue_of_its_own(timer):
+    async with aio.Queues(timer) as queues:
+        one, other = policy(), policy()
+        assert queues.of(one, "/a/B") is queues.of(one, "/a/C")
+        assert queues.of(other, "/a/B") is not queues.of(one, "/a/B")
+        assert list(queues.stats()) == ["/a/B", "/a/B (2)"]
+        queues.of(policy(name="mine"), "/a/B")
+        assert repr(queues) == "<Queues ['/a/B', '/a/B (2)', 'mine'] pending=0>"
+
+
+async def test_flush_delivers_what_waits_in_all_queues(timer):
+    async with aio.Queues(timer) as queues:
+        far = Far()
+        for one in (policy(), policy()):
+            assert queues.of(one, "/a/B").park(GONE, far)
+        assert queues.pending == 2
+        assert await queues.flush(WAIT_S)
+        assert (queues.pending, far.calls) == (0, 2)
+
+
+async def test_close_reports_what_was_not_delivered(timer):
+    queues = aio.Queues(timer)
+    for one in (policy(), policy()):
+        queues.of(one, "/a/B").park(GONE, Far(GONE, GONE, GONE, GONE))
+    assert len(await queues.close(0)) == 2
+    assert await queues.close() == []
+
+
+async def test_a_queue_that_is_asked_for_after_the_close_is_closed(timer):
+    queues = aio.Queues(timer)
+    await queues.close()
+    with pytest.raises(FailbackClosed):
+        queues.of(policy(), "/a/B").park(GONE, Far())
+
+
+async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, timer, events):
+    shop.then("UNAVAILABLE")
+    async with aio.Queues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
+        channel = aio.intercept_channel(
+            bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
+        )
+        await channel.unary_unary(UNARY_UNARY)(b"x")
+        await bare.close()
+        assert await queues.flush(WAIT_S)
+        assert await queues.close() == []
+    (event,) = [event for event in events if isinstance(event, CallAbandoned)]
+    assert event.reason.startswith("its channel was closed;")
+
+
+async def test_one_whose_channel_is_closed_in_the_middle_of_a_delivery_says_so_too(
+    shop, timer, events
+):
+    hang = Hang()
+    shop.then("UNAVAILABLE", hang)
+    async with aio.Queues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
+        channel = aio.intercept_channel(
+            bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
+        )
+        await channel.unary_unary(UNARY_UNARY)(b"x")
+        timer.advance(60)
+        assert await asyncio.to_thread(hang.begun.wait, WAIT_S)
+        await bare.close()
+        assert await queues.flush(WAIT_S)
+    (event,) = [event for event in events if isinstance(event, CallAbandoned)]
+    assert event.reason.startswith("its try was cancelled")

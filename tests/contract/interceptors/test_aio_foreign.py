@@ -3,14 +3,13 @@
 import grpc
 import pytest
 
-from fixtures.aio_doors import doors, own, read_all, refused  # noqa: F401 - fixtures
+from fixtures.aio_doors import read_all, refused
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS, doors_but
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
+from fixtures.waiting import WAIT_S
 from rpcwheel.deadline import RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors.aio import Queues
-
-# ruff: noqa: F811 - fixtures are imported by name
 
 
 class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
@@ -33,7 +32,16 @@ class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
                 return await call
 
 
-@pytest.mark.parametrize("gives", ["call", "code", "answer"])
+@pytest.mark.parametrize(
+    ("gives", "doors"),
+    [
+        ("call", "interceptors"),
+        ("code", "channel"),
+        ("answer", "channel"),
+        ("answer", "interceptors"),
+    ],
+    indirect=["doors"],
+)
 async def test_interceptors_inside_of_ours_see_every_try(shop, doors, gives):
     shop.then("UNAVAILABLE")
     foreign = Foreign(gives)
@@ -157,7 +165,11 @@ class Signs(grpc.aio.UnaryUnaryClientInterceptor):
         return await continuation(details, request)
 
 
-@pytest.mark.parametrize("given", [None, (("k", "v"),), "metadata"])
+@pytest.mark.parametrize(
+    ("given", "doors"),
+    [(None, "channel"), ((("k", "v"),), "interceptors"), ("metadata", "channel")],
+    indirect=["doors"],
+)
 async def test_what_others_add_to_the_metadata_of_a_try_is_not_in_the_next(shop, doors, given):
     own = grpc.aio.Metadata(("k", "v")) if given == "metadata" else given
     shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -166,7 +178,7 @@ async def test_what_others_add_to_the_metadata_of_a_try_is_not_in_the_next(shop,
     retry = RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0)
     channel = doors.retrying(inner=[Signs()], retry=retry, failback=failback, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x", metadata=own)
-    assert await queues.flush(20)
+    assert await queues.flush(WAIT_S)
     await queues.close(0)
     tokens = [[key for key in seen.metadata if key.startswith("token")] for seen in shop.calls]
     assert tokens == [["token-1"], ["token-2"], ["token-3"]]

@@ -7,14 +7,12 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.aio_doors import doors, own, read_all, refused  # noqa: F401 - fixtures
+from fixtures.aio_doors import read_all
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
-from fixtures.waiting import aio_wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import CallPolicy, aio
-
-# ruff: noqa: F811 - fixtures are imported by name
 
 PROTOBUF = {
     "request_serializer": StringValue.SerializeToString,
@@ -32,7 +30,11 @@ async def test_messages_of_protobuf_are_sent_and_answered(shop, doors):
     assert [seen.requests for seen in shop.calls] == [[WIRE], [WIRE]]
 
 
-@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+@pytest.mark.parametrize(
+    ("kind", "doors"),
+    [("unary_unary", "interceptors"), ("unary_stream", "channel")],
+    indirect=["doors"],
+)
 async def test_a_message_that_changes_before_the_retry_is_sent_as_it_was(shop, doors, timer, kind):
     shop.then(Fail("UNAVAILABLE"))
     channel = doors.retrying(timer=timer, retry=LATER)
@@ -46,11 +48,11 @@ async def test_a_message_that_changes_before_the_retry_is_sent_as_it_was(shop, d
     assert len(shop.calls) == 2
 
 
-async def test_a_message_that_changes_while_the_call_runs_is_delivered_as_it_was(shop, doors):
+async def test_a_message_that_changes_while_the_call_runs_is_delivered_as_it_was(shop, own):
     async with aio.Queues() as queues:
         codes = {"UNAVAILABLE", "CANCELLED"}  # how a call fails whose server is stopped
         later = FailbackPolicy(on=codes, wait=30.0)
-        channel = doors.retrying(retry=None, failback=later, queues=queues)
+        channel = own.retrying(retry=None, failback=later, queues=queues)
         member = channel.unary_unary(UNARY_UNARY, request_serializer=StringValue.SerializeToString)
         shop.then(hang := Hang())
         call = member(request := StringValue(value="as it was"))
@@ -59,7 +61,7 @@ async def test_a_message_that_changes_while_the_call_runs_is_delivered_as_it_was
         shop.kill()
         await call
         shop.start()
-        assert await queues.flush(20)
+        assert await queues.flush(WAIT_S)
         assert shop.calls[-1].requests == [WIRE]
 
 
@@ -79,7 +81,7 @@ async def test_only_what_may_be_sent_again_is_copied(own):
         assert len(copied) == copies
 
 
-async def test_streams_of_one_message_filled_anew_are_sent_again_as_they_were(shop, doors):
+async def test_streams_of_one_message_filled_anew_are_sent_again_as_they_were(shop, own):
     async def filled():
         message = StringValue()
         for text in ("a", "b", "c"):
@@ -87,7 +89,7 @@ async def test_streams_of_one_message_filled_anew_are_sent_again_as_they_were(sh
             yield message
 
     shop.then(Fail("UNAVAILABLE", read=True))
-    channel = doors.retrying()
+    channel = own.retrying()
     member = channel.stream_unary(STREAM_UNARY, request_serializer=StringValue.SerializeToString)
     await member(filled())
     wire = [StringValue(value=text).SerializeToString() for text in "abc"]
@@ -166,5 +168,5 @@ async def test_each_try_and_each_delivery_makes_its_own_token(guarded, door):
         assert guarded.seen == ["token 1", "token 2"]
         guarded.failures = 2
         assert await member(b"x", credentials=tokens) is None
-        assert await queues.flush(20)
+        assert await queues.flush(WAIT_S)
         assert guarded.seen[2:] == ["token 3", "token 4", "token 5"]
