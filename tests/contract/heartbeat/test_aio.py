@@ -6,12 +6,12 @@ import threading
 import grpc
 import pytest
 
-from fixtures.waiting import aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.channel import ReconnectingChannel as SyncChannel
 from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.heartbeat import HealthProbe, HeartbeatState
 from rpcwheel.heartbeat.aio import HeartbeatManager
-from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
+from rpcwheel.timer import AsyncWheelTimer, WheelTimer
 
 
 @pytest.fixture(params=[WheelTimer, AsyncWheelTimer], ids=["thread", "loop"])
@@ -32,7 +32,7 @@ async def test_any_timer_will_do(asked, any_timer):
 
     async with (
         ReconnectingChannel(asked.target) as channel,
-        HeartbeatManager(any_timer, interval=0.05, probe=Spy()) as manager,
+        HeartbeatManager(any_timer, interval=0.05, timeout=WAIT_S, probe=Spy()) as manager,
     ):
         heartbeat = manager.attach(channel)
         heartbeat.add_listener(lambda *_: threads.add(threading.current_thread()))
@@ -92,48 +92,6 @@ def test_without_a_loop_nothing_is_attached(asked, timer):
     with pytest.raises(RuntimeError, match="no running event loop"):
         manager.attach(Channel())
     assert (manager.heartbeats, timer.pending) == ((), 0)
-
-
-def test_a_loop_that_is_gone_ends_its_heartbeats(asked):
-    timer = ManualTimer()
-    kept = []
-
-    async def main():
-        async with ReconnectingChannel(asked.target) as channel:
-            manager = HeartbeatManager(timer)
-            kept.extend((manager, manager.attach(channel)))
-            kept[1]._when_over(None)
-            channel._on_close.clear()  # as if the loop had ended without closing it
-
-    asyncio.run(main())
-    manager, heartbeat = kept
-    assert timer.pending == 1
-    heartbeat.beat()
-    assert wait_until(lambda: heartbeat.state is HeartbeatState.CLOSED)
-    assert (manager.heartbeats, timer.pending) == ((), 0)
-    timer.stop()
-
-
-async def test_a_task_that_is_cancelled_meanwhile_is_missed_in_time_and_hurts_nobody(
-    asked, timer, events
-):
-    """As `asyncio.run` cancels all of them when the program ends: that is not worth telling."""
-    asked.answer = threading.Event()
-    async with (
-        ReconnectingChannel(asked.target) as channel,
-        HeartbeatManager(timer) as manager,
-    ):
-        heartbeat = manager.attach(channel)
-        heartbeat.beat()
-        await aio_wait_until(lambda: asked.checks)
-        for task in set(heartbeat._tasks):
-            task.cancel()
-        await heartbeat.ended()
-        assert (heartbeat.misses, events) == (0, [])
-        asked.answer.set()
-        timer.advance(20.1)
-        await aio_wait_until(lambda: heartbeat.answered == 1)
-        assert (heartbeat.sent, heartbeat.state) == (2, HeartbeatState.ALIVE)
 
 
 async def test_heartbeats_on_a_new_connection_wait_for_it(asked, timer):

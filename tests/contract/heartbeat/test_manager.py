@@ -1,7 +1,5 @@
 """Who keeps the heartbeats of many connections, in both worlds."""
 
-import re
-
 import pytest
 
 from fixtures.waiting import wait_until
@@ -19,8 +17,6 @@ def test_a_manager_can_be_made_of_a_policy(twin, timer):
     policy = HeartbeatPolicy(interval=5, timeout=12, drain=None, replace=False)
     manager = twin.do(twin.manager.of, policy, timer=timer, probe=MethodProbe("/a/b"))
     assert manager.policy == policy
-    with pytest.raises(TypeError, match="policy must be a HeartbeatPolicy"):
-        twin.manager.of(5.0)
 
 
 def test_a_connection_attached_twice_has_one_heartbeat(twin, channel, manager, timer):
@@ -38,13 +34,6 @@ def test_a_connection_that_was_detached_can_be_attached_again(twin, channel, man
     assert second is not first
     assert manager.heartbeats == (second,)
     assert (first.state, timer.pending) == (HeartbeatState.CLOSED, 1)
-
-
-def test_a_connection_keeps_nothing_of_heartbeats_that_were_detached(twin, channel, manager):
-    for _ in range(5):
-        twin.do(manager.attach, channel).detach()
-    closers = channel._switch._closers if twin.name == "sync" else channel._on_close
-    assert closers == []
 
 
 def test_attaching_lets_go_of_connections_that_were_dropped(twin, asked, channel, manager):
@@ -79,9 +68,9 @@ def test_closing_detaches_all_and_takes_no_more(twin, channel, manager, timer):
         twin.do(manager.attach, channel)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "said"),
-    [
+def test_arguments_that_are_refused(twin):
+    wrong = []
+    for settings, error, text in (
         ({"interval": 0}, ConfigurationError, "interval: it must be a finite time above zero"),
         ({"interval": 10, "timeout": 15}, ConfigurationError, "less than twice interval"),
         ({"interval": "10"}, TypeError, "interval"),
@@ -90,36 +79,36 @@ def test_closing_detaches_all_and_takes_no_more(twin, channel, manager, timer):
         ({"timer": "wheel"}, TypeError, "timer must be a WheelTimer"),
         ({"timer": 60.0}, TypeError, "for seconds: interval=60.0"),
         ({"timer": HeartbeatPolicy()}, TypeError, "of a policy: HeartbeatManager.of(policy)"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_at_once(twin, settings, error, said):
-    with pytest.raises(error, match=re.escape(said)):
-        twin.do(twin.manager, **settings)
+    ):
+        try:
+            twin.do(twin.manager, **settings)
+        except Exception as raised:  # noqa: BLE001 - compared with what is wanted
+            if isinstance(raised, error) and text in str(raised):
+                continue
+            wrong.append((settings, raised))
+        else:
+            wrong.append((settings, "accepted"))
+    assert not wrong
+    with pytest.raises(TypeError, match="policy must be a HeartbeatPolicy"):
+        twin.manager.of(5.0)
 
 
-def test_a_probe_of_the_user_s_names_its_method_in_full(twin, channel, manager):
-    class Short:
-        method, request = "Ping", b""
+class Probe:
+    """A probe of the user's."""
 
-        def judge(self, response):
-            """Never asked."""
+    def __init__(self, method, request):
+        self.method, self.request = method, request
 
+    def judge(self, response):
+        """Never asked."""
+
+
+def test_arguments_that_attach_refuses(twin, channel, manager, timer):
+    for connection in ("127.0.0.1:1", None, 5):
+        with pytest.raises(TypeError, match="connection must be a gRPC channel"):
+            twin.do(manager.attach, connection)
     with pytest.raises(ConfigurationError, match="full name such as"):
-        twin.do(manager.attach, channel, probe=Short())
-
-
-@pytest.mark.parametrize("connection", ["127.0.0.1:1", None, 5])
-def test_only_channels_are_attached(twin, manager, connection):
-    with pytest.raises(TypeError, match="connection must be a gRPC channel"):
-        twin.do(manager.attach, connection)
-
-
-def test_a_probe_of_the_user_s_has_its_request_in_bytes(twin, channel, manager):
-    class Text:
-        method, request = "/a/b", "text"
-
-        def judge(self, response):
-            """Never asked."""
-
+        twin.do(manager.attach, channel, probe=Probe("Ping", b""))
     with pytest.raises(TypeError, match="a probe's request is the serialised message"):
-        twin.do(manager.attach, channel, probe=Text())
+        twin.do(manager.attach, channel, probe=Probe("/a/b", "text"))
+    assert (manager.heartbeats, timer.pending) == ((), 0)
