@@ -1,6 +1,6 @@
-import os
+"""etcd while all is well with it: its keys and leases, and the end of a provider."""
+
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -8,15 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from fixtures.engine_etcd import EtcdEngine
-from fixtures.engine_watchers import Witness, contract_settings, instance
+from fixtures.engine_watchers import Witness, instance
 from fixtures.engines import engine_fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.provider import Provider
 from rpcwheel.registry.providers import etcd as module
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import PROVIDER_CHECKS
 
 etcd = engine_fixture(EtcdEngine)
 
@@ -32,12 +30,6 @@ def make(etcd: EtcdEngine, opened) -> Callable[..., Provider]:
 
 def of(service: str, port: int = 1) -> ServiceInstance:
     return instance(port).changed(service=service)
-
-
-@pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
-def test_etcd_keeps_the_contract(check, etcd) -> None:
-    namespace = secrets.token_hex(4)
-    check(lambda: open_provider(etcd.url(namespace=namespace), contract_settings(check)))
 
 
 # Keys
@@ -142,22 +134,3 @@ def test_a_closed_provider_takes_nothing_more(make) -> None:
     ):
         with pytest.raises(RegistryClosed):
             act()
-
-
-def test_a_forked_child_is_refused_and_leaves_its_parent_the_lease(make) -> None:
-    provider = make()
-    provider.watch(SERVICE, Witness())
-    provider.publish([instance()])
-    with provider._lock, provider._client._lock:  # as another thread might
-        child = os.fork()
-        if not child:
-            signal.alarm(10)
-            try:
-                with pytest.raises(RegistryClosed, match="fork"):
-                    provider.lookup(SERVICE)
-                provider.close()
-                os._exit(7)
-            finally:
-                os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert provider.renew([instance()]) == {}

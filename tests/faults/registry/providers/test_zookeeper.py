@@ -1,18 +1,15 @@
-"""ZooKeeper, while all is well with it: the contract, its layout, and what others put there."""
+"""ZooKeeper while all is well with it: its nodes, foreign nodes, logins and URLs."""
 
 import json
 import logging
-import os
 import secrets
-import signal
 import socket
 import threading
-import time
 
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from fixtures.engine_watchers import Witness, contract_settings, instance, opened, tls_files
+from fixtures.engine_watchers import Witness, instance, opened, tls_files
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture, free_port
 from fixtures.waiting import wait_until
@@ -24,7 +21,6 @@ from rpcwheel.errors import (
 )
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import PROVIDER_CHECKS
 
 __all__ = ["opened", "tls_files"]
 
@@ -36,11 +32,6 @@ A, B = instance(1), instance(2)
 def namespace():
     """One that no other test uses."""
     return f"test-{secrets.token_hex(4)}"
-
-
-@pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
-def test_zookeeper_keeps_the_contract(check, zookeeper, namespace):
-    check(lambda: open_provider(zookeeper.url(namespace=namespace), contract_settings(check)))
 
 
 # What is there
@@ -208,10 +199,8 @@ def test_of_several_hosts_one_will_do(zookeeper, opened):
 
 def test_where_nobody_listens_the_error_says_so(opened):
     provider = opened(f"zookeeper://127.0.0.1:{free_port()}", timeout=0.3)
-    began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="refused"):
         provider.publish([A])
-    assert time.monotonic() - began < 5
 
 
 def test_who_is_no_zookeeper_is_unavailable(opened):
@@ -234,21 +223,19 @@ def _talk_nonsense(server) -> None:
         return
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("zookeeper://", "the host is missing"),
-        ("zookeeper://ann@127.0.0.1", "user:password"),
-        ("zookeeper://127.0.0.1?namespace=zookeeper", "ZooKeeper's own"),
-        ("zookeeper://127.0.0.1?tsl=true", "did you mean 'tls'"),
-        ("zookeeper://127.0.0.1?ca=root.pem", "add tls=true"),
-        ("zookeepers://127.0.0.1?cert=x.pem", "cert and key go together"),
-        ("zookeepers://127.0.0.1?ca=nowhere.pem", "can't be used"),
-    ],
-)
-def test_a_url_that_makes_no_sense_is_refused_at_once(url, said):
-    with pytest.raises(ConfigurationError, match=said):
-        open_provider(url, Settings(2.0, 1.0))
+def test_a_url_that_makes_no_sense_is_refused_at_once():
+    refused_urls = {
+        "zookeeper://": "the host is missing",
+        "zookeeper://ann@127.0.0.1": "user:password",
+        "zookeeper://127.0.0.1?namespace=zookeeper": "ZooKeeper's own",
+        "zookeeper://127.0.0.1?tsl=true": "did you mean 'tls'",
+        "zookeeper://127.0.0.1?ca=root.pem": "add tls=true",
+        "zookeepers://127.0.0.1?cert=x.pem": "cert and key go together",
+        "zookeepers://127.0.0.1?ca=nowhere.pem": "can't be used",
+    }
+    for url, said in refused_urls.items():
+        with pytest.raises(ConfigurationError, match=said):
+            open_provider(url, Settings(2.0, 1.0))
 
 
 # Its life
@@ -261,25 +248,3 @@ def test_a_provider_that_was_closed_says_so(zookeeper, opened, namespace):
     for ask in (lambda: provider.publish([A]), lambda: provider.watch(A.service, Witness())):
         with pytest.raises(RegistryClosed):
             ask()
-
-
-def test_a_forked_child_begins_anew_and_leaves_the_parents_session(zookeeper, opened, namespace):
-    provider, witness = opened(zookeeper.url(namespace=namespace)), Witness()
-    provider.watch(A.service, witness)
-    provider.publish([A])
-    assert witness.sees(A)
-    with provider._session._lock, provider._following._changed:  # as another thread may
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)  # a child that hangs is one that fails
-            good = False
-            try:
-                good = provider.lookup(A.service).records == {A.id: A.encoded()}
-                provider.publish([B])
-                provider.close()
-            finally:
-                os._exit(0 if good else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert provider.renew([A]) == {}
-    assert witness.sees(A)

@@ -1,0 +1,85 @@
+"""A forked child does not disturb its parent's lease and watches.
+
+Each case runs in a process of its own, without gRPC's fork handlers: in a child they start a poller
+of gRPC's, which can abort the process whatever the child does (grpc/grpc#43055). So the child gets
+along only if rpcwheel leaves what gRPC has in the parent alone.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engine_redis import RedisEngine
+from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.waiting import WAIT_S
+
+TESTS = Path(__file__).parents[3]
+
+PROGRAM = """
+import os, signal, sys
+from fixtures.engine_watchers import Witness, instance
+from fixtures.waiting import WAIT_S
+from rpcwheel.errors import RegistryClosed
+from rpcwheel.registry.provider import Settings
+from rpcwheel.registry.providers import open_provider
+
+A, B = instance(1), instance(2)
+
+def refused():
+    try:
+        provider.lookup(A.service)
+    except RegistryClosed as error:
+        return "before the fork" in str(error)
+
+def begins_anew():
+    provider.publish([B])
+    return provider.lookup(A.service).records == {A.id: A.encoded(), B.id: B.encoded()}
+
+provider, witness = open_provider(sys.argv[1], Settings(60.0, 10.0)), Witness()
+provider.watch(A.service, witness)
+provider.publish([A])
+assert witness.sees(A)
+if sys.argv[1].startswith("etcd"):
+    locks, check = (provider._lock, provider._client._lock), refused
+elif sys.argv[1].startswith("redis"):
+    locks, check = (provider._hints._lock, provider._following._changed), begins_anew
+else:
+    locks, check = (provider._session._lock, provider._following._changed), begins_anew
+for lock in locks:  # as another thread may hold them
+    lock.acquire()
+child = os.fork()
+if not child:
+    signal.alarm(int(WAIT_S))  # a child that hangs is one that fails
+    good = False
+    try:
+        good = check()
+        provider.close()
+    finally:
+        os._exit(0 if good else 1)
+for lock in locks:
+    lock.release()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert provider.renew([A]) == {}
+assert witness.sees(A)
+provider.close()
+"""
+
+
+@pytest.mark.parametrize("kind", [EtcdEngine, RedisEngine, ZookeeperEngine])
+def test_a_forked_child_leaves_its_parent_the_lease_and_the_watches(kind):
+    if reason := kind.available():
+        pytest.skip(reason)
+    with kind() as engine:
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", PROGRAM, engine.url()],
+            env={**os.environ, "PYTHONPATH": str(TESTS), "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            capture_output=True,
+            text=True,
+            timeout=3 * WAIT_S,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
