@@ -150,14 +150,20 @@ class Stand:
                 self.advance(STEP_S)
             self._renew()
 
-    def let_pass(self, seconds: float) -> None:
-        """Let time pass, in which leases are renewed."""
+    def let_pass(self, seconds: float) -> float:
+        """Let time pass, in which leases are renewed; return the longest pause between two looks.
+
+        What is held is renewed at most that much later than after a third of the lease.
+        """
         end = self.now + seconds
-        while (left := end - self.now) > 0:
+        longest = 0.0
+        while (left := end - (began := self.now)) > 0:
             step = min(STEP_S, max(left, 1e-6))  # a timer counts no smaller parts
             time.sleep(0.001 if self._timers else step)  # what was handed over needs a moment too
             self.advance(step)
             self._renew()
+            longest = max(longest, self.now - began)
+        return longest
 
     @property
     def lease_s(self) -> float:
@@ -215,18 +221,22 @@ class Witness:
         """As `Watcher.suspect`."""
         self.doubts.append(reason)
 
+    def has_seen(self, *wanted: ServiceInstance) -> bool:
+        """Whether the last view has these, and no others."""
+        return bool(self.views) and self.views[-1] == by_id(wanted)
+
+    @property
+    def last_words(self) -> str:
+        """What it was told last, for messages."""
+        if not self.views:
+            return "was told nothing"
+        return f"was last told of {shown(self.views[-1])}"
+
     def sees(self, stand: Stand, *wanted: ServiceInstance) -> None:
         """See that the last view has these soon, and no others."""
         stand.eventually(
-            lambda: self.views and self.views[-1] == by_id(wanted),
-            lambda: (
-                f"a watcher must be told of {shown(by_id(wanted))}, but "
-                + (
-                    f"was last told of {shown(self.views[-1])}"
-                    if self.views
-                    else "was told nothing"
-                )
-            ),
+            lambda: self.has_seen(*wanted),
+            lambda: f"a watcher must be told of {shown(by_id(wanted))}, but {self.last_words}",
         )
         claim(not self.at_once, "a watcher was called while an earlier call had not returned")
         claim(not self.went_back, "a watcher was shown an older revision after a newer one")
