@@ -1,47 +1,35 @@
-"""The registry in a file: the contract, leases, and processes that come, die and fork."""
+"""The registry in a file: the contract, leases, watches, and whatever becomes of the file."""
 
+import gc
 import os
-import signal
+import shutil
 import sqlite3
 import subprocess
-import sys
-import textwrap
+import tempfile
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from fixtures.engine_watchers import contract_settings
+from fixtures.engine_watchers import Witness
+from fixtures.timers import hasty_threads, run_threads  # noqa: F401 - a fixture
 from fixtures.waiting import wait_until
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import PROVIDER_CHECKS
+from rpcwheel.testing import check_provider
 from rpcwheel.timer import WheelTimer
 
 LEASE = 1.0
-ONE = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1)
-TWO = ServiceInstance(service="shop.Orders", host="10.0.0.2", port=1)
+"""Seconds of a lease where time moves by hand; else none ends within a test."""
 
-
-class Told:
-    """What a watcher was told: ids, and doubts as text."""
-
-    def __init__(self):
-        self.news = []
-
-    def saw(self, view):
-        self.news.append(sorted(view.records))
-
-    def suspect(self, reason):
-        self.news.append(reason)
-
-    @property
-    def last(self):
-        return self.news[-1] if self.news else None
+SERVICE = "shop.Orders"
+ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
+TWO = ServiceInstance(service=SERVICE, host="10.0.0.2", port=1)
 
 
 @pytest.fixture
@@ -54,9 +42,9 @@ def opened(path):
     """Open providers on one file; closed in the end. Leases end where time moves by hand."""
     made = []
 
-    def opened(query="", timer=None, timeout=10.0, lease=None):
-        settings = Settings(lease or (60.0 if timer is None else LEASE), timeout, timer)
-        made.append(open_provider(f"sqlite://{path}{query}", settings))
+    def opened(query="", *, at=path, timer=None, timeout=60.0, lease=None):
+        settings = Settings(lease or (3600.0 if timer is None else LEASE), timeout, timer)
+        made.append(open_provider(f"sqlite://{at}{query}", settings))
         return made[-1]
 
     yield opened
@@ -64,44 +52,45 @@ def opened(path):
         provider.close()
 
 
-@pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
-def test_it_keeps_the_contract(check, opened):
-    settings = contract_settings(check)
-    check(lambda: opened(timeout=settings.timeout_s, lease=settings.lease_s))
+def keep(provider, weight):
+    """Publish an instance with this weight."""
+    provider.publish([ONE.changed(weight=weight)])
 
 
-@pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
-def test_it_keeps_the_contract_in_manual_time(check, opened, timer):
-    check(lambda: opened(timer=timer))
+def find(provider):
+    """The weight that was published last."""
+    (record,) = provider.lookup(SERVICE).records.values()
+    return ServiceInstance.decoded(record).weight
+
+
+def test_it_keeps_the_provider_contract(opened, timer):
+    check_provider(lambda: opened(timer=timer))
 
 
 # Leases
 
 
-def test_what_is_not_renewed_vanishes_at_the_end_of_its_lease(opened, timer):
+def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened, timer):
     provider, other = opened(timer=timer), opened(timer=timer)
     provider.publish([ONE])
     timer.advance(LEASE - 0.01)
-    assert other.lookup("shop.Orders").records
+    assert other.lookup(SERVICE).records
     timer.advance(0.01)
-    assert not other.lookup("shop.Orders").records
+    assert not other.lookup(SERVICE).records
     assert other.services() == []
     assert provider.renew([ONE]) == provider.renew([ONE]) == {ONE.key: "lease"}
     provider.publish([TWO])
     assert provider.renew([ONE, TWO]) == {ONE.key: "missing"}
-    assert list(other.lookup("shop.Orders").records) == [TWO.id]
+    assert list(other.lookup(SERVICE).records) == [TWO.id]
 
 
-def test_a_watcher_is_told_when_a_lease_ends_though_nobody_writes(opened, timer):
-    provider, other = opened(timer=timer), opened(timer=timer, lease=60.0)
+def test_a_watcher_is_told_of_the_end_of_a_lease_though_nobody_writes(opened, timer):
+    provider, other = opened(timer=timer), opened(timer=timer, lease=3600.0)
     provider.publish([ONE])
-    other.watch("shop.Orders", told := Told())
-    assert wait_until(lambda: told.last == [ONE.id])
-    assert wait_until(lambda: timer.advance(0.001) * 0 or other._seen_at[0])  # the first poll
-    assert wait_until(lambda: not other._following._running)
-    timer.advance(LEASE)
-    assert wait_until(lambda: timer.now > 5 or timer.advance(0.05) * 0 or told.last == [])
-    assert told.last == []  # long before anybody looks without a reason
+    other.watch(SERVICE, witness := Witness())
+    assert witness.sees(ONE)
+    assert wait_until(lambda: timer.advance(0.05) >= 0 and witness.has_seen())
+    assert timer.now < 3600  # before anybody looks without a reason
 
 
 def test_a_lease_from_before_a_reboot_is_over(opened, path, timer):
@@ -109,61 +98,111 @@ def test_a_lease_from_before_a_reboot_is_over(opened, path, timer):
     timer.advance(1000)
     before = opened(timer=timer)
     before.publish([ONE])
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE lease SET ends_ns = ends_ns + 1000000000000")
-    db.close()
     assert opened(timer=timer).services() == []
     assert before.renew([ONE]) == {ONE.key: "lease"}
 
 
-def test_leases_that_are_over_are_swept_by_whoever_renews(opened, path, timer):
+def test_a_renewal_removes_leases_that_are_over(opened, path, timer):
     opened(timer=timer).publish([ONE])
     living = opened(timer=timer)
     living.publish([TWO.changed(service="other")])
-    timer.advance(LEASE / 2)
-    living.renew([])
-    timer.advance(LEASE / 2)
-    living.renew([])
-    with sqlite3.connect(path) as db:
+    for _ in range(2):
+        timer.advance(LEASE / 2)
+        living.renew([])
+    with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT id FROM instance").fetchall() == [(TWO.id,)]
         assert db.execute("SELECT count(*) FROM lease").fetchall() == [(1,)]
-    db.close()
-
-
-def test_a_renewal_alone_is_no_news(opened):
-    provider, other = opened(), opened("?poll=0.01")
-    provider.publish([ONE])
-    other.watch("shop.Orders", told := Told())
-    assert wait_until(lambda: told.last == [ONE.id])
-    done = []
-    look, read = other._look, other._following._read
-    other._look = lambda: look() or done.append("look")
-    other._following._read = lambda *given: done.append("read") or read(*given)
-    for number in range(5):
-        assert wait_until(lambda: done[-2:] == ["look", "look"])
-        if number:  # what was before the first may have been read in these
-            assert "read" not in done
-        done.clear()
-        provider.renew([ONE])
 
 
 def test_a_lease_that_is_renewed_while_a_lookup_waits_is_alive(opened, path):
-    provider, other = opened(), opened(timeout=10.0)
+    provider, other = opened(), opened()
     provider.publish([ONE])
     other.services()  # it is open
     found = []
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
         looks = threading.Thread(
-            target=lambda: found.extend((other.lookup(ONE.service).records, other.services()))
+            target=lambda: found.extend((other.lookup(SERVICE).records, other.services()))
         )
         looks.start()
-        time.sleep(0.2)  # it waits for the file by now
-        ends_ns = provider._now() + provider._lease_ns
+        time.sleep(0.05)  # most likely it waits for the file by now
+        ends_ns = time.monotonic_ns() + 3600 * 10**9
         db.execute("UPDATE lease SET ends_ns = ?", (ends_ns,))
         db.execute("COMMIT")
         looks.join()
-    assert found == [{ONE.id: ONE.encoded()}, [ONE.service]]
+    assert found == [{ONE.id: ONE.encoded()}, [SERVICE]]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_a_lease_of_its_own(opened):
+    provider = opened()
+    provider.publish([ONE])
+    gc.disable()  # nothing of gRPC's must be destroyed in the child
+    try:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                lost = provider.renew([ONE])
+                provider.publish([TWO])
+                found = list(provider.lookup(SERVICE).records)
+                provider.close()
+                code = 0 if (lost, found) == ({ONE.key: "lease"}, [ONE.id, TWO.id]) else 2
+            finally:
+                os._exit(code)
+    finally:
+        gc.enable()
+    assert os.waitpid(child, 0)[1] == 0
+    assert provider.renew([ONE]) == {}
+    assert list(provider.lookup(SERVICE).records) == [ONE.id]
+
+
+# Watches
+
+
+def test_polls_come_as_often_as_the_url_says(opened, timer):
+    opened("?poll=0.5", timer=timer).watch(SERVICE, witness := Witness())
+    assert witness.sees()
+    assert wait_until(lambda: timer.pending == 2)  # the poll, and the look without reason
+    opened(timer=timer).publish([ONE])
+    timer.advance(0.49)
+    assert witness.has_seen()
+    timer.advance(0.02)
+    assert witness.sees(ONE)
+
+
+def test_polls_go_on_after_the_directory_was_missing(opened, path):
+    directory = path.parent / "run"
+    directory.mkdir()
+    one, two = opened(at=directory / "registry.db"), opened(at=directory / "registry.db")
+    one.publish([ONE])
+    two.watch(SERVICE, witness := Witness())
+    assert witness.sees(ONE)
+    directory.rename(path.parent / "away")
+    directory.touch()
+    assert witness.doubts()
+    directory.unlink()
+    (path.parent / "away").rename(directory)
+    one.publish([TWO])
+    assert witness.sees(ONE, TWO)
+    one.withdraw([ONE])
+    assert witness.sees(TWO)
+
+
+def test_a_timer_that_is_full_does_not_end_a_watch(opened, events):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        publisher, other = opened(), opened(lease=3600.0, timer=timer)
+        other.watch(SERVICE, witness := Witness())
+        assert witness.sees()
+        publisher.publish([ONE])
+        assert witness.sees(ONE)
+        publisher.publish([TWO])
+        assert witness.sees(ONE, TWO)
+        other.close()
+    assert wait_until(lambda: any(isinstance(event, RegistryFailed) for event in events))
 
 
 # What is in the file
@@ -174,175 +213,243 @@ def test_namespaces_do_not_see_each_other(opened):
     other = opened("?namespace=other")
     assert other.services() == []
     other.publish([TWO])
-    assert list(opened().lookup("shop.Orders").records) == [ONE.id]
+    assert list(opened().lookup(SERVICE).records) == [ONE.id]
 
 
-def test_what_others_wrote_there_is_given_as_it_is_and_hides_nothing(opened, path):
+def test_foreign_records_are_given_as_they_are_and_hide_nothing(opened, path):
     provider = opened()
     provider.publish([ONE])
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         (lease,) = db.execute("SELECT id FROM lease").fetchone()
         for number, data in enumerate(["text", None, 5, b"\xff"]):
-            row = ("rpcwheel", "shop.Orders", f"bad{number}", data, "", lease)
+            row = ("rpcwheel", SERVICE, f"bad{number}", data, "", lease)
             db.execute("INSERT INTO instance VALUES (?, ?, ?, ?, ?, ?)", row)
         no_text = "INSERT INTO instance VALUES ('rpcwheel', ?, CAST(x'ff41' AS TEXT), 1, 1, ?)"
-        db.execute(no_text, ("shop.Orders", lease))
-    db.close()
-    records = provider.lookup("shop.Orders").records
+        db.execute(no_text, (SERVICE, lease))
+    records = provider.lookup(SERVICE).records
     assert records[ONE.id] == ONE.encoded()
     assert [records[f"bad{number}"] for number in range(4)] == [b"text", b"None", b"5", b"\xff"]
     assert len(records) == 6
 
 
-@pytest.mark.parametrize("query", ["?pol=1", "?poll=0", "?tls=1"])
-def test_an_option_that_makes_no_sense_is_refused(query):
-    with pytest.raises(ConfigurationError):
-        open_provider(f"sqlite:///run/a.db{query}", Settings(LEASE, 1.0))
+def test_options_that_make_no_sense_are_refused():
+    for query in ("?pol=1", "?poll=0", "?tls=1"):
+        with pytest.raises(ConfigurationError):
+            open_provider(f"sqlite:///run/a.db{query}", Settings(LEASE, 1.0))
 
 
-def test_polls_come_as_often_as_the_url_says(opened, timer):
-    opened("?poll=0.5", timer=timer).watch("shop.Orders", told := Told())
-    assert wait_until(lambda: told.last == [])
-    assert wait_until(lambda: timer.pending == 2)  # the poll, and the look without reason
-    opened(timer=timer).publish([ONE])
-    timer.advance(0.49)
-    assert told.last == []
-    timer.advance(0.02)
-    assert wait_until(lambda: told.last == [ONE.id])
+# The file
 
 
-def test_polls_go_on_after_the_directory_was_none_for_a_while(opened, path):
-    directory = path.parent / "run"
-    directory.mkdir()
-    url = f"sqlite://{directory}/registry.db"
-    settings = Settings(60.0, 1.0)
-    with closing(open_provider(url, settings)) as one, closing(open_provider(url, settings)) as two:
-        one.publish([ONE])
-        two.watch("shop.Orders", told := Told())
-        assert wait_until(lambda: told.last == [ONE.id] and two._planned)
-        directory.rename(path.parent / "away")
-        directory.touch()
-        assert wait_until(lambda: any(isinstance(news, str) for news in told.news))
-        directory.unlink()
-        (path.parent / "away").rename(directory)
-        one.publish([TWO])
-        assert wait_until(lambda: told.last == [ONE.id, TWO.id])
-        one.withdraw([ONE])
-        assert wait_until(lambda: told.last == [TWO.id])
-
-
-def test_a_timer_that_is_full_keeps_no_watch_from_being_told(opened, events):
-    with WheelTimer(max_pending=1) as timer:
-        timer.new_timeout(print, 1000)
-        publisher, other = opened(lease=60.0), opened(lease=60.0, timer=timer)
-        other.watch("shop.Orders", told := Told())
-        assert wait_until(lambda: told.last == [])
-        for one in (ONE, TWO):
-            publisher.publish([one])
-            assert wait_until(lambda one=one: told.last and one.id in told.last)
-        other.close()
-    assert wait_until(lambda: any(isinstance(event, RegistryFailed) for event in events))
-
-
-# Processes
-
-
-PUBLISHER = """
-import sys, time
-from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
-url, lease, name, many = sys.argv[1], float(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-provider = open_provider(url, Settings(lease, 5.0))
-mine = [ServiceInstance(service="shop.Orders", host=name, port=1 + n) for n in range(many)]
-provider.publish(mine)
-print("published", flush=True)
-while sys.stdin.readable():
-    lost = provider.renew(mine)
-    if lost:
-        print("lost", sorted(set(lost.values())), flush=True)
-        provider.publish(mine)
-    time.sleep(0.1)
-"""
-
-
-@contextmanager
-def process(path, name, *, many=1, lease=LEASE):
-    """Another process that publishes and renews; killed in the end."""
-    command = [sys.executable, "-c", textwrap.dedent(PUBLISHER), f"sqlite://{path}", str(lease)]
-    with subprocess.Popen(
-        [*command, name, str(many)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as running:
-        try:
-            assert running.stdout.readline() == "published\n"
-            yield running
-        finally:
-            running.kill()
-
-
-def test_processes_see_each_other_and_one_that_is_killed_is_gone_after_its_lease(opened, path):
+def test_the_file_is_made_at_its_first_use_and_nothing_else_beside_it(opened, path):
     provider = opened()
-    provider.watch("shop.Orders", told := Told())
-    with (
-        process(path, "a", many=20, lease=3.0) as a,
-        process(path, "b", many=20, lease=3.0) as b,
-    ):
-        everybody = sorted(f"{name}:{1 + number}" for name in "ab" for number in range(20))
-        assert wait_until(lambda: told.last == everybody)
-        a.kill()
-        a.wait()
-        those_of_b = [one for one in everybody if one.startswith("b")]
-        assert wait_until(lambda: told.last == those_of_b)
-        assert sorted(provider.lookup("shop.Orders").records) == those_of_b
-        assert b.poll() is None
-    assert wait_until(lambda: told.last == [])
-    assert not any(isinstance(news, str) for news in told.news)
+    assert not path.exists()
+    keep(provider, 1)
+    assert find(opened()) == 1
+    assert [one.name for one in path.parent.iterdir()] == ["registry.db"]
 
 
-def test_a_file_that_is_deleted_is_made_again_by_whoever_publishes_and_all_converge(opened, path):
+def test_its_path_may_begin_at_home_or_in_the_working_directory(opened, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keep(opened(at="~/home.db"), 1)
+    monkeypatch.chdir(tmp_path)
+    keep(opened(at="./here.db"), 1)
+    assert {"home.db", "here.db"} <= {one.name for one in tmp_path.iterdir()}
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_many_that_make_the_file_at_once_make_one(opened, path):
+    for _ in range(5):
+        path.unlink(missing_ok=True)
+        providers = [opened() for _ in range(8)]
+        run_threads(
+            *(
+                lambda one=one, number=number: one.publish([ONE.changed(id=str(number))])
+                for number, one in enumerate(providers)
+            )
+        )
+        assert sorted(opened().lookup(SERVICE).records) == sorted(map(str, range(8)))
+
+
+def test_a_lock_of_others_is_waited_for_as_long_as_the_timeout(opened, path):
+    patient, hasty = opened(), opened(timeout=0.05)
+    keep(patient, 0)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(RegistryUnavailable, match=r"another process has locked it .* 0.05 s"):
+        keep(hasty, 1)
+    assert find(hasty) == 0  # a lookup is not held up
+    unlocking = threading.Timer(0.05, other.close)
+    unlocking.start()
+    keep(patient, 2)
+    unlocking.join()
+    assert find(patient) == 2
+
+
+def test_a_file_that_is_locked_when_it_is_to_be_made_is_waited_for(opened, path):
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(RegistryUnavailable, match="another process has locked it"):
+        keep(opened(timeout=0.05), 1)
+    unlocking = threading.Timer(0.05, other.close)
+    unlocking.start()
+    keep(opened(), 1)
+    unlocking.join()
+
+
+def test_a_timeout_of_nearly_nothing_is_enough_to_make_the_file(opened):
+    keep(opened(timeout=0.0), 1)
+    assert find(opened()) == 1
+
+
+def test_another_file_in_its_place_is_used(opened, path, tmp_path):
+    one, other, second = opened(), opened(), opened(at=tmp_path / "second.db")
+    keep(one, 1)
+    assert find(other) == 1
+    path.unlink()
+    assert one.renew([ONE]) == {ONE.key: "wiped"}
+    keep(one, 2)
+    assert find(other) == 2
+    keep(second, 3)
+    shutil.move(tmp_path / "second.db", path)
+    assert find(one) == find(other) == 3
+
+
+def test_a_watcher_is_told_to_doubt_another_file_in_its_place(opened, path):
+    provider, other = opened(), opened()
+    keep(provider, 1)
+    other.watch(SERVICE, witness := Witness())
+    assert witness.sees(ONE)
+    path.unlink()
+    provider.publish([ONE, TWO])
+    assert witness.sees(ONE, TWO)
+    assert any("another file is in its place" in news for news in witness.news)
+
+
+def test_a_database_of_something_else_is_refused_and_left_as_it_is(opened, path):
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE invoices (id)")
+    before = path.read_bytes()
+    with pytest.raises(RegistryRefused, match="is a database of something else"):
+        keep(opened(), 1)
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_another_version_is_refused(opened, path):
+    keep(opened(), 1)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA user_version = 2")
+    with pytest.raises(RegistryRefused, match="made by another version of rpcwheel"):
+        keep(opened(), 1)
+
+
+def test_a_file_that_is_no_database_is_told_and_mended_by_moving_it_away(opened, path):
     provider = opened()
-    provider.publish([ONE])
-    provider.watch("shop.Orders", told := Told())
-    with process(path, "a", lease=60.0) as a:
-        assert wait_until(lambda: told.last == [ONE.id, "a:1"])
-        for left in path.parent.glob("registry.db*"):
-            left.unlink()
-        assert a.stdout.readline() == "lost ['wiped']\n"
-        assert provider.renew([ONE]) == {ONE.key: "wiped"}
-        provider.publish([ONE])
-        assert wait_until(lambda: any("another file is in its place" in news for news in told.news))
-        assert wait_until(lambda: told.last == [ONE.id, "a:1"])
+    path.write_bytes(b"hello, world" * 1000)
+    with pytest.raises(RegistryUnavailable, match="move it away, and another is made"):
+        keep(provider, 1)
+    path.rename(path.with_name("away"))
+    keep(provider, 1)
+    assert find(provider) == 1
 
 
-def test_one_that_was_stopped_longer_than_its_lease_learns_that_it_was_gone(opened, path):
+def damage(path, provider):
+    keep(provider, 1)
+    with path.open("r+b") as raw:
+        raw.seek(200)
+        raw.write(b"?" * (path.stat().st_size - 200))
+
+
+def test_a_registry_that_is_damaged_is_made_anew(opened, path):
     provider = opened()
-    provider.watch("shop.Orders", told := Told())
-    with process(path, "a") as a:
-        assert wait_until(lambda: told.last == ["a:1"])
-        a.send_signal(signal.SIGSTOP)
-        assert wait_until(lambda: told.last == [])
-        a.send_signal(signal.SIGCONT)
-        assert a.stdout.readline() == "lost ['lease']\n"
-        assert wait_until(lambda: told.last == ["a:1"])
+    damage(path, provider)
+    with pytest.raises(RegistryUnavailable, match="it was damaged, and is made anew"):
+        keep(opened(), 2)
+    keep(provider, 3)
+    assert find(provider) == find(opened()) == 3
 
 
-def test_a_forked_child_has_a_lease_of_its_own_and_does_not_touch_its_parents(opened):
-    provider = opened()
-    provider.publish([ONE])
-    provider.watch("shop.Orders", told := Told())
-    assert wait_until(lambda: told.last == [ONE.id])
-    with provider._file._lock, provider._changed:  # as other threads might have them
+def test_one_that_is_damaged_and_may_not_be_deleted_is_refused(opened, path, monkeypatch):
+    def forbidden(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    damage(path, opened())
+    monkeypatch.setattr(Path, "unlink", forbidden)
+    with pytest.raises(RegistryRefused, match="damaged, and this user may not delete it"):
+        keep(opened(), 2)
+
+
+def test_a_missing_directory_is_unavailable_until_it_comes(opened, tmp_path):
+    provider = opened(at=tmp_path / "later" / "registry.db")
+    with pytest.raises(RegistryUnavailable, match=r"there is no directory .*later"):
+        keep(provider, 1)
+    (tmp_path / "later").mkdir()
+    keep(provider, 1)
+    with pytest.raises(RegistryUnavailable, match="it is a directory"):
+        keep(opened(at=tmp_path), 1)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_file_that_the_user_may_not_write_is_refused(opened):
+    place = Path(tempfile.mkdtemp())  # pytest's are for nobody else to enter
+    place.chmod(0o755)
+    path = place / "registry.db"
+    keep(first := opened(at=path), 1)
+    first.close()
+    path.chmod(0o644)
+    gc.disable()  # nothing of gRPC's must be destroyed in the child
+    try:
         child = os.fork()
         if not child:
             code = 1
             try:
-                lost = provider.renew([ONE])
-                provider.publish([TWO])
-                found = list(provider.lookup("shop.Orders").records)
-                provider.close()
-                code = 0 if (lost, found) == ({ONE.key: "lease"}, [ONE.id, TWO.id]) else 2
+                os.setuid(65534)
+                keep(opened(at=path), 2)
+            except RegistryRefused as error:
+                code = 0 if "may not write it" in str(error) else 2
             finally:
                 os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-    assert provider.renew([ONE]) == {}
-    assert wait_until(lambda: list(provider.lookup("shop.Orders").records) == [ONE.id])
+    finally:
+        gc.enable()
+    code = os.waitpid(child, 0)[1]
+    shutil.rmtree(place)
+    assert code == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_harms_nothing_and_is_over_when_there_is_room(opened, small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 60_000)
+    provider = opened(at=small_disk / "registry.db")
+    keep(provider, 1)
+    big = [
+        TWO.changed(id=str(number), metadata={f"k{n}": "y" * 1000 for n in range(8)})
+        for number in range(20)
+    ]
+    with pytest.raises(RegistryUnavailable, match="the disk is full"):
+        provider.publish(big)
+    assert find(provider) == 1
+    ballast.unlink()
+    provider.publish(big)
+    assert len(provider.lookup(SERVICE).records) == 21
+
+
+def test_a_closed_provider_is_opened_no_more(opened):
+    provider = opened()
+    keep(provider, 1)
+    provider.close()
+    provider.close()
+    with pytest.raises(RegistryClosed):
+        find(provider)
