@@ -1,8 +1,10 @@
-"""The server interceptor of grpc.aio, on real servers: handlers of every nature."""
+"""The server interceptor of `grpc.aio`, on real servers: handlers of every nature, slow calls."""
 
 import asyncio
 import functools
 import inspect
+import itertools
+import threading
 import time
 from contextvars import ContextVar
 
@@ -24,10 +26,14 @@ from scenarios.served import (
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import IN_TIME, METHOD, aio_serving
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.deadline import current_deadline, deadline_scope
+from rpcwheel.deadline import DeadlinePolicy, current_deadline, deadline_scope
 from rpcwheel.interceptors import CallPolicy
-from rpcwheel.interceptors._aio_server import server_interceptors
-from rpcwheel.observe import CallLate
+from rpcwheel.interceptors.aio import server_interceptors
+from rpcwheel.observe import CallLate, CallSlow
+from rpcwheel.timer import AsyncWheelTimer, ManualTimer
+
+TWO_KINDS = ["unary_unary", "stream_stream"]
+"""For rules that differ at most by what is answered."""
 
 LOOKED_AT = ContextVar("looked_at", default=None)
 
@@ -70,15 +76,30 @@ def partly(kind, look):
     return functools.partial(unary if kind in ONE_ANSWER else stream, "more")
 
 
-def listing(kind, look):
-    """A plain function that gives its answers in a list; grpc.aio takes that, grpc does not."""
-    behavior = answering(kind, look)
-    if kind in ONE_ANSWER:
-        return behavior
-    return lambda request, context: list(behavior(request, context))
-
-
 NATURES = [aio_answering, reading_and_writing, bound, partly, answering]
+
+HANDLERS = [
+    (aio_answering, "unary_unary"),
+    (aio_answering, "stream_stream"),
+    (reading_and_writing, "stream_unary"),
+    (reading_and_writing, "stream_stream"),
+    (reading_and_writing, "unary_stream"),
+    (bound, "unary_unary"),
+    (bound, "unary_stream"),
+    (partly, "stream_unary"),
+    (partly, "stream_stream"),
+    (answering, "unary_unary"),
+    (answering, "unary_stream"),
+]
+"""Handlers of each nature, with one response and with a stream; the requests are paired."""
+
+ADAPTED = [
+    (aio_answering, "stream_unary"),
+    (aio_answering, "unary_stream"),
+    (answering, "unary_unary"),
+    (answering, "stream_stream"),
+]
+"""One handler for each way in which the interceptor wraps them."""
 
 
 class Other(grpc.aio.ServerInterceptor):
@@ -125,30 +146,45 @@ async def status(target, kind):
     return error.code(), error.details(), [tuple(pair) for pair in error.trailing_metadata()]
 
 
-@pytest.mark.parametrize("nature", [*NATURES, listing])
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_handler_sees_the_deadline_of_its_caller(kind, nature):
-    if nature is listing and kind in STREAMS:
-        nature = answering
+@pytest.mark.parametrize(("nature", "kind"), HANDLERS)
+async def test_a_handler_sees_the_deadline_of_its_caller_and_of_no_other_call(nature, kind):
     made = handler(kind, nature(kind, left))
     async with aio_serving(made, interceptors=server_interceptors()) as target:
-        assert 0 < seconds(await aio_ask(target, kind, timeout=15)) <= 15 * ROUNDED
-
-
-@pytest.mark.parametrize("nature", NATURES)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_deadline_does_not_leak_into_the_next_call(kind, nature):
-    made = handler(kind, nature(kind, left))
-    async with aio_serving(made, interceptors=server_interceptors()) as target:
-        await aio_ask(target, kind, timeout=15)
+        assert 0 < seconds(await aio_ask(target, kind)) <= WAIT_S * ROUNDED
         loop = asyncio.get_running_loop()
         assert await loop.run_in_executor(None, left) is None  # nor into the threads of the pool
         assert await aio_ask(target, kind, timeout=None) == [b"None"]
     assert left() is None
 
 
-@pytest.mark.parametrize("nature", [aio_answering, answering])
-@pytest.mark.parametrize("kind", KINDS)
+async def test_the_policy_of_the_server_shortens_the_deadline_that_handlers_see():
+    made = handler("unary_unary", aio_answering("unary_unary", left))
+    for own, policy in ((100, WAIT_S), (WAIT_S, 100), (None, WAIT_S)):
+        interceptors = server_interceptors(CallPolicy(timeout=policy))
+        async with aio_serving(made, interceptors=interceptors) as target:
+            given = seconds(await aio_ask(target, "unary_unary", timeout=own))
+            assert 1 < given <= WAIT_S * ROUNDED
+
+
+async def test_a_handler_stays_what_it_is():
+    """A coroutine function, an asynchronous generator, or plain; grpc.aio asks."""
+    (interceptor,) = server_interceptors()
+    changed = []
+    for nature, kind in itertools.product(NATURES, KINDS):
+        behavior = nature(kind, left)
+
+        async def continuation(_details, made=handler(kind, behavior)):  # noqa: B008
+            return made
+
+        made = await interceptor.intercept_service(continuation, type("", (), {"method": METHOD}))
+        served = getattr(made, kind)
+        asks = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if [ask(served) for ask in asks] != [ask(behavior) for ask in asks]:
+            changed.append((nature.__name__, kind))
+    assert changed == []
+
+
+@pytest.mark.parametrize(("nature", "kind"), ADAPTED)
 async def test_a_scope_in_which_a_server_was_started_is_none_of_its_calls(kind, nature):
     made = handler(kind, nature(kind, left))
     with deadline_scope(30):
@@ -156,40 +192,17 @@ async def test_a_scope_in_which_a_server_was_started_is_none_of_its_calls(kind, 
             assert await aio_ask(target, kind, timeout=None) == [b"None"]
 
 
-@pytest.mark.parametrize(("own", "policy"), [(100, 10), (10, 100), (None, 10)])
-async def test_the_policy_of_the_server_shortens_the_deadline_that_handlers_see(own, policy):
-    made = handler("unary_unary", aio_answering("unary_unary", left))
-    interceptors = server_interceptors(CallPolicy(timeout=policy))
-    async with aio_serving(made, interceptors=interceptors) as target:
-        assert 1 < seconds(await aio_ask(target, "unary_unary", timeout=own)) <= 10 * ROUNDED
-
-
-@pytest.mark.parametrize("nature", NATURES)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_handler_stays_what_it_is(kind, nature):
-    (interceptor,) = server_interceptors()
-    behavior = nature(kind, left)
-
-    async def continuation(_details):
-        return handler(kind, behavior)
-
-    made = await interceptor.intercept_service(continuation, type("", (), {"method": METHOD}))
-    served = getattr(made, kind)
-    for asks in (inspect.iscoroutinefunction, inspect.isasyncgenfunction):
-        assert asks(served) == asks(behavior)
-
-
-@pytest.mark.parametrize("nature", [aio_answering, answering])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("nature", "kind"), ADAPTED)
 async def test_a_call_whose_deadline_has_passed_is_not_handed_to_its_handler(
     kind, nature, events, caplog
 ):
     """What waits on a loop that is blocked is not cancelled by grpc before its turn."""
     served, blocked = [], []
 
-    def block(_context):
+    def block(context):
         blocked.append(timeout)
-        time.sleep(timeout + 0.3)
+        while context.time_remaining() > 0:
+            time.sleep(0.01)
 
     made = handler(kind, nature(kind, served.append))
     async with aio_serving(
@@ -201,7 +214,7 @@ async def test_a_call_whose_deadline_has_passed_is_not_handed_to_its_handler(
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if blocked:
                 break
-        await aio_wait_until(lambda: CallLate(METHOD, 0.0) in events)
+        await aio_wait_until(lambda: any(isinstance(one, CallLate) for one in events))
     assert served == []
     assert not [record for record in caplog.records if record.name.startswith("grpc")]
 
@@ -245,8 +258,17 @@ def marking(kind):
     return aio_answering(kind, look)
 
 
-@pytest.mark.parametrize("ending", [aborting, plainly_aborting, marking])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        (aborting, "unary_unary"),
+        (aborting, "stream_stream"),
+        (plainly_aborting, "stream_unary"),
+        (plainly_aborting, "unary_stream"),
+        (marking, "stream_unary"),
+        (marking, "unary_stream"),
+    ],
+)
 async def test_a_status_reaches_the_client_unchanged(kind, ending):
     made = handler(kind, ending(kind))
     async with (
@@ -256,7 +278,7 @@ async def test_a_status_reaches_the_client_unchanged(kind, ending):
         assert await status(target, kind) == await status(plain, kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TWO_KINDS)
 async def test_a_bug_in_a_handler_reaches_the_client_as_before(kind):
     made = handler(kind, failing(kind))
     async with aio_serving(made, interceptors=server_interceptors()) as target:
@@ -265,8 +287,7 @@ async def test_a_bug_in_a_handler_reaches_the_client_as_before(kind):
     assert details.startswith("Unexpected <class 'KeyError'>: ")
 
 
-@pytest.mark.parametrize("nature", [aio_answering, answering])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("nature", "kind"), ADAPTED)
 async def test_interceptors_before_and_after_it_do_their_work_on_the_same_context(kind, nature):
     seen = []
 
@@ -309,11 +330,14 @@ async def test_a_plain_stream_is_served_also_behind_an_interceptor_that_runs_in_
 
     made = handler("unary_stream", answering("unary_stream", left))
     async with aio_serving(made, interceptors=[Around(), *server_interceptors()]) as target:
-        assert 0 < seconds(await aio_ask(target, "unary_stream", timeout=15)) <= 15 * ROUNDED
+        assert (
+            0 < seconds(await aio_ask(target, "unary_stream", timeout=WAIT_S)) <= WAIT_S * ROUNDED
+        )
 
 
-@pytest.mark.parametrize("style", [aio_answering, reading_and_writing])
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(
+    ("style", "kind"), [(aio_answering, "stream_stream"), (reading_and_writing, "unary_stream")]
+)
 async def test_a_client_that_leaves_cancels_the_handler_at_once(kind, style):
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -368,3 +392,220 @@ async def test_a_generator_is_closed_with_the_one_around_it():
     assert await anext(answers) == b"first"
     await answers.aclose()
     assert closed == [b"x"]
+
+
+SLOW = CallPolicy(timeout=DeadlinePolicy(slow_after=2.0))
+
+
+class Gate:
+    """Where handlers of any nature wait; opened from the loop."""
+
+    def __init__(self):
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def wait(self):
+        self.entered.set()
+        assert self.opened.wait(WAIT_S)
+
+    async def wait_on_loop(self):
+        self.entered.set()
+        await aio_wait_until(self.opened.is_set)
+
+
+def generating(kind, gate, end):
+    async def unary(request, context):
+        await gate.wait_on_loop()
+        end()
+        return b"done"
+
+    async def stream(request, context):
+        yield b"first"
+        await gate.wait_on_loop()
+        end()
+        yield b"done"
+
+    return unary if kind in ONE_ANSWER else stream
+
+
+def writing(kind, gate, end):
+    async def stream(request, context):
+        await context.write(b"first")
+        await gate.wait_on_loop()
+        end()
+        await context.write(b"done")
+
+    return generating(kind, gate, end) if kind in ONE_ANSWER else stream
+
+
+def plain(kind, gate, end):
+    def unary(request, context):
+        gate.wait()
+        end()
+        return b"done"
+
+    def stream(request, context):
+        yield b"first"
+        gate.wait()
+        end()
+        yield b"done"
+
+    return unary if kind in ONE_ANSWER else stream
+
+
+WAITING = [
+    (generating, "unary_unary"),
+    (generating, "stream_stream"),
+    (writing, "unary_stream"),
+    (plain, "stream_unary"),
+    (plain, "unary_stream"),
+]
+"""Handlers that wait at a gate, one for each way in which a call is watched."""
+
+
+def well():
+    pass
+
+
+def with_a_bug():
+    raise KeyError("a bug")
+
+
+async def answers(call, kind):
+    return [await call] if kind in ONE_ANSWER else [answer async for answer in call]
+
+
+@pytest.mark.parametrize(("nature", "kind"), WAITING)
+async def test_a_call_that_runs_for_long_is_told_while_it_runs(kind, nature, timer, events):
+    gate = Gate()
+    made = handler(kind, nature(kind, gate, well))
+    async with (
+        aio_serving(made, interceptors=server_interceptors(SLOW, timer=timer)) as target,
+        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, kind)
+        await aio_wait_until(gate.entered.is_set)
+        timer.advance(1.9)
+        assert not any(isinstance(event, CallSlow) for event in events)
+        timer.advance(0.2)
+        await aio_wait_until(lambda: CallSlow(METHOD, "server", 2.0) in events)
+        gate.opened.set()
+        assert (await answers(call, kind))[-1] == b"done"
+
+
+@pytest.mark.parametrize(("nature", "kind"), WAITING)
+@pytest.mark.parametrize("end", [well, with_a_bug])
+async def test_nothing_waits_for_a_call_that_has_ended(kind, nature, end, timer):
+    gate = Gate()
+    made = handler(kind, nature(kind, gate, end))
+    async with (
+        aio_serving(made, interceptors=server_interceptors(SLOW, timer=timer)) as target,
+        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, kind)
+        await aio_wait_until(gate.entered.is_set)
+        assert timer.pending == 1
+        gate.opened.set()
+        try:
+            await answers(call, kind)
+        except grpc.RpcError:
+            assert end is with_a_bug
+        await aio_wait_until(lambda: timer.pending == 0)
+
+
+@pytest.mark.parametrize(("nature", "kind"), WAITING)
+async def test_nothing_waits_for_a_call_that_its_client_left(kind, nature, timer):
+    gate = Gate()
+    made = handler(kind, nature(kind, gate, well))
+    async with (
+        aio_serving(made, interceptors=server_interceptors(SLOW, timer=timer)) as target,
+        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, kind)
+        if kind in STREAMS:
+            assert await call.read() == b"first"
+        await aio_wait_until(gate.entered.is_set)
+        assert timer.pending == 1
+        call.cancel()
+        if nature is plain and kind in ONE_ANSWER:
+            gate.opened.set()  # its thread works on
+        await aio_wait_until(lambda: timer.pending == 0)
+        gate.opened.set()
+
+
+@pytest.mark.parametrize(("nature", "kind"), WAITING[1:4:2])
+async def test_a_timer_that_takes_no_more_does_not_harm_a_call(kind, nature):
+    gate = Gate()
+    gate.opened.set()
+    timer = ManualTimer()
+    timer.stop()
+    made = handler(kind, nature(kind, gate, well))
+    async with aio_serving(made, interceptors=server_interceptors(SLOW, timer=timer)) as target:
+        assert (await aio_ask(target, kind))[-1] == b"done"
+
+
+async def test_a_timer_on_the_loop_of_the_server_does_as_well(events):
+    gate = Gate()
+    policy = CallPolicy(timeout=DeadlinePolicy(slow_after=0.01))
+    made = handler("unary_unary", plain("unary_unary", gate, well))
+    async with (
+        AsyncWheelTimer() as timer,
+        aio_serving(made, interceptors=server_interceptors(policy, timer=timer)) as target,
+    ):
+        call = asyncio.create_task(aio_ask(target, "unary_unary"))
+        await aio_wait_until(lambda: CallSlow(METHOD, "server", 0.01) in events)
+        gate.opened.set()
+        assert await call == [b"done"]
+
+
+async def test_nothing_waits_for_a_plain_stream_that_did_not_come_about(timer):
+    kind = "unary_stream"
+
+    def behavior(request, context):
+        raise KeyError("a bug")
+
+    made = handler(kind, behavior)
+    async with aio_serving(made, interceptors=server_interceptors(SLOW, timer=timer)) as target:
+        with pytest.raises(grpc.RpcError):
+            await aio_ask(target, kind)
+        assert timer.stats().started == 1
+        await aio_wait_until(lambda: timer.pending == 0)
+
+
+class TellingOfTheEnd(grpc.aio.ServerInterceptor):
+    """Has `over` called at the end of the call's task, before all who asked for that later."""
+
+    def __init__(self, over):
+        self.over = over
+
+    async def intercept_service(self, continuation, details):
+        asyncio.current_task().add_done_callback(self.over)
+        return await continuation(details)
+
+
+async def test_the_thread_of_a_plain_stream_is_given_back_when_its_client_has_left():
+    """Without the interceptor the thread waits for ever; the pool would not shut down."""
+    gone, closed = threading.Event(), threading.Event()
+
+    def behavior(request, context):
+        try:
+            yield b"first"
+            assert gone.wait(WAIT_S)
+            yield b"for nobody"
+        finally:
+            closed.set()
+
+    def over(_task):
+        gone.set()
+        closed.wait(WAIT_S)  # the loop has not told anybody else yet
+
+    interceptors = [TellingOfTheEnd(over), *server_interceptors()]
+    async with (
+        aio_serving(handler("unary_stream", behavior), interceptors=interceptors) as target,
+        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, "unary_stream")
+        assert await call.read() == b"first"
+        call.cancel()
+        await aio_wait_until(closed.is_set)
+    await asyncio.get_running_loop().shutdown_default_executor()
