@@ -2,14 +2,14 @@
 
 import copy
 import pickle
-import re
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel import interceptors
+from fixtures.refusals import not_refused_so
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
@@ -23,10 +23,6 @@ FAILBACK = FailbackPolicy(on="UNAVAILABLE")
 IDEMPOTENT = MethodPolicy(idempotent=True)
 
 
-def refused(said: str, *, error: type[Exception] = ConfigurationError):
-    return pytest.raises(error, match=re.escape(said))
-
-
 def test_by_default_nothing_is_switched_on():
     policy = CallPolicy()
     assert (policy.timeout, policy.retry, policy.failsafe, policy.failback) == (None,) * 4
@@ -35,51 +31,10 @@ def test_by_default_nothing_is_switched_on():
     assert policy.of("/shop.Orders/Get") == MethodPolicy()
 
 
-@pytest.mark.parametrize(
-    "timeout", [2.0, timedelta(seconds=2), DeadlinePolicy(timeout=2.0), {"timeout": 2}]
-)
-def test_a_plain_time_is_the_timeout(timeout):
-    seconds = CallPolicy(timeout=timeout).of("/a/b").timeout.timeout
-    assert seconds in {2.0, timedelta(seconds=2)}
-
-
-@pytest.mark.parametrize(
-    ("timeout", "said", "error"),
-    [
-        ("2", "timeout: it must be seconds", TypeError),
-        (True, "timeout: it must be seconds", TypeError),
-        (0, "timeout: it must be a finite time above zero", ConfigurationError),
-        (float("inf"), "for no limit leave it out, or give None", ConfigurationError),
-        ({"timeout": 2, "slow_after": 3}, "slow_after (3.0) would never", ConfigurationError),
-        ({"timout": 2}, "timeout: there is no setting 'timout'; did you mean", ConfigurationError),
-    ],
-)
-def test_a_timeout_that_is_none_is_refused(timeout, said, error):
-    with refused(said, error=error):
-        CallPolicy(timeout=timeout)
-
-
-def test_a_retry_that_is_no_policy_is_refused_with_what_to_give():
-    with refused("instance of RetryPolicy, not {'UNAVAILABLE'}", error=TypeError):
-        CallPolicy(retry={"UNAVAILABLE"})
-
-
-def test_what_a_failsafe_matches_is_checked_as_for_failback():
-    with refused("`on` is missing; say which errors"):
-        FailsafePolicy()
-    with refused("did you mean 'UNAVAILABLE'?"):
-        CallPolicy(methods={"*": {"failsafe": {"on": ["UNAVAILBLE"]}}})
-    with refused("`on` holds 14", error=TypeError):
-        FailsafePolicy(on=14)
-
-
-def test_a_pattern_without_its_slash_is_refused_with_the_one_that_was_meant():
-    with refused(
-        """methods["shop.Orders/*"]: 'shop.Orders/*' names no methods; did you mean '/shop"""
-    ):
-        CallPolicy(methods={"shop.Orders/*": IDEMPOTENT})
-    with refused("methods: Input should be a valid dictionary", error=TypeError):
-        CallPolicy(methods=None)
+def test_a_plain_time_is_the_timeout():
+    for timeout in (2.0, timedelta(seconds=2), DeadlinePolicy(timeout=2.0), {"timeout": 2}):
+        seconds = CallPolicy(timeout=timeout).of("/a/b").timeout.timeout
+        assert seconds in {2.0, timedelta(seconds=2)}
 
 
 # Which policy holds
@@ -130,17 +85,12 @@ def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
     )
 
 
-@pytest.mark.parametrize(
-    ("general", "own"),
-    [
-        ({"failsafe": FAILSAFE}, {"failback": FAILBACK}),
-        ({"failback": FAILBACK}, {"failsafe": FAILSAFE}),
-    ],
-)
-def test_the_answer_of_the_more_specific_policy_replaces_the_other_kind(general, own):
-    policy = CallPolicy(**general, methods={"/a/*": MethodPolicy(**own)})
-    assert policy.of("/a/b") == MethodPolicy(**own)
-    assert policy.of("/x/y") == MethodPolicy(**general)
+def test_the_answer_of_the_more_specific_policy_replaces_the_other_kind():
+    failsafe, failback = {"failsafe": FAILSAFE}, {"failback": FAILBACK}
+    for general, own in ((failsafe, failback), (failback, failsafe)):
+        policy = CallPolicy(**general, methods={"/a/*": MethodPolicy(**own)})
+        assert policy.of("/a/b") == MethodPolicy(**own)
+        assert policy.of("/x/y") == MethodPolicy(**general)
 
 
 patterns = st.sampled_from(["*", "/a/*", "/*/b", "/a/b", "/a/b*", "/a*/bc", "/ab/*", "/ab/bc"])
@@ -192,88 +142,102 @@ def test_policies_that_meet_at_a_method_never_contradict_each_other(general, one
 
 # What can't be
 
-
-@pytest.mark.parametrize("policy", [MethodPolicy, CallPolicy])
-def test_failsafe_and_failback_in_one_place_are_a_contradiction(policy):
-    with refused("failsafe forgets it, failback delivers it later; choose one"):
-        policy(failsafe=FAILSAFE, failback=FAILBACK)
+AGAIN = "calls that failed with ABORTED, INTERNAL may have been carried out"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"retry": UNSAFE, "idempotent": True},
-        {"retry": UNSAFE, "methods": {"/a/Get*": IDEMPOTENT}},
-        {"idempotent": True, "methods": {"/a/*": MethodPolicy(retry=UNSAFE)}},
-        {"methods": {"/a/*": MethodPolicy(retry=UNSAFE, idempotent=True)}},
-        {"methods": {"/a/*": MethodPolicy(retry=UNSAFE), "/a/Get*": IDEMPOTENT}},
-        {"methods": {"/a/Get*": IDEMPOTENT, "/a/*All": MethodPolicy(retry=UNSAFE)}},
-        {"methods": {"/a/*": IDEMPOTENT, "/a/Get": MethodPolicy(retry=UNSAFE)}},
-        {"retry": RetryPolicy(on=["INTERNAL", "UNAVAILABLE"])},
-    ],
-)
-def test_a_retry_after_any_code_is_allowed_where_some_method_it_is_for_is_idempotent(settings):
-    assert CallPolicy(**settings)
+def calls(words: str, error: type[Exception] = ConfigurationError, **settings: object):
+    return partial(CallPolicy, **settings), error, words
 
 
-@pytest.mark.parametrize(
-    ("settings", "where"),
-    [
-        ({"retry": UNSAFE}, "retry: "),
-        ({"retry": UNSAFE, "methods": {"/a/Get*": MethodPolicy(timeout=1)}}, "retry: "),
-        (
-            {"retry": UNSAFE, "methods": {"/a/*": MethodPolicy(retry=SAFE, idempotent=True)}},
-            "retry",
-        ),
-        ({"methods": {"/a/*": MethodPolicy(retry=UNSAFE)}}, 'methods["/a/*"].retry: '),
-        ({"methods": {"/a/*": MethodPolicy(retry=UNSAFE), "/b/*": IDEMPOTENT}}, 'methods["/a/*"]'),
-        (
-            {"idempotent": True, "methods": {"/a/*": MethodPolicy(retry=UNSAFE, idempotent=False)}},
-            'methods["/a/*"].retry: ',
-        ),
-        (
-            {"methods": {"/a/*": IDEMPOTENT, "/a/b": {"retry": UNSAFE, "idempotent": False}}},
-            'methods["/a/b"].retry: ',
-        ),
-    ],
-)
-def test_a_retry_that_no_method_could_ever_get_is_a_contradiction(settings, where):
-    with refused(f"{where}") as caught:
-        CallPolicy(**settings)
-    assert "calls that failed with ABORTED, INTERNAL may have been carried out" in str(caught.value)
-    assert 'methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}' in str(caught.value)
-
-
-def test_a_server_that_is_overloaded_may_have_begun_so_retries_after_that_are_for_idempotent_ones():
-    on = RetryPolicy(on="RESOURCE_EXHAUSTED")
-    with refused("calls that failed with RESOURCE_EXHAUSTED may have been carried out"):
-        CallPolicy(retry=on)
-    assert CallPolicy(retry=on, idempotent=True)
-
-
-@pytest.mark.parametrize("name", ["attempt_timeout", "wait"])
-def test_a_retry_that_takes_as_long_as_the_whole_call_is_a_contradiction(name):
-    slow = RetryPolicy(on="UNAVAILABLE", **{name: 2.0})
-    said = f"retry: {name} (2.0) leaves no time for another attempt, as timeout (2.0)"
-    with refused(said):
-        CallPolicy(timeout=2.0, retry=slow)
-    with refused('methods["/a/*"].' + said):
-        CallPolicy(timeout=2.0, methods={"/a/*": MethodPolicy(retry=slow)})
-    assert CallPolicy(timeout=2.1, retry=slow)
-    assert CallPolicy(retry=slow, methods={"/a/*": MethodPolicy(timeout=1.0)})
-    assert CallPolicy(timeout=2.0, retry=slow.model_copy(update={"attempts": 1}))
-
-
-def test_a_method_s_limit_that_the_general_timeout_never_reaches_is_a_contradiction():
+def test_what_a_call_policy_refuses():
+    slow = RetryPolicy(on="UNAVAILABLE", wait=2.0)
+    cut_off = RetryPolicy(on="UNAVAILABLE", attempt_timeout=2.0)
+    no_time = "(2.0) leaves no time for another attempt, as timeout (2.0)"
     silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
-    with refused('methods["/a/*"].timeout: message_timeout (5.0) would never be reached'):
-        CallPolicy(timeout=2.0, methods={"/a/*": silent})
-    assert CallPolicy(methods={"/a/*": silent}).of("/a/b").timeout.message_timeout == 5.0
+    unsafe = MethodPolicy(retry=UNSAFE)
+    twice = MethodPolicy(retry=UNSAFE, idempotent=False)
+    rows = [
+        calls("timeout: it must be seconds", TypeError, timeout="2"),
+        calls("timeout: it must be seconds", TypeError, timeout=True),
+        calls("timeout: it must be a finite time above zero", timeout=0),
+        calls("for no limit leave it out, or give None", timeout=float("inf")),
+        calls("slow_after (3.0) would never", timeout={"timeout": 2, "slow_after": 3}),
+        calls("timeout: there is no setting 'timout'; did you mean", timeout={"timout": 2}),
+        calls("instance of RetryPolicy, not {'UNAVAILABLE'}", TypeError, retry={"UNAVAILABLE"}),
+        calls("did you mean 'UNAVAILABLE'?", methods={"*": {"failsafe": {"on": ["UNAVAILBLE"]}}}),
+        calls(
+            """methods["shop.Orders/*"]: 'shop.Orders/*' names no methods; did you mean '/shop""",
+            methods={"shop.Orders/*": IDEMPOTENT},
+        ),
+        calls("methods: Input should be a valid dictionary", TypeError, methods=None),
+        calls(
+            "failsafe forgets it, failback delivers it later; choose one",
+            failsafe=FAILSAFE,
+            failback=FAILBACK,
+        ),
+        # A retry that no method could ever get.
+        calls(f"retry: {AGAIN}", retry=UNSAFE),
+        calls('methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}', retry=UNSAFE),
+        calls(f"retry: {AGAIN}", retry=UNSAFE, methods={"/a/Get*": MethodPolicy(timeout=1)}),
+        calls(
+            f"retry: {AGAIN}",
+            retry=UNSAFE,
+            methods={"/a/*": MethodPolicy(retry=SAFE, idempotent=True)},
+        ),
+        calls(f'methods["/a/*"].retry: {AGAIN}', methods={"/a/*": unsafe}),
+        calls(f'methods["/a/*"].retry: {AGAIN}', methods={"/a/*": unsafe, "/b/*": IDEMPOTENT}),
+        calls(f'methods["/a/*"].retry: {AGAIN}', idempotent=True, methods={"/a/*": twice}),
+        calls(f'methods["/a/b"].retry: {AGAIN}', methods={"/a/*": IDEMPOTENT, "/a/b": twice}),
+        calls("failed with RESOURCE_EXHAUSTED", retry=RetryPolicy(on="RESOURCE_EXHAUSTED")),
+        # What takes as long as the whole call.
+        calls(f"retry: wait {no_time}", timeout=2.0, retry=slow),
+        calls(f"retry: attempt_timeout {no_time}", timeout=2.0, retry=cut_off),
+        calls(
+            f'methods["/a/*"].retry: wait {no_time}',
+            timeout=2.0,
+            methods={"/a/*": MethodPolicy(retry=slow)},
+        ),
+        calls(
+            'methods["/a/*"].timeout: message_timeout (5.0) would never be reached',
+            timeout=2.0,
+            methods={"/a/*": silent},
+        ),
+        (
+            partial(MethodPolicy, failsafe=FAILSAFE, failback=FAILBACK),
+            ConfigurationError,
+            "failsafe forgets it, failback delivers it later; choose one",
+        ),
+        (FailsafePolicy, ConfigurationError, "`on` is missing; say which errors"),
+        (partial(FailsafePolicy, on=14), TypeError, "`on` holds 14"),
+    ]
+    assert not_refused_so(rows) == []
 
 
 def test_all_contradictions_are_said_at_once():
     with pytest.raises(ConfigurationError, match=r"leaves no time.*; retry: calls that failed"):
         CallPolicy(timeout=1.0, retry=RetryPolicy(on="INTERNAL", wait=5.0))
+
+
+def test_what_may_be_meant_is_allowed():
+    """A retry after any code where some method it is for is idempotent; limits that fit."""
+    slow = RetryPolicy(on="UNAVAILABLE", wait=2.0)
+    silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
+    unsafe = MethodPolicy(retry=UNSAFE)
+    for settings in (
+        {"retry": UNSAFE, "idempotent": True},
+        {"retry": UNSAFE, "methods": {"/a/Get*": IDEMPOTENT}},
+        {"idempotent": True, "methods": {"/a/*": unsafe}},
+        {"methods": {"/a/*": MethodPolicy(retry=UNSAFE, idempotent=True)}},
+        {"methods": {"/a/*": unsafe, "/a/Get*": IDEMPOTENT}},
+        {"methods": {"/a/Get*": IDEMPOTENT, "/a/*All": unsafe}},
+        {"methods": {"/a/*": IDEMPOTENT, "/a/Get": unsafe}},
+        {"retry": RetryPolicy(on="RESOURCE_EXHAUSTED"), "idempotent": True},
+        {"timeout": 2.1, "retry": slow},
+        {"retry": slow, "methods": {"/a/*": MethodPolicy(timeout=1.0)}},
+        {"timeout": 2.0, "retry": slow.model_copy(update={"attempts": 1})},
+    ):
+        assert CallPolicy(**settings)
+    assert CallPolicy(methods={"/a/*": silent}).of("/a/b").timeout.message_timeout == 5.0
 
 
 # A value like others
@@ -298,24 +262,3 @@ def test_a_policy_can_be_copied_pickled_and_dumped():
         "timeout": {"timeout": 2.0},
         "methods": {"/a/b": {"idempotent": True}},
     }
-
-
-WRONG = {
-    "a policy as a dict": ({"timeout": 2}, {}, r"CallPolicy\(timeout=2\.0\), not \{'timeout': 2\}"),
-    "a number": (2, {}, "policy must be a CallPolicy"),
-    "no timer": (CallPolicy(), {"timer": 3}, "timer must be a WheelTimer"),
-}
-
-
-@pytest.mark.parametrize(("policy", "others", "said"), WRONG.values(), ids=WRONG.keys())
-@pytest.mark.parametrize("world", [interceptors, interceptors.aio], ids=["sync", "aio"])
-@pytest.mark.parametrize("side", ["client_interceptors", "server_interceptors"])
-def test_what_is_no_policy_or_timer_is_refused_where_it_is_given(world, side, policy, others, said):
-    with pytest.raises(TypeError, match=said):
-        getattr(world, side)(policy, **others)
-
-
-@pytest.mark.parametrize("world", [interceptors, interceptors.aio], ids=["sync", "aio"])
-def test_queues_are_those_of_this_world(world):
-    with pytest.raises(TypeError, match="queues must be a Queues, or None, not 3"):
-        world.client_interceptors(CallPolicy(), queues=3)

@@ -2,7 +2,6 @@
 
 import sys
 
-import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,34 +14,6 @@ def recording(*messages, limit=1000):
     for message in messages:
         made.add(message)
     return made
-
-
-def test_a_new_recording_is_whole_empty_and_not_at_its_end():
-    made = Recording(0)
-    assert made.messages == []
-    assert made.whole is True
-    assert made.complete is False
-
-
-def test_all_that_was_added_is_kept_in_order():
-    assert recording(b"a", b"b", b"a").messages == [b"a", b"b", b"a"]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "whole"), [((10,), True), ((4, 6), True), ((11,), False), ((10, 1), False)]
-)
-def test_a_stream_of_as_many_bytes_as_the_limit_is_kept_and_no_longer_one(sizes, whole):
-    made = recording(*[b"x" * size for size in sizes], limit=10 + len(sizes) * OVERHEAD)
-    assert made.whole is whole
-    assert len(made.messages) == (len(sizes) if whole else 0)
-
-
-def test_empty_messages_without_end_are_not_kept_without_end():
-    made = Recording(1000)
-    for _ in range(1000):
-        made.add(b"")
-    assert (made.whole, made.messages) == (False, [])
-    assert recording(*[b""] * 10, limit=1000).whole
 
 
 def test_what_was_too_long_once_stays_so():
@@ -89,18 +60,25 @@ class NoSize:
         raise ValueError("not initialized")
 
 
-@pytest.mark.parametrize("odd", [NoCopy(), NoSize(), (n for n in [1])])
-def test_a_stream_with_a_message_that_cannot_be_kept_is_not_whole_and_goes_on(odd):
-    made = recording(b"a", odd, b"b", limit=10_000)
-    assert (made.whole, made.messages) == (False, [])
+def test_a_stream_with_a_message_that_cannot_be_kept_is_not_whole_and_goes_on():
+    for odd in (NoCopy(), NoSize(), (n for n in [1])):
+        made = recording(b"a", odd, b"b", limit=10_000)
+        assert (made.whole, made.messages) == (False, [])
 
 
-def test_the_size_is_that_on_the_wire_where_it_is_known():
-    message = StringValue(value="order")
+def test_the_size_is_that_on_the_wire_or_that_in_memory():
+    message, order = StringValue(value="order"), ["order"]
     assert size_of(message) == len(message.SerializeToString())
     assert size_of(b"order") == size_of(bytearray(b"order")) == 5
-
-
-def test_the_size_of_anything_else_is_that_in_memory():
-    order = ["order"]
     assert size_of(order) == sys.getsizeof(order)
+
+
+def test_a_stream_of_as_many_bytes_as_the_limit_is_kept_and_no_longer_one():
+    assert recording().messages == []
+    assert recording().complete is False
+    for sizes, whole in (((10,), True), ((4, 6), True), ((11,), False), ((10, 1), False)):
+        made = recording(*[b"x" * size for size in sizes], limit=10 + len(sizes) * OVERHEAD)
+        assert made.whole is whole
+        assert len(made.messages) == (len(sizes) if whole else 0)
+    assert recording(*[b""] * 10, limit=1000).whole
+    assert not recording(*[b""] * 1000, limit=1000).whole
