@@ -246,11 +246,16 @@ class Ledger:
         """
         self._refuse_inside("close()")
         drain_ns = max(0, to_ns(drain, what="drain"))
-        if not self.book.close(self.now_ns() + drain_ns):
-            return None
-        if drain_ns:
-            self._hurry()
-        return to_seconds(drain_ns)
+        first = False
+        try:
+            first = self.book.close(self.now_ns() + drain_ns)
+            if first and drain_ns:
+                self._hurry()
+        except BaseException:  # Ctrl-C: nothing may be lost in silence
+            if first:
+                self.end_close()
+            raise
+        return to_seconds(drain_ns) if first else None
 
     def end_close(self, reason: str = "closed") -> list[FailedCall]:
         """Give up what is left, and report it; oldest first."""
