@@ -23,18 +23,14 @@ class Scenario:
     """Which of the later figures counts the call in the end; None if it was never queued."""
     settings: dict[str, object] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return self.name.replace(" ", "-")
-
     def check(self, answer: object, received: list[bytes], stats: FailbackStats) -> None:
         """See that all came as it must: to the caller, to the server, in the figures."""
-        assert answer == {"answer": ORDER, "default": DEFAULT}.get(self.caller, self.caller)
-        assert received == [ORDER] * self.tries
-        assert stats.calls == 1
-        assert stats.parked == (self.end is not None)
+        expected = {"answer": ORDER, "default": DEFAULT}.get(self.caller, self.caller)
+        assert (answer, received) == (expected, [ORDER] * self.tries), self.name
+        assert (stats.calls, stats.parked) == (1, self.end is not None), self.name
         if self.end is not None:
-            assert getattr(stats, self.end) == 1
-            assert stats.retried == self.tries - 1
+            assert getattr(stats, self.end) == 1, self.name
+            assert stats.retried == self.tries - 1, self.name
 
 
 SCENARIOS = [

@@ -195,10 +195,10 @@ def test_every_setting_reaches_the_policy(timer):
     assert push.failback._ledger._timer is timer
 
 
-@pytest.mark.parametrize(("written", "limit"), [({}, None), ({"retries": 3}, 3)])
-def test_a_stop_replaces_the_default_of_retries_but_not_a_three_that_was_written(written, limit):
-    push = with_failback(on=OSError, stop=tenacity.stop_after_delay(60), **written)(Far())
-    assert push.failback._ledger.policy.limit == limit
+def test_a_stop_replaces_the_default_of_retries_but_not_a_three_that_was_written():
+    for written, limit in [({}, None), ({"retries": 3}, 3)]:
+        push = with_failback(on=OSError, stop=tenacity.stop_after_delay(60), **written)(Far())
+        assert push.failback._ledger.policy.limit == limit
 
 
 def test_tenacitys_objects_are_obeyed(timer):
@@ -225,25 +225,6 @@ def test_tenacitys_objects_are_obeyed(timer):
 # --- What is refused, at decoration ---
 
 
-def test_without_on_the_message_says_what_to_give():
-    with pytest.raises(ConfigurationError, match=r"`on` is missing; say which .*StatusCode"):
-        with_failback()
-
-
-def test_without_parentheses_the_message_says_what_to_write():
-    with pytest.raises(TypeError, match=re.escape("@with_failback(on=...)")):
-
-        @with_failback
-        def push():
-            """Nothing."""
-
-
-@pytest.mark.parametrize("journal", ["sqlite:///calls.db", object()])
-def test_a_journal_is_refused_because_there_is_none_yet(journal):
-    with pytest.raises(ConfigurationError, match="durable journals are not in this release"):
-        with_failback(on=OSError, journal=journal)
-
-
 def generator():
     yield 1
 
@@ -257,39 +238,38 @@ class Generator:
         yield 1
 
 
-@pytest.mark.parametrize(
-    "function", [generator, async_generator, functools.partial(generator), Generator()]
-)
-def test_a_generator_function_is_refused(function):
-    with pytest.raises(TypeError, match="is a generator function: what it has yielded"):
-        with_failback(on=OSError)(function)
+def test_settings_that_make_no_sense_are_refused_before_anything_is_decorated():
+    for settings, error, said in (
+        ({"on": None, "retries": 3}, TypeError, "say which errors"),
+        ({"journal": "sqlite:///calls.db"}, ConfigurationError, "durable journals are not in this"),
+        ({"journal": object()}, ConfigurationError, "durable journals are not in this release"),
+        ({"retries": -1}, ConfigurationError, "retries: "),
+        ({"wait": "5"}, TypeError, "wait must be"),
+        ({"max_pending": 0}, ConfigurationError, "max_pending: "),
+        ({"overflow": "wait"}, ConfigurationError, "overflow: "),
+        ({"timer": 3}, TypeError, "timer must be a WheelTimer"),
+    ):
+        with pytest.raises(error, match=said):
+            with_failback(**{"on": OSError} | settings)
+    with pytest.raises(ConfigurationError, match=r"`on` is missing; say which .*StatusCode"):
+        with_failback()
 
 
-@pytest.mark.parametrize("thing", [3, "push", None, object()])
-def test_what_is_not_callable_is_refused(thing):
-    with pytest.raises(TypeError, match="with_failback decorates functions, not "):
-        with_failback(on=OSError)(thing)
+def test_without_parentheses_the_message_says_what_to_write():
+    with pytest.raises(TypeError, match=re.escape("@with_failback(on=...)")):
+
+        @with_failback
+        def push():
+            """Nothing."""
 
 
-@pytest.mark.parametrize("kind", [classmethod, staticmethod])
-def test_a_method_decorator_below_is_refused(kind):
-    with pytest.raises(TypeError, match=f"write @{kind.__name__} above"):
-        with_failback(on=OSError)(kind(print))
-
-
-@pytest.mark.parametrize(
-    "settings", [{"retries": -1}, {"wait": "5"}, {"max_pending": 0}, {"overflow": "wait"}]
-)
-def test_a_bad_setting_is_refused_before_anything_is_decorated(settings):
-    with pytest.raises((ConfigurationError, TypeError)):
-        with_failback(on=OSError, **settings)
-
-
-def test_a_bad_timer_is_refused():
-    with pytest.raises(TypeError, match="timer must be"):
-        with_failback(on=OSError, timer=5)(print)
-
-
-def test_what_is_no_timer_is_refused_before_a_function_is_there():
-    with pytest.raises(TypeError, match="timer must be a WheelTimer"):
-        with_failback(on=ValueError, timer=3)
+def test_what_cannot_be_decorated_is_refused_in_words():
+    for thing in (generator, async_generator, functools.partial(generator), Generator()):
+        with pytest.raises(TypeError, match="is a generator function: what it has yielded"):
+            with_failback(on=OSError)(thing)
+    for thing in (3, "push", None, object()):
+        with pytest.raises(TypeError, match="with_failback decorates functions, not "):
+            with_failback(on=OSError)(thing)
+    for kind in (classmethod, staticmethod):
+        with pytest.raises(TypeError, match=f"write @{kind.__name__} above"):
+            with_failback(on=OSError)(kind(print))

@@ -57,7 +57,7 @@ def test_an_invoker_shows_its_world_and_name(timer):
 def test_a_forked_child_starts_with_an_empty_queue_that_works():
     with WheelTimer() as timer:
         failback, far = make(timer, wait=0.01), Far(ConnectionError())
-        parked = make(timer, wait=60)
+        parked = make(timer, wait=3600)
         parked.invoke(Far(ConnectionError()), "the parent's")
         child = os.fork()
         if child == 0:
@@ -80,7 +80,7 @@ def run(program, *flags):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=3 * WAIT_S,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -89,7 +89,7 @@ def test_a_program_that_ends_with_calls_pending_says_so_and_ends_at_once():
     status, _, log = run("""
         from rpcwheel.failback import with_failback
 
-        @with_failback(on=ConnectionError, wait=60)
+        @with_failback(on=ConnectionError, wait=3600)
         def push(order):
             raise ConnectionError
 
@@ -114,7 +114,7 @@ def test_a_program_that_ends_while_retries_hang_says_so_and_ends_at_once():
             if len(tries) == 1:
                 raise ConnectionError
             begun.set()
-            threading.Event().wait(60)
+            threading.Event().wait()
 
         push()
         begun.wait()
@@ -128,7 +128,7 @@ def test_a_program_that_ends_with_a_loop_says_what_its_loop_left():
         import asyncio
         from rpcwheel.failback import with_failback
 
-        @with_failback(on=ConnectionError, wait=60)
+        @with_failback(on=ConnectionError, wait=3600)
         async def push():
             raise ConnectionError
 
@@ -176,17 +176,17 @@ def test_a_program_that_ends_while_grpc_calls_hang_in_retries_ends_well(grpc_ser
 
         channel = grpc.insecure_channel("{grpc_server.target}")
         push = with_failback(on="UNAVAILABLE", wait=0)(channel.unary_unary("/test.Shop/Push"))
-        push(b"order", timeout=30)
+        push(b"order", timeout=600)
         while push.failback.stats().retried == 0:
             time.sleep(0.001)
-        time.sleep(0.1)
+        time.sleep(0.1)  # the try is in gRPC's core, or on its way there: either must end well
     """)
     end.set()
     assert status == 0, log
     assert "1 call(s) not delivered, the program ended in the middle of a try" in log
 
 
-@pytest.mark.parametrize("world", [sync, aio])
-def test_what_is_no_policy_is_refused(world):
-    with pytest.raises(TypeError, match=r"policy must be a FailbackPolicy.* not \{'retries': 3\}"):
-        world.FailbackInvoker({"retries": 3})
+def test_what_is_no_policy_is_refused():
+    for world in [sync, aio]:
+        with pytest.raises(TypeError, match=r"policy must be a FailbackPolicy.* not \{'retries'"):
+            world.FailbackInvoker({"retries": 3})

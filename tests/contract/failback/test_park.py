@@ -47,16 +47,18 @@ async def test_a_parked_call_is_made_later_with_its_arguments_and_not_now(twin, 
     ]
 
 
-async def test_keyword_arguments_are_kept_too(twin):
+async def test_keyword_arguments_are_kept_too(invoker):
     got = []
-    failback = twin()
+    failback = invoker()
     failback.park(ConnectionError(), lambda **given: got.append(given), urgent=True)
     await finish(failback)
     assert got == [{"urgent": True}]
 
 
-async def test_a_parked_call_that_goes_on_failing_is_given_up_after_its_retries(twin, events):
-    failback, errors = twin(retries=2), [ConnectionError(number) for number in range(2)]
+async def test_a_parked_call_that_goes_on_failing_is_given_up_after_its_retries(
+    aio_invoker, events
+):
+    failback, errors = aio_invoker(retries=2), [ConnectionError(number) for number in range(2)]
     assert failback.park(ConnectionError("first"), resend := Resend(*errors), b"order")
     await finish(failback)
     assert len(resend.calls) == 2
@@ -64,15 +66,15 @@ async def test_a_parked_call_that_goes_on_failing_is_given_up_after_its_retries(
     assert (events[-1].attempts, events[-1].reason) == (3, "no retries left")
 
 
-async def test_an_error_that_on_does_not_name_is_the_callers(twin):
-    failback = twin()
+async def test_an_error_that_on_does_not_name_is_the_callers(aio_invoker):
+    failback = aio_invoker()
     assert failback.park(ValueError("no"), resend := Resend()) is False
     assert failback.stats() == FailbackStats(calls=1, raised=1)
     assert resend.calls == []
 
 
-async def test_without_retries_the_error_is_the_callers(twin):
-    assert twin(retries=0).park(ConnectionError(), Resend()) is False
+async def test_without_retries_the_error_is_the_callers(invoker):
+    assert invoker(retries=0).park(ConnectionError(), Resend()) is False
 
 
 async def test_a_full_queue_refuses_it_with_the_error_as_the_cause(twin):
@@ -86,8 +88,8 @@ async def test_a_full_queue_refuses_it_with_the_error_as_the_cause(twin):
     assert failback.stats().rejected == 1
 
 
-async def test_a_full_queue_that_drops_says_so_and_the_caller_gets_the_default(twin, events):
-    failback, error = twin(max_pending=1, overflow="drop"), ConnectionError("second")
+async def test_a_full_queue_that_drops_says_so_and_the_caller_gets_the_default(invoker, events):
+    failback, error = invoker(max_pending=1, overflow="drop"), ConnectionError("second")
     failback.park(ConnectionError(), Resend())
     assert failback.park(error, Resend()) is True
     assert events[-1] == CallDropped("failback", "/shop.Orders/Push", error, 1)
@@ -102,8 +104,8 @@ async def test_a_closed_queue_refuses_it_with_the_error_as_the_cause(twin):
     assert caught.value.__cause__ is error
 
 
-async def test_a_message_is_kept_as_it_was_when_it_was_parked(twin):
-    failback, message, resend = twin(), StringValue(value="order"), Resend(ConnectionError())
+async def test_a_message_is_kept_as_it_was_when_it_was_parked(invoker):
+    failback, message, resend = invoker(), StringValue(value="order"), Resend(ConnectionError())
     failback.park(ConnectionError(), resend, message)
     message.value = "spoilt"
     await finish(failback)
@@ -112,15 +114,17 @@ async def test_a_message_is_kept_as_it_was_when_it_was_parked(twin):
     assert first is not second
 
 
-async def test_a_call_with_a_stream_that_is_used_up_is_not_queued_and_the_error_says_why(twin):
-    failback, error = twin(), ConnectionError()
+async def test_a_call_with_a_stream_that_is_used_up_is_not_queued_and_the_error_says_why(
+    aio_invoker,
+):
+    failback, error = aio_invoker(), ConnectionError()
     assert failback.park(error, Resend(), iter([b"a"])) is False
     assert error.__notes__[0].startswith("failback: not tried again, argument 0 is an iterator")
     assert failback.pending == 0
 
 
-async def test_a_predicate_that_raises_is_the_callers_and_nothing_is_queued(twin):
-    failback = twin(on=lambda _: 1 / 0)
+async def test_a_predicate_that_raises_is_the_callers_and_nothing_is_queued(aio_invoker):
+    failback = aio_invoker(on=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         failback.park(ConnectionError(), Resend())
     assert failback.stats() == FailbackStats(calls=1, raised=1)

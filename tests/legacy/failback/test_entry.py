@@ -24,23 +24,6 @@ def test_a_call_at_rest_can_be_made():
     assert at_rest(1, [2], three=3)() == ((1, [2]), {"three": 3})
 
 
-def test_what_the_caller_does_to_a_message_afterwards_is_not_seen():
-    message, named = StringValue(value="before"), StringValue(value="named before")
-    call = at_rest(message, named=named)
-    message.value = named.value = "after"
-    (args, kwargs) = call()
-    assert args == (StringValue(value="before"),)
-    assert kwargs == {"named": StringValue(value="named before")}
-
-
-def test_what_one_try_does_to_a_message_the_next_does_not_see():
-    call = at_rest(StringValue(value="order"))
-    for _ in range(2):
-        ((message,), _) = call()
-        assert message.value == "order"
-        message.value = "spoilt"
-
-
 def test_each_try_gets_a_message_of_the_same_class():
     assert type(at_rest(BytesValue(value=b"x")).args[0]) is BytesValue
 

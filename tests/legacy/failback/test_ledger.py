@@ -9,7 +9,6 @@ from rpcwheel.failback.entry import State
 from rpcwheel.observe import (
     CallAbandoned,
     CallDelivered,
-    CallDropped,
     CallParked,
     CallRetried,
     DeadLetterFailed,
@@ -63,12 +62,6 @@ def test_a_delivery_is_told_with_the_tries_and_the_time_it_took(queue, timer, ev
     assert timer.pending == 0
 
 
-def test_an_error_not_named_by_on_is_the_callers(queue, events):
-    assert not queue.park(ValueError())
-    assert events == []
-    assert queue.stats(calls=1, raised=1, pending=0)
-
-
 def test_an_error_not_named_by_on_ends_the_retries(queue, timer, events):
     queue.park()
     timer.advance(5)
@@ -78,44 +71,6 @@ def test_an_error_not_named_by_on_ends_the_retries(queue, timer, events):
         "q", PUSH, 2, 5.0, error, "its error is not one that `on` names"
     )
     assert timer.pending == 0
-
-
-def test_a_call_that_cannot_be_made_again_is_raised_with_a_note(queue, events):
-    error = ConnectionError("gone")
-    assert not queue.park(error, iter([1]))
-    assert "not tried again, argument 0 is an iterator" in error.__notes__[0]
-    assert events == []
-    assert queue.stats(calls=1, raised=1)
-
-
-def test_a_full_queue_raises_from_the_calls_own_error(timer):
-    queue = Queue(timer, max_pending=1)
-    queue.park()
-    error = ConnectionError("second")
-    with pytest.raises(FailbackFull, match=rf"q: {PUSH} failed and .* \(1\) calls are") as caught:
-        queue.park(error)
-    assert caught.value.__cause__ is error
-    assert queue.stats(calls=2, parked=1, rejected=1, pending=1)
-
-
-def test_a_queue_that_drops_says_so(timer, events):
-    queue = Queue(timer, max_pending=1, overflow="drop")
-    queue.park()
-    error = ConnectionError("second")
-    assert queue.park(error)
-    assert events[1:] == [CallDropped("q", PUSH, error, pending=1)]
-    assert queue.stats(calls=2, parked=1, dropped=1, pending=1)
-
-
-def test_a_closed_queue_raises_from_the_calls_own_error(queue):
-    queue.ledger.begin_close(0)
-    queue.ledger.end_close()
-    error = ConnectionError("late")
-    with pytest.raises(FailbackClosed, match="after close") as caught:
-        queue.park(error)
-    assert caught.value.__cause__ is error
-    assert not queue.park(ValueError())  # not a failure to queue: the caller's
-    assert queue.stats(calls=2, rejected=1, raised=1)
 
 
 def test_a_timer_that_takes_no_more_makes_the_queue_full(events):
@@ -162,19 +117,6 @@ def test_without_a_timer_the_shared_one_is_taken_at_the_first_parked_call(monkey
     queue.park()
     assert asked
     assert timer.pending == 1
-
-
-@pytest.mark.parametrize("timer", [5.0, "wheel", object()])
-def test_what_is_no_timer_is_refused(timer):
-    with pytest.raises(TypeError, match="timer must be a WheelTimer"):
-        Queue(timer)
-
-
-def test_a_predicate_that_raises_at_the_first_try_raises_to_the_caller(timer):
-    queue = Queue(timer, on=lambda error: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        queue.park()
-    assert queue.stats(calls=1, raised=1)
 
 
 def test_a_strategy_that_raises_at_a_retry_ends_it_with_a_reason(timer, events):

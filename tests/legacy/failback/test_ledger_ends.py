@@ -47,11 +47,6 @@ def test_a_close_without_a_drain_tries_nothing(queue):
     assert queue.launched == []
 
 
-def test_a_second_close_is_told_that_it_is_the_second(queue):
-    assert queue.ledger.begin_close(1) == 1.0
-    assert queue.ledger.begin_close(1) is None
-
-
 @pytest.mark.parametrize("bad", [None, "5", float("nan"), True])
 def test_a_bad_drain_changes_nothing(queue, bad):
     with pytest.raises((TypeError, ValueError), match="drain"):
@@ -123,23 +118,6 @@ def test_a_call_lost_during_the_drain_is_returned_too(queue):
     queue.ledger.begin_close(5)
     queue.ledger.lost(queue.launched[0], "its event loop is closed")
     assert [one.args for one in queue.ledger.end_close()] == [("order",)]
-
-
-@pytest.mark.parametrize("wait", ["begin_flush", "begin_close"])
-def test_waiting_for_the_queue_inside_one_of_its_tries_is_refused(queue, timer, wait):
-    queue.park()
-    timer.advance(5)
-    refused = []
-
-    def step():
-        with pytest.raises(RuntimeError, match="would wait for itself"):
-            getattr(queue.ledger, wait)(1)
-        refused.append(wait)
-        Queue(timer).ledger.begin_flush(1)  # another queue may be waited for
-
-    queue.ledger.run_inside(queue.launched[0], step)
-    assert refused == [wait]
-    queue.ledger.begin_flush(0)
 
 
 def test_the_timers_task_names_the_call(queue, timer):

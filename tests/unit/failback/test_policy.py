@@ -49,18 +49,15 @@ def test_a_policy_does_not_change():
         FailbackPolicy(on=OSError).retries = 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "limit"),
-    [
+def test_a_stop_replaces_the_default_of_retries_but_not_what_was_written():
+    for settings, limit in [
         ({}, 3),
         ({"retries": None}, None),
         ({"retries": 0}, 0),
         ({"stop": tenacity.stop_after_delay(60)}, None),
         ({"stop": tenacity.stop_after_delay(60), "retries": 3}, 3),
-    ],
-)
-def test_a_stop_replaces_the_default_of_retries_but_not_what_was_written(settings, limit):
-    assert FailbackPolicy(on=OSError, **settings).limit == limit
+    ]:
+        assert FailbackPolicy(on=OSError, **settings).limit == limit
 
 
 def test_without_on_the_message_says_what_to_give():
@@ -77,9 +74,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one():
         FailbackPolicy(on=OSError, xyz=3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_a_value_out_of_range_is_refused_with_what_is_allowed():
+    for settings, said in [
         ({"on": []}, "`on` is empty"),
         ({"on": "UNAVAILBLE"}, "did you mean 'UNAVAILABLE'?"),
         ({"retries": -1}, "retries: Input should be greater than or equal to 0, not -1"),
@@ -88,16 +84,13 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one():
         ({"wait": float("nan")}, "wait is NaN"),
         ({"overflow": "wait"}, "overflow: Input should be 'raise' or 'drop', not 'wait'"),
         ({"name": ""}, "name: "),
-    ],
-)
-def test_a_value_out_of_range_is_refused_with_what_is_allowed(settings, said):
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
-        FailbackPolicy(**{"on": OSError} | settings)
+    ]:
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            FailbackPolicy(**{"on": OSError} | settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_a_value_of_a_wrong_type_is_a_type_error_that_says_what_to_give():
+    for settings, said in [
         ({"on": 14}, "`on` holds 14; say which errors"),
         ({"retries": "3"}, "retries: Input should be a valid integer, not '3'"),
         ({"retries": True}, "retries: Input should be a valid integer, not True"),
@@ -115,16 +108,13 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(settings, said):
         ({"metadata": None}, "metadata: it must be a tuple or a list, such as"),
         ({"metadata": [5]}, 'metadata["0"]: Input should be a valid string, not 5'),
         ({"dead_letter": "log"}, "dead_letter: Input should be callable, not 'log'"),
-    ],
-)
-def test_a_value_of_a_wrong_type_is_a_type_error_that_says_what_to_give(settings, said):
-    with pytest.raises(TypeError, match=re.escape(said)):
-        FailbackPolicy(**{"on": OSError} | settings)
+    ]:
+        with pytest.raises(TypeError, match=re.escape(said)):
+            FailbackPolicy(**{"on": OSError} | settings)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "kept"),
-    [
+def test_the_metadata_that_is_sent_again_is_what_is_named_and_a_token_only_in_full():
+    for patterns, kept in [
         (("*",), {"trace-id", "trace-bin", "user", "auth"}),
         (["*"], {"trace-id", "trace-bin", "user", "auth"}),
         ((), set()),
@@ -134,12 +124,10 @@ def test_a_value_of_a_wrong_type_is_a_type_error_that_says_what_to_give(settings
         (("authorization",), {"authorization"}),
         (("*", "authorization"), {"trace-id", "trace-bin", "user", "auth", "authorization"}),
         (("USER",), set()),
-    ],
-)
-def test_the_metadata_that_is_sent_again_is_what_is_named_and_a_token_only_in_full(patterns, kept):
-    policy = FailbackPolicy(on=OSError, metadata=patterns)
-    keys = ("trace-id", "trace-bin", "user", "auth", "authorization")
-    assert {key for key in keys if policy.keeps(key)} == kept
+    ]:
+        policy = FailbackPolicy(on=OSError, metadata=patterns)
+        keys = ("trace-id", "trace-bin", "user", "auth", "authorization")
+        assert {key for key in keys if policy.keeps(key)} == kept
 
 
 def test_everything_that_is_wrong_is_said_at_once():
