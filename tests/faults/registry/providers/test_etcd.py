@@ -100,15 +100,16 @@ def test_one_that_was_published_with_another_epoch_is_missing(make) -> None:
 
 
 def test_what_is_published_after_a_while_without_anything_has_a_whole_lease(etcd, opened) -> None:
-    provider = opened(etcd.url(namespace=secrets.token_hex(4)), lease=6.0)
+    provider = opened(etcd.url(namespace=secrets.token_hex(4)), lease=4.0)
     provider.publish([instance(1)])
     key = f"/{provider.url.namespace}/v1/{SERVICE}/10.0.0.1:2"
     provider.withdraw([instance(1)])
-    time.sleep(3.5)
+    time.sleep(2.2)
+    before = time.monotonic()
     provider.publish([instance(2)])
     lease = etcd.lease_of(key)
-    assert int(etcd.ask("lease/timetolive", ID=lease)["TTL"]) > 2
-    assert provider.renew([instance(2)]) == {}
+    left_s = int(etcd.ask("lease/timetolive", ID=lease)["TTL"]) if lease else 0
+    assert left_s >= 3 - (time.monotonic() - before)  # etcd rounds it down
 
 
 def test_a_closed_provider_leaves_no_thread(make) -> None:

