@@ -24,25 +24,22 @@ def test_the_default_is_five_seconds_without_end():
     assert delay(Backoff(), attempt=1_000_000, elapsed_ns=10**18) == 5 * S
 
 
-@pytest.mark.parametrize(
-    ("wait", "ns"),
-    [
+def test_a_wait_may_be_seconds_or_a_timedelta():
+    for wait, ns in [
         (0, 0),
         (0.25, S // 4),
         (3, 3 * S),
         (timedelta(minutes=1), 60 * S),
         (float("inf"), NEVER),
-    ],
-)
-def test_a_wait_may_be_seconds_or_a_timedelta(wait, ns):
-    assert delay(Backoff(wait)) == ns
+    ]:
+        assert delay(Backoff(wait)) == ns
 
 
-@pytest.mark.parametrize("attempts", [0, 1, 3])
-def test_attempts_counts_the_retries_on_top_of_the_first_try(attempts):
-    backoff = Backoff(1.0, attempts=attempts)
-    answers = [delay(backoff, attempt) for attempt in range(1, attempts + 3)]
-    assert answers == [S] * attempts + [None, None]
+def test_attempts_counts_the_retries_on_top_of_the_first_try():
+    for attempts in [0, 1, 3]:
+        backoff = Backoff(1.0, attempts=attempts)
+        answers = [delay(backoff, attempt) for attempt in range(1, attempts + 3)]
+        assert answers == [S] * attempts + [None, None]
 
 
 def test_a_tenacity_wait_sees_which_try_failed():
@@ -84,13 +81,13 @@ def test_a_stop_sees_the_wait_that_would_follow():
     assert delay(Backoff(4.0, stop=tenacity.stop_before_delay(10)), elapsed_ns=7 * S) is None
 
 
-@pytest.mark.parametrize(
-    ("attempts", "stop_after", "tries"), [(2, 9, 2), (9, 3, 2), (None, 3, 2), (2, None, 2)]
-)
-def test_the_first_limit_to_say_stop_is_obeyed(attempts, stop_after, tries):
-    stop = stop_after and tenacity.stop_after_attempt(stop_after)
-    backoff = Backoff(1.0, stop=stop, attempts=attempts)
-    assert [delay(backoff, n) is not None for n in range(1, 5)] == [n <= tries for n in range(1, 5)]
+def test_the_first_limit_to_say_stop_is_obeyed():
+    for attempts, stop_after, tries in [(2, 9, 2), (9, 3, 2), (None, 3, 2), (2, None, 2)]:
+        stop = stop_after and tenacity.stop_after_attempt(stop_after)
+        backoff = Backoff(1.0, stop=stop, attempts=attempts)
+        assert [delay(backoff, n) is not None for n in range(1, 5)] == [
+            n <= tries for n in range(1, 5)
+        ]
 
 
 def test_strategies_are_asked_with_a_state_as_tenacity_fills_it():
@@ -115,15 +112,15 @@ def test_without_an_error_the_outcome_is_a_result_of_none():
     assert state.outcome.result() is None
 
 
-@pytest.mark.parametrize("answer", [-1, -0.5, timedelta(seconds=-3)])
-def test_a_negative_answer_of_a_wait_object_is_at_once(answer):
-    assert delay(Backoff(lambda _: answer)) == 0
+def test_a_negative_answer_of_a_wait_object_is_at_once():
+    for answer in [-1, -0.5, timedelta(seconds=-3)]:
+        assert delay(Backoff(lambda _, answer=answer: answer)) == 0
 
 
-@pytest.mark.parametrize("answer", [None, "1", True])
-def test_an_answer_of_a_wait_object_that_is_no_time_raises(answer):
-    with pytest.raises(TypeError, match="what the wait object answered must be seconds"):
-        delay(Backoff(lambda _: answer))
+def test_an_answer_of_a_wait_object_that_is_no_time_raises():
+    for answer in [None, "1", True]:
+        with pytest.raises(TypeError, match="what the wait object answered must be seconds"):
+            delay(Backoff(lambda _, answer=answer: answer))
 
 
 def test_an_answer_of_nan_raises():
@@ -131,20 +128,18 @@ def test_an_answer_of_nan_raises():
         delay(Backoff(lambda _: float("nan")))
 
 
-@pytest.mark.parametrize(
-    "wait", [None, "5", True, b"5", [5], tenacity.wait_fixed, tenacity.stop_after_attempt(3)]
-)
-def test_a_wait_of_another_kind_is_refused_with_what_to_give(wait):
-    with pytest.raises(
-        TypeError, match=r"wait must be seconds .*, a timedelta, or a tenacity wait"
-    ):
-        Backoff(wait)
+def test_a_wait_of_another_kind_is_refused_with_what_to_give():
+    for wait in [None, "5", True, b"5", [5], tenacity.wait_fixed, tenacity.stop_after_attempt(3)]:
+        with pytest.raises(
+            TypeError, match=r"wait must be seconds .*, a timedelta, or a tenacity wait"
+        ):
+            Backoff(wait)
 
 
-@pytest.mark.parametrize("wait", [-1, -0.001, timedelta(seconds=-1)])
-def test_a_negative_wait_is_refused(wait):
-    with pytest.raises(ConfigurationError, match="wait must not be negative"):
-        Backoff(wait)
+def test_a_negative_wait_is_refused():
+    for wait in [-1, -0.001, timedelta(seconds=-1)]:
+        with pytest.raises(ConfigurationError, match="wait must not be negative"):
+            Backoff(wait)
 
 
 def test_a_wait_of_nan_is_refused():
@@ -152,18 +147,16 @@ def test_a_wait_of_nan_is_refused():
         Backoff(float("nan"))
 
 
-@pytest.mark.parametrize(
-    "stop", [3, "never", False, tenacity.stop_after_attempt, tenacity.wait_fixed(1)]
-)
-def test_a_stop_of_another_kind_is_refused_with_what_to_give(stop):
-    with pytest.raises(TypeError, match="stop must be None or a tenacity stop object"):
-        Backoff(stop=stop)
+def test_a_stop_of_another_kind_is_refused_with_what_to_give():
+    for stop in [3, "never", False, tenacity.stop_after_attempt, tenacity.wait_fixed(1)]:
+        with pytest.raises(TypeError, match="stop must be None or a tenacity stop object"):
+            Backoff(stop=stop)
 
 
-@pytest.mark.parametrize("attempts", [True, 3.0, "3"])
-def test_attempts_of_another_kind_are_refused(attempts):
-    with pytest.raises(TypeError, match="attempts must be a whole number"):
-        Backoff(attempts=attempts)
+def test_attempts_of_another_kind_are_refused():
+    for attempts in [True, 3.0, "3"]:
+        with pytest.raises(TypeError, match="attempts must be a whole number"):
+            Backoff(attempts=attempts)
 
 
 def test_negative_attempts_are_refused():

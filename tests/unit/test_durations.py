@@ -24,9 +24,9 @@ def test_whole_seconds_and_whole_microseconds_are_exact(number: int) -> None:
     assert to_ns(timedelta(microseconds=number)) == number * 1000
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.1, 2.675, 1e-9, 1.5])
-def test_a_negative_time_mirrors_the_positive_one(seconds: float) -> None:
-    assert to_ns(-seconds) == -to_ns(seconds)
+def test_a_negative_time_mirrors_the_positive_one() -> None:
+    for seconds in [0.3, 0.1, 2.675, 1e-9, 1.5]:
+        assert to_ns(-seconds) == -to_ns(seconds)
 
 
 def test_infinity_is_never_and_huge_times_saturate() -> None:
@@ -38,10 +38,10 @@ def test_infinity_is_never_and_huge_times_saturate() -> None:
     assert MAX_NS < NEVER
 
 
-@pytest.mark.parametrize("wrong", [None, "1", True, b"1", [1.0], 1j])
-def test_what_is_no_time_is_refused_by_type_and_named(wrong: object) -> None:
-    with pytest.raises(TypeError, match=r"interval must be seconds .* not "):
-        to_ns(wrong, what="interval")  # type: ignore[arg-type]
+def test_what_is_no_time_is_refused_by_type_and_named() -> None:
+    for wrong in [None, "1", True, b"1", [1.0], 1j]:
+        with pytest.raises(TypeError, match=r"interval must be seconds .* not "):
+            to_ns(wrong, what="interval")  # type: ignore[arg-type]
 
 
 def test_nan_is_refused_with_what_to_give_instead() -> None:
@@ -49,11 +49,11 @@ def test_nan_is_refused_with_what_to_give_instead() -> None:
         to_ns(float("nan"))
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, float("inf"), 1e-10, timedelta(0), float("nan")])
-def test_a_tick_must_be_finite_and_above_zero(bad: float | timedelta) -> None:
-    with pytest.raises(ConfigurationError, match="tick"):
-        positive_ns(bad, what="tick")
-    assert positive_ns(1e-9, what="tick") == 1
+def test_a_tick_must_be_finite_and_above_zero() -> None:
+    for bad in [0, -1.0, float("inf"), 1e-10, timedelta(0), float("nan")]:
+        with pytest.raises(ConfigurationError, match="tick"):
+            positive_ns(bad, what="tick")
+        assert positive_ns(1e-9, what="tick") == 1
 
 
 def test_seconds_come_back() -> None:

@@ -20,15 +20,13 @@ def test_every_exception_stands_in_the_tree_of_the_docstring() -> None:
         assert name in errors.__doc__
 
 
-@pytest.mark.parametrize(
-    ("error", "standard"),
-    [(errors.ConfigurationError, ValueError), (errors.TimerStopped, RuntimeError)],
-)
-def test_code_that_knows_only_the_standard_errors_catches_ours(
-    error: type[Exception], standard: type[Exception]
-) -> None:
-    with pytest.raises(standard):
-        raise error("said why")
+def test_code_that_knows_only_the_standard_errors_catches_ours() -> None:
+    for error, standard in [
+        (errors.ConfigurationError, ValueError),
+        (errors.TimerStopped, RuntimeError),
+    ]:
+        with pytest.raises(standard):
+            raise error("said why")
 
 
 def timed_out(**changed: object) -> errors.CallTimeout:
@@ -45,19 +43,16 @@ def test_a_call_timeout_is_the_standard_one_too_without_an_errno() -> None:
     assert (error.errno, error.args) == (None, ())
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
+def test_a_call_timeout_says_which_side_was_slow() -> None:
+    for changed, why in [
         ({}, "server slow: sent after 0.250 s, unanswered for 1.751 s"),
         ({"side": "client", "sent": None}, "client slow: the request was never sent"),
         ({"side": "client", "sent": 12.0}, "client slow: the request was sent only after 2.000 s"),
-    ],
-)
-def test_a_call_timeout_says_which_side_was_slow(changed: dict[str, object], why: str) -> None:
-    error = timed_out(**changed)
-    text = f"orders: call 7 timed out after 2.001 s (timeout 2 s); {why}"
-    assert str(error) == text
-    assert repr(error) == f"CallTimeout({text!r})"
+    ]:
+        error = timed_out(**changed)
+        text = f"orders: call 7 timed out after 2.001 s (timeout 2 s); {why}"
+        assert str(error) == text
+        assert repr(error) == f"CallTimeout({text!r})"
 
 
 def test_a_call_timeout_survives_the_way_between_processes() -> None:

@@ -21,9 +21,8 @@ ALL = ["".join(chars) for length in range(7) for chars in itertools.product("ab"
 """The shortest text that two globs have in common is no longer than both together."""
 
 
-@pytest.mark.parametrize(
-    ("pattern", "method", "named"),
-    [
+def test_a_pattern_names_methods_in_full_and_a_star_any_characters():
+    for pattern, method, named in [
         ("/shop.Orders/Get", "/shop.Orders/Get", True),
         ("/shop.Orders/Get", "/shop.Orders/GetAll", False),
         ("/shop.Orders/Get*", "/shop.Orders/GetAll", True),
@@ -33,34 +32,27 @@ ALL = ["".join(chars) for length in range(7) for chars in itertools.product("ab"
         ("/shop.*/*", "/stock.Orders/GetAll", False),
         ("/*/Get", "/shop.Orders/Get", True),
         ("*", "/any.Thing/AtAll", True),
-    ],
-)
-def test_a_pattern_names_methods_in_full_and_a_star_any_characters(pattern, method, named):
-    assert PATTERN.validate_python(pattern) == pattern
-    assert matches(pattern, method) is named
+    ]:
+        assert PATTERN.validate_python(pattern) == pattern
+        assert matches(pattern, method) is named
 
 
-@pytest.mark.parametrize(
-    ("pattern", "meant"),
-    [
+def test_a_pattern_that_is_nearly_one_is_refused_with_the_one_that_was_meant():
+    for pattern, meant in [
         ("shop.Orders/*", "/shop.Orders/*"),
         ("shop.Orders/Get", "/shop.Orders/Get"),
         ("shop.Orders", "/shop.Orders/*"),
         ("/shop.Orders", "/shop.Orders/*"),
         ("/shop.Orders/", "/shop.Orders/*"),
-    ],
-)
-def test_a_pattern_that_is_nearly_one_is_refused_with_the_one_that_was_meant(pattern, meant):
-    with pytest.raises(ValidationError, match=re.escape(f"did you mean {meant!r}?")):
-        PATTERN.validate_python(pattern)
+    ]:
+        with pytest.raises(ValidationError, match=re.escape(f"did you mean {meant!r}?")):
+            PATTERN.validate_python(pattern)
 
 
-@pytest.mark.parametrize(
-    "pattern", ["", "/", "//", "/a b/c", "/shop.Orders/Get?", "/a/[bc]", "?", *SIGNS]
-)
-def test_what_is_no_pattern_is_refused_with_what_is_one(pattern):
-    with pytest.raises(ValidationError, match=r"names no methods; .*'/shop\.Orders/Get\*'"):
-        PATTERN.validate_python(pattern)
+def test_what_is_no_pattern_is_refused_with_what_is_one():
+    for pattern in ["", "/", "//", "/a b/c", "/shop.Orders/Get?", "/a/[bc]", "?", *SIGNS]:
+        with pytest.raises(ValidationError, match=r"names no methods; .*'/shop\.Orders/Get\*'"):
+            PATTERN.validate_python(pattern)
 
 
 def test_a_name_says_more_than_any_pattern_and_a_longer_one_more_than_a_shorter():

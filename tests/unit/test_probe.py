@@ -30,55 +30,51 @@ def test_the_request_of_the_health_probe_is_that_of_the_standard_service(service
     assert probe.method == "/grpc.health.v1.Health/Check"
 
 
-@pytest.mark.parametrize(
-    ("status", "verdict"),
-    [
+def test_any_status_of_the_health_service_means_that_it_lives():
+    for status, verdict in [
         (STATUS.SERVING, Verdict(alive=True, serving=True)),
         (STATUS.NOT_SERVING, Verdict(alive=True, serving=False)),
         (STATUS.SERVICE_UNKNOWN, Verdict(alive=True, serving=False)),
         (STATUS.UNKNOWN, Verdict(alive=True, serving=None)),
-    ],
-)
-def test_any_status_of_the_health_service_means_that_it_lives(status, verdict):
-    assert HealthProbe().judge(STATUS(status=status).SerializeToString()) == verdict
+    ]:
+        assert HealthProbe().judge(STATUS(status=status).SerializeToString()) == verdict
 
 
-@pytest.mark.parametrize(
-    ("status", "alive"),
-    [
+def test_a_probe_that_requires_serving_takes_no_other_answer():
+    for status, alive in [
         (STATUS.SERVING, True),
         (STATUS.NOT_SERVING, False),
         (STATUS.SERVICE_UNKNOWN, False),
         (STATUS.UNKNOWN, True),
-    ],
-)
-def test_a_probe_that_requires_serving_takes_no_other_answer(status, alive):
-    response = STATUS(status=status).SerializeToString()
-    assert HealthProbe("a", require_serving=True).judge(response).alive is alive
+    ]:
+        response = STATUS(status=status).SerializeToString()
+        assert HealthProbe("a", require_serving=True).judge(response).alive is alive
 
 
-@pytest.mark.parametrize(
-    "unknown",
-    [
+def test_unknown_fields_are_skipped():
+    for unknown in [
         b"\x10\x96\x01",  # 2: a varint
         b"\x11\x01\x02\x03\x04\x05\x06\x07\x08",  # 2: eight bytes
         b"\x12\x03\x08\x02\x08",  # 2: three bytes, that look like the field
         b"\x15\x01\x02\x03\x04",  # 2: four bytes
         b"\xfa\xff\xff\xff\x0f\x01\x08",  # the greatest number there is
-    ],
-)
-def test_unknown_fields_are_skipped(unknown):
-    serving = Verdict(alive=True, serving=True)
-    assert HealthProbe().judge(unknown + b"\x08\x01") == serving
-    assert HealthProbe().judge(b"\x08\x01" + unknown) == serving
+    ]:
+        serving = Verdict(alive=True, serving=True)
+        assert HealthProbe().judge(unknown + b"\x08\x01") == serving
+        assert HealthProbe().judge(b"\x08\x01" + unknown) == serving
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [b"\x08", b"\x0b\x0c", b"\x0f", b"\x12\x7f\x08\x01", b"\x15\x01", b"\xff" * 11, b"\x08" * 3],
-)
-def test_garbage_is_alive_and_says_nothing(garbage):
-    assert HealthProbe(require_serving=True).judge(garbage) == Verdict(alive=True, serving=None)
+def test_garbage_is_alive_and_says_nothing():
+    for garbage in [
+        b"\x08",
+        b"\x0b\x0c",
+        b"\x0f",
+        b"\x12\x7f\x08\x01",
+        b"\x15\x01",
+        b"\xff" * 11,
+        b"\x08" * 3,
+    ]:
+        assert HealthProbe(require_serving=True).judge(garbage) == Verdict(alive=True, serving=None)
 
 
 @given(st.binary(max_size=40))
@@ -101,27 +97,24 @@ def test_a_method_probe_takes_any_answer():
     assert MethodProbe("/a/b").request == b""
 
 
-@pytest.mark.parametrize("probe", [HealthProbe(), MethodProbe("/a/b")])
-def test_both_are_probes_and_show_themselves(probe):
-    assert isinstance(probe, Probe)
-    assert type(probe).__name__ in repr(probe)
+def test_both_are_probes_and_show_themselves():
+    for probe in [HealthProbe(), MethodProbe("/a/b")]:
+        assert isinstance(probe, Probe)
+        assert type(probe).__name__ in repr(probe)
 
 
-@pytest.mark.parametrize("method", ["", "Ping", "shop.Orders/Ping", "/shop.Orders", "/a/b/c", "//"])
-def test_a_method_is_named_in_full(method):
-    with pytest.raises(ConfigurationError, match=re.escape("in full, as '/shop.Orders/Ping'")):
-        MethodProbe(method)
+def test_a_method_is_named_in_full():
+    for method in ["", "Ping", "shop.Orders/Ping", "/shop.Orders", "/a/b/c", "//"]:
+        with pytest.raises(ConfigurationError, match=re.escape("in full, as '/shop.Orders/Ping'")):
+            MethodProbe(method)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
+def test_what_is_of_a_wrong_type_is_a_type_error():
+    for make, said in [
         (lambda: MethodProbe(b"/a/b"), "method must be a string"),
         (lambda: MethodProbe("/a/b", "text"), "SerializeToString() gives"),
         (lambda: HealthProbe(None), "service must be a string"),
         (lambda: HealthProbe("", require_serving=1), "require_serving must be True or False"),
-    ],
-)
-def test_what_is_of_a_wrong_type_is_a_type_error(make, said):
-    with pytest.raises(TypeError, match=re.escape(said)):
-        make()
+    ]:
+        with pytest.raises(TypeError, match=re.escape(said)):
+            make()
