@@ -1,7 +1,37 @@
-"""What this room's tests share: real servers to freeze, and clients of both worlds."""
+"""What these tests share: real servers to freeze, and clients of both worlds."""
+
+from collections.abc import Iterator
+
+import pytest
 
 from fixtures.certificates import certificates  # noqa: F401 - fixtures
-from fixtures.heartbeat_twins import asked, channel, manager, slow_events, twin  # noqa: F401
 from fixtures.heartbeat_worlds import open_client  # noqa: F401
-from fixtures.proxy import open_proxy  # noqa: F401
-from fixtures.server_process import start_server  # noqa: F401
+from fixtures.proxy import Proxy, open_proxy  # noqa: F401
+from fixtures.server_process import KillableServer, start_server  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def two_servers() -> Iterator[tuple[KillableServer, KillableServer]]:
+    """Two that serve the tests of a module; starting a process takes longer than most tests."""
+    with KillableServer() as one, KillableServer() as other:
+        yield one, other
+
+
+@pytest.fixture
+def shop(two_servers) -> Iterator[tuple[KillableServer, KillableServer]]:
+    """The server that will freeze, and the one that takes its place."""
+    yield two_servers
+    for server in two_servers:
+        server.cont()
+
+
+@pytest.fixture
+def server(shop) -> KillableServer:
+    """One that runs."""
+    return shop[0]
+
+
+@pytest.fixture
+def name(open_proxy, shop) -> Proxy:  # noqa: F811 - the fixture
+    """The name of the servers: `name.to(other.target)` is what a registry or DNS would do."""
+    return open_proxy(shop[0].target)

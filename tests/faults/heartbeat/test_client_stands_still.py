@@ -15,7 +15,7 @@ import rpcwheel
 from fixtures.heartbeat_worlds import TIMEOUT, AioClient
 from fixtures.waiting import wait_until
 
-PAUSE = 2 * TIMEOUT
+PAUSE = TIMEOUT + 1
 """Seconds; a peer that was silent for so long would be dead."""
 
 
@@ -49,32 +49,26 @@ def ask(process):
 
 
 @pytest.mark.parametrize("world", ["sync", "aio"])
-def test_a_client_that_was_frozen_itself_keeps_its_connection(world, start_server, start_client):
+def test_a_client_that_was_frozen_itself_keeps_its_connection(world, server, start_client):
     """A laptop that slept, a debugger, a container that was paused."""
-    server = start_server()
     client = start_client(world, server.target)
     assert ask(client)["number"] == 1  # it has started, which takes its time
     assert wait_until(lambda: ask(client)["answered"] > 0)
-    for part in range(2):
-        time.sleep(part * 0.1)  # in another phase of the heartbeat each time
-        before = ask(client)["answered"]
-        os.kill(client.pid, signal.SIGSTOP)
-        time.sleep(PAUSE)
-        os.kill(client.pid, signal.SIGCONT)
-        assert wait_until(lambda before=before: ask(client)["answered"] > before)
-        assert ask(client)["call"] == "runs"
-        assert ask(client)["number"] == 1
+    before = ask(client)["answered"]
+    os.kill(client.pid, signal.SIGSTOP)
+    time.sleep(PAUSE)
+    os.kill(client.pid, signal.SIGCONT)
+    assert wait_until(lambda: ask(client)["answered"] > before)
+    story = ask(client)
+    assert (story["call"], story["number"]) == ("runs", 1)
 
 
-def test_a_loop_that_was_blocked_keeps_its_connection(start_server):
+def test_a_loop_that_was_blocked_keeps_its_connection(server):
     """User code that blocks the loop: the answer is there, and nobody could read it."""
-    server = start_server()
     with AioClient(server.target) as client:
         client.ping()
         assert wait_until(lambda: client.heartbeat.answered > 0)
-        for part in range(2):
-            time.sleep(part * 0.1)
-            before = client.heartbeat.answered
-            client.do(time.sleep, PAUSE)
-            assert wait_until(lambda before=before: client.heartbeat.answered > before)
-            assert client.bare.number == 1
+        before = client.heartbeat.answered
+        client.do(time.sleep, PAUSE)
+        assert wait_until(lambda: client.heartbeat.answered > before)
+        assert client.bare.number == 1
