@@ -1,23 +1,30 @@
 """The threads that calls are tried on."""
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import pytest
 
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import workers
 from rpcwheel.observe import HandOffRefused, TaskFailed
 from rpcwheel.workers import POOL, WorkerPool
 
+NUMBERS = itertools.count(1)
+
 
 @pytest.fixture
 def pool():
-    return WorkerPool("rpcwheel-test", size=2)
+    return WorkerPool(f"rpcwheel-test-{next(NUMBERS)}", size=2)
+
+
+def threads_of(pool):
+    """Those that live; `submit` decides at once whether it starts another."""
+    return [one for one in threading.enumerate() if one.name.startswith(f"{pool._name}-")]
 
 
 class Hang:
@@ -52,13 +59,13 @@ def run(pool, key="key"):
     return done
 
 
-def test_a_job_runs_on_a_named_daemon_thread(pool):
-    seen = []
+def test_a_job_runs_on_a_named_daemon_thread():
+    pool, seen = WorkerPool("rpcwheel-named"), []
     done = threading.Event()
     pool.submit("key", lambda: (seen.append(threading.current_thread()), done.set()))
     assert done.wait(WAIT_S)
     (thread,) = seen
-    assert thread.name == "rpcwheel-test-1"
+    assert thread.name == "rpcwheel-named-1"
     assert thread.daemon
 
 
@@ -86,10 +93,11 @@ def test_a_key_beyond_its_first_job_gets_no_more_threads_than_the_size(pool, han
     for job in jobs:
         pool.submit("key", job)
     assert jobs[1].began.wait(WAIT_S)
-    assert not jobs[2].began.wait(0.05)
+    assert len(threads_of(pool)) == 2
     jobs[0].end.set()
     assert jobs[2].began.wait(WAIT_S)
-    assert not jobs[3].began.wait(0.05)
+    assert len(threads_of(pool)) == 2
+    assert not jobs[3].began.is_set()
 
 
 def test_a_free_thread_serves_waiting_keys_in_turn(hang):
@@ -117,35 +125,34 @@ def test_a_job_that_waits_gets_the_thread_of_another_key(pool, hang):
     pool.submit("other", other)
     assert other.began.wait(WAIT_S)
     pool.submit("other", waiting)
-    assert not waiting.began.wait(0.05)
+    assert len(threads_of(pool)) == 3
     jobs[0].end.set()  # two are busy still: the size
-    assert not waiting.began.wait(0.05)
+    assert wait_until(lambda: len(threads_of(pool)) == 2)  # the third found nothing to do
+    assert not waiting.began.is_set()
     jobs[1].end.set()
     assert waiting.began.wait(WAIT_S)
 
 
-def test_a_thread_is_used_again_and_ends_when_idle(pool):
-    for _ in range(20):
-        assert run(pool).wait(WAIT_S)
-        time.sleep(0.001)
-    names = {t.name for t in threading.enumerate() if t.name.startswith("rpcwheel-test")}
-    assert len(names) <= 2
-    deadline = time.monotonic() + WAIT_S
-    while any(t.name.startswith("rpcwheel-test") for t in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def test_a_thread_is_used_again_and_ends_when_idle(pool, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "IDLE_S", 3 * WAIT_S)
+        for _ in range(20):
+            assert run(pool).wait(WAIT_S)
+            assert wait_until(lambda: pool._idle)
+        assert len(threads_of(pool)) == 1
+    assert run(pool).wait(WAIT_S)
+    assert wait_until(lambda: not threads_of(pool))
     assert run(pool).wait(WAIT_S)
 
 
 def test_one_idle_thread_is_not_promised_to_two_jobs(pool, hang, monkeypatch):
-    monkeypatch.setattr(workers, "IDLE_S", WAIT_S)
+    monkeypatch.setattr(workers, "IDLE_S", 3 * WAIT_S)
     assert run(pool).wait(WAIT_S)
-    while not pool._idle:
-        time.sleep(0.001)
+    assert wait_until(lambda: pool._idle)
     with pool._changed:  # both come before the thread wakes up
         pool.submit("hanging", hang())
         done = run(pool, "other")
-    assert done.wait(WAIT_S / 2)
+    assert done.wait(WAIT_S)
     monkeypatch.setattr(workers, "IDLE_S", 0)
     assert run(pool).wait(WAIT_S)
 
@@ -159,26 +166,22 @@ def test_a_job_that_raises_ends_only_itself_and_is_reported(events, error):
 
     pool.submit("key", job)
     assert run(pool).wait(WAIT_S)
-    (event,) = [event for event in events if isinstance(event, TaskFailed)]
-    assert event.error is error
+    assert [event.error for event in events if isinstance(event, TaskFailed)] == [error]
 
 
 def test_an_idle_thread_holds_no_job(pool, monkeypatch):
     class Payload:
         pass
 
-    monkeypatch.setattr(workers, "IDLE_S", WAIT_S / 2)
+    monkeypatch.setattr(workers, "IDLE_S", 3 * WAIT_S)
     payload = Payload()
     gone = weakref.ref(payload)
     done = threading.Event()
     pool.submit("key", lambda payload=payload: done.set())
     del payload
     assert done.wait(WAIT_S)
-    deadline = time.monotonic() + WAIT_S / 4
-    while gone() is not None and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert gone() is None
-    assert any(thread.name.startswith("rpcwheel-test") for thread in threading.enumerate())
+    assert wait_until(lambda: gone() is None)
+    assert threads_of(pool)
     monkeypatch.setattr(workers, "IDLE_S", 0)
     assert run(pool).wait(WAIT_S)  # the thread ends after this one
 
@@ -193,7 +196,7 @@ def test_whoever_submits_a_job_does_not_wait_until_its_thread_runs(pool, monkeyp
 
     monkeypatch.setattr(threading.Thread, "_bootstrap", late)
     done = run(pool)
-    assert "rpcwheel-test-1" in [thread.name for thread in threading.enumerate()]
+    assert len(threads_of(pool)) == 1
     go.set()
     assert done.wait(WAIT_S)
     assert in_time == [True]
@@ -222,7 +225,7 @@ def test_a_child_that_is_forked_while_a_thread_begins_has_workers_too(pool, monk
 def test_a_process_ends_while_threads_begin():
     program = "from rpcwheel.workers import WorkerPool as Pool; [{}]"
     submits = "Pool().submit('key', bool) for _ in range(20)"
-    subprocess.run([sys.executable, "-c", program.format(submits)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program.format(submits)], check=True, timeout=3 * WAIT_S)
 
 
 def test_when_the_system_gives_no_thread_the_job_waits_for_one(pool, events, monkeypatch):

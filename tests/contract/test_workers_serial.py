@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.seen_worlds import ended
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import workers
 from rpcwheel.observe.events import HandOffRefused, TaskFailed
 from rpcwheel.workers import POOL, Serial
 
@@ -94,6 +95,7 @@ def test_in_a_forked_child_it_is_empty_and_works():
 def test_one_for_which_there_was_no_thread_goes_on_with_the_next_job(monkeypatch, events):
     """Else all heartbeats of a process ended with the first thread that could not be started."""
     serial, seen, gate, done = Serial(), [], threading.Event(), threading.Event()
+    monkeypatch.setattr(workers, "IDLE_S", 0)  # no thread waits for a job
     POOL.submit(object(), lambda: gate.wait(WAIT_S))  # which may hang for ever
     assert wait_until(lambda: not POOL._idle)
     with monkeypatch.context() as patch:
