@@ -64,8 +64,13 @@ def an_earlier_run(start, path):
     _, registry = start()
     with registry.subscribe(SERVICE) as subscription:
         assert keys(subscription.wait(WAIT_S)) == "abc"
+    close(registry, path)
+
+
+def close(registry, path):
+    """End a run, whose file is written when this returns, however long that takes."""
     registry.close()
-    assert path.exists()
+    assert wait_until(lambda: path.exists() and SERVICE.encode() in path.read_bytes())
 
 
 def failures(events):
@@ -102,7 +107,7 @@ def test_a_lookup_without_the_registry_gives_what_an_earlier_run_has_seen(start,
 def test_what_was_only_looked_up_is_remembered_too(start, servers, path):
     _, registry = start()
     assert keys(registry.lookup(SERVICE)) == "abc"
-    registry.close()
+    close(registry, path)
     _, later = start(up=False)
     assert keys(later.lookup(SERVICE)) == "abc"
 
@@ -139,6 +144,6 @@ def test_with_a_torn_file_nothing_is_known_and_never_an_empty_list(
     assert len(failures(events)) == 1
     provider.up()
     assert keys(subscription.wait(WAIT_S)) == "abc"
-    registry.close()
+    close(registry, path)
     _, later = start(up=False)
     assert keys(later.lookup(SERVICE)) == "abc"

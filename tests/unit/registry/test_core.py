@@ -228,17 +228,16 @@ def test_nothing_is_renewed_if_nothing_is_published(world):
     assert (world.begin(), world.core.next_wake_ns()) == (None, NEVER)
 
 
-@pytest.mark.parametrize(
-    ("why", "seconds"), [("missing", 0.0), ("lease", 1.0), ("session", 1.0), ("wiped", 1.0)]
-)
-def test_what_is_lost_is_published_again_at_once_or_within_the_jitter(world, why, seconds):
-    entry = world.published()
-    world.wait()
-    world.make(lost={entry.instance.key: why})
-    assert (entry.state, world.wait()) == (State.LOST, seconds)
-    told = world.make()[2]
-    assert told == [InstancePublished("memory://", "shop", "a:1", why, 2.0 + seconds)]
-    assert entry.state is State.PUBLISHED
+def test_what_is_lost_is_published_again_at_once_or_within_the_jitter():
+    for why, seconds in (("missing", 0.0), ("lease", 1.0), ("session", 1.0), ("wiped", 1.0)):
+        world = World()
+        entry = world.published()
+        world.wait()
+        world.make(lost={entry.instance.key: why})
+        assert (entry.state, world.wait()) == (State.LOST, seconds)
+        told = world.make()[2]
+        assert told == [InstancePublished("memory://", "shop", "a:1", why, 2.0 + seconds)]
+        assert entry.state is State.PUBLISHED
 
 
 def test_what_another_process_has_taken_is_told_and_taken_back_less_and_less_often(world):
@@ -298,6 +297,98 @@ def test_renewals_that_fail_take_turns_with_what_is_due(world):
     world.want(instance(2))
     world.wait()
     assert [world.make()[0], world.make()[0]] == ["publish", "renew"]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("error", [REFUSED, TypeError("a provider of the user's")])
+def test_one_that_is_refused_is_found_and_holds_up_no_other(world, error):
+    good, bad = [instance(port) for port in range(1, 8)], instance(9)
+    entries = [world.want(one) for one in (*good[:3], bad, *good[3:])]
+    for _ in range(40):
+        world.wait()
+        step = world.begin()
+        refused = step.request == "publish" and bad in step.instances
+        world.end(step, error=error if refused else None)
+    states = {entry.instance.id: entry.state for entry in entries}
+    assert states.pop("a:9") is State.PENDING
+    assert set(states.values()) == {State.PUBLISHED}
+
+
+def test_one_that_is_refused_alone_waits_by_itself(world):
+    world.want()
+    world.make(error=REFUSED)
+    world.core.contact.heard(world.now_ns)  # by a question of the user's
+    world.want(instance(2))
+    assert world.make()[:2] == ("publish", ["a:2"])
+    assert (world.wait(), world.make()[1]) == (1.0, ["a:1"])
+
+
+def test_one_that_is_refused_alone_pauses_nothing_else(world):
+    world.want()
+    told = world.make(error=REFUSED)[2]
+    assert (told[0].delay_s, world.core.contact.error) == (1.0, REFUSED)
+    world.want(instance(2))
+    assert world.make()[:2] == ("publish", ["a:2"])
+
+
+def test_a_refusal_leaves_nothing_that_could_arrive_later(world):
+    entry = world.want()
+    world.make(error=REFUSED)
+    world.wait()
+    world.make()
+    assert entry.doubt_ns == 0
+    assert world.wait() == 2.0  # the renewal
+
+
+@pytest.mark.parametrize("error", [AWAY, REFUSED])
+def test_however_long_a_policy_waits_after_a_failure_it_is_renewed_within_its_lease(error):
+    world = World(retry=60.0)
+    world.published()
+    world.wait()
+    assert world.make(error=error)[0] == "renew"
+    assert (world.wait(), world.make()[0]) == (2.0, "renew")
+    world.want(instance(2))
+    world.make(error=AWAY)
+    assert (world.wait(), world.make()[0]) == (2.0, "renew")
+    assert world.make()[:2] == ("publish", ["a:2"])  # it answers again
+
+
+# Instances of another process
+
+
+def test_taking_out_one_of_a_run_before_leaves_ours(world):
+    ours = world.published()
+    theirs = world.drop(instance(epoch="before"))
+    assert (theirs.state, theirs.wanted, world.begin()) == (State.GONE, False, None)
+    assert (ours.state, world.core.entries()) == (State.PUBLISHED, (ours,))
+
+
+def test_one_that_ours_is_to_replace_is_gone_with_that(world):
+    ours = world.want()
+    assert world.drop(instance(epoch="before")).state is State.GONE
+    assert (ours.wanted, world.make()[:2]) == (True, ("publish", ["a:1"]))
+
+
+def test_one_that_ours_has_replaced_meanwhile_is_ours(world):
+    before = world.published()
+    ours = world.want(instance(epoch="later"))
+    assert world.drop(before.instance) is ours  # it was sent, and may be there still
+    assert ours.wanted is False
+
+
+def test_one_of_a_run_before_is_taken_out_beside_ours(world):
+    ours = world.published()
+    world.drop(ours)
+    step = world.begin()
+    assert world.drop(instance(epoch="before")) is ours
+    world.end(step)
+    assert ours.state is State.WITHDRAWING
+    step = world.begin()
+    assert sorted(one.epoch for one in step.instances) == ["before", "e"]
+    world.end(step)
+    assert (ours.state, world.begin()) == (State.GONE, None)
 
 
 # The end

@@ -1,15 +1,19 @@
-"""What a user may set for registries, and how wrong settings are refused."""
+"""What a user may set for registries, what is refused, and the figures that follow."""
 
 from datetime import timedelta
 
 import pytest
-import tenacity
+from tenacity import wait_fixed
+from tenacity.wait import wait_base
 
+from rpcwheel.durations import to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.registry.rules import LEAST_RETRY_NS, RegistryRules
 
 
 def test_the_defaults_are_these():
+    assert RegistryPolicy.short == "lease"
     assert RegistryPolicy().model_dump() == {
         "lease": 15.0,
         "renew": None,
@@ -27,7 +31,7 @@ def test_every_setting_is_kept_as_given():
         "lease": timedelta(seconds=30),
         "renew": 5,
         "timeout": 1.5,
-        "retry": tenacity.wait_fixed(1),
+        "retry": wait_fixed(1),
         "jitter": 1.0,
         "hold": 60.0,
         "protect": False,
@@ -36,32 +40,69 @@ def test_every_setting_is_kept_as_given():
     assert RegistryPolicy(**settings).model_dump() == settings
 
 
-def test_a_plain_number_stands_for_the_lease():
-    assert RegistryPolicy.short == "lease"
+REFUSED = [
+    ({"lease": 0}, "lease: it must be a finite time above zero"),
+    ({"timeout": -1}, "timeout: it must be a finite time above zero"),
+    ({"lease": 3.0, "renew": 3.0}, r"renew \(3.0\) must be less than lease \(3.0\)"),
+    ({"lease": 3.0, "renew": timedelta(minutes=1)}, "renew .* must be less than lease"),
+    ({"retry": -1}, "retry"),
+    ({"snapshot": ""}, "snapshot: it must be a file, True or False"),
+    *(
+        ({"snapshot": word}, f"a file, true or false, not the text '{word}'.*'./{word}'")
+        for word in ("no", "off", "False", "yes", "TRUE", "on", "0")
+    ),
+    ({"leese": 1}, "did you mean 'lease'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"lease": 0}, "lease: it must be a finite time above zero"),
-        ({"timeout": -1}, "timeout: it must be a finite time above zero"),
-        ({"lease": 3.0, "renew": 3.0}, r"renew \(3.0\) must be less than lease \(3.0\)"),
-        ({"lease": 3.0, "renew": timedelta(minutes=1)}, "renew .* must be less than lease"),
-        ({"retry": -1}, "retry"),
-        ({"snapshot": ""}, "snapshot: it must be a file, True or False"),
-        *(
-            ({"snapshot": word}, f"a file, true or false, not the text '{word}'.*'./{word}'")
-            for word in ("no", "off", "False", "yes", "TRUE", "on", "0")
-        ),
-        ({"leese": 1}, "did you mean 'lease'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(given, said):
-    with pytest.raises(ConfigurationError, match=said):
-        RegistryPolicy(**given)
+def test_settings_that_make_no_sense_are_refused():
+    for given, said in REFUSED:
+        with pytest.raises(ConfigurationError, match=said):
+            RegistryPolicy(**given)
+    for given in ({"retry": "x"}, {"snapshot": 3}, {"protect": 1}, {"lease": "5"}):
+        with pytest.raises(TypeError, match=next(iter(given))):
+            RegistryPolicy(**given)
 
 
-@pytest.mark.parametrize("given", [{"retry": "x"}, {"snapshot": 3}, {"protect": 1}, {"lease": "5"}])
-def test_a_wrong_type_is_a_type_error(given):
-    with pytest.raises(TypeError, match=next(iter(given))):
-        RegistryPolicy(**given)
+def seconds(policy):
+    rules = RegistryRules.of(policy)
+    figures = (rules.lease_ns, rules.renew_ns, rules.timeout_ns, rules.jitter_ns, rules.hold_ns)
+    return [to_seconds(ns) for ns in figures]
+
+
+def test_by_default_a_lease_is_15_s_and_the_rest_follows_from_it():
+    assert seconds(RegistryPolicy()) == [15, 5, 3, 5, 30]
+    assert seconds(RegistryPolicy(lease=3.0)) == [3, 1, 3, 1, 6]
+    assert seconds(RegistryPolicy(lease=60.0)) == [60, 20, 3, 5, 120]
+
+
+def test_what_is_given_is_taken():
+    given = RegistryPolicy(lease=9, renew=1, timeout=timedelta(seconds=2), jitter=3.5, hold=4)
+    assert seconds(given) == [9, 1, 2, 3.5, 4]
+
+
+def test_the_default_waits_are_random_up_to_a_fifth_of_a_second_then_twice_that_up_to_a_third():
+    for lease, longest in ((15.0, 5.0), (300.0, 30.0)):
+        rules = RegistryRules.of(RegistryPolicy(lease=lease))
+        for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, longest), (100_000, longest)):
+            waits = [rules.retry_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(300)]
+            assert max(waits) <= most
+            assert max(waits) > most * 0.8
+            assert min(waits) < most * 0.2
+
+
+class Broken(wait_base):
+    def __call__(self, retry_state):
+        raise ZeroDivisionError
+
+
+def test_a_wait_of_ones_own_is_used_if_it_is_a_finite_time():
+    for retry, expected in (
+        (2.0, 2.0),
+        (wait_fixed(3), 3.0),
+        (0.0, LEAST_RETRY_NS / 1e9),
+        (Broken(), 5.0),
+        (wait_fixed(float("inf")), 5.0),
+    ):
+        rules = RegistryRules.of(RegistryPolicy(retry=retry))
+        assert rules.retry_ns(1, elapsed_ns=0, error=None) / 1e9 == expected, retry

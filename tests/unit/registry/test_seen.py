@@ -16,8 +16,7 @@ from fixtures.seen_worlds import (
 )
 from rpcwheel.durations import NEVER
 from rpcwheel.observe.events import InstancesChanged, InstancesHeld, RecordSkipped
-from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.registry.seen import PATIENCE_NS, Records, Rules
+from rpcwheel.registry.seen import PATIENCE_NS, Records
 
 
 @pytest.fixture
@@ -276,9 +275,8 @@ def test_what_vanishes_while_no_record_can_be_read_is_held(sight):
     assert sight.at(HOLD - 1).saw(bad="x").at(HOLD).keys == ""
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_whatever_stands_in_a_record_it_harms_no_other():
+    for data in (
         GARBAGE,
         b"",
         b"\xff\xfe",
@@ -288,13 +286,10 @@ def test_what_vanishes_while_no_record_can_be_read_is_held(sight):
         b'{"v": 1, "service": "shop.Orders", "host": "0.0.0.0", "port": 1, "id": "a"}',
         instance("b").encoded(),
         instance("a").changed(service="shop.Bills").encoded(),
-    ],
-    ids=range(9),
-)
-def test_whatever_stands_in_a_record_it_harms_no_other(data):
-    found, skipped = Records(REGISTRY, SERVICE).read({"a": data, **records("b")})
-    assert list(found) == ["b"]
-    assert [one.key for one in skipped] == ["a"]
+    ):
+        found, skipped = Records(REGISTRY, SERVICE).read({"a": data, **records("b")})
+        assert list(found) == ["b"], data
+        assert [one.key for one in skipped] == ["a"]
 
 
 def test_the_same_content_is_read_once():
@@ -303,6 +298,27 @@ def test_the_same_content_is_read_once():
     second, _ = reader.read({**records("b"), "a": instance("a", weight=1).encoded()})
     assert second["b"] is first["b"]
     assert second["a"] is not first["a"]
+
+
+def test_nothing_is_known_of_a_service_whose_first_records_can_not_be_read(sight):
+    sight.events += sight.seen.saw({"a": GARBAGE, "b": GARBAGE}, 0)
+    assert sight.keys is None
+    assert [one.key for one in sight.told(RecordSkipped)] == ["a", "b"]
+    sight.events += sight.seen.saw({"a": GARBAGE, **records("b")}, 0)
+    assert sight.keys == "b"
+    assert sight.told(RecordSkipped) == []
+
+
+def test_without_protection_an_empty_list_is_shown_as_the_registry_has_it():
+    sight = Sight(protect=False)
+    sight.seen.saw({"a": GARBAGE}, 0)
+    assert sight.keys == ""
+
+
+def test_a_service_that_had_none_and_gets_what_can_not_be_read_still_has_none(sight):
+    sight.saw()
+    sight.seen.saw({"a": GARBAGE}, 0)
+    assert sight.keys == ""
 
 
 # A file of an earlier run
@@ -373,13 +389,52 @@ def test_the_same_instances_live_are_a_change_of_source(sight):
     ]
 
 
+# Last words, in views that nobody has looked at
+
+
+@pytest.fixture
+def back():
+    """A registry that has lost contact and is back: what vanishes now is held."""
+    return Sight().saw("abc").at(20).suspect().saw("abc")
+
+
+def heard(sight, keys, last_words):
+    sight.seen.saw(records(keys), int(sight.now_s * 10**9), last_words)
+    return "".join(one.id for one in sight.snapshot.instances)
+
+
+def test_who_said_draining_is_gone_at_once(back):
+    assert heard(back, "ab", records(draining="c")) == "ab"
+
+
+def test_who_said_nothing_of_the_kind_is_held(back):
+    assert heard(back, "ab", records("c")) == "abc"
+    assert heard(back, "a", records(bad="b")) == "abc"
+
+
+def test_who_is_held_already_and_was_there_in_between_is_gone_too(back):
+    assert heard(back, "ab", {}) == "abc"
+    assert heard(back, "ab", records(draining="c")) == "ab"
+
+
+def test_who_is_there_is_there_whatever_it_said_before(back):
+    assert heard(back, "abc", records(draining="c")) == "abc"
+    assert {one.status for one in back.snapshot.instances} == {"UP"}
+
+
+def test_who_was_never_known_stays_unknown(back):
+    assert heard(back, "abc", records(draining="x")) == "abc"
+
+
+def test_a_record_can_be_read_by_itself():
+    skipped = []
+    reader = Records(REGISTRY, SERVICE)
+    assert reader.decoded("a", records("a")["a"], skipped).id == "a"
+    assert reader.decoded("b", b"not ours", skipped) is None
+    assert [one.key for one in skipped] == ["b"]
+
+
 # Settings
-
-
-def test_hold_is_twice_the_lease_by_default():
-    assert Rules.of(RegistryPolicy()) == Rules(LEASE * S, HOLD * S, protect=True)
-    assert Rules.of(RegistryPolicy(lease=2.0)).hold_ns == 4 * S
-    assert Rules.of(RegistryPolicy(hold=7.0, protect=False)) == Rules(LEASE * S, 7 * S, False)
 
 
 def test_a_thousand_instances_of_a_registry_and_of_a_file_are_the_same(sight):

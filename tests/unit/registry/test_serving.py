@@ -109,23 +109,21 @@ def test_what_never_began_is_only_closed(core):
     assert core.phase is Phase.CLOSED
 
 
-@pytest.mark.parametrize(
-    ("step", "undone"),
-    [
+def test_a_step_that_fails_has_undone_what_was_begun_at_once():
+    for step, undone in (
         (Step.START, [Step.STOP, Step.CLOSE]),
         (Step.LOOK, [Step.STOP, Step.CLOSE]),
         (Step.HEALTHY, [Step.NOT_SERVING, Step.STOP, Step.CLOSE]),
         (Step.PUBLISH, [Step.WITHDRAW, Step.NOT_SERVING, Step.WAIT, Step.STOP, Step.CLOSE]),
-    ],
-)
-def test_a_step_that_fails_has_undone_what_was_begun_at_once(core, step, undone):
-    core.begin(running=False)
-    carried_out(core, until=step)
-    core.failed("no")
-    core.done()
-    assert core.is_hurried
-    assert carried_out(core) == undone
-    assert core.reason == "no"
+    ):
+        core = Serving(RULES)
+        core.begin(running=False)
+        carried_out(core, until=step)
+        core.failed("no")
+        core.done()
+        assert core.is_hurried
+        assert carried_out(core) == undone
+        assert core.reason == "no"
 
 
 def test_a_server_that_ran_before_is_left_running_if_it_could_not_be_published(core):
@@ -152,28 +150,22 @@ def test_a_server_with_which_nothing_can_be_done_any_more_is_left_as_it_is(core)
 # How long
 
 
-@pytest.mark.parametrize(
-    ("step", "seconds"),
-    [(Step.WITHDRAW, 2), (Step.WAIT, 1), (Step.STOP, 10), (Step.CLOSE, 2)],
-)
-def test_each_step_has_its_time(core, step, seconds):
-    serving(core).stop("enough")
-    carried_out(core, until=step)
-    assert core.left_ns(0) == seconds * SECOND
-    assert core.left_ns(SECOND // 2) == seconds * SECOND - SECOND // 2
-    assert core.left_ns(60 * SECOND) == 0
-
-
-@pytest.mark.parametrize(
-    ("step", "left_ns"),
-    [(Step.WITHDRAW, HURRY_NS), (Step.WAIT, 0), (Step.STOP, 0), (Step.CLOSE, HURRY_NS)],
-)
-def test_an_end_at_once_shortens_the_step_that_is_under_way(core, step, left_ns):
-    serving(core).stop("SIGTERM")
-    carried_out(core, until=step)
-    core.stop("SIGTERM again", 0)
-    assert core.is_hurried
-    assert core.left_ns(0) == left_ns
+def test_each_step_has_its_time_which_a_stop_without_grace_shortens():
+    for step, seconds, hurried_ns in (
+        (Step.WITHDRAW, 2, HURRY_NS),
+        (Step.WAIT, 1, 0),
+        (Step.STOP, 10, 0),
+        (Step.CLOSE, 2, HURRY_NS),
+    ):
+        core = serving(Serving(RULES))
+        core.stop("enough")
+        carried_out(core, until=step)
+        assert core.left_ns(0) == seconds * SECOND
+        assert core.left_ns(SECOND // 2) == seconds * SECOND - SECOND // 2
+        assert core.left_ns(60 * SECOND) == 0
+        core.stop("at once", 0)
+        assert core.is_hurried
+        assert core.left_ns(0) == hurried_ns
 
 
 def test_of_several_graces_the_smallest_counts(core):
@@ -260,10 +252,10 @@ def test_a_port_at_which_nobody_listens_is_bound_if_the_server_can_be():
     assert found(0) is Door.BIND
 
 
-@pytest.mark.parametrize("listening", [set(), {50052}])
-def test_a_server_that_runs_can_be_given_no_port(listening):
-    with pytest.raises(ConfigurationError, match=r"port is 50051.*the server runs already"):
-        found(listening=listening, running=True)
+def test_a_server_that_runs_can_be_given_no_port():
+    for listening in (set(), {50052}):
+        with pytest.raises(ConfigurationError, match=r"port is 50051.*the server runs already"):
+            found(listening=listening, running=True)
     with pytest.raises(ConfigurationError):
         found(0, running=True, elsewhere=True)
 

@@ -10,107 +10,103 @@ from rpcwheel.registry import channel, open_registry
 from rpcwheel.registry.providers import OURS
 from rpcwheel.registry.url import WITH_A_FILE, WITH_A_SERVICE, RegistryUrl, parse_url
 
-
-@pytest.mark.parametrize(
-    ("url", "wanted"),
-    [
-        ("memory://", RegistryUrl("memory")),
-        ("memory://a/shop.Orders", RegistryUrl("memory", (("a", None),), service="shop.Orders")),
-        (
-            "etcd://u:p%40%2F@10.0.0.1:2379,[::1]:2380,c/shop.Orders?namespace=eu&lease=3",
-            RegistryUrl(
-                "etcd",
-                (("10.0.0.1", 2379), ("::1", 2380), ("c", None)),
-                service="shop.Orders",
-                user="u",
-                password="p@/",
-                namespace="eu",
-                options={"lease": "3"},
-            ),
+PARSED = [
+    ("memory://", RegistryUrl("memory")),
+    ("memory://a/shop.Orders", RegistryUrl("memory", (("a", None),), service="shop.Orders")),
+    (
+        "etcd://u:p%40%2F@10.0.0.1:2379,[::1]:2380,c/shop.Orders?namespace=eu&lease=3",
+        RegistryUrl(
+            "etcd",
+            (("10.0.0.1", 2379), ("::1", 2380), ("c", None)),
+            service="shop.Orders",
+            user="u",
+            password="p@/",
+            namespace="eu",
+            options={"lease": "3"},
         ),
-        ("redis://:secret@h", RegistryUrl("redis", (("h", None),), password="secret")),
-        ("etcd://h/", RegistryUrl("etcd", (("h", None),))),
-        ("etcd://h?service=a.B", RegistryUrl("etcd", (("h", None),), service="a.B")),
-        ("sqlite:///run/a%20b.db", RegistryUrl("sqlite", path="/run/a b.db")),
-        ("sqlite:////run/a.db", RegistryUrl("sqlite", path="/run/a.db")),
-        ("sqlite://./a.db", RegistryUrl("sqlite", path="./a.db")),
-        ("sqlite://~/a@b.db?service=s", RegistryUrl("sqlite", path="~/a@b.db", service="s")),
-        ("mine://[fe80::1%eth0]:1", RegistryUrl("mine", (("fe80::1%eth0", 1),))),
-        (
-            "etcds://h?tls&ca=%2Fa%2Fb",
-            RegistryUrl("etcds", (("h", None),), options={"tls": "", "ca": "/a/b"}),
-        ),
-    ],
-)
-def test_a_url_is_taken_apart(url, wanted):
-    assert parse_url(url) == wanted
+    ),
+    ("redis://:secret@h", RegistryUrl("redis", (("h", None),), password="secret")),
+    ("etcd://h/", RegistryUrl("etcd", (("h", None),))),
+    ("etcd://h?service=a.B", RegistryUrl("etcd", (("h", None),), service="a.B")),
+    ("sqlite:///run/a%20b.db", RegistryUrl("sqlite", path="/run/a b.db")),
+    ("sqlite:////run/a.db", RegistryUrl("sqlite", path="/run/a.db")),
+    ("sqlite://./a.db", RegistryUrl("sqlite", path="./a.db")),
+    ("sqlite://~/a@b.db?service=s", RegistryUrl("sqlite", path="~/a@b.db", service="s")),
+    ("mine://[fe80::1%eth0]:1", RegistryUrl("mine", (("fe80::1%eth0", 1),))),
+    (
+        "etcds://h?tls&ca=%2Fa%2Fb",
+        RegistryUrl("etcds", (("h", None),), options={"tls": "", "ca": "/a/b"}),
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("", "it begins with a scheme"),
-        ("shop.Orders", "it begins with a scheme"),
-        ("Etcd://h", "it begins with a scheme"),
-        ("etcd:/h", "it begins with a scheme"),
-        ("etcd://h:0", "a port is a number from 1 to 65535"),
-        ("etcd://h:65536", "a port is a number"),
-        ("etcd://h:x", "a port is a number"),
-        ("etcd://h:", "a port is a number"),
-        ("etcd://h:²", "a port is a number"),
-        ("etcd://a,,b", "'' is no host and port"),
-        ("etcd://::1", "'::1' is no host and port"),
-        ("etcd://a b", "'a b' is no host and port"),
-        ("etcd://h/a/b", "the service must be a name"),
-        ("etcd://h/a%20b", "the service must be a name of letters, digits"),
-        ("etcd://h/a?service=b", "it names two services, 'a' and 'b'"),
-        ("redis://h:6379/3", r"the number of the database is \?db=3"),
-        ("rediss://h/0", r"the number of the database is \?db=0"),
-        ("mine:///tmp/a.json", "its provider says path_is_own = True"),
-        ("etcd://h?namespace=", "namespace must be a name"),
-        ("etcd://h?namespace=a/b", "namespace must be a name"),
-        ("etcd://h?a=1&a=2", "a: given twice"),
-        ("etcd://@h", "before '@' stands user:password"),
-        ("sqlite://run/a.db", "after three slashes: sqlite:///run/shop.db"),
-        ("sqlite://", "the name of the file is missing"),
-        ("sqlite:///", "the name of the file is missing"),
-        ("sqlite:///run/", "the name of the file is missing"),
-        ("sqlite:///a%00b", "zero character"),
-    ],
-)
-def test_one_that_makes_no_sense_is_refused_with_what_does(url, said):
-    with pytest.raises(ConfigurationError, match=said):
-        parse_url(url)
+def test_a_url_is_taken_apart():
+    for url, wanted in PARSED:
+        assert parse_url(url) == wanted, url
 
 
-@pytest.mark.parametrize("url", [None, 5, b"etcd://h"])
-def test_one_that_is_no_string_is_a_type_error(url):
-    with pytest.raises(TypeError, match="named by a URL"):
-        parse_url(url)
+REFUSED = [
+    ("", "it begins with a scheme"),
+    ("shop.Orders", "it begins with a scheme"),
+    ("Etcd://h", "it begins with a scheme"),
+    ("etcd:/h", "it begins with a scheme"),
+    ("etcd://h:0", "a port is a number from 1 to 65535"),
+    ("etcd://h:65536", "a port is a number"),
+    ("etcd://h:x", "a port is a number"),
+    ("etcd://h:", "a port is a number"),
+    ("etcd://h:²", "a port is a number"),
+    ("etcd://a,,b", "'' is no host and port"),
+    ("etcd://::1", "'::1' is no host and port"),
+    ("etcd://a b", "'a b' is no host and port"),
+    ("etcd://h/a/b", "the service must be a name"),
+    ("etcd://h/a%20b", "the service must be a name of letters, digits"),
+    ("etcd://h/a?service=b", "it names two services, 'a' and 'b'"),
+    ("redis://h:6379/3", r"the number of the database is \?db=3"),
+    ("rediss://h/0", r"the number of the database is \?db=0"),
+    ("mine:///tmp/a.json", "its provider says path_is_own = True"),
+    ("etcd://h?namespace=", "namespace must be a name"),
+    ("etcd://h?namespace=a/b", "namespace must be a name"),
+    ("etcd://h?a=1&a=2", "a: given twice"),
+    ("etcd://@h", "before '@' stands user:password"),
+    ("sqlite://run/a.db", "after three slashes: sqlite:///run/shop.db"),
+    ("sqlite://", "the name of the file is missing"),
+    ("sqlite:///", "the name of the file is missing"),
+    ("sqlite:///run/", "the name of the file is missing"),
+    ("sqlite:///a%00b", "zero character"),
+]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "etcd://u:hun/ter2@h",
-        "etcd://u:hun?ter2@h",
-        "etcd://u:hun@ter2@h",
-        "etcd://u:hun:ter2@h",
-        "etcd://u:hunter2@h:x",
-        "etcd://u:hunter2@h/a b",
-        "etcd://h:x?password=hunter2",
-        "u:hunter2@h",
-        "etcd//u:hunter2@h",
-        "sqlite://u:hunter2@h/a",
-    ],
-)
-def test_a_password_is_in_no_error(url):
-    with pytest.raises(ConfigurationError) as caught:
-        parse_url(url)
-    assert "ter2" not in str(caught.value)
+def test_urls_that_make_no_sense_are_refused_and_the_message_says_what_does():
+    for url, said in REFUSED:
+        with pytest.raises(ConfigurationError, match=said):
+            parse_url(url)
+    for no_text in (None, 5, b"etcd://h"):
+        with pytest.raises(TypeError, match="named by a URL"):
+            parse_url(no_text)
 
 
-def test_a_slash_in_a_password_is_said_to_be_written_otherwise():
+WITH_A_PASSWORD = [
+    "etcd://u:hun/ter2@h",
+    "etcd://u:hun?ter2@h",
+    "etcd://u:hun@ter2@h",
+    "etcd://u:hun:ter2@h",
+    "etcd://u:hunter2@h:x",
+    "etcd://u:hunter2@h/a b",
+    "etcd://h:x?password=hunter2",
+    "u:hunter2@h",
+    "etcd//u:hunter2@h",
+    "sqlite://u:hunter2@h/a",
+]
+
+
+def test_a_password_is_in_no_error():
+    for url in WITH_A_PASSWORD:
+        with pytest.raises(ConfigurationError) as caught:
+            parse_url(url)
+        assert "ter2" not in str(caught.value)
+
+
+def test_the_error_says_how_a_slash_in_a_password_is_written():
     with pytest.raises(ConfigurationError, match="is written %2F"):
         parse_url("etcd://u:a/b@h")
 
@@ -147,21 +143,21 @@ class FileProvider(MemoryProvider):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+OWN_PATHS = [
+    ("file:///run/a%20b.json", RegistryUrl("file", path="/run/a b.json")),
+    ("file://./a.json?service=s", RegistryUrl("file", path="./a.json", service="s")),
+    (
+        "file://u:p@h:1/shop/db?service=s",
+        RegistryUrl("file", (("h", 1),), "/shop/db", "s", user="u", password="p"),
+    ),
+    ("file://h/", RegistryUrl("file", (("h", None),))),
+]
+
+
 @pytest.mark.usefixtures("provider_in_files")
-@pytest.mark.parametrize(
-    ("url", "wanted"),
-    [
-        ("file:///run/a%20b.json", RegistryUrl("file", path="/run/a b.json")),
-        ("file://./a.json?service=s", RegistryUrl("file", path="./a.json", service="s")),
-        (
-            "file://u:p@h:1/shop/db?service=s",
-            RegistryUrl("file", (("h", 1),), "/shop/db", "s", user="u", password="p"),
-        ),
-        ("file://h/", RegistryUrl("file", (("h", None),))),
-    ],
-)
-def test_a_provider_of_ones_own_may_have_the_path_for_itself(url, wanted):
-    assert parse_url(url) == wanted
+def test_a_provider_of_ones_own_may_have_the_path_for_itself():
+    for url, wanted in OWN_PATHS:
+        assert parse_url(url) == wanted, url
 
 
 @pytest.mark.usefixtures("provider_in_files")
@@ -180,11 +176,11 @@ def test_a_provider_that_can_not_be_loaded_is_told_when_it_is_opened():
         open_registry("bad://h/shop.Orders")
 
 
-def test_all_schemes_of_ours_have_a_path_that_is_the_service_or_a_file():
+def test_the_path_of_each_built_in_scheme_is_the_service_or_a_file():
     assert set(OURS) == WITH_A_FILE | WITH_A_SERVICE
 
 
-def test_an_option_that_nobody_knows_is_refused_with_the_nearest():
+def test_an_unknown_option_is_refused_with_the_nearest():
     url = parse_url("etcd://h?pol=1&group=a&version=b")
     url.check_options("pol")
     with pytest.raises(ConfigurationError, match="no option 'pol'; did you mean 'poll'"):
@@ -193,16 +189,16 @@ def test_an_option_that_nobody_knows_is_refused_with_the_nearest():
         url.check_options()
 
 
-@pytest.mark.parametrize(
-    ("query", "wanted"),
-    [("", False), ("?tls", True), ("?tls=1", True), ("?tls=true", True), ("?tls=No", False)],
-)
-def test_a_flag_is_yes_or_no(query, wanted):
-    assert parse_url(f"etcd://h{query}").flag("tls") is wanted
+def test_a_flag_is_yes_or_no():
+    for query, wanted in (
+        ("", False),
+        ("?tls", True),
+        ("?tls=1", True),
+        ("?tls=true", True),
+        ("?tls=No", False),
+    ):
+        assert parse_url(f"etcd://h{query}").flag("tls") is wanted, query
     assert parse_url("etcd://h").flag("tls", default=True)
-
-
-def test_a_flag_that_is_neither_is_refused():
     with pytest.raises(ConfigurationError, match="tls must be true or false, not 'maybe'"):
         parse_url("etcd://h?tls=maybe").flag("tls")
 

@@ -28,19 +28,16 @@ def test_the_files_make_a_context_that_wants_the_servers_name(tls_files):
     assert len(context.get_ca_certs()) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_options_that_contradict_or_name_no_file_are_refused():
+    for options, said in (
         ("ca=root.pem", "for TLS only"),
         ("tls=maybe", "true or false"),
         ("tls=1&cert=a.pem", "cert and key go together"),
         ("tls=1&key=a.pem", "cert and key go together"),
         ("tls=1&ca=nowhere.pem", "can't be used"),
-    ],
-)
-def test_what_contradicts_itself_or_is_not_there_is_refused(options, said):
-    with pytest.raises(ConfigurationError, match=said):
-        Tls.of(parse_url(f"redis://a?{options}"), default=False)
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            Tls.of(parse_url(f"redis://a?{options}"), default=False)
 
 
 def test_a_file_that_is_no_certificate_is_refused(tls_files):

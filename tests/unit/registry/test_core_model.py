@@ -185,4 +185,4 @@ class Reconciling(RuleBasedStateMachine):
 
 
 TestReconciling = Reconciling.TestCase
-TestReconciling.settings = settings(max_examples=150, stateful_step_count=25)
+TestReconciling.settings = settings(max_examples=80, stateful_step_count=25)

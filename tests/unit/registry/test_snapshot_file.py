@@ -1,10 +1,11 @@
 """The file of what was known last: whole or not there, for all processes, and never in the way."""
 
+import errno
+import gc
 import json
 import math
 import os
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -17,9 +18,26 @@ from fixtures.waiting import wait_until
 from rpcwheel.observe.events import SnapshotFailed
 from rpcwheel.registry import _whole_file
 from rpcwheel.registry import snapshots as module
-from rpcwheel.registry.snapshots import DEBOUNCE_S, FORGET_S, Snapshots
+from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.registry.snapshots import (
+    AGAIN_S,
+    DEBOUNCE_S,
+    FORGET_S,
+    REFRESH_S,
+    Snapshots,
+    open_snapshots,
+)
+from rpcwheel.registry.url import RegistryUrl, parse_url
+from rpcwheel.timer import WheelTimer
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="locks and modes of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Wait for writes and for locks as long as it takes."""
+    monkeypatch.setattr(module, "CLOSE_S", 3600.0)
+    monkeypatch.setattr(_whole_file, "BUSY_S", 3600.0)
 
 
 @pytest.fixture
@@ -47,6 +65,23 @@ def services(path):
 
 def failures(events):
     return [event for event in events if isinstance(event, SnapshotFailed)]
+
+
+@pytest.fixture
+def pass_time(timer, monkeypatch):
+    """Let time pass by the timer and by the calendar."""
+    began, gone = time.time(), []
+    monkeypatch.setattr(module.time, "time", lambda: began + sum(gone))
+
+    def pass_time(seconds):
+        gone.append(seconds)
+        timer.advance(seconds)
+
+    return pass_time
+
+
+def age_s(path, service=SERVICE):
+    return module.time.time() - services(path)[service]["written"]
 
 
 # Writing and reading
@@ -129,7 +164,7 @@ def test_an_age_is_never_negative_whatever_the_clocks_say(make, path):
 
 
 @pytest.mark.parametrize(
-    "torn", [b"", b"\0" * 100, b'{"v": 1, "services": {"shop', b"[]", b'{"v": 1}', b"[" * 10**6]
+    "torn", [b"", b"\0" * 100, b'{"v": 1, "services": {"shop', b"[]", b"[" * 10**6], ids=range(5)
 )
 def test_a_torn_file_is_no_file_is_told_once_and_is_replaced(make, path, events, torn):
     path.parent.mkdir()
@@ -187,6 +222,28 @@ def test_what_could_not_be_written_is_written_when_it_can_be(make, path, timer, 
     assert set(services(path)) == {SERVICE}
 
 
+def test_on_a_full_disk_the_old_file_stays_whole(make, path, timer, events, monkeypatch):
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    timer.advance(DEBOUNCE_S)
+    assert wait_until(path.exists)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        snapshots.keep(SERVICE, instances("a", "b"))
+        timer.advance(DEBOUNCE_S)
+        assert wait_until(lambda: failures(events) and timer.pending == 1)
+    assert [one.error.errno for one in failures(events)] == [errno.ENOSPC]
+    assert make().load(SERVICE).instances == instances("a")
+    assert {one.name for one in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
+    timer.advance(AGAIN_S)
+    assert wait_until(lambda: make().load(SERVICE).instances == instances("a", "b"))
+    assert len(failures(events)) == 1
+
+
 def test_a_timer_that_was_stopped_before_is_no_reason_not_to_write(make, path, timer):
     snapshots = make()
     timer.stop()
@@ -194,16 +251,48 @@ def test_a_timer_that_was_stopped_before_is_no_reason_not_to_write(make, path, t
     assert wait_until(path.exists)
 
 
+def test_a_timer_that_is_full_keeps_nothing_from_being_written(make, path, events):
+    with WheelTimer(max_pending=1) as full:
+        full.new_timeout(print, 1000)
+        path.parent.mkdir()
+        path.with_name(f"{path.name}.lock").mkdir()
+        snapshots = make(timer=full)
+        snapshots.keep(SERVICE, instances("a"))
+        assert wait_until(lambda: failures(events))
+        path.with_name(f"{path.name}.lock").rmdir()
+        snapshots.keep("shop.Bills", instances("b"))
+        assert wait_until(path.exists)
+        snapshots.close()
+
+
 def test_a_disk_that_hangs_does_not_keep_close_from_ending(make, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(module, "replace_whole", lambda *_: gate.wait(20))
+    monkeypatch.setattr(module, "replace_whole", lambda *_: gate.wait())
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
-    begun = time.monotonic()
     snapshots.close()
-    assert time.monotonic() - begun < 10
     gate.set()
+
+
+def test_close_waits_for_a_write_that_is_on_its_way(make, path, timer, monkeypatch):
+    entered, gate, real = threading.Event(), threading.Event(), os.fsync
+
+    def slow(descriptor):
+        entered.set()
+        gate.wait()
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    timer.advance(1)
+    assert wait_until(entered.is_set)
+    opening = threading.Timer(0.02, gate.set)
+    opening.start()
+    snapshots.close()
+    assert set(services(path)) == {SERVICE}
+    opening.join()
 
 
 def test_after_close_nothing_is_kept_and_closing_again_is_nothing(make, path, timer):
@@ -261,6 +350,16 @@ def test_what_nobody_kept_for_a_month_is_left_out(make, path, monkeypatch):
     assert set(services(path)) == {SERVICE}
 
 
+def test_what_another_process_wrote_later_is_what_is_known(make, path, timer):
+    first, second = make(), make()
+    first.keep(SERVICE, instances("a"))
+    timer.advance(1)
+    assert wait_until(path.exists)
+    second.keep(SERVICE, instances("b"))
+    timer.advance(1)
+    assert wait_until(lambda: first.load(SERVICE).instances == instances("b"))
+
+
 @posix
 def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypatch):
     import fcntl  # noqa: PLC0415 - only there
@@ -290,52 +389,144 @@ def test_many_threads_and_writers_make_a_whole_file(make, path, timer):
     assert set(services(path)) == {f"shop.S{number}" for number in range(6)}
 
 
-WRITER = """
-import sys
-from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import snapshots
-snapshots.DEBOUNCE_S = 0.0
-path, service = sys.argv[1:]
-one = snapshots.Snapshots(path, "memory://")
-print("ready", flush=True)
-for turn in range(10_000):
-    weight = turn % 1000
-    many = [ServiceInstance(service=service, host=f"h{n}", port=1, weight=weight) for n in range(9)]
-    one.keep(service, many)
-"""
-
-
-@posix
-def test_a_reader_never_sees_half_a_file_however_its_writers_are_killed(path):
-    command = [sys.executable, "-c", WRITER, str(path)]
-    writers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE) for name in ("a", "b")]
-    try:
-        for writer in writers:
-            writer.stdout.readline()
-        assert wait_until(lambda: path.exists() and len(services(path)) == 2)
-        for _ in range(200):
-            for service in services(path).values():
-                assert len({record.get("weight", 100) for record in service["instances"]}) == 1
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.communicate()
-    after = Snapshots(path, REGISTRY)
-    after.keep("c", instances("a"))
-    after.close()
-    assert set(services(path)) == {"a", "b", "c"}
-    assert {one.name for one in path.parent.iterdir()} <= {path.name, f"{path.name}.lock"}
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_writes_nothing_of_its_parents(make, path):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     snapshots._lock.acquire()  # as if another thread had it at that moment
+    gc.disable()
     child = os.fork()
     if not child:
         snapshots.close()
         os._exit(path.exists())
+    gc.enable()
     snapshots._lock.release()
     assert ended(child) == 0
+
+
+# How old it is
+
+
+def test_while_it_is_so_it_is_written_that_it_is(make, path, pass_time, timer):
+    make().keep(SERVICE, instances("a"), lambda: True)
+    pass_time(1)
+    assert wait_until(lambda: path.exists() and timer.pending == 1)
+    for _ in range(4):
+        pass_time(REFRESH_S)
+        assert wait_until(lambda: age_s(path) < REFRESH_S and timer.pending == 1)
+
+
+def test_what_is_followed_for_a_month_is_not_left_out(make, path, pass_time):
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"), lambda: True)
+    pass_time(FORGET_S + 1)
+    snapshots.keep("shop.Bills", instances("b"))
+    pass_time(1)
+    assert wait_until(lambda: path.exists() and "shop.Bills" in services(path))
+    assert SERVICE in services(path)
+
+
+def test_while_the_registry_does_not_agree_it_grows_old(make, path, pass_time, timer):
+    agrees = [True]
+    make().keep(SERVICE, instances("a"), lambda: agrees[0])
+    pass_time(1)
+    assert wait_until(lambda: path.exists() and timer.pending == 1)
+    agrees[0] = False
+    for _ in range(3):
+        pass_time(REFRESH_S)
+        assert wait_until(lambda: timer.pending == 1)
+    assert age_s(path) >= 3 * REFRESH_S
+
+
+def test_who_follows_it_no_more_is_not_asked_again(make, path, pass_time, timer):
+    asked = []
+    make().keep(SERVICE, instances("a"), lambda: asked.append(1))
+    pass_time(1)
+    assert wait_until(path.exists)
+    assert wait_until(lambda: timer.pending == 0)
+    assert len(asked) == 1
+
+
+def test_of_several_processes_one_writes_it(make, path, pass_time, timer):
+    make().keep(SERVICE, instances("a"), lambda: True)
+    pass_time(1)
+    assert wait_until(path.exists)
+    pass_time(REFRESH_S / 2)
+    other = make()
+    other.keep(SERVICE, instances("a"), lambda: True)
+    pass_time(0.5)
+    assert wait_until(lambda: age_s(path) < 1)
+    before = path.stat().st_ino
+    assert wait_until(lambda: timer.pending == 2)
+    pass_time(REFRESH_S / 2 - 0.5)  # of the first
+    assert wait_until(lambda: timer.pending == 2)
+    assert path.stat().st_ino == before
+
+
+def test_it_is_written_twice_within_the_hold(tmp_path):
+    for settings, seconds in (({}, 15.0), ({"hold": 6}, 3.0), ({"hold": 1}, 1)):
+        policy = RegistryPolicy(snapshot=str(tmp_path / "a.json"), **settings)
+        assert open_snapshots(parse_url("etcd://a"), policy)._refresh_s == seconds
+
+
+# Where it is
+
+
+def url(text="etcd", **parts):
+    return RegistryUrl(text, (("10.0.0.2", 2379), ("10.0.0.1", 2379)), **parts)
+
+
+def test_it_is_in_the_users_cache_directory_one_for_each_registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    others = [
+        url(namespace="other"),
+        url(user="shop", password="secret"),
+        url(path="/x"),
+        url("redis"),
+        url(options={"db": "1"}),
+    ]
+    paths = [open_snapshots(one, RegistryPolicy()).path for one in (url(), *others)]
+    assert len(set(paths)) == len(paths)
+    assert {one.parent for one in paths} == {tmp_path / "rpcwheel"}
+    assert paths[0].name.startswith("etcd-10.0.0.1-2379-10.0.0.2-2379-")
+    same = RegistryUrl("etcd", (("10.0.0.1", 2379), ("10.0.0.2", 2379)), service="any")
+    assert open_snapshots(same, RegistryPolicy()).path == paths[0]
+
+
+def test_a_cache_directory_that_is_not_absolute_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = open_snapshots(url(), RegistryPolicy())
+    assert made.path.parent == tmp_path / ".cache" / "rpcwheel"
+
+
+def test_the_policy_may_name_the_file_or_want_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_snapshots(url(), RegistryPolicy(snapshot="~/x.json")).path == tmp_path / "x.json"
+    assert open_snapshots(url(), RegistryPolicy(snapshot=False)) is None
+
+
+def test_a_registry_of_this_process_has_none_unless_named(tmp_path):
+    memory = RegistryUrl("memory")
+    assert open_snapshots(memory, RegistryPolicy()) is None
+    named = RegistryPolicy(snapshot=str(tmp_path / "x.json"))
+    assert open_snapshots(memory, named) is not None
+
+
+def test_a_user_without_a_home_has_none_and_is_told(monkeypatch, events):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(module.Path, "home", nowhere)
+    assert open_snapshots(url(), RegistryPolicy()) is None
+    assert [type(event) for event in events] == [SnapshotFailed]
+
+
+def test_no_password_is_in_the_file(tmp_path):
+    with_password = url(user="shop", password="secret")
+    made = open_snapshots(with_password, RegistryPolicy(snapshot=str(tmp_path / "x.json")))
+    made.keep(SERVICE, instances("a"))
+    made.close()
+    assert "secret" not in made.path.read_text()

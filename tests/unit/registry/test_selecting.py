@@ -18,9 +18,8 @@ from rpcwheel.registry.selecting import (
 from rpcwheel.registry.url import parse_url
 
 
-@pytest.mark.parametrize(
-    ("target", "by_name"),
-    [
+def test_a_target_that_is_no_address_of_grpc_is_the_url_of_a_registry():
+    for target, by_name in (
         ("etcd://127.0.0.1:2379/shop.Orders", True),
         ("sqlite:///run/shop.db?service=shop.Orders", True),
         ("own://somewhere", True),
@@ -33,10 +32,8 @@ from rpcwheel.registry.url import parse_url
         ("ipv4:10.0.0.1:1,10.0.0.2:1", False),
         ("xds:///orders", False),
         (None, False),
-    ],
-)
-def test_what_is_no_address_of_grpcs_is_the_url_of_a_registry(target, by_name):
-    assert is_by_name(target) is by_name
+    ):
+        assert is_by_name(target) is by_name, target
 
 
 def test_arguments_hold_against_the_url():
@@ -53,19 +50,16 @@ def test_a_service_is_named_once():
         select_by(parse_url("memory://a"), None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("url", "meant"),
-    [
+def test_the_error_says_how_a_url_names_a_service():
+    for url, meant in (
         ("memory://a", "etcd://127.0.0.1:2379/shop.Orders"),
         ("sqlite:///x.db/shop.Orders", "sqlite:///x.db?service=shop.Orders"),
         ("sqlite://./x.sqlite/shop.Orders", "sqlite://./x.sqlite?service=shop.Orders"),
         ("sqlite:///run/app.v2/x.db", "sqlite:///run/app.v2/x.db?service=shop.Orders"),
-    ],
-)
-def test_how_a_url_names_a_service_is_told_where_it_does_not(url, meant):
-    with pytest.raises(ConfigurationError) as caught:
-        select_by(parse_url(url), None, None, None)
-    assert f"{meant!r}" in str(caught.value)
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            select_by(parse_url(url), None, None, None)
+        assert f"{meant!r}" in str(caught.value)
 
 
 def test_only_those_of_the_group_and_the_version_are_meant():
