@@ -1,12 +1,13 @@
 """One call on several members: the first good answer and no loser left, or the answers of all."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from fixtures.clusters import instance
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, MethodPolicy, RetryPolicy
 from rpcwheel.channel import ReconnectingChannel
@@ -55,11 +56,11 @@ def test_an_answer_that_is_an_error_is_waited_past(shops, open_cluster):
     channel, got = open_cluster(*shops), []
     thread = threading.Thread(target=lambda: got.append(forked(channel, 3)(b"x", timeout=WAIT_S)))
     thread.start()
-    assert hang.begun.wait(20)
+    assert hang.begun.wait(WAIT_S)
     assert wait_until(lambda: total(shops) == 3 and channel.calls == 1)
     assert got == []
     shops[2].calls[0].ended.set()
-    thread.join(20)
+    thread.join(WAIT_S)
     assert got == [b"x"]
 
 
@@ -83,9 +84,9 @@ def test_two_are_called_by_default_and_others_the_next_time(shops, open_cluster)
     channel = open_cluster(*shops)
     call = forked(channel)
     call(b"x", timeout=WAIT_S)
-    assert sum(one.link is not None for one in channel.members) == 2
+    assert sorted(one.state for one in channel.members) == ["IDLE", "UP", "UP"]
     call(b"x", timeout=WAIT_S)
-    assert all(one.link is not None for one in channel.members)
+    assert [one.state for one in channel.members] == ["UP"] * 3
 
 
 def test_a_fork_that_found_nobody_goes_elsewhere(shops, dead, open_cluster):
@@ -96,13 +97,12 @@ def test_a_fork_that_found_nobody_goes_elsewhere(shops, dead, open_cluster):
     assert bad.state == "DOWN"
 
 
-@pytest.mark.parametrize("left_out", [{"weight": 0}, {"status": "DRAINING"}])
-def test_no_fork_goes_to_who_wants_no_calls_while_others_do(shops, open_cluster, left_out):
-    channel = open_cluster(shops[0])
-    channel.update([instance(shops[0]), instance(shops[1], **left_out)])
-    assert forked(channel)(b"x", timeout=WAIT_S) == b"x"
-    assert [one.link is not None for one in channel.members].count(True) == 1
-    assert not shops[1].calls
+def test_no_fork_goes_to_an_instance_that_wants_no_calls_while_others_do(shops, open_cluster):
+    channel = open_cluster()
+    unwanted = instance(shops[1], weight=0), instance(shops[2], status="DRAINING")
+    channel.update([instance(shops[0]), *unwanted])
+    assert forked(channel, 3)(b"x", timeout=WAIT_S) == b"x"
+    assert [len(shop.calls) for shop in shops] == [1, 0, 0]
 
 
 def test_more_forks_than_members_are_all_members(shops, open_cluster):
@@ -110,12 +110,14 @@ def test_more_forks_than_members_are_all_members(shops, open_cluster):
     assert total(shops) == 1
 
 
-def test_a_fork_waits_for_members_too(shops, open_cluster):
-    channel = open_cluster(policy=ClusterPolicy(wait=0.05))
+def test_a_fork_waits_for_instances_too(shops, open_cluster):
     with pytest.raises(grpc.RpcError, match="known yet"):
-        forked(channel)(b"x", timeout=WAIT_S)
-    threading.Timer(0.01, lambda: channel.update([instance(shops[0])])).start()
-    assert forked(open_cluster(shops[0]))(b"x", timeout=WAIT_S) == b"x"
+        forked(open_cluster(policy=ClusterPolicy(wait=0.05), timer=None))(b"x")
+    channel = open_cluster(policy=ClusterPolicy(wait=3600))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(forked(channel), b"x")
+        channel.update([instance(shops[0])])
+        assert waiting.result(WAIT_S) == b"x"
 
 
 def test_the_call_of_the_winner_is_given_with_its_answer(shops, open_cluster):
@@ -128,6 +130,41 @@ def test_channels_of_ones_own_are_taken_in_turn(shops, channels):
     for _ in range(3):
         assert call(b"x", timeout=WAIT_S) == b"x"
     assert all(channel.traffic.last_write_ns is not None for channel in channels)
+
+
+def test_with_wait_for_ready_no_fork_waits_at_a_member_that_is_away(shops, dead, open_cluster):
+    channel = open_cluster(dead, shops[0])
+    for _ in range(3):
+        assert forked(channel, 1)(b"x", timeout=WAIT_S, wait_for_ready=True) == b"x"
+
+
+@pytest.mark.parametrize("forks", [1, 2])
+def test_with_wait_for_ready_it_waits_for_the_first_server_that_is_there(
+    shops, dead, open_cluster, forks
+):
+    shop = shops[0]
+    shop.kill()
+    channel = open_cluster(dead, shop, policy=ClusterPolicy(probe=0.02), timer=None)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(forked(channel, forks), b"x", wait_for_ready=True)
+        assert wait_until(lambda: all(one.state == "DOWN" for one in channel.members))
+        shop.start()
+        assert waiting.result(WAIT_S) == b"x"
+
+
+def test_its_deadline_ends_the_wait_for_a_connection(dead, open_cluster):
+    with pytest.raises(grpc.RpcError) as caught:
+        forked(open_cluster(dead))(b"x", timeout=0.3, wait_for_ready=True)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_failure_of_a_server_is_not_waited_away(shops, open_cluster):
+    channel = open_cluster(shops[0])
+    shops[0].then(Fail("UNAVAILABLE", "my database is away"))
+    with pytest.raises(grpc.RpcError) as caught:
+        forked(channel)(b"x", timeout=WAIT_S, wait_for_ready=True)
+    assert caught.value.details() == "my database is away"
+    assert len(shops[0].calls) == 1
 
 
 # Broadcast
@@ -161,10 +198,10 @@ def test_all_at_once(shops, open_cluster):
     channel, got = open_cluster(*shops), []
     thread = threading.Thread(target=lambda: got.append(broadcast(channel)(b"x", timeout=WAIT_S)))
     thread.start()
-    assert all(hang.begun.wait(20) for hang in hangs)
+    assert all(hang.begun.wait(WAIT_S) for hang in hangs)
     for shop in shops:
         shop.calls[0].ended.set()
-    thread.join(20)
+    thread.join(WAIT_S)
     assert len(got[0]) == 3
 
 
@@ -202,20 +239,7 @@ def test_it_may_stand_behind_interceptors(shops, open_cluster):
     assert len(channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)) == 3
 
 
-# What they refuse
-
-
-@pytest.mark.parametrize("view", [ForkingInvoker, BroadcastInvoker])
-def test_other_kinds_of_call_are_refused_when_they_are_called(shops, open_cluster, view):
-    channel = open_cluster(shops[0])
-    with view(channel) as invoker:
-        for kind in ("unary_stream", "stream_unary", "stream_stream"):
-            method = getattr(invoker, kind)(UNARY_STREAM, None, None, _registered_method=True)
-            with pytest.raises(ConfigurationError, match="is for unary calls"):
-                method(b"x", timeout=1)
-        with pytest.raises(ConfigurationError, match=r"\.future\(\)"):
-            invoker.unary_unary(UNARY_UNARY).future(b"x")
-    assert not channel.closed
+# What stands around them
 
 
 def test_the_state_is_that_of_the_channel(shops, open_cluster, channels):
@@ -255,41 +279,13 @@ def test_behind_interceptors_of_grpc_it_fails_with_all_that_it_knows(shops, open
     assert len(caught.value.answers) == 2
 
 
-def test_a_channel_whose_members_are_hidden_by_interceptors_is_refused_with_the_way_out(
-    shops, open_cluster
-):
-    with Kit(timeout=WAIT_S) as kit:
-        for view in (BroadcastInvoker, ForkingInvoker):
-            with pytest.raises(TypeError, match=r"rpcwheel\.channel\(url\), and put .* in front"):
-                view(kit.intercept_channel(open_cluster(shops[0])))
-
-
-@pytest.mark.parametrize(
-    ("channel", "forks", "error"),
-    [
-        ("127.0.0.1:1", 2, TypeError),
-        (["127.0.0.1:1"], 2, TypeError),
-        ([], 2, ConfigurationError),
-    ],
-)
-def test_wrong_channels_are_refused(channel, forks, error):
-    with pytest.raises(error, match="channel"):
-        ForkingInvoker(channel, forks)
-
-
-@pytest.mark.parametrize(("forks", "error"), [(0, ConfigurationError), ("2", TypeError)])
-def test_forks_are_one_or_more(channels, forks, error):
-    with pytest.raises(error, match="forks"):
-        ForkingInvoker(channels, forks)
-
-
-@pytest.mark.parametrize("last", [0, 1, 2])
+@pytest.mark.parametrize("last", [0, 2])
 def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, open_cluster, last):
     channel, got = open_cluster(*shops), []
     for shop in shops:
         shop.kill()
     call = broadcast(channel)
-    options = {"timeout": 60, "wait_for_ready": True}
+    options = {"timeout": 2 * WAIT_S, "wait_for_ready": True}
     thread = threading.Thread(target=lambda: got.append(call(b"x", **options)))
     thread.start()
     first = [shop for shop in shops if shop is not shops[last]]
@@ -297,5 +293,21 @@ def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, open_clu
         shop.start()
     assert wait_until(lambda: all(shop.calls for shop in first))  # one is away still
     shops[last].start()
-    thread.join(60)
+    thread.join(2 * WAIT_S)
     assert got == [{shop.target: b"x" for shop in shops}]
+
+
+def test_who_can_not_be_connected_is_gone_past_or_one_of_the_failures(shops, open_cluster, events):
+    def connect(one, options):
+        if one.id == "a":
+            raise RuntimeError("no certificate")
+        return grpc.insecure_channel(one.target, options)
+
+    channel = open_cluster(connect=connect)
+    channel.update([instance(1, id="a"), instance(shops[0], id="b")])
+    with pytest.raises(BroadcastFailed, match="no certificate") as caught:
+        BroadcastInvoker(channel).unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
+    assert caught.value.answers == {shops[0].target: b"x"}
+    assert forked(channel, 2)(b"x", timeout=WAIT_S) == b"x"
+    assert wait_until(lambda: events)
+    assert [event.reason for event in events] == ["connect: RuntimeError('no certificate')"]
