@@ -1,0 +1,202 @@
+"""Idle connections of real servers lose their sockets, and no others do; of either world."""
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+
+import grpc
+import pytest
+
+from fixtures.idle_worlds import HOLD, SLOW_S, AioWorld, SyncWorld, echo, frozen_client, has_ipv6
+from fixtures.leaks import descriptors, left_since
+from fixtures.timers import run_threads
+from fixtures.waiting import wait_until
+from rpcwheel.idle import peers
+from rpcwheel.observe import ConnectionClosed, ConnectionIdle
+from rpcwheel.timer import WheelTimer
+
+pytestmark = pytest.mark.skipif(not peers.SUPPORTED, reason="sockets are found on Linux only")
+
+KINDS = (ConnectionIdle, ConnectionClosed)
+IDLE_TIMEOUT = 0.6
+
+
+def closed(events) -> set[str]:
+    return {event.peer for event in events if isinstance(event, ConnectionClosed)}
+
+
+@pytest.mark.parametrize(
+    ("world", "count", "transport"),
+    [(SyncWorld(), 100, "IPv4"), (AioWorld(), 40, "TLS"), (AioWorld(), 40, "IPv6")],
+    ids=["sync", "aio with TLS", "aio with IPv6"],
+)
+def test_exactly_the_idle_connections_are_closed(world, count, transport, certificates, events):
+    """Those that stay have an open stream, and so stay however long the machine stands still."""
+    if transport == "IPv6" and not has_ipv6():
+        pytest.skip("this machine has no ::1")
+    settings = {
+        "host": "[::1]" if transport == "IPv6" else "127.0.0.1",
+        "certificates": certificates if transport == "TLS" else None,
+    }
+    with world.serve(**settings, idle_timeout=None) as served, ExitStack() as channels:
+        several = [channels.enter_context(served.client()) for _ in range(count)]
+        busy, idle = several[: count // 5], several[count // 5 :]
+        streams = [channel.unary_stream(HOLD)(b"") for channel in busy]
+        assert [next(stream) for stream in streams] == [b"open"] * len(busy)
+        kept, before = served.peers(), descriptors()
+        for channel in idle:
+            echo(channel)
+        doomed = served.peers() - kept
+        assert len(doomed) == len(idle)
+        world.limit(served, IDLE_TIMEOUT)
+        assert wait_until(lambda: served.peers() == kept)
+        assert wait_until(lambda: len(told(events)) == len(KINDS) * len(doomed))
+        for _ in range(2):
+            assert world.check(served) == []
+        assert served.peers() == kept
+        assert wait_until(lambda: descriptors() == before)
+        found = told(events)
+        world.limit(served, None)
+        assert [echo(channel, b"again") for channel in idle] == [b"again"] * len(idle)
+    assert Counter((type(event), event.peer) for event in found) == Counter(
+        (kind, peer) for kind in KINDS for peer in doomed
+    )
+    assert all(event.idle_s > IDLE_TIMEOUT for event in found)
+    assert {event.reason for event in found} == {"connection idle for 0.6 s"}
+
+
+def told(events) -> list:
+    return [event for event in events if isinstance(event, KINDS)]
+
+
+def test_connections_of_a_frozen_process_are_closed(world, events):
+    kinds = ("called", "Hold", "silent")
+    with (
+        world.serve(idle_timeout=None, close_streams=True) as served,
+        frozen_client(served.target, *kinds),
+    ):
+        doomed = served.peers()
+        assert len(doomed) == len(kinds)
+        world.limit(served, IDLE_TIMEOUT)
+        assert wait_until(lambda: not served.peers())
+        assert wait_until(lambda: closed(events) == doomed)
+        assert wait_until(lambda: not world.do(served.connections.snapshot))
+
+
+def test_a_frozen_client_that_takes_nothing_more_is_closed_all_the_same(world):
+    """Its kernel has no room any more, so the status of its stream never gets through."""
+    with (
+        world.serve(idle_timeout=None, close_streams=True) as served,
+        frozen_client(served.target, "Flood"),
+    ):
+        assert served.peers()
+        world.limit(served, IDLE_TIMEOUT)
+        assert wait_until(lambda: not served.peers())
+
+
+def test_an_answer_that_its_client_does_not_take_is_a_call_in_flight(world):
+    with world.serve(idle_timeout=None) as served, frozen_client(served.target, "big"):
+        kept = served.peers()
+        assert wait_until(lambda: [o.calls_open for o in served.connections.snapshot()] == [1])
+        world.limit(served, 0.2)
+        time.sleep(SLOW_S + 0.5)  # its handler has returned, and twice the timeout has passed
+        assert world.check(served) == []
+        assert served.connections.snapshot()[0].calls_open == 1
+        assert served.peers() == kept
+
+
+def test_many_connections_that_come_and_go_leave_nothing(world):
+    with world.serve(idle_timeout=0.5) as served, served.client() as channel:
+        echo(channel)
+        assert wait_until(lambda: not served.peers())  # what gRPC opens once, it has opened
+        before = descriptors()
+        for number in range(150):
+            with served.raw() as client:
+                if number % 4 == 0:
+                    client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            if number % 30 == 0:
+                with served.client() as once:
+                    echo(once)
+                world.check(served)
+        assert wait_until(lambda: not served.peers())
+        assert wait_until(lambda: not world.check(served))
+        assert wait_until(lambda: not world.do(served.connections.snapshot))
+        assert wait_until(lambda: not leaked(before)), leaked(before)
+
+
+def leaked(before):
+    """What was opened since, but for the detector's own hand, which may have held a socket then."""
+    numbers = {number for number, _ in before}
+    return [one for one in left_since(before) if one[1] != os.devnull or one[0] not in numbers]
+
+
+def test_no_call_fails_of_a_client_that_was_active_lately(world, events):
+    """They call at random times around the timeout, so that calls and closings meet.
+
+    Nobody knows when a closing and a call met, but it was after the call before had begun, and
+    before the failure was seen: if less than the timeout lies between, the server was wrong.
+    """
+    idle_timeout = 0.4
+    failed, gaps = [], []
+
+    def use(served, seed: int) -> None:
+        rng = random.Random(seed)
+        with served.client(enable_retries=0) as channel:
+            before = last = time.monotonic()
+            for _ in range(5):
+                began = time.monotonic()
+                gaps.append(began - last)
+                try:
+                    echo(channel, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    failed.append((time.monotonic() - before, error.code(), error.details()))
+                before, last = began, time.monotonic()
+                time.sleep(rng.uniform(0.1, 0.7))
+
+    with world.serve(idle_timeout=idle_timeout) as served:
+        run_threads(*(lambda seed=seed: use(served, seed) for seed in range(16)))
+    assert [one for one in failed if one[0] < idle_timeout] == []
+    assert {code for _, code, _ in failed} <= {grpc.StatusCode.UNAVAILABLE}
+    assert wait_until(lambda: closed(events))
+    assert len([gap for gap in gaps if gap > idle_timeout]) > 5
+
+
+def test_looks_changes_and_the_end_may_meet_from_many_threads(world):
+    over = threading.Event()
+
+    def again(work):
+        def run() -> None:
+            while not over.is_set():
+                work()
+
+        return run
+
+    def settings() -> None:
+        served.detector.change(idle_timeout=random.choice([0.05, 0.2, 5, None]))
+        served.detector.change(close_streams=random.random() < 0.5, close="shutdown")
+
+    def use() -> None:
+        with served.client() as channel, suppress(grpc.RpcError):  # the limits are that short
+            for _ in range(3):
+                echo(channel, wait_for_ready=True)
+
+    def end() -> None:
+        time.sleep(0.5)
+        for _ in range(3):
+            served.detector.close()
+        assert world.check(served) == []
+        over.set()
+
+    with WheelTimer() as timer, world.serve(idle_timeout=0.1, timer=timer) as served, served.raw():
+        look = again(lambda: world.check(served))
+        show = again(lambda: repr((served.connections.snapshot(), served.detector)))
+        run_threads(look, look, again(settings), show, again(use), again(use), end, end)
+        assert served.detector.closed
+        assert timer.pending == 0
+        with served.raw():
+            assert wait_until(served.peers)
+            assert world.check(served) == []
+            assert served.peers()
