@@ -1,0 +1,174 @@
+"""What no user of these fixtures would see go wrong: what they leave behind, and half a fault."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engines import engine_fixture
+from fixtures.proxy import TO_CLIENT, TO_SERVER, open_proxy  # noqa: F401 - a fixture
+from fixtures.waiting import WAIT_S, wait_until
+
+# Engines
+
+etcd = engine_fixture(EtcdEngine, scope="function")
+
+
+def test_nothing_is_left_of_an_engine_though_it_is_frozen(etcd):
+    etcd.freeze()
+    etcd.close()
+    assert not etcd.running
+    assert not etcd.directory.exists()
+
+
+class Absent(EtcdEngine):
+    program = "no-such-program"
+    package = "no-such-package"
+
+
+class Broken(EtcdEngine):
+    def command(self) -> list[str]:
+        return ["sh", "-c", "echo no such flag; exit 2"]
+
+
+def test_an_engine_says_why_it_is_not_there():
+    assert Absent.available() == (
+        "no-such-program is not installed (Debian: apt-get install no-such-package)"
+    )
+    with pytest.raises(RuntimeError, match="no such flag"):
+        Broken().__enter__()
+
+
+# Server processes
+
+
+def test_a_server_process_ends_with_the_process_that_made_it_though_it_is_frozen():
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from fixtures.server_process import KillableServer\n"
+        "server = KillableServer(); server.stop()\n"
+        "print(server.pid, flush=True); time.sleep(600)\n"
+    )
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", script, tests]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        pid = int(process.stdout.readline())
+        assert not has_ended(pid)
+        os.kill(process.pid, signal.SIGKILL)
+    assert wait_until(lambda: has_ended(pid))
+
+
+def has_ended(pid):
+    """Though nobody may have waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+# The proxy
+
+
+class Echo:
+    """Answers each connection with its own bytes, until that ends."""
+
+    def __init__(self):
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self.ended = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self):
+        self._server.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(WAIT_S)
+        self._server.close()
+
+    def _accept(self):
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
+            self._threads[-1].start()
+
+    def _serve(self, sock):
+        with sock:
+            try:
+                while piece := sock.recv(65536):
+                    sock.sendall(piece)
+                self.ended.append("FIN")
+            except ConnectionResetError:
+                self.ended.append("RST")
+
+
+@pytest.fixture
+def echo():
+    started = Echo()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def proxy(echo, open_proxy):  # noqa: F811
+    return open_proxy(echo.target)
+
+
+@pytest.fixture
+def connect(proxy):
+    made = []
+
+    def one():
+        host, port = proxy.target.rsplit(":", 1)
+        made.append(socket.create_connection((host, int(port)), WAIT_S))
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def ask(sock):
+    sock.sendall(b"x")
+    return sock.recv(100)
+
+
+@pytest.mark.parametrize("direction", [TO_SERVER, TO_CLIENT])
+def test_a_half_open_connection_passes_on_the_other_direction(proxy, connect, direction):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy.to(f"127.0.0.1:{listener.getsockname()[1]}")
+        client = connect()
+        server, _ = listener.accept()
+        with server:
+            proxy.half_open(direction)
+            sender, receiver = (server, client) if direction == TO_SERVER else (client, server)
+            receiver.sendall(b"swallowed")
+            sender.sendall(b"passed")
+            assert receiver.recv(10) == b"passed"
+
+
+def test_a_reset_is_seen_as_one_on_both_sides(proxy, connect, echo):
+    sock = connect()
+    assert ask(sock) == b"x"
+    proxy.reset()
+    with pytest.raises(ConnectionResetError):
+        sock.recv(1)
+    assert wait_until(lambda: echo.ended == ["RST"])
+    assert wait_until(lambda: proxy.connections == 0)
+    assert ask(connect()) == b"x"
+
+
+def test_a_drop_is_seen_as_an_end_on_both_sides(proxy, connect, echo):
+    sock = connect()
+    assert ask(sock) == b"x"
+    proxy.drop()
+    assert sock.recv(1) == b""
+    assert wait_until(lambda: echo.ended == ["FIN"])
