@@ -199,6 +199,7 @@ def test_what_was_never_sent_is_known_by_its_details_and_no_metadata(target, det
 SPIN = """
 import threading, grpc
 from fixtures.small_servers import METHOD, Gate, serving
+from fixtures.waiting import WAIT_S
 
 def fail():
     raise ValueError("of the user's")
@@ -209,11 +210,11 @@ with serving(grpc.unary_unary_rpc_method_handler(gate)) as target:
     channel = grpc.insecure_channel(target)
     call = channel.unary_unary(METHOD)
     first = call.future(b"")
-    assert gate.entered.wait(20)
+    assert gate.entered.wait(WAIT_S)
     assert first.add_callback(fail)
     gate.opened.set()
-    first.result(20)
-    print("spin thread:", "dead" if raised.wait(1) else "alive", flush=True)
+    first.result(WAIT_S)
+    print("spin thread:", "dead" if raised.wait(WAIT_S) else "alive", flush=True)
     second = call.future(b"", timeout=0.2)
     try:
         second.result(1)
@@ -236,7 +237,7 @@ def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
         cwd=pytestconfig.rootpath / "tests",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * WAIT_S,
         check=False,
     )
     assert run.stdout.splitlines() == ["spin thread: dead", "next call: hangs"], run.stderr

@@ -137,13 +137,13 @@ def test_a_slow_interceptor_holds_up_all_calls_of_its_server():
     ):
         gates[1].opened.set()  # the second call meets no obstacle of its own
         futures = [channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)]
-        assert gates[0].entered.wait(20)
+        assert gates[0].entered.wait(WAIT_S)
         futures.append(channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S))
         with pytest.raises(grpc.FutureTimeoutError):
             futures[1].result(0.3)
         assert not gates[1].entered.is_set()
         gates[0].opened.set()
-        assert [future.result(20) for future in futures] == [b"x", b"x"]
+        assert [future.result(WAIT_S) for future in futures] == [b"x", b"x"]
     assert not any(name.startswith("pool") for name in threads)
 
 
@@ -157,10 +157,10 @@ def test_an_interceptor_is_asked_also_for_calls_that_are_refused():
         channel_to(target) as channel,
     ):
         first = channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(WAIT_S)
         refused = channel.unary_unary(METHOD).future(b"y", timeout=WAIT_S).exception()
         gate.opened.set()
-        assert first.result(20) == b"x"
+        assert first.result(WAIT_S) == b"x"
     assert len(asked) == 2
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
