@@ -6,13 +6,12 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.server_process import PING, SLOW, KillableServer
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
-from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel import ConfigurationError, HeartbeatPolicy, HeartbeatState, ManualTimer, RetryPolicy
+from fixtures.waiting import aio_wait_until
+from rpcwheel import ConfigurationError, HeartbeatPolicy, ManualTimer
 from rpcwheel.aio import Kit, ReconnectingChannel
-from rpcwheel.observe import ConnectionClosed, ConnectionReplaced
+from rpcwheel.observe import ConnectionClosed
 
 QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
 
@@ -35,45 +34,17 @@ async def serving(kit):
         await server.stop(None)
 
 
+def closed_after(timer, events) -> bool:
+    """Let some seconds pass, and see whether a connection was closed."""
+    timer.advance(5.0)
+    return any(isinstance(one, ConnectionClosed) for one in events)
+
+
 async def answers(call) -> bool:
     try:
         return await call(b"b") == b"b"
     except grpc.aio.AioRpcError:
         return False
-
-
-async def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
-    retry = RetryPolicy(on="UNAVAILABLE", attempts=10, wait=0.2)
-    with KillableServer() as server:
-        target = server.target
-        async with (
-            Kit(timeout=WAIT_S, heartbeat=QUICK, retry=retry, idempotent=True) as kit,
-            kit.channel(target) as channel,
-        ):
-            ping = channel.unary_unary(PING)
-            first = await ping(b"")
-            server.stop()
-            late = ping(b"")
-            await aio_wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
-            server.cont()
-            assert await late == first
-            (heartbeat,) = kit.heartbeats
-            assert heartbeat.replaced >= 1
-            await aio_wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
-        assert kit.heartbeats == ()
-
-
-async def test_calls_in_flight_on_a_dead_connection_end_unavailable_with_the_reason():
-    with KillableServer() as server:
-        target = server.target
-        async with Kit(heartbeat=QUICK) as kit, kit.channel(target) as channel:
-            slow = channel.unary_unary(SLOW)(b"30")
-            assert await channel.unary_unary(PING)(b"")
-            server.stop()
-            with pytest.raises(grpc.aio.AioRpcError, match="heartbeats") as raised:
-                await slow
-            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-            server.cont()
 
 
 async def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
@@ -102,17 +73,18 @@ async def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(sh
 
 
 async def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_comes_back(events):
-    async with Kit(idle=0.4) as kit, serving(kit) as (server, port, _):
-        detector = kit.detect_idle(server, port)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
-            call = channel.unary_unary(METHOD)
-            assert await call(b"a") == b"a"
-            await aio_wait_until(lambda: any(isinstance(one, ConnectionClosed) for one in events))
-            while not await answers(call):  # the news takes a moment to the client
-                pass
-        assert not detector.closed
-        await kit.close()
-        assert detector.closed
+    with ManualTimer() as timer:
+        async with Kit(idle=60.0, timer=timer) as kit, serving(kit) as (server, port, _):
+            detector = kit.detect_idle(server, port)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
+                call = channel.unary_unary(METHOD)
+                assert await call(b"a") == b"a"
+                await aio_wait_until(lambda: closed_after(timer, events))
+                while not await answers(call):  # the news takes a moment to the client
+                    pass
+            assert not detector.closed
+            await kit.close()
+            assert detector.closed
 
 
 async def test_each_server_of_a_kit_has_a_table_of_its_own_which_its_detector_must_know():

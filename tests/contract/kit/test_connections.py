@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.server_process import CHECK, PING, SLOW, KillableServer
+from fixtures.server_process import PING
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, wait_until
@@ -15,14 +15,12 @@ from rpcwheel import (
     ConfigurationError,
     ConnectionTable,
     HeartbeatPolicy,
-    HeartbeatState,
     Kit,
     ManualTimer,
     MethodProbe,
     ReconnectingChannel,
-    RetryPolicy,
 )
-from rpcwheel.observe import ConnectionClosed, ConnectionReplaced, IdleLimited
+from rpcwheel.observe import ConnectionClosed, IdleLimited
 
 QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
 
@@ -45,35 +43,17 @@ def serving(kit, **options):
             server.stop(None).wait()
 
 
+def closed_after(timer, events) -> bool:
+    """Let some seconds pass, and see whether a connection was closed."""
+    timer.advance(5.0)
+    return any(isinstance(one, ConnectionClosed) for one in events)
+
+
 def answers(call) -> bool:
     try:
         return call(b"b") == b"b"
     except grpc.RpcError:
         return False
-
-
-def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
-    with (
-        KillableServer() as server,
-        Kit(
-            timeout=WAIT_S,
-            heartbeat=QUICK,
-            retry=RetryPolicy(on="UNAVAILABLE", attempts=10, wait=0.2),
-            idempotent=True,
-        ) as kit,
-        kit.channel(server.target) as channel,
-    ):
-        ping = channel.unary_unary(PING)
-        first = ping(b"")
-        server.stop()
-        late = ping.future(b"")
-        assert wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
-        server.cont()
-        assert late.result() == first
-        (heartbeat,) = kit.heartbeats
-        assert heartbeat.replaced >= 1
-        assert wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
-    assert kit.heartbeats == ()
 
 
 def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
@@ -120,18 +100,18 @@ def test_a_reconnecting_channel_that_is_intercepted_gets_a_heartbeat_and_a_plain
             assert kit.heartbeats == ()
 
 
-def test_a_heartbeat_asks_what_the_channel_was_made_with():
-    probe = MethodProbe(PING)
+def test_a_heartbeat_asks_what_the_channel_was_made_with(shop):
+    probe = MethodProbe(UNARY_UNARY)
     with (
-        KillableServer(health="missing") as server,
-        Kit(heartbeat=QUICK) as kit,
-        kit.channel(server.target, probe=probe) as channel,
+        ManualTimer() as timer,
+        Kit(heartbeat=10.0, timer=timer) as kit,
+        kit.channel(shop.target, probe=probe) as channel,
     ):
-        channel.unary_unary(PING)(b"")
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
         (heartbeat,) = kit.heartbeats
-        assert wait_until(lambda: heartbeat.answered)
-        assert server.calls()["heartbeats"] > 0
-        assert server.calls()[CHECK] == 0
+        heartbeat.beat()
+        wait_until(lambda: heartbeat.answered)
+        assert [seen.method for seen in shop.calls] == [UNARY_UNARY] * 2
 
 
 def test_a_probe_without_a_heartbeat_is_refused():
@@ -162,12 +142,16 @@ def test_a_target_that_is_none_is_refused_and_nothing_is_kept():
 
 
 def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_comes_back(events):
-    with Kit(idle=0.4) as kit, serving(kit) as (server, port, _):
+    with (
+        ManualTimer() as timer,
+        Kit(idle=60.0, timer=timer) as kit,
+        serving(kit) as (server, port, _),
+    ):
         detector = kit.detect_idle(server, port)
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
             call = channel.unary_unary(METHOD)
             assert call(b"a") == b"a"
-            assert wait_until(lambda: any(isinstance(one, ConnectionClosed) for one in events))
+            wait_until(lambda: closed_after(timer, events))
             assert wait_until(lambda: answers(call))  # the news takes a moment to the client
         assert not detector.closed
     assert detector.closed
@@ -193,33 +177,13 @@ def test_a_kit_without_idle_looks_after_no_server():
         server.stop(None)
 
 
-@pytest.mark.parametrize(
-    ("heartbeat", "keepalive", "answer"),
-    [
+def test_a_server_finds_dead_clients_as_fast_as_the_kit_s_heartbeat_finds_servers():
+    for heartbeat, keepalive, answer in (
         (None, 60_000, 20_000),
         (10.0, 10_000, 20_000),
         (HeartbeatPolicy(interval=0.5, timeout=2.0), 1_000, 1_500),
         (HeartbeatPolicy(interval=None), 60_000, 20_000),
-    ],
-)
-def test_a_server_finds_dead_clients_as_fast_as_the_kit_s_heartbeat_finds_servers(
-    heartbeat, keepalive, answer
-):
-    options = dict(Kit(heartbeat=heartbeat).server_options())
-    assert options["grpc.keepalive_time_ms"] == keepalive
-    assert options["grpc.http2.ping_timeout_ms"] == answer
-
-
-def test_calls_in_flight_on_a_dead_connection_end_unavailable_with_the_reason():
-    with (
-        KillableServer() as server,
-        Kit(heartbeat=QUICK) as kit,
-        kit.channel(server.target) as channel,
     ):
-        slow = channel.unary_unary(SLOW).future(b"30")
-        assert channel.unary_unary(PING)(b"")
-        server.stop()
-        error = slow.exception(timeout=WAIT_S)
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert "heartbeats" in error.details()
-        server.cont()
+        options = dict(Kit(heartbeat=heartbeat).server_options())
+        assert options["grpc.keepalive_time_ms"] == keepalive
+        assert options["grpc.http2.ping_timeout_ms"] == answer

@@ -1,11 +1,12 @@
 """The settings of a kit, from a file and from the environment: the same, and as well checked."""
 
-import re
 import sys
+from functools import partial
 
 import pytest
 import tenacity
 
+from fixtures.refusals import not_refused_so
 from rpcwheel.deadline import RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
@@ -83,9 +84,9 @@ def test_a_file_says_the_same_as_code(file, name, text):
     assert policy_from_file(str(file(text, name))) == MEANT
 
 
-@pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
-def test_an_empty_file_switches_nothing_on(file, name):
-    assert policy_from_file(file("", name)) == KitPolicy()
+def test_an_empty_file_switches_nothing_on(file):
+    for name in ("empty.toml", "empty.yaml"):
+        assert policy_from_file(file("", name)) == KitPolicy()
 
 
 def test_a_wait_in_a_file_is_seconds_or_a_table(file):
@@ -124,9 +125,9 @@ def test_a_default_is_taken_as_it_stands(file):
     assert policy.failback.default == {"other": 2}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
+    wrong = []
+    for text, said in [
         ("timeot = 2.0", "there is no setting 'timeot'; did you mean 'timeout'?"),
         ('timeout = "2s"', "timeout: it must be seconds or a DeadlinePolicy, not '2s'"),
         ("timeout = inf", "for no limit leave it out"),
@@ -153,14 +154,14 @@ def test_a_default_is_taken_as_it_stands(file):
             """such as ('authorization',) (in a file ["authorization"]), not 'authorization'""",
         ),
         ("timeout = ", "it is no TOML: Invalid value (at end of document)"),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file, text, said):
-    path = file(text)
-    with pytest.raises(ConfigurationError, match=re.escape(said)) as refused:
-        policy_from_file(path)
-    assert str(refused.value).startswith(f"{path}: ")
-    assert str(refused.value).count(str(path)) == 1
+    ]:
+        path = file(text)
+        with pytest.raises(ConfigurationError) as refused:
+            policy_from_file(path)
+        told = str(refused.value)
+        if said not in told or told.count(str(path)) != 1 or not told.startswith(f"{path}: "):
+            wrong.append((text, told))
+    assert wrong == []
 
 
 def test_all_that_is_wrong_in_a_file_is_said_at_once(file):
@@ -169,20 +170,22 @@ def test_all_that_is_wrong_in_a_file_is_said_at_once(file):
         policy_from_file(file(text))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
+def test_a_file_that_holds_no_settings_is_refused(file):
+    rows = [
         ("shop.json", "{}", "its name must end with .toml, .yaml, .yml"),
         ("shop.yaml", "a: [", "it is no YAML: "),
         ("shop.yaml", "a: 1\na: 2", "found duplicate key"),
         ("shop.yaml", "- timeout", "it must hold settings by name, not ['timeout']"),
         ("shop.yaml", "1: 2", '["1"]: Keys should be strings, not 1'),
         ("shop.yaml", "methods: {1: {timeout: 2}}", "valid string, not 1"),
-    ],
-)
-def test_a_file_that_holds_no_settings_is_refused(file, name, text, said):
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
-        policy_from_file(file(text, name))
+    ]
+    assert (
+        not_refused_so(
+            (partial(policy_from_file, file(text, name)), ConfigurationError, said)
+            for name, text, said in rows
+        )
+        == []
+    )
 
 
 def test_a_file_that_can_not_be_read_is_refused(tmp_path):
@@ -262,10 +265,10 @@ def test_variables_change_what_they_name_and_leave_the_rest_of_the_file(file):
     assert policy.methods["/new/*"].timeout.timeout == 7.0
 
 
-@pytest.mark.parametrize("off", ["null", "false"])
-def test_a_variable_can_switch_off_what_the_file_switches_on(file, off):
-    assert from_env(CONFIG=str(file(TOML)), RETRY=off).retry is None
-    assert from_env(CONFIG=str(file(TOML)), TIMEOUT=off).timeout is None
+def test_a_variable_can_switch_off_what_the_file_switches_on(file):
+    for off in ("null", "false"):
+        assert from_env(CONFIG=str(file(TOML)), RETRY=off).retry is None
+        assert from_env(CONFIG=str(file(TOML)), TIMEOUT=off).timeout is None
 
 
 def test_an_empty_variable_is_as_one_that_is_not_set():
@@ -283,15 +286,18 @@ def test_another_prefix_takes_other_variables():
     assert policy_from_env("SHOP_RPC_", environ).timeout.timeout == 1.0
 
 
-@pytest.mark.parametrize("prefix", ["", "SHOP", "shop_", "_"])
-def test_a_prefix_that_would_take_foreign_variables_is_refused(prefix):
-    with pytest.raises(ConfigurationError, match="prefix must be capital letters and end with '_'"):
-        policy_from_env(prefix, {})
+def test_a_prefix_that_would_take_foreign_variables_is_refused():
+    said = "prefix must be capital letters and end with '_'"
+    rows = [
+        (partial(policy_from_env, prefix, {}), ConfigurationError, said)
+        for prefix in ("", "SHOP", "shop_", "_")
+    ]
+    assert not_refused_so(rows) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
+def test_a_wrong_variable_is_named_with_what_is_allowed():
+    wrong = []
+    for name, value, said in [
         (
             "TIMEOT",
             "2",
@@ -337,11 +343,12 @@ def test_a_prefix_that_would_take_foreign_variables_is_refused(prefix):
         ),
         ("CONFIG", "none.toml", "none.toml: it can't be read"),
         ("CONFIG__X", "1", "RPCWHEEL_CONFIG__X: there is no setting 'config'"),
-    ],
-)
-def test_a_wrong_variable_is_named_with_what_is_allowed(name, value, said):
-    with pytest.raises(ConfigurationError, match="^" + re.escape(said)):
-        from_env(**{name: value})
+    ]:
+        with pytest.raises(ConfigurationError) as refused:
+            from_env(**{name: value})
+        if not str(refused.value).startswith(said):
+            wrong.append((name, value, str(refused.value)))
+    assert wrong == []
 
 
 def test_each_mistake_names_the_file_or_the_variable_that_it_came_from(file):

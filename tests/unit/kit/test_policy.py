@@ -4,7 +4,6 @@ from datetime import timedelta
 
 import pytest
 
-from fixtures.waiting import WAIT_S
 from rpcwheel import (
     CallPolicy,
     ConfigurationError,
@@ -23,17 +22,17 @@ def test_it_is_a_policy_of_calls_with_three_more_settings():
     assert {getattr(KitPolicy(), name) for name in OWN} == {None}
 
 
-@pytest.mark.parametrize("short", [10, 10.0, timedelta(seconds=10)])
-def test_a_plain_number_is_the_interval_the_idle_timeout_and_the_lease(short):
-    policy = KitPolicy(heartbeat=short, idle=short, registry=short)
-    assert policy.heartbeat == HeartbeatPolicy(interval=short)
-    assert policy.idle == IdlePolicy(idle_timeout=short)
-    assert policy.registry == RegistryPolicy(lease=short)
+def test_a_plain_number_is_the_interval_the_idle_timeout_and_the_lease():
+    for short in (10, 10.0, timedelta(seconds=10)):
+        policy = KitPolicy(heartbeat=short, idle=short, registry=short)
+        assert policy.heartbeat == HeartbeatPolicy(interval=short)
+        assert policy.idle == IdlePolicy(idle_timeout=short)
+        assert policy.registry == RegistryPolicy(lease=short)
 
 
 def test_a_table_is_as_good_as_a_policy():
     policy = KitPolicy(heartbeat={"interval": 5, "timeout": 20}, idle={"close": "report"})
-    assert policy.heartbeat == HeartbeatPolicy(interval=5, timeout=WAIT_S)
+    assert policy.heartbeat == HeartbeatPolicy(interval=5, timeout=20)
     assert policy.idle == IdlePolicy(close="report")
 
 

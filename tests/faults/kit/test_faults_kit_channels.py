@@ -1,0 +1,124 @@
+"""A kit at servers that freeze: its channels move on, by address and by name."""
+
+import asyncio
+
+import rpcwheel
+from fixtures.server_process import PING, KillableServer
+from fixtures.shops import SERVICE
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel import (
+    ClusterPolicy,
+    HeartbeatPolicy,
+    HeartbeatState,
+    Kit,
+    RetryPolicy,
+    ServiceInstance,
+    aio,
+)
+from rpcwheel.observe import ConnectionReplaced, MemberDown, MemberUp
+
+QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
+
+
+def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
+    with (
+        KillableServer() as server,
+        Kit(
+            timeout=WAIT_S,
+            heartbeat=QUICK,
+            retry=RetryPolicy(on="UNAVAILABLE", attempts=100, wait=0.2, budget=None),
+            idempotent=True,
+        ) as kit,
+        kit.channel(server.target) as channel,
+    ):
+        ping = channel.unary_unary(PING)
+        first = ping(b"")
+        server.stop()
+        late = ping.future(b"")
+        assert wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
+        server.cont()
+        assert late.result(WAIT_S) == first
+        (heartbeat,) = kit.heartbeats
+        assert heartbeat.replaced >= 1
+        assert wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
+    assert kit.heartbeats == ()
+
+
+async def test_an_aio_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
+    retry = RetryPolicy(on="UNAVAILABLE", attempts=100, wait=0.2, budget=None)
+    with KillableServer() as server:
+        target = server.target
+        async with (
+            aio.Kit(timeout=WAIT_S, heartbeat=QUICK, retry=retry, idempotent=True) as kit,
+            kit.channel(target) as channel,
+        ):
+            ping = channel.unary_unary(PING)
+            first = await ping(b"")
+            server.stop()
+            late = ping(b"")
+            await aio_wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
+            server.cont()
+            assert await late == first
+            (heartbeat,) = kit.heartbeats
+            assert heartbeat.replaced >= 1
+            await aio_wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
+        assert kit.heartbeats == ()
+
+
+def test_a_frozen_member_is_not_called_until_it_answers_again(memory, events):
+    """Its heartbeat tells, before any call has found out."""
+    frozen, other = KillableServer(), KillableServer()
+    try:
+        with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=0.6) as kit:
+            for one in (frozen, other):
+                instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
+                registry.register(instance, wait=WAIT_S)
+            with kit.channel(f"{memory}/{SERVICE}", cluster=ClusterPolicy(probe=600)) as channel:
+                ping = channel.unary_unary(PING)
+
+                def pids():
+                    return {int(ping(b"", timeout=WAIT_S)) for _ in range(4)}
+
+                assert wait_until(lambda: pids() == {frozen.pid, other.pid})
+                assert len(kit.heartbeats) == 2
+                frozen.stop()
+                assert wait_until(lambda: [one for one in events if isinstance(one, MemberDown)])
+                assert pids() == {other.pid}
+                frozen.cont()
+                assert wait_until(lambda: [one for one in events if isinstance(one, MemberUp)])
+                assert wait_until(lambda: pids() == {frozen.pid, other.pid})
+    finally:
+        frozen.kill()
+        other.kill()
+
+
+async def test_a_frozen_member_of_aio_is_not_called_until_it_answers_again(memory, events):
+    frozen, other = KillableServer(), KillableServer()
+    try:
+        async with aio.open_registry(memory) as registry, aio.Kit(heartbeat=0.6) as kit:
+            for one in (frozen, other):
+                instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
+                await registry.register(instance, wait=WAIT_S)
+            cluster = ClusterPolicy(probe=600)
+            async with kit.channel(f"{memory}/{SERVICE}", cluster=cluster) as channel:
+                ping = channel.unary_unary(PING)
+
+                async def pids():
+                    return {int(await ping(b"", timeout=WAIT_S)) for _ in range(4)}
+
+                async def at_last(wanted):
+                    async with asyncio.timeout(WAIT_S):
+                        while await pids() != wanted:  # noqa: ASYNC110 - it tells nobody
+                            await asyncio.sleep(0.01)
+
+                await at_last({frozen.pid, other.pid})
+                assert len(kit.heartbeats) == 2
+                frozen.stop()
+                await aio_wait_until(lambda: any(isinstance(one, MemberDown) for one in events))
+                assert await pids() == {other.pid}
+                frozen.cont()
+                await aio_wait_until(lambda: any(isinstance(one, MemberUp) for one in events))
+                await at_last({frozen.pid, other.pid})
+    finally:
+        frozen.kill()
+        other.kill()
