@@ -1,21 +1,30 @@
-"""What the channel of many members for grpc.aio says of itself, and what it refuses."""
+"""A ClusterChannel of grpc.aio is one of its channels: its state, what it says, its end."""
 
 import asyncio
-import time
+import gc
+import weakref
 
 import grpc
 import pytest
 
-from fixtures.aio_clusters import caller, states
+from fixtures.aio_clusters import begun, caller, hanging, states, steps
 from fixtures.aio_doors import others, refused
 from fixtures.clusters import instance
-from fixtures.waiting import aio_wait_until
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import UNARY_UNARY
+from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import aio
-from rpcwheel.cluster import ClusterPolicy
+from rpcwheel.cluster import ClusterPolicy, sync
+from rpcwheel.cluster import aio as cluster_aio
 from rpcwheel.cluster.aio import ClusterChannel
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.observe import ListenerFailed
 
 State = grpc.ChannelConnectivity
+
+
+def test_the_names_are_those_of_the_package_for_threads():
+    assert cluster_aio.__all__ == sync.__all__
+    assert not any(getattr(cluster_aio, name) is getattr(sync, name) for name in sync.__all__)
 
 
 async def test_its_state_is_the_best_of_its_members(shops, dead, aio_cluster):
@@ -36,9 +45,9 @@ async def test_its_state_is_the_best_of_its_members(shops, dead, aio_cluster):
 
 async def test_it_connects_when_it_is_asked_to(shops, dead, aio_cluster):
     channel = aio_cluster(dead, shops[0])
-    await asyncio.wait_for(channel.channel_ready(), 20)
+    await asyncio.wait_for(channel.channel_ready(), WAIT_S)
     assert channel.get_state() is State.READY
-    await asyncio.wait_for(channel.channel_ready(), 20)
+    await asyncio.wait_for(channel.channel_ready(), WAIT_S)
 
 
 async def test_a_change_while_it_is_looked_at_is_not_missed(shops, aio_cluster):
@@ -60,7 +69,7 @@ async def test_a_change_while_it_is_looked_at_is_not_missed(shops, aio_cluster):
 
     for connect.looks in range(1, 9):
         channel = aio_cluster(shops[0], connect=connect)
-        await asyncio.wait_for(channel.channel_ready(), 5)
+        await asyncio.wait_for(channel.channel_ready(), WAIT_S)
 
 
 async def test_one_that_comes_as_another_fails_connects_though_the_whole_is_as_before(
@@ -79,11 +88,11 @@ async def test_one_that_comes_as_another_fails_connects_though_the_whole_is_as_b
 
     channel = aio_cluster(dead, connect=connect)
     ready = asyncio.create_task(channel.channel_ready())
-    await asyncio.sleep(0.02)
+    await steps(20)
     failed.set()
     channel.update([instance(dead), instance(shops[0])])
     assert channel.get_state() is State.IDLE
-    await asyncio.wait_for(ready, 20)
+    await asyncio.wait_for(ready, WAIT_S)
 
 
 async def test_connections_that_hide_their_state_are_looked_at_now_and_then(shops, aio_cluster):
@@ -100,12 +109,8 @@ async def test_connections_that_hide_their_state_are_looked_at_now_and_then(shop
 
     channel = aio_cluster(shops[0], connect=connect)
     assert channel.members[0].channel is not None
-    watching, began = (
-        asyncio.create_task(channel.wait_for_state_change(State.READY)),
-        time.monotonic(),
-    )
-    await asyncio.sleep(0.1)
-    assert 0 < len(looks) < 9 * (time.monotonic() - began) / 0.1
+    watching = asyncio.create_task(channel.wait_for_state_change(State.READY))
+    await aio_wait_until(lambda: len(looks) >= 2)
     channel.update([])
     await watching
 
@@ -114,19 +119,19 @@ async def test_being_ready_is_waited_for_across_updates(shops, dead, aio_cluster
     channel = aio_cluster()
     ready = asyncio.create_task(channel.channel_ready())
     for instances in ([], [instance(dead)], [instance(dead), instance(shops[0])]):
-        await asyncio.sleep(0.02)
+        await steps(20)
         assert not ready.done()
         channel.update(instances)
-    await asyncio.wait_for(ready, 20)
+    await asyncio.wait_for(ready, WAIT_S)
 
 
 async def test_who_waits_to_be_ready_learns_of_the_end(dead, aio_cluster):
     channel = aio_cluster(dead)
     ready = asyncio.create_task(channel.channel_ready())
-    await asyncio.sleep(0.02)
+    await steps(20)
     await channel.close()
     with pytest.raises(grpc.aio.UsageError, match=r"Channel is closed\."):
-        await asyncio.wait_for(ready, 20)
+        await asyncio.wait_for(ready, WAIT_S)
 
 
 async def test_a_change_of_state_is_waited_for_and_nothing_is_left(shops, aio_cluster):
@@ -134,12 +139,12 @@ async def test_a_change_of_state_is_waited_for_and_nothing_is_left(shops, aio_cl
     await caller(channel)()
     before = len(others())
     changed = asyncio.create_task(channel.wait_for_state_change(State.READY))
-    await asyncio.sleep(0.02)
+    await steps(20)
     assert not changed.done()
     await asyncio.to_thread(shops[0].kill)
     await asyncio.to_thread(shops[1].kill)
-    await asyncio.wait_for(changed, 20)
-    await asyncio.wait_for(channel.wait_for_state_change(State.READY), 20)
+    await asyncio.wait_for(changed, WAIT_S)
+    await asyncio.wait_for(channel.wait_for_state_change(State.READY), WAIT_S)
     given_up = asyncio.create_task(channel.wait_for_state_change(State.IDLE))
     await asyncio.sleep(0)
     given_up.cancel()
@@ -149,10 +154,10 @@ async def test_a_change_of_state_is_waited_for_and_nothing_is_left(shops, aio_cl
 async def test_the_first_connection_is_a_change_of_state(shops, aio_cluster):
     channel = aio_cluster(shops[0])
     changed = asyncio.create_task(channel.wait_for_state_change(State.IDLE))
-    await asyncio.sleep(0.01)
+    await steps(20)
     assert not changed.done()
     await caller(channel)()
-    await asyncio.wait_for(changed, 20)
+    await asyncio.wait_for(changed, WAIT_S)
 
 
 async def test_it_says_what_it_is(shops, dead, aio_cluster):
@@ -194,7 +199,7 @@ def test_it_may_be_made_and_told_its_members_before_there_is_a_loop(shops, timer
 
 async def test_other_threads_may_tell_its_members(shops, aio_cluster):
     channel = aio_cluster()
-    call = asyncio.ensure_future(_awaited(caller(channel)()))
+    call = begun(caller(channel)())
     await asyncio.sleep(0)
     await asyncio.to_thread(channel.update, [instance(shops[0])])
     assert await call == b"x"
@@ -234,52 +239,10 @@ async def test_compression_and_connect_are_used(shops, aio_cluster):
         assert await caller(channel)() == b"x"
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "said"),
-    [
-        ({"balance": "nonsense"}, ConfigurationError, "balance"),
-        ({"balance": 5}, TypeError, "balance"),
-        ({"instances": ["10.0.0.7:50051"]}, TypeError, "ServiceInstance"),
-        ({"policy": {"drain": 5}}, TypeError, "ClusterPolicy"),
-        ({"on_member": 5}, TypeError, "on_member"),
-        ({"connect": 5}, TypeError, "connect"),
-        ({"options": 5}, TypeError, "options"),
-        ({"credentials": "secret"}, TypeError, "credentials"),
-        ({"timer": 5}, TypeError, "timer"),
-        (
-            {"connect": print, "compression": grpc.Compression.Gzip},
-            ConfigurationError,
-            "compression: not together with connect",
-        ),
-        ({"policy": ClusterPolicy(probe="often")}, TypeError, "wait"),
-        ({"name": ""}, ConfigurationError, "name"),
-        ({"name": 5}, TypeError, "name"),
-    ],
-)
-async def test_what_makes_no_sense_is_said_at_once(settings, error, said):
-    with pytest.raises(error, match=said):
-        ClusterChannel(**{"name": "test.Shop"} | settings)
-
-
-async def test_a_wrong_update_changes_nothing(shops, aio_cluster):
-    channel = aio_cluster(shops[0])
-    before = channel.members
-    with pytest.raises(TypeError, match="ServiceInstance"):
-        channel.update([instance(shops[1]), None])
-    assert channel.members is before
-
-
 async def test_a_channel_of_threads_is_no_connection_on_a_loop(shops, aio_cluster):
     channel = aio_cluster(shops[0], connect=lambda one, options: object())
     with pytest.raises(TypeError, match="connect must return"):
         caller(channel)()
-
-
-async def test_a_grace_that_makes_no_sense_changes_nothing(shops, aio_cluster):
-    channel = aio_cluster(shops[0])
-    with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
-        await channel.close(-1)
-    assert await caller(channel)() == b"x"
 
 
 async def test_heartbeats_can_be_put_on_each_member(shops, aio_cluster, timer):
@@ -293,5 +256,87 @@ async def test_heartbeats_can_be_put_on_each_member(shops, aio_cluster, timer):
     manager.close()
 
 
-async def _awaited(call):
-    return await call
+# Its end
+
+
+@pytest.mark.parametrize("grace", [None, 0.05])
+async def test_closing_ends_calls_and_members_and_tells_listeners_once(shops, aio_cluster, grace):
+    channel, told = aio_cluster(shops[0]), []
+    running = await hanging(shops[0], channel)
+    member = channel.members[0]
+    member.down("the test says so")
+    channel.on_close(lambda: told.append(running.done()))
+    await channel.close(grace)
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (channel.closed, channel.members, member.state, told) == (True, (), "CLOSED", [False])
+    for kind in ("unary_unary", "stream_unary"):
+        with pytest.raises(grpc.aio.UsageError, match=r"Channel is closed\."):
+            getattr(channel, kind)(UNARY_UNARY)(b"x")
+    channel.on_close(lambda: told.append("late"))
+    assert told == [False, "late"]
+
+
+async def test_closing_cancels_who_waits_for_members(aio_cluster, timer):
+    channel = aio_cluster()
+    waiting = begun(caller(channel)())
+    await asyncio.sleep(0)
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert timer.pending == 0
+
+
+async def test_closing_ends_a_probe_that_waits_for_an_answer(dead, aio_cluster, timer):
+    channel = aio_cluster(dead, policy=ClusterPolicy(probe=1.0, probe_timeout=500))
+    await refused(caller(channel)())
+    timer.advance(1.1)
+    await aio_wait_until(lambda: timer.pending == 0)
+    await steps()
+    await asyncio.wait_for(channel.close(), WAIT_S)
+
+
+async def test_members_that_drain_are_closed_with_the_rest(shops, aio_cluster):
+    channel = aio_cluster(shops[0])
+    running = await hanging(shops[0], channel)
+    channel.update([])
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_close_that_is_cancelled_ends_all_at_once(shops, aio_cluster):
+    channel = aio_cluster(shops[0])
+    running = await hanging(shops[0], channel)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(channel.close(60), 0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_who_is_told_of_the_end_can_have_itself_forgotten_and_may_fail(
+    shops, aio_cluster, events
+):
+    channel, told = aio_cluster(shops[0]), []
+    forget = channel.on_close(lambda: told.append("forgotten"))
+    channel.on_close(lambda: 1 / 0)
+    channel.on_close(lambda: told.append("told"))
+    forget()
+    forget()
+    await channel.close()
+    assert told == ["told"]
+    assert [type(event) for event in events] == [ListenerFailed]
+
+
+async def test_one_that_is_dropped_is_gone(shops, timer):
+    channel = ClusterChannel("s", [instance(one) for one in shops], timer=timer, options=IMPATIENT)
+    await channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
+    channel.members[0].down("the test says so")
+    forget = channel.on_close(print)
+    gone = [weakref.ref(channel), weakref.ref(channel.members[0])]
+    del channel
+    await aio_wait_until(lambda: (gc.collect(), [one() for one in gone])[1] == [None, None])
+    timer.advance(60)  # what waits for a probe finds nobody
+    forget()
+    assert timer.pending == 0

@@ -1,18 +1,20 @@
 """One call on several members: the first good answer and no loser left, or the answers of all."""
 
+import asyncio
+
 import grpc
 import pytest
 
-from fixtures.aio_clusters import InOrder, counts, states
+from fixtures.aio_clusters import InOrder, begun, counts, in_order, states, steps
 from fixtures.aio_doors import others, refused
 from fixtures.clusters import instance, nobody_at
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.aio import Kit
 from rpcwheel.channel.aio import ReconnectingChannel
-from rpcwheel.cluster import BroadcastFailed
+from rpcwheel.cluster import BroadcastFailed, ClusterPolicy
 from rpcwheel.cluster.aio import BroadcastInvoker, ForkingInvoker
 from rpcwheel.errors import ConfigurationError
 
@@ -42,7 +44,7 @@ async def test_the_first_good_answer_wins_and_the_rest_are_cancelled(shops, aio_
     shops[1].then(Hang())
     channel, before = aio_cluster(*shops), len(others())
     call = forked(channel, 3)(b"x", timeout=WAIT_S)
-    assert 0 < call.time_remaining() <= 20
+    assert 0 < call.time_remaining() <= WAIT_S
     assert await call == b"x"
     assert await call.code() is grpc.StatusCode.OK
     await aio_wait_until(lambda: all(one.ended.is_set() for shop in shops for one in shop.calls))
@@ -75,7 +77,7 @@ async def test_two_are_called_by_default_and_others_the_next_time(shops, aio_clu
     channel = aio_cluster(*shops)
     for made in (2, 3):
         await forked(channel)(b"x", timeout=WAIT_S)
-        assert sum(one.link is not None for one in channel.members) == made
+        assert states(channel).count("IDLE") == 3 - made
 
 
 async def test_a_fork_that_found_nobody_goes_elsewhere(shops, dead, aio_cluster):
@@ -99,13 +101,12 @@ async def test_no_two_forks_go_to_one_member(shops, dead, aio_cluster):
     assert counts(shops) == [1, 1, 0]
 
 
-@pytest.mark.parametrize("left_out", [{"weight": 0}, {"status": "DRAINING"}])
-async def test_no_fork_goes_to_who_wants_no_calls_while_others_do(shops, aio_cluster, left_out):
-    channel = aio_cluster(shops[0])
-    channel.update([instance(shops[0]), instance(shops[1], **left_out)])
-    assert await forked(channel)(b"x", timeout=WAIT_S) == b"x"
-    assert [one.link is not None for one in channel.members].count(True) == 1
-    assert not shops[1].calls
+async def test_no_fork_goes_to_an_instance_that_wants_no_calls_while_others_do(shops, aio_cluster):
+    channel = aio_cluster()
+    unwanted = instance(shops[1], weight=0), instance(shops[2], status="DRAINING")
+    channel.update([instance(shops[0]), *unwanted])
+    assert await forked(channel, 3)(b"x", timeout=WAIT_S) == b"x"
+    assert counts(shops) == [1, 0, 0]
 
 
 async def test_more_forks_than_members_are_all_members(shops, aio_cluster):
@@ -200,18 +201,7 @@ async def test_channels_of_ones_own_are_known_by_their_targets(shops, channels):
     assert set(answers) == targets | {"channel", f"{shops[0].target} #2"}
 
 
-# What they refuse
-
-
-@pytest.mark.parametrize("view", [ForkingInvoker, BroadcastInvoker])
-async def test_other_kinds_of_call_are_refused_when_they_are_called(shops, aio_cluster, view):
-    channel = aio_cluster(shops[0])
-    async with view(channel) as invoker:
-        for kind in ("unary_stream", "stream_unary", "stream_stream"):
-            method = getattr(invoker, kind)(UNARY_STREAM, None, None, _registered_method=True)
-            with pytest.raises(ConfigurationError, match="is for unary calls"):
-                method(b"x", timeout=1)
-    assert not channel.closed
+# What stands around them
 
 
 async def test_the_state_is_that_of_the_channel(shops, aio_cluster, channels):
@@ -235,48 +225,107 @@ async def test_policies_stand_in_front_of_it(shops, aio_cluster):
         assert await kit.intercept_channel(ForkingInvoker(channel)).unary_unary(UNARY_UNARY)(b"x")
 
 
-async def test_a_channel_whose_members_are_hidden_by_interceptors_is_refused_with_the_way_out(
-    shops, aio_cluster
-):
-    async with Kit(timeout=WAIT_S) as kit:
-        for view in (BroadcastInvoker, ForkingInvoker):
-            with pytest.raises(TypeError, match=r"aio\.channel\(url\), and put .* in front"):
-                view(kit.intercept_channel(aio_cluster(shops[0])))
-
-
-@pytest.mark.parametrize(
-    ("channel", "forks", "error", "said"),
-    [
-        ("127.0.0.1:1", 2, TypeError, "channel"),
-        (["127.0.0.1:1"], 2, TypeError, "channel"),
-        ([], 2, ConfigurationError, "channel"),
-        (None, 0, TypeError, "channel"),
-    ],
-)
-async def test_wrong_channels_are_refused(channel, forks, error, said):
-    with pytest.raises(error, match=said):
-        ForkingInvoker(channel, forks)
-
-
-@pytest.mark.parametrize(("forks", "error"), [(0, ConfigurationError), ("2", TypeError)])
-async def test_forks_are_one_or_more(channels, forks, error):
-    with pytest.raises(error, match="forks"):
-        ForkingInvoker(channels, forks)
-
-
-async def _awaited(call):
-    return await call
-
-
-@pytest.mark.parametrize("last", [0, 1, 2])
+@pytest.mark.parametrize("last", [0, 2])
 async def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, aio_cluster, last):
     channel = aio_cluster(*shops)
     for shop in shops:
         shop.kill()
-    call = broadcast(channel)(b"x", timeout=60, wait_for_ready=True)
+    call = broadcast(channel)(b"x", timeout=2 * WAIT_S, wait_for_ready=True)
     first = [shop for shop in shops if shop is not shops[last]]
     for shop in first:
         shop.start()
     await aio_wait_until(lambda: all(shop.calls for shop in first))  # one is away still
     shops[last].start()
     assert await call == {shop.target: b"x" for shop in shops}
+
+
+# Several at once wait, end and are cancelled as any other
+
+
+async def test_the_deadline_holds(shops, aio_cluster):
+    for shop in shops:
+        shop.then(Hang())
+    error = await refused(forked(aio_cluster(*shops), 3)(b"x", timeout=0.2))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_fork_waits_for_members_too(shops, aio_cluster, timer):
+    channel = aio_cluster(policy=ClusterPolicy(wait=7))
+    late, patient = (
+        begun(forked(channel)(b"x", timeout=500, wait_for_ready=ready)) for ready in (None, True)
+    )
+    await steps()
+    timer.advance(7.1)
+    assert "known yet" in (await refused(late)).details()
+    channel.update([instance(shops[0])])
+    assert await patient == b"x"
+
+
+async def test_closing_ends_a_fork_that_waits_for_members(aio_cluster):
+    channel = aio_cluster()
+    call = begun(forked(channel)(b"x", timeout=WAIT_S))
+    await steps()
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+@pytest.mark.parametrize("invoker", [lambda one: ForkingInvoker(one, 3), BroadcastInvoker])
+@pytest.mark.parametrize("runs", [False, True])
+async def test_cancelling_it_cancels_all(shops, aio_cluster, runs, invoker):
+    hangs = [Hang(), Hang(), Hang()]
+    for shop, hang in zip(shops, hangs, strict=True):
+        shop.then(hang)
+    channel, before = aio_cluster(*shops), len(others())
+    call = invoker(channel).unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
+    if runs:
+        await aio_wait_until(lambda: all(hang.begun.is_set() for hang in hangs))
+    assert call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await aio_wait_until(lambda: (channel.calls, len(others())) == (0, before))
+
+
+async def test_a_member_that_is_closed_meanwhile_is_an_error_of_its_own(shops, channels):
+    for shop in shops:
+        shop.then(Hang())
+    call = begun(broadcast(channels)(b"x", timeout=WAIT_S))
+    await aio_wait_until(lambda: counts(shops) == [1, 1, 1])
+    await channels[0].close()
+    for shop in shops[1:]:
+        shop.calls[0].ended.set()
+    with pytest.raises(BroadcastFailed) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.CANCELLED
+    assert len(caught.value.answers) == 2
+
+
+async def test_one_that_nobody_awaits_runs_to_its_end(shops, aio_cluster):
+    channel = aio_cluster(*shops[:2])
+    broadcast(channel)(b"x", timeout=WAIT_S)
+    await aio_wait_until(lambda: counts(shops) == [1, 1, 0])
+    await aio_wait_until(lambda: channel.calls == 0)
+
+
+@pytest.mark.parametrize("probe", [0.5, 1000])
+async def test_with_wait_for_ready_they_wait_until_any_is_up(
+    shops, dead, aio_cluster, timer, probe
+):
+    shop = shops[0]
+    shop.kill()
+    channel = in_order(aio_cluster, dead, shop, policy=ClusterPolicy(probe=probe))
+    waiting = begun(forked(channel)(b"x", timeout=5000, wait_for_ready=True))
+    await aio_wait_until(lambda: states(channel) == ["DOWN", "DOWN"])
+    shop.start()
+    await aio_wait_until(lambda: (timer.advance(0.05), waiting.done())[1])
+    assert await waiting == b"x"
+
+
+async def test_forks_that_waited_until_their_deadline_say_so(dead, aio_cluster, timer):
+    channel = in_order(aio_cluster, dead, policy=ClusterPolicy(probe=1000))
+    waiting = begun(forked(channel)(b"x", timeout=30, wait_for_ready=True))
+    await aio_wait_until(lambda: states(channel) == ["DOWN"])
+    timer.advance(31)
+    error = await refused(waiting)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "failed to connect" in error.details()

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
-from fixtures.aio_clusters import caller, counts, in_order, states
+from fixtures.aio_clusters import begun, caller, counts, in_order, states, steps
 from fixtures.aio_doors import refused
 from fixtures.clusters import instance, nobody_at
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Silent
@@ -17,15 +17,15 @@ from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.cluster import ClusterPolicy, ConsistentHash, Picker
 
 
-@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_call_waits_until_the_members_are_known(shops, aio_cluster, kind, style):
+async def test_calls_wait_until_instances_are_known(shops, aio_cluster):
     channel = aio_cluster()
-    waiting = asyncio.create_task(style(Stub(channel), kind))
-    await asyncio.sleep(0.02)
-    assert not waiting.done()
+    rows = [(style, kind) for style in STYLES.values() for kind in KINDS]
+    waiting = [asyncio.create_task(style(Stub(channel), kind)) for style, kind in rows]
+    await steps(20)
+    assert not any(task.done() for task in waiting)
     channel.update([instance(shops[0])])
-    assert await waiting == ANSWERS[kind]
+    answers = await asyncio.gather(*waiting)
+    assert answers == [ANSWERS[kind] for _, kind in rows]
 
 
 async def test_one_that_has_waited_has_the_metadata_of_its_call(shops, aio_cluster):
@@ -58,10 +58,10 @@ async def test_one_that_has_waited_is_made_in_its_callers_context(shops, aio_clu
 async def test_it_waits_no_longer_than_it_may(aio_cluster, timer, own):
     channel = aio_cluster(policy=ClusterPolicy(wait=7))
     call = caller(channel)(timeout=own)
-    waiting = asyncio.create_task(_awaited(call))
+    waiting = begun(call)
     limit = 3 if own == 3 else 7
     timer.advance(limit - 0.1)
-    await asyncio.sleep(0.02)
+    await steps(20)
     assert not call.done()
     left = call.time_remaining()
     assert (left is None) if own is None else (0 < left <= own)
@@ -82,7 +82,7 @@ async def test_it_does_not_wait_where_that_is_not_allowed_or_vain(aio_cluster):
 
 async def test_who_waits_is_told_that_nothing_can_be_known(aio_cluster):
     channel = aio_cluster()
-    waiting = [asyncio.create_task(_awaited(caller(channel)())) for _ in range(2)]
+    waiting = [begun(caller(channel)()) for _ in range(2)]
     await asyncio.sleep(0)
     channel.fail("etcd://h:1 is unreachable")
     for task in waiting:
@@ -95,11 +95,11 @@ async def test_one_that_may_wait_for_a_connection_waits_for_an_instance_too(
 ):
     channel = aio_cluster()
     channel.update([])
-    waiting = asyncio.create_task(_awaited(caller(channel, timeout=500)(wait_for_ready=True)))
-    late = asyncio.create_task(_awaited(caller(channel, timeout=50)(wait_for_ready=True)))
+    waiting = begun(caller(channel, timeout=500)(wait_for_ready=True))
+    late = begun(caller(channel, timeout=50)(wait_for_ready=True))
     for _ in range(6):
         timer.advance(10)
-        await asyncio.sleep(0.01)
+        await steps(20)
     assert (await refused(late)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert not waiting.done()
     channel.update([instance(shops[0])])
@@ -113,9 +113,9 @@ async def test_one_that_may_wait_waits_until_any_member_is_up(shops, aio_cluster
     shop.kill()
     with nobody_at() as dead:
         channel = in_order(aio_cluster, dead, shop, policy=ClusterPolicy(probe=0.5))
-        waiting = asyncio.create_task(_awaited(caller(channel, timeout=500)(wait_for_ready=True)))
+        waiting = begun(caller(channel, timeout=500)(wait_for_ready=True))
         await aio_wait_until(lambda: states(channel) == ["DOWN", "DOWN"])
-        await asyncio.sleep(0.02)
+        await steps(20)
         assert not waiting.done()
         shop.start()
         if how == "a probe":
@@ -125,26 +125,22 @@ async def test_one_that_may_wait_waits_until_any_member_is_up(shops, aio_cluster
         assert await waiting == b"x"
 
 
-async def test_while_all_are_down_it_is_tried_again_each_second(shops, aio_cluster, timer):
+async def test_while_all_are_down_it_is_tried_again_now_and_then(shops, aio_cluster, timer):
     shop = shops[0]
     shop.kill()
     channel = aio_cluster(shop, policy=ClusterPolicy(probe=1000))
-    waiting = asyncio.create_task(_awaited(caller(channel, timeout=500)(wait_for_ready=True)))
+    waiting = begun(caller(channel, timeout=5000)(wait_for_ready=True))
     await aio_wait_until(lambda: states(channel) == ["DOWN"])
-    timer.advance(1.1)
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
     shop.start()
-    while not waiting.done():
-        timer.advance(1.1)
-        await asyncio.sleep(0.05)
+    # Slowly: each step that comes before the connection is time that the call has lost.
+    await aio_wait_until(lambda: (timer.advance(0.05), waiting.done())[1])
     assert await waiting == b"x"
     assert states(channel) == ["UP"]
 
 
 async def test_one_whose_deadline_is_over_while_all_are_down_says_so(dead, aio_cluster, timer):
     channel = aio_cluster(dead, policy=ClusterPolicy(probe=1000))
-    waiting = asyncio.create_task(_awaited(caller(channel, timeout=30)(wait_for_ready=True)))
+    waiting = begun(caller(channel, timeout=30)(wait_for_ready=True))
     await aio_wait_until(lambda: states(channel) == ["DOWN"])
     timer.advance(31)
     error = await refused(waiting)
@@ -169,7 +165,7 @@ async def test_one_that_may_wait_does_so_though_its_connection_was_just_replaced
     assert await old.read() == b"a"
     shop.kill()
     channel.members[0].channel.replace("dead", force=True)
-    waiting = asyncio.create_task(_awaited(caller(channel, timeout=500)(wait_for_ready=True)))
+    waiting = begun(caller(channel, timeout=500)(wait_for_ready=True))
     await aio_wait_until(lambda: states(channel) == ["DOWN"])
     assert not waiting.done()
     shop.start()
@@ -195,7 +191,7 @@ async def test_what_a_picker_raises_for_one_that_has_waited_is_no_others_busines
 async def test_one_that_waits_can_be_cancelled(shops, aio_cluster, timer):
     channel = aio_cluster()
     calls = [caller(channel)() for _ in range(2)]
-    task = asyncio.create_task(_awaited(calls[1]))
+    task = begun(calls[1])
     await asyncio.sleep(0)
     assert calls[0].cancel()
     task.cancel()
@@ -203,8 +199,8 @@ async def test_one_that_waits_can_be_cancelled(shops, aio_cluster, timer):
     assert [call.cancelled() for call in calls] == [True, True]
     assert timer.pending == 0
     channel.update([instance(shops[0])])
-    await asyncio.sleep(0.05)
-    assert counts(shops) == [0, 0, 0]
+    assert await caller(channel)() == b"x"
+    assert counts(shops) == [1, 0, 0]
 
 
 async def test_a_stream_that_is_forgotten_while_it_waits_is_not_begun(shops, aio_cluster):
@@ -216,9 +212,14 @@ async def test_a_stream_that_is_forgotten_while_it_waits_is_not_begun(shops, aio
     channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)  # forgotten too, but it runs to its end
     channel.update([instance(shops[0])])
     await aio_wait_until(lambda: shops[0].calls)
-    await asyncio.sleep(0.05)
+    await steps(20)
     assert [seen.method for seen in shops[0].calls] == [UNARY_UNARY]
 
 
-async def _awaited(call):
-    return await call
+async def test_the_time_that_a_call_has_waited_counts(shops, aio_cluster, timer):
+    channel = aio_cluster()
+    call = caller(channel, timeout=500)(wait_for_ready=True)
+    timer.advance(100)
+    channel.update([instance(shops[0])])
+    assert await call == b"x"
+    assert 300 < shops[0].calls[0].time_remaining < 410
