@@ -12,7 +12,7 @@ from kazoo.security import make_acl, make_digest_acl
 from fixtures.engine_watchers import Witness, instance, opened, tls_files
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture, free_port
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,
@@ -108,7 +108,7 @@ def test_a_change_of_one_reads_only_that_one(zookeeper, opened, namespace):
 
 
 def _received(engine) -> int:
-    with socket.create_connection(("127.0.0.1", engine.port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", engine.port), WAIT_S) as connection:
         connection.sendall(b"srvr")
         said = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
     return int(next(line for line in said.splitlines() if "Received" in line).split()[1])
