@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import os
-import signal
 import socket
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from fixtures.interrupts import Interrupt
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main, registry_jobs
 from rpcwheel.instance import ServiceInstance
@@ -218,9 +217,9 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
     def look(snapshot):
         seen.append([one.status for one in snapshot.instances])
         if seen[-1] == ["UP"] and seen.count(["UP"]) == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            ctrl_c.send()
 
-    with registry.subscribe("shop.Orders", look):
+    with Interrupt() as ctrl_c, registry.subscribe("shop.Orders", look):
         assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
         assert wait_until(lambda: seen[-1] == [])
     assert len(pauses) == 1
@@ -251,9 +250,9 @@ def test_register_says_whose_place_it_takes(url, registry, capsys) -> None:
     def look(snapshot):
         others.extend(one for one in snapshot.instances if one.epoch != "feed")
         if len(others) == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            ctrl_c.send()
 
-    with registry.subscribe("shop.Orders", look):
+    with Interrupt() as ctrl_c, registry.subscribe("shop.Orders", look):
         assert main(["registry", "register", f"{url}/shop.Orders", "10.0.0.7:50051"]) == 130
     said = "takes the place of shop.Orders/10.0.0.7:50051 of the process feed at 10.0.0.7:50051"
     assert said in capsys.readouterr().err

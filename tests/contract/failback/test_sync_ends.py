@@ -1,12 +1,11 @@
 """How a queue with threads is flushed and closed, and that no call is lost or doubled by it."""
 
-import os
-import signal
 import threading
 
 import pytest
 
 from fixtures.failback_queues import Far, at_rest, play
+from fixtures.interrupts import Interrupt
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError, FailbackClosed
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
@@ -110,20 +109,16 @@ def test_after_close_a_good_call_works_and_a_failing_one_raises_from_its_error(i
 
 
 def test_a_close_that_is_interrupted_still_reports(invoker, events):
-    failback, far = invoker(), Far(*[ConnectionError()] * 9)
+    failback, far, ctrl_c = invoker(), Far(*[ConnectionError()] * 9), Interrupt()
 
     def push():
         if far.calls:  # the try that `close` has begun
-            os.kill(os.getpid(), signal.SIGINT)
+            ctrl_c.send()
         far()
 
     failback.invoke(push)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            failback.close(drain=float("inf"))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with ctrl_c, pytest.raises(KeyboardInterrupt):
+        failback.close(drain=float("inf"))
     assert any(isinstance(event, CallsUndelivered) for event in events)
     assert failback.pending == 0
 
