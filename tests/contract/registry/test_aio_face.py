@@ -9,7 +9,7 @@ from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import NotPublished, RegistryClosed, RegistryUnavailable
 from rpcwheel.observe import ListenerFailed
-from rpcwheel.registry.aio import FailbackRegistry, open_registry
+from rpcwheel.registry.aio import FailbackRegistry
 
 
 @pytest.fixture
@@ -221,17 +221,6 @@ async def test_closing_withdraws_ends_those_who_follow_and_refuses_what_comes_la
             await late
 
 
-async def test_closing_returns_in_time_even_if_the_provider_hangs_for_good(timer):
-    let_go = threading.Event()
-    provider = Hanging(flaky(timer).inner, let_go)
-    registry = FailbackRegistry(provider)
-    await registry.register(instance())
-    await aio_wait_until(lambda: provider.hanging)
-    await registry.close(0.1)
-    let_go.set()
-    await aio_wait_until(lambda: timer.pending == 0)
-
-
 async def test_closing_that_is_cancelled_goes_on_without_whoever_waited(timer):
     let_go = threading.Event()
     provider = Hanging(flaky(timer).inner, let_go)
@@ -284,9 +273,3 @@ def test_without_a_loop_nothing_is_followed(provider):
         registry.subscribe("shop.Orders")
     assert provider.requests == []
     asyncio.run(registry.close())
-
-
-async def test_a_url_opens_it():
-    async with open_registry("memory://aio") as registry:
-        assert (registry.url, registry.closed) == ("memory://aio", False)
-    assert registry.closed

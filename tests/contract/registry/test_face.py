@@ -12,6 +12,7 @@ from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
+    InstanceContested,
     NotPublished,
     RegistryClosed,
     RegistryRefused,
@@ -20,11 +21,13 @@ from rpcwheel.errors import (
 from rpcwheel.observe import (
     InstancePublished,
     ListenerFailed,
+    RecordSkipped,
     RegistryFailed,
     add_sink,
     remove_sink,
 )
 from rpcwheel.registry import FailbackRegistry, RegistryPolicy, open_registry
+from rpcwheel.registry.provider import View
 
 
 @pytest.fixture
@@ -33,6 +36,15 @@ def registry(provider, timer):
         yield registry
         provider.up()
     assert timer.pending == 0
+
+
+def advance_until(timer, condition):
+    """Let time pass until it is true."""
+    return wait_until(lambda: timer.advance(0.02) >= 0 and condition())
+
+
+def requests(provider, method):
+    return sum(name == method for name, _ in provider.requests)
 
 
 def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registry):
@@ -49,18 +61,16 @@ def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registry):
         "g",
     )
     assert registry.services() == ["shop.Orders"]
-    registration.unregister(wait=WAIT_S)
-    assert (registration.state, registry.lookup("shop.Orders").instances) == ("GONE", ())
+    registration.unregister(wait=float("inf"))
+    assert registration.state == "GONE"
+    empty = registry.lookup("shop.Orders")
+    assert (empty.instances, empty.source) == ((), "live")
 
 
-def test_the_same_key_again_is_the_same_registration(registry):
+def test_a_key_has_one_registration_until_it_is_unregistered(registry):
     first = registry.register(instance())
-    assert registry.register(instance(weight=3), wait=WAIT_S) is first
+    assert registry.register(instance(weight=3), wait=float("inf")) is first
     assert (registry.registrations, first.instance.weight) == ((first,), 3)
-
-
-def test_registered_again_after_its_end_it_is_another_registration(registry):
-    first = registry.register(instance(), wait=WAIT_S)
     registry.unregister(first, wait=WAIT_S)
     second = registry.register(instance(), wait=WAIT_S)
     first.unregister(wait=WAIT_S)
@@ -172,9 +182,43 @@ def test_a_lookup_waits_no_longer_than_it_is_told(timer):
         provider.up()
 
 
-def test_a_live_answer_that_is_empty_is_true(registry):
-    snapshot = registry.lookup("never.Seen")
-    assert (snapshot.instances, snapshot.source) == ((), "live")
+def test_lookups_of_one_service_share_a_request(registry, provider):
+    provider.freeze()
+    threads = [threading.Thread(target=registry.lookup, args=("shop.Orders",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert wait_until(lambda: provider.requests)
+    provider.up()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert requests(provider, "lookup") < 8
+
+
+def test_a_lookup_does_not_believe_at_once_an_engine_that_has_lost_its_memory(
+    registry, provider, timer
+):
+    beside = flaky(timer, provider.url.hosts[0][0])
+    beside.publish([instance(port) for port in (1, 2, 3, 4)])
+    assert len(registry.lookup("shop.Orders").instances) == 4
+    beside.close()
+    lost = registry.lookup("shop.Orders")
+    assert (len(lost.instances), len(lost.held), lost.source) == (4, 4, "held")
+    timer.advance(12)  # `hold`
+    gone = registry.lookup("shop.Orders")
+    assert (gone.instances, gone.source) == ((), "live")
+
+
+def test_a_record_that_cannot_be_read_is_skipped_and_if_none_can_it_is_no_empty_list(
+    registry, provider, monkeypatch, events
+):
+    records = {instance().id: instance().encoded(), "b": b"rubbish"}
+    monkeypatch.setattr(provider, "lookup", lambda _: View(records))
+    for _ in range(3):
+        assert registry.lookup("shop.Orders").instances == (instance(),)
+    assert wait_until(lambda: any(isinstance(one, RecordSkipped) for one in events))
+    monkeypatch.setattr(provider, "lookup", lambda _: View({"a": b"rubbish"}))
+    with pytest.raises(RegistryUnavailable, match=r"none of the records of other\.Service"):
+        registry.lookup("other.Service")
 
 
 # Subscriptions
@@ -218,6 +262,60 @@ def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry, event
         assert wait_until(lambda: any(isinstance(event, ListenerFailed) for event in events))
 
 
+def test_a_listener_that_hangs_holds_up_nobody_and_then_gets_the_last_snapshot(registry):
+    goes_on, slow, quick = threading.Event(), [], []
+
+    def hang(snapshot):
+        slow.append(len(snapshot.instances))
+        goes_on.wait()
+
+    with (
+        registry.subscribe("shop.Orders", hang),
+        registry.subscribe("shop.Orders", lambda snapshot: quick.append(len(snapshot.instances))),
+    ):
+        assert wait_until(lambda: slow == [0])
+        for port in range(1, 6):
+            registry.register(instance(port), wait=WAIT_S)
+            assert wait_until(lambda: quick[-1:] == [port])  # noqa: B023
+        goes_on.set()
+        assert wait_until(lambda: slow == [0, 5])
+
+
+def test_a_subscription_that_is_closed_calls_its_listener_no_more(registry):
+    told, others = [], []
+    with registry.subscribe("shop.Orders", others.append):
+        subscription = registry.subscribe("shop.Orders", told.append)
+        subscription.wait(WAIT_S)
+        assert wait_until(lambda: told)
+        subscription.close()
+        registry.register(instance(), wait=WAIT_S)
+        assert wait_until(lambda: others and others[-1].instances)
+    assert len(told) == 1
+
+
+def test_instances_that_vanish_after_contact_was_lost_are_held_for_a_while(
+    registry, provider, timer
+):
+    beside = flaky(timer, provider.url.hosts[0][0])
+    beside.publish([instance(1), instance(2)])
+    with registry.subscribe("shop.Orders") as subscription:
+        assert len(subscription.wait(WAIT_S).instances) == 2
+        provider.down()
+        beside.withdraw([instance(2)])
+        provider.up()
+        assert wait_until(lambda: subscription.snapshot.held == {instance(2).id})
+        assert subscription.snapshot.source == "held"
+        assert wait_until(
+            lambda: (
+                timer.advance(0.1) >= 0
+                and not beside.renew([instance(1)])
+                and subscription.snapshot.instances == (instance(1),)
+            )
+        )
+        assert subscription.snapshot.source == "live"
+    beside.close()
+
+
 def test_nothing_known_in_time_is_an_error(registry, provider):
     provider.freeze()
     with registry.subscribe("shop.Orders") as subscription:
@@ -254,13 +352,12 @@ def test_closing_withdraws_ends_subscriptions_and_refuses_what_comes_later(provi
     assert registration.wait_published() is False
 
 
-@pytest.mark.parametrize("engine", ["down", "freeze"])
-def test_closing_returns_in_time_whatever_the_engine_does(timer, engine):
+def test_closing_returns_in_time_though_the_engine_is_frozen(timer):
     provider = flaky(timer)
     registry = FailbackRegistry(provider)
     registry.register(instance(), wait=WAIT_S)
     registry.subscribe("shop.Orders").wait(WAIT_S)
-    getattr(provider, engine)()
+    provider.freeze()
     registry.close(0.1)
     assert wait_until(lambda: timer.pending == 0)
 
@@ -305,15 +402,6 @@ def test_a_registry_that_is_dropped_unclosed_warns(timer):
 # While the engine fails
 
 
-def advance_until(timer, condition):
-    """Let time pass until it is true."""
-    return wait_until(lambda: timer.advance(0.02) >= 0 and condition())
-
-
-def requests(provider, method):
-    return sum(name == method for name, _ in provider.requests)
-
-
 def test_an_instance_stays_published_as_long_as_it_is_registered(registry, provider, timer):
     registry.register(instance(), wait=WAIT_S)
     for number in range(1, 6):
@@ -354,6 +442,20 @@ def test_an_instance_that_was_unregistered_while_the_engine_was_down_does_not_co
     assert advance_until(timer, lambda: registration.state == "GONE")
     assert held(provider) == []
     assert not registry.registrations
+
+
+def test_an_id_that_another_process_takes_is_an_event_and_is_taken_back(
+    registry, provider, timer, events
+):
+    beside = flaky(timer, provider.url.hosts[0][0])
+    ours = registry.register(instance(epoch="ours"), wait=WAIT_S)
+    beside.publish([instance(epoch="theirs")])
+    contested = lambda: [  # noqa: E731
+        one for one in events if isinstance(getattr(one, "error", None), InstanceContested)
+    ]
+    assert advance_until(timer, contested)
+    assert advance_until(timer, lambda: ours.state == "PUBLISHED" and ours.error is None)
+    beside.close()
 
 
 def test_a_provider_that_raises_another_error_is_an_event_and_is_tried_again(
@@ -479,6 +581,10 @@ def test_arguments_that_make_no_sense_are_refused_at_once(registry):
         with pytest.raises(error, match=said):
             ask()
     assert registry.registrations == ()
+    with open_registry("memory://elsewhere") as other:
+        registration = other.register(instance())
+        with pytest.raises(ConfigurationError, match="another registry"):
+            registry.unregister(registration)
 
 
 def test_a_change_that_makes_no_sense_changes_nothing(registry):
@@ -496,16 +602,3 @@ def test_a_change_that_makes_no_sense_changes_nothing(registry):
     registration.unregister()
     with pytest.raises(NotPublished, match="register it again"):
         registration.update(weight=1)
-
-
-def test_a_registration_of_another_registry_is_refused(registry):
-    with open_registry("memory://elsewhere") as other:
-        registration = other.register(instance(), wait=WAIT_S)
-        with pytest.raises(ConfigurationError, match="another registry"):
-            registry.unregister(registration)
-
-
-def test_a_wait_may_be_without_limit(registry):
-    registration = registry.register(instance(), wait=float("inf"))
-    assert registration.wait_published(float("inf"))
-    assert registration.wait_published()

@@ -92,7 +92,9 @@ def failures(events):
 def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, registry):
     with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
         assert published.wait_published(WAIT_S)
-        assert ids(registry) == [f"127.0.0.1:{published.port}"]
+        where = f"127.0.0.1:{published.port}"
+        assert ids(registry) == [where]
+        assert repr(published) == f"<Publisher of {SERVICE} at {where}: serving>"
         assert ask(published.port) == b"a"
     assert ids(registry) == []
     assert shop.server.wait_for_termination(timeout=0) is False
@@ -141,12 +143,6 @@ def test_a_server_whose_services_are_unknown_is_not_started(make_shop, memory):
     assert ask(port, "/grpc.health.v1.Health/Who") == b"a"
 
 
-def test_the_path_of_a_url_names_the_service_and_its_options_group_and_version(shop, memory):
-    with serving(shop, f"{memory}/{SERVICE}?group=blue&version=2.0") as published:
-        (instance,) = published.instances
-    assert (instance.service, instance.group, instance.version) == (SERVICE, "blue", "2.0")
-
-
 def test_the_settings_of_an_instance_are_published(shop, memory, registry):
     told = {
         "weight": 7,
@@ -161,6 +157,12 @@ def test_the_settings_of_an_instance_are_published(shop, memory, registry):
         (instance,) = registry.lookup(SERVICE).instances
     assert told == {name: getattr(instance, name) for name in told}
     assert before - 1 <= instance.started_at <= time.time()
+
+
+def test_a_url_may_name_the_service_the_group_and_the_version(shop, memory):
+    with serving(shop, f"{memory}/{SERVICE}?group=blue&version=2.0") as published:
+        (instance,) = published.instances
+    assert (instance.service, instance.group, instance.version) == (SERVICE, "blue", "2.0")
 
 
 def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_open(
@@ -207,39 +209,34 @@ def port_of_another_process():
     process.communicate("\n")
 
 
-def test_a_server_that_does_not_listen_where_it_is_published_is_refused(shop, memory, registry):
+def test_a_place_where_the_server_cannot_be_reached_is_refused(
+    make_shop, memory, registry, port_of_another_process
+):
+    shop = make_shop()
     port = shop.listen("127.0.0.1")
     said = rf"nobody accepts connections at 127\.0\.0\.2:{port} .*listens at 127\.0\.0\.1:{port}"
     with pytest.raises(ConfigurationError, match=said):
         Publisher(shop.server, memory, SERVICE, port=port, host="127.0.0.2").start()
-    assert ids(registry) == []
-
-
-def test_a_port_that_another_process_has_is_refused(shop, memory, port_of_another_process):
     with pytest.raises(ConfigurationError, match="can't be bound"):
-        Publisher(shop.server, memory, SERVICE, port=port_of_another_process).start()
-
-
-def test_a_port_in_front_of_the_server_is_published_as_given(shop, memory, port_of_another_process):
-    shop.listen()
-    where = {"port": port_of_another_process, "host": "127.0.0.1"}
-    with serving(shop, memory, SERVICE, **where) as published:
-        assert published.instances[0].target == f"127.0.0.1:{port_of_another_process}"
-        assert published.own_ports is None
-
-
-def test_a_host_of_another_machine_is_published_unchecked(shop, memory):
-    port = shop.listen()
-    with serving(shop, memory, SERVICE, port=port + 1, host="192.0.2.7") as published:
-        assert published.instances[0].target == f"192.0.2.7:{port + 1}"
-
-
-def test_a_running_server_is_not_given_another_port(shop, memory):
+        Publisher(make_shop().server, memory, SERVICE, port=port_of_another_process).start()
+    shop = make_shop()
     port = shop.listen()
     shop.server.start()
     with pytest.raises(ConfigurationError, match="the server runs already"):
         Publisher(shop.server, memory, SERVICE, port=port + 1).start()
     assert ask(port) == b"a"  # it is the user's, and runs on
+    assert ids(registry) == []
+
+
+def test_a_place_in_front_of_the_server_is_published_unchecked(
+    make_shop, memory, port_of_another_process
+):
+    for host, port in (("127.0.0.1", port_of_another_process), ("192.0.2.7", 50051)):
+        shop = make_shop()
+        shop.listen()
+        with serving(shop, memory, SERVICE, port=port, host=host) as published:
+            assert published.instances[0].target == f"{host}:{port}"
+            assert published.own_ports is None
 
 
 def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, memory, certificates):
@@ -292,17 +289,6 @@ def test_arguments_that_make_no_sense_are_refused_at_once(make_shop):
         arguments = [settings.pop(name) for name in ("server", "registry", "service")]
         with pytest.raises(error, match=said):
             Publisher(*arguments, **settings)
-
-
-def test_its_repr_names_services_place_and_state(make_shop, memory):
-    shop = make_shop(services=["shop.Orders", "shop.Audit"])
-    published = Publisher(shop.server, memory, port=0)
-    assert repr(published) == "<Publisher of a server at port 0: new>"
-    published.start()
-    where = f"127.0.0.1:{published.port}"
-    assert repr(published) == f"<Publisher of shop.Orders and 1 more at {where}: serving>"
-    published.stop(grace=0)
-    assert published.state == "closed"
 
 
 # The order of the end
@@ -409,17 +395,6 @@ def test_calls_in_flight_may_end_within_the_grace(shop, memory, events):
         assert call.result() == b"a"
 
 
-def test_calls_that_outlast_the_grace_are_ended(shop, memory):
-    with (
-        Publisher(shop.server, memory, SERVICE, **QUICK | {"grace": 0.1}) as published,
-        grpc.insecure_channel(f"127.0.0.1:{published.port}") as held,
-    ):
-        call = held.unary_unary(HOLD).future(b"", timeout=WAIT_S)
-        assert shop.held.wait(WAIT_S)
-        published.stop()
-        assert call.code() in ENDED
-
-
 @pytest.mark.parametrize("settings", [{"lame_duck": 600}, {"grace": 600}])
 def test_a_stop_without_grace_ends_a_running_stop_at_once(shop, memory, settings, events):
     published = Publisher(shop.server, memory, SERVICE, **QUICK | settings)
@@ -467,12 +442,6 @@ def test_a_call_that_it_serves_may_begin_its_end(make_shop, memory):
     with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
         assert ask(published.port) == b"a"
         assert not shop.server.wait_for_termination(WAIT_S)
-
-
-def test_it_ends_when_its_block_is_left_by_an_error(shop, memory, registry):
-    with pytest.raises(KeyboardInterrupt), Publisher(shop.server, memory, SERVICE, **QUICK):
-        raise KeyboardInterrupt
-    assert ids(registry) == []
 
 
 def test_beside_is_called_when_it_serves_and_its_result_after_the_stop(shop, memory):
@@ -576,20 +545,18 @@ def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
         goes_on.set()
 
 
-def test_a_registry_that_its_user_has_closed_is_no_error(shop, registry, events):
-    with Publisher(shop.server, registry, SERVICE, **QUICK):
-        registry.close()
-    assert wait_until(lambda: steps(events) == ALL)
-    assert not failures(events)
-
-
-def test_a_registry_that_raises_is_an_event(shop, memory, events):
+def test_a_registry_that_raises_at_the_end_is_an_event_and_a_closed_one_is_not(
+    shop, registry, memory, events
+):
     class Broken(FailbackRegistry):
         def unregister(self, what, *, wait=None):
             raise LookupError("no such thing")
 
-    with Broken(memory) as registry, Publisher(shop.server, registry, SERVICE, **QUICK):
-        pass
+    with (
+        Broken(memory) as broken,
+        Publisher(shop.server, [registry, broken], SERVICE, **QUICK),
+    ):
+        registry.close()
     assert wait_until(lambda: steps(events) == ALL)
     (failed,) = failures(events)
     assert isinstance(failed.error, LookupError)
@@ -691,15 +658,13 @@ def test_health_that_fails_at_the_start_has_all_undone(shop, memory, registry):
     assert shop.server.wait_for_termination(timeout=0) is False
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-def test_health_that_fails_at_the_end_holds_up_nothing(shop, memory, hangs, events):
+def test_health_that_hangs_and_fails_at_the_end_holds_up_nothing(shop, memory, events):
     goes_on = threading.Event()
 
     class Broken:
         def set(self, service, status):
             if status == 2:
-                if hangs:
-                    goes_on.wait()
+                goes_on.wait()
                 raise LookupError(service)
 
     with Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK):

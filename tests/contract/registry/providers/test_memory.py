@@ -58,20 +58,10 @@ def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened
     assert provider.renew([ONE]) == {ONE.key: "lease"}
     assert other.services() == []
     provider.publish([ONE])
-    assert provider.renew([ONE]) == {}
-    assert witness.has_seen(ONE)
-
-
-def test_a_renewal_begins_the_lease_anew(opened, timer):
-    provider = opened()
-    provider.publish([ONE])
-    for _ in range(5):
-        timer.advance(LEASE - 1)
+    for _ in range(3):
         assert provider.renew([ONE]) == {}
-    timer.advance(LEASE - 0.01)
-    assert provider.lookup(SERVICE).records
-    timer.advance(0.02)
-    assert not provider.lookup(SERVICE).records
+        assert witness.has_seen(ONE)
+        timer.advance(LEASE - 0.01)
 
 
 def test_one_timeout_waits_for_all_leases_and_none_once_they_are_over(opened, timer):
@@ -94,16 +84,6 @@ def test_each_name_and_each_namespace_is_a_registry_of_its_own(opened):
     for url in ("memory://", "memory://other", "memory://test?namespace=other"):
         assert opened(url).services() == []
     assert opened().services() == [SERVICE]
-
-
-def test_watchers_are_called_on_the_thread_that_publishes(opened):
-    provider = opened()
-    provider.watch(SERVICE, witness := Witness())
-    assert witness.has_seen()
-    provider.publish([ONE])
-    assert witness.has_seen(ONE)
-    provider.withdraw([ONE])
-    assert witness.has_seen()
 
 
 def test_a_timer_that_is_stopped_makes_the_registry_unavailable(opened):
