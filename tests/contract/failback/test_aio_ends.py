@@ -31,14 +31,6 @@ async def test_a_flush_that_runs_out_of_time_says_so(aio_invoker):
     assert failback.pending == 1
 
 
-async def test_a_flush_that_is_cancelled_leaves_nothing_behind(aio_invoker):
-    failback = aio_invoker()
-    await failback.invoke(AsyncFar(*[ConnectionError()] * 9))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(failback.flush(), 0.05)
-    assert failback._ledger.book._waiters == []
-
-
 async def test_a_close_returns_what_it_could_not_deliver(aio_invoker, events):
     failback = aio_invoker()
     await failback.invoke(AsyncFar(*[ConnectionError()] * 9), "stays")

@@ -14,6 +14,7 @@ from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackInvoker, FailedCall, aio, with_failback
+from rpcwheel.observe import CallDropped, CallParked
 
 # --- What it makes of a function ---
 
@@ -129,8 +130,8 @@ def test_the_queue_is_named_after_the_function_or_as_told(guard):
     def push():
         """Nothing."""
 
-    assert guard()(push).failback._ledger.name == f"{__name__}.{push.__qualname__}"
-    assert guard(name="audit")(push).failback._ledger.name == "audit"
+    assert repr(guard()(push).failback).endswith(f" '{__name__}.{push.__qualname__}'>")
+    assert repr(guard(name="audit")(push).failback).endswith(" 'audit'>")
 
 
 def test_a_stubs_member_can_be_guarded_directly(guard, grpc_server, channel):
@@ -177,28 +178,42 @@ def test_the_defaults_are_as_the_manual_says():
     }
 
 
-def test_every_setting_reaches_the_policy(timer):
-    settings = {
-        "on": "UNAVAILABLE",
-        "retries": 8,
-        "wait": 1.5,
-        "stop": tenacity.stop_after_delay(60),
-        "default": "later",
-        "max_pending": 7,
-        "name": "audit",
-        "overflow": "drop",
-        "dead_letter": print,
-    }
-    push = with_failback(**settings, timer=timer)(Far())
-    policy = push.failback._ledger.policy
-    assert {name: getattr(policy, name) for name in settings} == settings
-    assert push.failback._ledger._timer is timer
+def test_every_setting_reaches_the_queue(timer, events):
+    far, letters = Far(*[ConnectionError()] * 9), []
+    push = with_failback(
+        on=ConnectionError,
+        retries=1,
+        wait=1.5,
+        default="later",
+        max_pending=1,
+        name="audit",
+        overflow="drop",
+        dead_letter=letters.append,
+        timer=timer,
+    )(far)
+    assert [push(), push()] == ["later", "later"]
+    assert [(type(event), event.name) for event in events] == [
+        (CallParked, "audit"),
+        (CallDropped, "audit"),
+    ]
+    timer.advance(1.25)
+    assert len(far.calls) == 2
+    timer.advance(0.25)
+    assert wait_until(lambda: push.failback.pending == 0)
+    assert len(far.calls) == 3
+    assert letters[0].attempts == 2
 
 
-def test_a_stop_replaces_the_default_of_retries_but_not_a_three_that_was_written():
-    for written, limit in [({}, None), ({"retries": 3}, 3)]:
-        push = with_failback(on=OSError, stop=tenacity.stop_after_delay(60), **written)(Far())
-        assert push.failback._ledger.policy.limit == limit
+def test_a_stop_replaces_the_default_of_retries_but_not_a_three_that_was_written(timer):
+    for written, tries in (({}, 7), ({"retries": 3}, 4)):
+        far = Far(*[OSError()] * 60)
+        stop = tenacity.stop_after_delay(6)
+        push = with_failback(on=OSError, wait=1, stop=stop, timer=timer, **written)(far)
+        push()
+        while push.failback.pending:
+            timer.advance(1)
+            wait_until(lambda push=push: at_rest(push.failback))
+        assert len(far.calls) == tries
 
 
 def test_tenacitys_objects_are_obeyed(timer):
