@@ -61,7 +61,7 @@ def test_a_flush_that_breaks_no_connection_is_a_loss_of_memory_too(redis, watche
     provider, witness = watched
     redis.flush()
     assert witness.sees()
-    assert "lost its memory" in witness.after_doubt[0]
+    assert witness.doubts("lost its memory")
     assert set(provider.renew([A, B]).values()) == {"wiped"}
     provider.publish([A, B])
     assert provider.renew([A, B]) == {}
