@@ -1,5 +1,6 @@
 """Members come and go, fail and answer, at random, beside a model that is plain to see."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -140,3 +141,4 @@ class Members(RuleBasedStateMachine):
 
 
 TestMembers = Members.TestCase
+TestMembers.settings = settings(max_examples=30, stateful_step_count=30)

@@ -1,18 +1,16 @@
 """What is known of one member, and what follows from a call that has failed on it."""
 
+import itertools
+
 import pytest
 
 from rpcwheel.cluster.member import (
     MemberCore,
     Verdict,
     address_dialled,
-    checked_count,
-    checked_instances,
-    checked_name,
     judged,
     proves_unsent,
 )
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 
 ORDERS = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
@@ -55,27 +53,21 @@ def test_a_member_says_who_it_is(member):
 STATES = ["READY", "IDLE", "CONNECTING", "TRANSIENT_FAILURE", "SHUTDOWN", ""]
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_call_that_found_no_connection_goes_to_another_member(state):
-    assert judged("UNAVAILABLE", state, cut_off=True) == Verdict(is_down=True, may_move=True)
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_a_call_that_may_have_been_sent_is_the_callers(state):
-    verdict = judged("UNAVAILABLE", state, cut_off=False)
-    assert not verdict.may_move
-    assert verdict.is_down is (state not in {"READY", ""})  # a server says UNAVAILABLE too
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_a_call_that_waited_in_vain_for_a_connection_tells_that_there_is_none(state):
-    verdict = judged("DEADLINE_EXCEEDED", state, cut_off=False)
-    assert verdict == Verdict(is_down=state in {"CONNECTING", "TRANSIENT_FAILURE"}, may_move=False)
-
-
-@pytest.mark.parametrize("code", ["INTERNAL", "CANCELLED", "UNKNOWN", "NOT_FOUND", "UNIMPLEMENTED"])
-def test_other_failures_tell_nothing_of_the_member(code):
-    assert judged(code, "TRANSIENT_FAILURE", cut_off=True) == Verdict(is_down=False, may_move=False)
+def test_what_a_failure_tells_of_the_member_and_the_call():
+    for state in STATES:
+        # It found no connection: it goes to another member.
+        assert judged("UNAVAILABLE", state, cut_off=True) == Verdict(is_down=True, may_move=True)
+        # It may have been sent: it is the caller's.
+        verdict = judged("UNAVAILABLE", state, cut_off=False)
+        assert not verdict.may_move
+        assert verdict.is_down is (state not in {"READY", ""})  # a server says UNAVAILABLE too
+        # It waited in vain for a connection: there is none.
+        verdict = judged("DEADLINE_EXCEEDED", state, cut_off=False)
+        is_down = state in {"CONNECTING", "TRANSIENT_FAILURE"}
+        assert verdict == Verdict(is_down=is_down, may_move=False)
+    nothing = Verdict(is_down=False, may_move=False)
+    for code in ("INTERNAL", "CANCELLED", "UNKNOWN", "NOT_FOUND", "UNIMPLEMENTED"):
+        assert judged(code, "TRANSIENT_FAILURE", cut_off=True) == nothing
 
 
 def late(member, began_s, now_s, heard_s=None, connection="CONNECTING"):
@@ -105,49 +97,25 @@ def test_a_connection_that_was_tried_in_vain_needs_no_more_time(member):
     assert not late(member, 5, 5, connection="READY")
 
 
-def test_instances_are_instances():
-    assert checked_instances(iter([ORDERS])) == [ORDERS]
-    with pytest.raises(TypeError, match=r"ServiceInstance, not '10\.0\.0\.7"):
-        checked_instances([ORDERS, "10.0.0.7:50051"])
+def test_the_address_that_a_failure_names_is_known_where_the_host_is_one():
+    said = {
+        "127.0.0.1": "ipv4:127.0.0.1:7: ",
+        "::1": "ipv6:%5B::1%5D:7: ",
+        "0:0:0:0:0:0:0:1": "ipv6:%5B::1%5D:7: ",
+        "fe80::1%eth0": None,
+        "orders.example": None,
+    }
+    for host, address in said.items():
+        instance = ServiceInstance(service="shop.Orders", host=host, port=7)
+        assert address_dialled(instance) == address
 
 
-@pytest.mark.parametrize(("name", "error"), [("", ConfigurationError), (None, TypeError)])
-def test_a_name_is_no_empty_string(name, error):
-    with pytest.raises(error, match=r"shop\.Orders"):
-        checked_name(name)
-
-
-@pytest.mark.parametrize(
-    ("count", "error"), [(0, ConfigurationError), ("2", TypeError), (True, TypeError)]
-)
-def test_a_count_is_one_or_more(count, error):
-    with pytest.raises(error, match="forks must be"):
-        checked_count(count, what="forks")
-    assert checked_count(1, what="forks") == 1
-
-
-@pytest.mark.parametrize(
-    ("host", "said"),
-    [
-        ("127.0.0.1", "ipv4:127.0.0.1:7: "),
-        ("::1", "ipv6:%5B::1%5D:7: "),
-        ("0:0:0:0:0:0:0:1", "ipv6:%5B::1%5D:7: "),
-        ("fe80::1%eth0", None),
-        ("orders.example", None),
-    ],
-)
-def test_the_address_that_a_failure_names_is_known_where_the_host_is_one(host, said):
-    assert address_dialled(ServiceInstance(service="shop.Orders", host=host, port=7)) == said
-
-
-@pytest.mark.parametrize("had_none", [True, False])
-@pytest.mark.parametrize("has_none", [True, False])
-@pytest.mark.parametrize("named", [True, False])
-def test_two_of_three_signs_prove_that_nothing_was_sent(had_none, has_none, named):
+def test_two_of_three_signs_prove_that_nothing_was_sent():
     own = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=1)
-    details = f"last error: ipv4:10.0.0.{7 if named else 8}:1: Connection refused"
-    sure = proves_unsent(own, details, had_none=had_none, has_none=has_none)
-    assert sure is ([had_none, has_none, named].count(True) >= 2)
+    for had_none, has_none, named in itertools.product((True, False), repeat=3):
+        details = f"last error: ipv4:10.0.0.{7 if named else 8}:1: Connection refused"
+        sure = proves_unsent(own, details, had_none=had_none, has_none=has_none)
+        assert sure is ([had_none, has_none, named].count(True) >= 2)
 
 
 def test_what_a_host_name_stands_for_proves_nothing():
