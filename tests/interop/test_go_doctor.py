@@ -2,9 +2,10 @@
 
 import pytest
 
+from fixtures.foreign_servers import BUILD_S
 from rpcwheel.cli import main
 
-pytestmark = pytest.mark.timeout(140)  # the server is built first
+pytestmark = pytest.mark.timeout(BUILD_S + 60)  # the server is built first
 
 
 def test_the_doctor_finds_what_a_go_server_speaks_and_refuses(go_shop, capsys):

@@ -3,23 +3,32 @@
 import pytest
 
 from fixtures.doors import DOORS, KINDS, REQUESTS
+from fixtures.foreign_servers import BUILD_S
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import CallPolicy
 
-pytestmark = [
-    pytest.mark.timeout(140),  # the server is built first
-    pytest.mark.parametrize("door", DOORS),
-]
+pytestmark = pytest.mark.timeout(BUILD_S + 60)  # the server is built first
 
 ALL = b"".join(REQUESTS)
-EVERY = pytest.mark.parametrize("kind", KINDS)
+
+IN_TIME = (0.2, 2.0, 12.0)
+"""Timeouts, one after the other, for calls that are to reach the server before; on a busy machine
+they may not."""
+
+
+def every_kind(turn, kinds=KINDS):
+    """Each kind of call; the doors take turns."""
+    rows = [(kind, DOORS[(number + turn) % len(DOORS)]) for number, kind in enumerate(kinds)]
+    return pytest.mark.parametrize(("kind", "door"), rows)
+
+
 RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
 PATIENT = CallPolicy(timeout=WAIT_S, retry=RETRY, idempotent=True)
 
 
-@EVERY
+@every_kind(0)
 def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_door, door, kind):
     call = go_shop.script()
     done = open_door(door, go_shop.target, CallPolicy(timeout=WAIT_S)).call(
@@ -27,11 +36,11 @@ def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_door, d
     )
     assert (done.answer, done.code) == (ALL, "OK")
     (seen,) = go_shop.attempts(call)
-    assert 0 < seen["deadline_ms"] < 20_500  # gRPC rounds it up
+    assert 0 < seen["deadline_ms"] < 1100 * WAIT_S  # gRPC rounds it up
     assert done.trailing["x-deadline-ms"] == str(seen["deadline_ms"])
 
 
-@EVERY
+@every_kind(1)
 def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_door, door, kind):
     call = go_shop.script("UNAVAILABLE", "reset")
     done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
@@ -42,7 +51,7 @@ def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_door, door, kin
     assert "".join(seen[2]["requests"]).encode() == ALL
 
 
-@EVERY
+@every_kind(2)
 def test_a_method_that_is_not_idempotent_is_not_called_again(go_shop, open_door, door, kind):
     call = go_shop.script("UNAVAILABLE")
     done = open_door(door, go_shop.target, CallPolicy(timeout=WAIT_S, retry=RETRY)).call(
@@ -53,7 +62,7 @@ def test_a_method_that_is_not_idempotent_is_not_called_again(go_shop, open_door,
     assert len(go_shop.attempts(call)) == 1
 
 
-@EVERY
+@every_kind(0)
 def test_a_retry_waits_as_long_as_the_server_asks(go_shop, open_door, door, kind):
     call = go_shop.script("UNAVAILABLE/300")
     done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
@@ -62,7 +71,7 @@ def test_a_retry_waits_as_long_as_the_server_asks(go_shop, open_door, door, kind
     assert second["at_ms"] - first["at_ms"] >= 299  # both are cut to whole milliseconds
 
 
-@EVERY
+@every_kind(1)
 def test_a_server_can_forbid_the_retry(go_shop, open_door, door, kind):
     call = go_shop.script("UNAVAILABLE/-1")
     done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
@@ -70,32 +79,37 @@ def test_a_server_can_forbid_the_retry(go_shop, open_door, door, kind):
     assert len(go_shop.attempts(call)) == 1
 
 
-@EVERY
+@every_kind(2)
 def test_a_call_that_hangs_ends_at_its_deadline_on_both_sides(go_shop, open_door, door, kind):
-    call = go_shop.script("hang")
-    done = open_door(door, go_shop.target, CallPolicy(timeout=0.2)).call(
-        kind, metadata=call.metadata
-    )
-    # grpc-go resets the stream at its own deadline; 1 of 50 times that is here first.
-    assert done.code in {"DEADLINE_EXCEEDED", "CANCELLED"}
+    for timeout in IN_TIME:
+        call = go_shop.script("hang")
+        done = open_door(door, go_shop.target, CallPolicy(timeout=timeout)).call(
+            kind, metadata=call.metadata
+        )
+        # grpc-go resets the stream at its own deadline; 1 of 50 times that is here first.
+        assert done.code in {"DEADLINE_EXCEEDED", "CANCELLED"}
+        if go_shop.attempts(call, ended=False):
+            break
     (seen,) = go_shop.attempts(call)
     assert seen["ended"] in {"DeadlineExceeded", "Canceled"}
 
 
-@pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
+@every_kind(1, ["unary_stream", "stream_stream"])
 def test_a_silent_stream_is_cut_after_its_first_message(go_shop, open_door, door, kind):
-    call = go_shop.script("silent")
-    policy = CallPolicy(timeout=DeadlinePolicy(timeout=WAIT_S, message_timeout=0.2))
-    done = open_door(door, go_shop.target, policy).call(kind, metadata=call.metadata)
+    for silence in IN_TIME:
+        call = go_shop.script("silent")
+        policy = CallPolicy(timeout=DeadlinePolicy(timeout=2 * WAIT_S, message_timeout=silence))
+        opened = open_door(door, go_shop.target, policy)
+        done = opened.call(kind, metadata=call.metadata, timeout=None)
+        assert done.code == "DEADLINE_EXCEEDED"
+        assert done.details == f"no message for {silence:g} s (message_timeout)"
+        if done.messages:
+            break
     assert (done.messages[0], len(done.messages)) == (ALL[:1], 1)
-    assert (done.code, done.details) == (
-        "DEADLINE_EXCEEDED",
-        "no message for 0.2 s (message_timeout)",
-    )
     assert go_shop.attempts(call)[0]["ended"] == "Canceled"
 
 
-@EVERY
+@every_kind(0)
 def test_a_cancel_reaches_the_server(go_shop, open_door, door, kind):
     call = go_shop.script("hang")
     done = open_door(door, go_shop.target, PATIENT).cancel(
@@ -107,7 +121,7 @@ def test_a_cancel_reaches_the_server(go_shop, open_door, door, kind):
     assert [attempt["ended"] for attempt in go_shop.attempts(call)] == ["Canceled"]
 
 
-@EVERY
+@every_kind(1)
 def test_what_failed_is_answered_at_once_and_delivered_later(go_shop, open_door, door, kind):
     call = go_shop.script("UNAVAILABLE", "UNAVAILABLE")
     policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=b"later"))
