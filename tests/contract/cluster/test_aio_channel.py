@@ -43,13 +43,6 @@ async def test_its_state_is_the_best_of_its_members(shops, dead, aio_cluster):
     assert channel.get_state() is State.SHUTDOWN
 
 
-async def test_it_connects_when_it_is_asked_to(shops, dead, aio_cluster):
-    channel = aio_cluster(dead, shops[0])
-    await asyncio.wait_for(channel.channel_ready(), WAIT_S)
-    assert channel.get_state() is State.READY
-    await asyncio.wait_for(channel.channel_ready(), WAIT_S)
-
-
 async def test_a_change_while_it_is_looked_at_is_not_missed(shops, aio_cluster):
     """A connection is made on grpc's own threads, between any two steps of ours."""
 
@@ -151,15 +144,6 @@ async def test_a_change_of_state_is_waited_for_and_nothing_is_left(shops, aio_cl
     await aio_wait_until(lambda: len(others()) == before)
 
 
-async def test_the_first_connection_is_a_change_of_state(shops, aio_cluster):
-    channel = aio_cluster(shops[0])
-    changed = asyncio.create_task(channel.wait_for_state_change(State.IDLE))
-    await steps(20)
-    assert not changed.done()
-    await caller(channel)()
-    await asyncio.wait_for(changed, WAIT_S)
-
-
 async def test_it_says_what_it_is(shops, dead, aio_cluster):
     channel = aio_cluster(dead, shops[0])
     channel.members[0].down("the test says so")
@@ -169,13 +153,6 @@ async def test_it_says_what_it_is(shops, dead, aio_cluster):
     assert (channel.name, channel.target) == ("test.Shop", "test.Shop")
     await channel.close()
     assert repr(channel) == ("<ClusterChannel of grpc.aio 'test.Shop', closed, calls in flight: 0>")
-
-
-async def test_picks_are_as_for_calls(shops, aio_cluster):
-    channel = aio_cluster(*shops)
-    assert {one.id for one in channel.pick(2)} < {one.id for one in channel.members}
-    assert len(channel.pick(9)) == 3
-    assert aio_cluster().pick(1) == ()
 
 
 async def test_it_closes_at_the_end_of_a_with(shops, timer):

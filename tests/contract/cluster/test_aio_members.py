@@ -1,7 +1,6 @@
 """On a loop members come and go while calls run, are down and come back."""
 
 import asyncio
-import time
 
 import grpc
 import pytest
@@ -10,8 +9,7 @@ from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.aio_clusters import caller, counts, hanging, states
 from fixtures.aio_doors import others, refused
 from fixtures.clusters import instance
-from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import UNARY_UNARY, Fail, Shop
+from fixtures.shop import Fail, Shop
 from fixtures.waiting import aio_wait_until
 from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.cluster import ClusterPolicy
@@ -58,15 +56,6 @@ async def test_new_instances_are_called_and_those_that_are_gone_are_not(shops, a
     assert counts(shops) == [1, 3, 3]
 
 
-async def test_an_update_leaves_the_connections_of_others_alone(shops, aio_cluster):
-    channel = aio_cluster(shops[0], shops[1])
-    await many(channel, 4)
-    channel.update([instance(shops[0], weight=10), instance(shops[2])])
-    await many(channel, 22)
-    assert len({seen.peer for seen in shops[0].calls}) == 1
-    assert len(shops[0].calls) <= 5  # weight 10 beside 100
-
-
 async def test_calls_on_a_member_that_is_gone_end_in_peace(shops, aio_cluster):
     channel = aio_cluster(shops[0])
     running = await hanging(shops[0], channel)
@@ -89,18 +78,6 @@ async def test_when_their_time_is_over_they_end_with_the_reason(shops, aio_clust
     error = await refused(running)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert error.details() == f"channel retired: {name} is gone from test.Shop"
-
-
-async def test_an_instance_that_comes_back_is_another_member(shops, aio_cluster):
-    channel = aio_cluster(shops[0])
-    await many(channel, 1)
-    first = channel.members[0]
-    channel.update([])
-    channel.update([instance(shops[0])])
-    await many(channel, 1)
-    assert channel.members[0] is not first
-    with pytest.raises(grpc.aio.UsageError, match="Channel is closed"):
-        first.channel.unary_unary(UNARY_UNARY)(b"x")
 
 
 async def test_a_member_that_was_never_called_can_not_be_connected_once_it_is_gone(
@@ -144,18 +121,6 @@ async def test_what_connect_raises_is_the_callers(shops, aio_cluster):
     with pytest.raises(RuntimeError, match="no way"):
         caller(channel)()
     assert channel.calls == 0
-
-
-async def test_the_options_of_a_member_keep_grpc_from_waiting_for_minutes(shops, aio_cluster):
-    seen = []
-
-    def connect(one, options):
-        seen.append(dict(options))
-        return grpc.aio.insecure_channel(one.target, options)
-
-    for options in ((), IMPATIENT):
-        await caller(aio_cluster(shops[0], connect=connect, options=options))()
-    assert [one["grpc.max_reconnect_backoff_ms"] for one in seen] == [3_000, 50]
 
 
 async def test_the_channel_of_a_member_is_one_whose_connection_can_be_replaced(shops, aio_cluster):
@@ -326,46 +291,12 @@ async def test_if_all_are_down_they_are_called_and_an_answer_brings_one_back(
     assert sorted(states(channel)) == ["DOWN", "UP"]
 
 
-async def test_who_was_published_by_a_new_process_is_asked_at_once(shops, aio_cluster, timer):
-    channel = aio_cluster()
-    channel.update([instance(shops[0], epoch="a"), instance(shops[1])])
-    member = next(one for one in channel.members if one.instance.port == shops[0].port)
-    member.down("the test says so")
-    channel.update([instance(shops[0], epoch="b"), instance(shops[1])])
-    await aio_wait_until(lambda: member.state == "UP")  # no time has passed
-    assert timer.pending == 0
-
-
 async def test_no_probe_outlives_its_member(dead, shops, aio_cluster, timer):
     channel = aio_cluster(dead, shops[0])
     await many(channel, 2)
     assert timer.pending == 1
     channel.update([instance(shops[0])])
     assert timer.pending == 0
-
-
-async def test_a_wait_object_that_raises_is_told_and_stands_for_a_second(
-    shops, aio_cluster, timer, events
-):
-    channel = aio_cluster(shops[0], policy=ClusterPolicy(probe=lambda _: 1 / 0))
-    channel.members[0].down("the test says so")
-    assert [type(event) for event in events] == [MemberDown, ListenerFailed]
-    timer.advance(1.1)
-    await aio_wait_until(lambda: channel.members[0].state == "UP")
-
-
-async def test_a_young_member_gets_more_and_more_calls(shops, aio_cluster, timer):
-    channel = aio_cluster(policy=ClusterPolicy(warmup=1000))
-    channel.update([instance(shops[0]), instance(shops[1], started_at=time.time())])
-    await many(channel, 50)
-    assert len(shops[1].calls) <= 5
-    gets = 0
-    while gets < 9:  # of 20
-        timer.advance(100)
-        before = len(shops[1].calls)
-        await many(channel, 20)
-        gets = len(shops[1].calls) - before
-    assert gets <= 11
 
 
 async def test_a_server_that_fails_is_up(shops, aio_cluster, events):

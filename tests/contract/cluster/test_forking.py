@@ -105,11 +105,6 @@ def test_no_fork_goes_to_an_instance_that_wants_no_calls_while_others_do(shops, 
     assert [len(shop.calls) for shop in shops] == [1, 0, 0]
 
 
-def test_more_forks_than_members_are_all_members(shops, open_cluster):
-    assert forked(open_cluster(shops[0]), 9)(b"x", timeout=WAIT_S) == b"x"
-    assert total(shops) == 1
-
-
 def test_a_fork_waits_for_instances_too(shops, open_cluster):
     with pytest.raises(grpc.RpcError, match="known yet"):
         forked(open_cluster(policy=ClusterPolicy(wait=0.05), timer=None))(b"x")
@@ -138,15 +133,12 @@ def test_with_wait_for_ready_no_fork_waits_at_a_member_that_is_away(shops, dead,
         assert forked(channel, 1)(b"x", timeout=WAIT_S, wait_for_ready=True) == b"x"
 
 
-@pytest.mark.parametrize("forks", [1, 2])
-def test_with_wait_for_ready_it_waits_for_the_first_server_that_is_there(
-    shops, dead, open_cluster, forks
-):
+def test_with_wait_for_ready_it_waits_for_the_first_server_that_is_there(shops, dead, open_cluster):
     shop = shops[0]
     shop.kill()
     channel = open_cluster(dead, shop, policy=ClusterPolicy(probe=0.02), timer=None)
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(forked(channel, forks), b"x", wait_for_ready=True)
+        waiting = threads.submit(forked(channel), b"x", wait_for_ready=True)
         assert wait_until(lambda: all(one.state == "DOWN" for one in channel.members))
         shop.start()
         assert waiting.result(WAIT_S) == b"x"
@@ -230,15 +222,6 @@ def test_channels_of_ones_own_are_known_by_their_targets(shops, channels):
     ) == {*(shop.target for shop in shops), f"{shops[0].target} #2"}
 
 
-def test_it_may_stand_behind_interceptors(shops, open_cluster):
-    class Note(grpc.UnaryUnaryClientInterceptor):
-        def intercept_unary_unary(self, continuation, details, request):
-            return continuation(details, request)
-
-    channel = grpc.intercept_channel(BroadcastInvoker(open_cluster(*shops)), Note())
-    assert len(channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)) == 3
-
-
 # What stands around them
 
 
@@ -279,8 +262,7 @@ def test_behind_interceptors_of_grpc_it_fails_with_all_that_it_knows(shops, open
     assert len(caught.value.answers) == 2
 
 
-@pytest.mark.parametrize("last", [0, 2])
-def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, open_cluster, last):
+def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, open_cluster):
     channel, got = open_cluster(*shops), []
     for shop in shops:
         shop.kill()
@@ -288,11 +270,11 @@ def test_a_broadcast_that_may_wait_waits_for_all_members_at_once(shops, open_clu
     options = {"timeout": 2 * WAIT_S, "wait_for_ready": True}
     thread = threading.Thread(target=lambda: got.append(call(b"x", **options)))
     thread.start()
-    first = [shop for shop in shops if shop is not shops[last]]
+    first = [shop for shop in shops if shop is not shops[1]]
     for shop in first:
         shop.start()
     assert wait_until(lambda: all(shop.calls for shop in first))  # one is away still
-    shops[last].start()
+    shops[1].start()
     thread.join(2 * WAIT_S)
     assert got == [{shop.target: b"x" for shop in shops}]
 
