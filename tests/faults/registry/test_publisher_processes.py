@@ -203,6 +203,26 @@ def output_of(code):
     return run.stdout.split()
 
 
+FORGOTTEN = """if True:
+    from rpcwheel.instance import ServiceInstance
+    from rpcwheel.registry import FailbackRegistry
+    from rpcwheel.registry.provider import Settings
+    from rpcwheel.registry.providers import open_provider
+    from rpcwheel.testing import FlakyProvider
+    provider = FlakyProvider(open_provider("memory://", Settings(1800.0, 600.0)))
+    registry = FailbackRegistry(provider)
+    one = ServiceInstance(service="shop", host="a", port=1)
+    registry.register(one, wait=60)
+    provider.freeze()
+    registry.unregister(one)
+    registry.subscribe("shop")
+"""
+
+
+def test_a_registry_that_is_not_closed_does_not_keep_the_program_from_ending():
+    assert output_of(FORGOTTEN) == []
+
+
 def test_it_ends_though_no_thread_can_be_started():
     assert output_of(NO_THREADS) == ["closed"]
 

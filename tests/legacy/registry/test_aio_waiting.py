@@ -10,7 +10,6 @@ from rpcwheel.registry._aio_waiting import (
     awaited,
     bounded,
     hand_over,
-    on_worker,
     reached,
     running_loop,
 )
@@ -27,15 +26,6 @@ async def test_a_workers_future_is_awaited_and_stays_when_nobody_does():
     assert await awaited(future, 0) == 7
 
 
-async def test_an_error_is_raised_to_whoever_awaits():
-    future = Future()
-    future.set_exception(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        await awaited(future, 1)
-    with pytest.raises(ZeroDivisionError):
-        await on_worker(lambda: 1 / 0)
-
-
 async def test_what_is_not_reached_in_time_is_given_up():
     future = Future()
     assert await reached(future, 0.001) is False
@@ -43,11 +33,6 @@ async def test_what_is_not_reached_in_time_is_given_up():
     done = Future()
     done.set_result(True)
     assert await reached(done, 0) is True
-
-
-async def test_work_runs_on_a_worker():
-    name = await on_worker(lambda: threading.current_thread().name)
-    assert name.startswith("rpcwheel-worker")
 
 
 def test_a_loop_that_is_closed_is_told_nothing():

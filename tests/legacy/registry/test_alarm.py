@@ -8,7 +8,7 @@ from fixtures.waiting import wait_until
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped
 from rpcwheel.registry.alarm import Alarm
-from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
+from rpcwheel.timer import WheelTimer, shared_timer
 
 SECOND = 1_000_000_000
 
@@ -77,24 +77,6 @@ def test_it_rings_though_the_timer_is_stopped_while_it_waits_there(rung):
     assert shared_timer().pending == 0
 
 
-def test_it_rings_though_the_timers_thread_hangs(rung):
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def hang(_):
-        hangs.set()
-        goes_on.wait(20)
-
-    with WheelTimer() as own:
-        alarm = Alarm(own, lambda: rung.append("rang"), rung.append)
-        own.new_timeout(hang, 0.0)
-        assert hangs.wait(5)
-        alarm.wake(alarm.now_ns() + 1)
-        assert wait_until(lambda: rung)
-        goes_on.set()
-        alarm.clear()
-    assert rung == ["rang"]
-
-
 def test_it_rings_once_in_a_timer_that_works(rung):
     lock = threading.Lock()
 
@@ -114,41 +96,3 @@ def test_it_rings_once_in_a_timer_that_works(rung):
         assert (own.pending, shared_timer().pending) == (1, 1)
         alarm.clear()
         assert (own.pending, shared_timer().pending, rung) == (0, 0, ["rang"])
-
-
-@pytest.mark.parametrize("later", [2 * SECOND, NEVER])
-def test_what_a_stopped_timer_has_dropped_is_taken_up_by_the_next_wake(rung, later):
-    shared_timer().stop()
-    alarm = Alarm(None, lambda: rung.append("rang"), rung.append)
-    alarm.wake(alarm.now_ns() + SECOND // 20)
-    shared_timer().stop()
-    alarm.wake(later if later == NEVER else alarm.now_ns() + later)
-    assert wait_until(lambda: rung)
-    alarm.clear()
-    assert shared_timer().pending == 0
-
-
-def test_what_a_stopped_shared_timer_has_dropped_rings_when_there_is_another(rung):
-    alarm = Alarm(None, lambda: rung.append("rang"), rung.append)
-    alarm.wake(alarm.now_ns() + 3600 * SECOND)
-    shared_timer().stop()
-    shared_timer()  # whoever asks for it
-    assert wait_until(lambda: rung)  # too early, and so in time
-    alarm.clear()
-    shared_timer().stop()
-    shared_timer()
-    assert rung == ["rang"]  # nothing waits
-
-
-def test_nothing_takes_the_place_of_a_manual_timer(rung):
-    timer = ManualTimer()
-    timer.stop()
-    alarm = made(timer, rung)
-    alarm.wake(SECOND)
-    assert isinstance(rung[0], TimerStopped)
-    assert shared_timer().pending == 0
-
-
-def test_a_timer_is_wanted(rung):
-    with pytest.raises(TypeError, match="timer must be"):
-        made(5, rung)

@@ -5,11 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from fixtures.registry_worlds import POLICY, instance
-from rpcwheel.errors import RegistryClosed, RegistryUnavailable
+from rpcwheel.errors import RegistryClosed
 from rpcwheel.instance import Snapshot
-from rpcwheel.observe import RecordSkipped, RegistryFailed
-from rpcwheel.registry.asking import Asking, Unreadable
-from rpcwheel.registry.provider import View
+from rpcwheel.registry.asking import Asking
 
 SECOND = 1_000_000_000
 
@@ -69,38 +67,10 @@ def test_a_question_that_the_end_of_the_registry_has_met_is_no_failure(world, pr
     assert world.told == []
 
 
-def test_what_was_heard_last_has_an_age(world, provider):
-    provider.publish([instance()])
-    live = world.answer("shop.Orders")
-    world.now_ns = 3 * SECOND
-    assert world.asking.last("shop.Orders") == Snapshot(
-        "shop.Orders", live.instances, 1, source="cache", age_s=3.0
-    )
-
-
 def test_a_service_that_was_always_empty_is_not_remembered(world):
     assert world.answer("never.Seen") == Snapshot("never.Seen")
     assert world.asking.last("never.Seen") is None
     assert not world.asking._known
-
-
-def test_a_failure_is_told_and_answers_all_who_ask(world, provider):
-    provider.down()
-    assert isinstance(world.answer("shop.Orders"), RegistryUnavailable)
-    assert isinstance(world.answer(None), RegistryUnavailable)
-    assert [event.request for event in world.told if isinstance(event, RegistryFailed)] == [
-        "lookup",
-        "lookup",
-    ]
-
-
-def test_what_can_not_be_read_is_skipped_and_told_once(world, provider, monkeypatch):
-    good = instance()
-    view = View({good.id: good.encoded(), "b": b"rubbish"})
-    monkeypatch.setattr(provider, "lookup", lambda _: view)
-    for _ in range(3):
-        assert world.answer("shop.Orders").instances == (good,)
-    assert len([event for event in world.told if isinstance(event, RecordSkipped)]) == 1
 
 
 def ports(snapshot):
@@ -136,26 +106,6 @@ def test_what_was_heard_long_ago_is_not_held_against_what_is_there_now(world, pr
     provider.withdraw([instance(4)])
     world.now_ns = 30 * SECOND
     assert ports(world.answer("shop.Orders")) == []  # the one that there was may well have gone
-
-
-def test_after_a_failure_what_vanishes_is_held(world, provider):
-    provider.publish([instance(port) for port in (1, 2, 3, 4)])
-    world.answer("shop.Orders")
-    provider.down()
-    world.answer("shop.Orders")
-    provider.up()
-    provider.withdraw([instance(4)])
-    assert ports(world.answer("shop.Orders")) == [1, 2, 3, 4]
-
-
-def test_records_of_which_none_can_be_read_are_no_empty_list(world, provider, monkeypatch):
-    view = View({"a": b"rubbish", "b": b"[1]"})
-    monkeypatch.setattr(provider, "lookup", lambda _: view)
-    for _ in range(2):
-        error = world.answer("shop.Orders")
-        assert isinstance(error, Unreadable)
-        assert "none of the records of shop.Orders" in str(error)
-    assert len([event for event in world.told if isinstance(event, RecordSkipped)]) == 2
 
 
 def test_what_was_known_by_a_subscription_is_remembered(world, provider):

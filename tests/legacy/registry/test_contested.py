@@ -4,13 +4,9 @@ import pytest
 
 from fixtures.reconciler_worlds import SECOND
 from fixtures.registry_worlds import POLICY, flaky, instance
-from fixtures.waiting import wait_until
-from rpcwheel.errors import InstanceContested
-from rpcwheel.observe import RegistryFailed
 from rpcwheel.registry.contested import Contest, told_apart
-from rpcwheel.registry.entry import Entry, State
+from rpcwheel.registry.entry import Entry
 from rpcwheel.registry.rules import RegistryRules
-from rpcwheel.registry.session import Session
 
 RULES = RegistryRules.of(POLICY)
 OURS, THEIRS = instance(epoch="ours"), instance(epoch="theirs")
@@ -23,14 +19,6 @@ def beside(provider, timer):
     beside = flaky(timer, name=str(provider.url).removeprefix("memory://"))
     yield beside
     beside.close()
-
-
-def test_the_first_time_it_is_taken_back_at_once_then_ever_later_up_to_two_leases():
-    contest, now_ns, waits = Contest(), 0, []
-    for _ in range(5):
-        waits.append(contest.delay_ns(now_ns, RULES))
-        now_ns += waits[-1] + 2 * SECOND
-    assert waits == [0, 4 * SECOND, 8 * SECOND, 12 * SECOND, 12 * SECOND]
 
 
 def test_after_a_while_of_peace_it_begins_anew():
@@ -53,22 +41,3 @@ def test_if_the_engine_does_not_say_so_nothing_is_known(provider, beside):
     beside.publish([THEIRS])
     provider.down()
     assert told_apart(provider, [Entry(OURS)], MISSING) == MISSING
-
-
-def test_a_process_whose_id_is_taken_is_told_so_and_waits(provider, beside, timer, events):
-    session = Session(provider, POLICY, timer=timer)
-    entry = session.want(OURS, hasty=False)
-    assert session.when(entry, State.PUBLISHED).result(5)
-
-    def taken():
-        return [one for one in events if isinstance(one, RegistryFailed)]
-
-    for count, wait in ((1, 0.0), (2, 4.0)):
-        beside.publish([THEIRS])
-        timer.advance(2.3)
-        assert wait_until(lambda count=count: len(taken()) == count)
-        told = taken()[-1]
-        assert (told.request, told.delay_s, type(told.error)) == ("renew", wait, InstanceContested)
-        timer.advance(wait + 0.1)
-        assert wait_until(lambda: entry.state is State.PUBLISHED)
-    assert session.close().result(5)

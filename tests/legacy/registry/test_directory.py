@@ -2,24 +2,14 @@
 
 import os
 import threading
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
-from fixtures.seen_worlds import HOLD, REGISTRY, SERVICE, Listener, ended, keys, shows, view
+from fixtures.seen_worlds import REGISTRY, SERVICE, Listener, ended, keys, shows, view
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe import add_sink, remove_sink
-from rpcwheel.observe.events import (
-    InstancesChanged,
-    InstancesHeld,
-    ListenerFailed,
-    RecordSkipped,
-    TaskFailed,
-)
 from rpcwheel.registry.directory import Directory
-from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.workers import Serial
 
 
@@ -55,30 +45,6 @@ def kinds(events):
 # Listeners
 
 
-def test_a_listener_is_told_of_what_comes_whole(directory, listener):
-    directory.add(listener)
-    directory.saw(view("a"))
-    assert wait_until(lambda: listener.keys == ["a"])
-    directory.saw(view("ab"))
-    assert wait_until(lambda: listener.keys == ["a", "ab"])
-
-
-def test_a_listener_that_comes_late_is_told_at_once_of_what_is_known(directory, listener):
-    directory.saw(view("a"))
-    assert directory.wait(WAIT_S)
-    directory.add(listener)
-    assert wait_until(lambda: listener.keys == ["a"])
-
-
-def test_what_is_not_new_is_not_told(directory, listener):
-    directory.add(listener)
-    for _ in range(5):
-        directory.saw(view("a"))
-    directory.saw(view("b"))
-    assert wait_until(lambda: listener.keys[-1:] == ["b"])
-    assert len(listener.told) <= 2
-
-
 def test_a_listener_that_is_asked_to_look_again_is_not_told_the_same(directory, listener):
     listening, row = directory.add(listener), Serial()
     for word in ("a", "ab"):
@@ -87,24 +53,6 @@ def test_a_listener_that_is_asked_to_look_again_is_not_told_the_same(directory, 
         listening.due(row)
         assert wait_until(lambda: not row._running)
     assert listener.keys == ["a", "ab"]
-
-
-def test_to_a_slow_listener_only_the_last_of_several_changes_is_told(directory, listener):
-    gate, entered = threading.Event(), threading.Event()
-
-    def slow(snapshot):
-        listener(snapshot)
-        entered.set()
-        gate.wait(WAIT_S)
-
-    directory.add(slow)
-    directory.saw(view("a"))
-    assert entered.wait(WAIT_S)
-    for word in ("ab", "abc", "abcd"):
-        directory.saw(view(word))
-    assert shows(directory, "abcd")
-    gate.set()
-    assert wait_until(lambda: listener.keys == ["a", "abcd"])
 
 
 def test_a_listener_is_called_by_one_thread_at_a_time(directory):
@@ -125,16 +73,6 @@ def test_a_listener_is_called_by_one_thread_at_a_time(directory):
     assert told == sorted(set(told))
 
 
-def test_a_listener_that_hangs_holds_up_neither_another_nor_the_list(directory, listener):
-    gate = threading.Event()
-    directory.add(lambda _: gate.wait(WAIT_S))
-    directory.add(listener)
-    for word in ("a", "ab"):
-        directory.saw(view(word))
-        assert wait_until(lambda word=word: listener.keys[-1:] == [word])
-    gate.set()
-
-
 def test_a_thousand_listeners_that_hang_take_no_thousand_threads(directory):
     told, gate, before = [], threading.Event(), threading.active_count()
 
@@ -152,68 +90,7 @@ def test_a_thousand_listeners_that_hang_take_no_thousand_threads(directory):
     assert wait_until(lambda: len(told) == 1000)
 
 
-def test_a_listener_that_raises_is_told_of_and_called_on(directory, listener, events):
-    def broken(_):
-        raise ZeroDivisionError
-
-    directory.add(broken)
-    directory.add(listener)
-    for times, word in enumerate(("a", "ab"), 1):
-        directory.saw(view(word))
-        assert wait_until(lambda word=word: listener.keys[-1:] == [word])
-        assert wait_until(
-            lambda times=times: sum(isinstance(one, ListenerFailed) for one in events) == times
-        )
-    failed = next(one for one in events if isinstance(one, ListenerFailed))
-    assert (failed.target, type(failed.error)) == (SERVICE, ZeroDivisionError)
-    assert "broken" in failed.listener
-
-
-def test_a_listener_that_is_closed_is_called_no_more(directory, listener):
-    other, listening = Listener(), directory.add(listener)
-    directory.add(other)
-    listening.close()
-    listening.close()
-    directory.saw(view("a"))
-    assert wait_until(lambda: other.keys == ["a"])
-    assert not listener.told
-
-
-def test_a_sink_that_hangs_holds_up_no_list_and_no_listener(directory, listener):
-    gate = threading.Event()
-
-    def hangs(event):
-        if isinstance(event, InstancesChanged):
-            gate.wait(WAIT_S)
-
-    directory.add(listener)
-    add_sink(hangs)
-    try:
-        for word in ("a", "ab", "abc"):
-            directory.saw(view(word))
-            assert wait_until(lambda word=word: listener.keys[-1:] == [word])
-    finally:
-        remove_sink(hangs)
-        gate.set()
-
-
 # Waiting
-
-
-def test_who_waits_gets_the_first_snapshot(directory):
-    got = []
-    run_threads(lambda: got.append(directory.wait(WAIT_S)), lambda: directory.saw(view("a")))
-    assert [keys(snapshot) for snapshot in got] == ["a"]
-
-
-def test_who_waits_gets_an_empty_one_too_if_it_is_true(directory):
-    directory.saw(view())
-    assert keys(directory.wait(WAIT_S)) == ""
-
-
-def test_who_waits_in_vain_gets_nothing(directory):
-    assert directory.wait(0.01) is None
-    assert directory.wait(0) is None
 
 
 def test_close_wakes_who_waits_for_ever(directory):
@@ -242,19 +119,6 @@ def waiting(directory, seconds):
 # Time and events
 
 
-def test_what_is_held_is_gone_when_its_time_is_over(directory, listener, timer, events):
-    directory.add(listener)
-    directory.saw(view("ab"))
-    directory.suspect("the connection was lost")
-    directory.saw(view("a"))
-    assert wait_until(lambda: listener.keys[-1:] == ["ab"] and listener.told[-1].held == {"b"})
-    assert wait_until(lambda: timer.pending == 1)
-    timer.advance(HOLD)
-    assert wait_until(lambda: listener.keys[-1:] == ["a"])
-    assert wait_until(lambda: kinds(events) >= {InstancesChanged, InstancesHeld})
-    assert timer.pending == 0
-
-
 def test_a_snapshot_that_is_asked_for_has_its_age_of_now(directory, timer):
     directory.saw(view("a"))
     assert directory.wait(WAIT_S).age_s == 0.0
@@ -263,47 +127,6 @@ def test_a_snapshot_that_is_asked_for_has_its_age_of_now(directory, timer):
     assert wait_until(lambda: directory._shown.since_ns is not None)
     timer.advance(7)
     assert (directory.snapshot.age_s, directory.snapshot.revision) == (7.0, 1)
-
-
-def test_a_bad_record_is_told_as_an_event(directory, events):
-    directory.saw(view("a", bad="x"))
-    assert wait_until(lambda: RecordSkipped in kinds(events))
-
-
-def test_the_policy_says_whether_anything_is_held(make):
-    directory = make(policy=RegistryPolicy(protect=False))
-    directory.saw(view("abc"))
-    directory.suspect("the connection was lost")
-    directory.saw(view())
-    assert shows(directory, "")
-
-
-def test_without_a_timer_of_its_own_it_takes_the_shared_one():
-    with closing(Directory(SERVICE, REGISTRY)) as directory:
-        directory.saw(view("ab"))
-        directory.suspect("the connection was lost")
-        directory.saw(view("a"))
-        assert wait_until(lambda: directory._alarm._timeout is not None)
-        before = shared_timer().pending
-        directory.close()
-        assert shared_timer().pending == before - 1
-
-
-def test_a_timer_that_was_stopped_before_harms_nothing(events):
-    with ManualTimer() as timer:
-        directory = Directory(SERVICE, REGISTRY, timer=timer)
-    directory.saw(view("ab"))
-    directory.suspect("the connection was lost")
-    directory.saw(view("a"))
-    assert wait_until(lambda: InstancesHeld in kinds(events))
-    assert keys(directory.snapshot) == "ab"
-    directory.close()
-    assert TaskFailed not in kinds(events)
-
-
-def test_something_else_than_a_timer_is_refused():
-    with pytest.raises(TypeError, match="timer must be"):
-        Directory(SERVICE, REGISTRY, timer=5)
 
 
 # The end
@@ -320,16 +143,6 @@ def test_after_close_nothing_is_told_and_what_was_known_is_still_shown(directory
     assert keys(directory.snapshot) == "a"
     assert wait_until(lambda: not directory._hearing._running)
     assert not listener.told
-
-
-def test_what_was_heard_and_not_thought_of_at_close_changes_nothing(directory, timer):
-    gate = threading.Event()
-    directory._hearing.submit(lambda: gate.wait(WAIT_S))
-    directory.saw(view("a"))
-    directory.close()
-    gate.set()
-    assert wait_until(lambda: not directory._hearing._running)
-    assert directory.snapshot is None
 
 
 def test_a_listener_that_waits_for_its_turn_at_close_is_not_called(directory, listener):

@@ -1,12 +1,13 @@
 """A directory and the file of an earlier run: who is believed, and when."""
 
+import json
 import threading
+import time
 
 import pytest
 
 from fixtures.seen_worlds import REGISTRY, SERVICE, Listener, instances, keys, shows, view
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe.events import SnapshotFailed
 from rpcwheel.registry import directory as module
 from rpcwheel.registry.directory import Directory
 from rpcwheel.registry.snapshots import Snapshots
@@ -39,38 +40,6 @@ def snapshots(tmp_path, timer):
     snapshots.close()
 
 
-def test_what_it_sees_is_what_the_next_one_remembers_when_the_registry_is_down(
-    make, snapshots, timer, listener
-):
-    first = make(snapshots=snapshots)
-    first.saw(view("ab"))
-    assert shows(first, "ab")
-    first.close()
-    snapshots.close()
-    again = Snapshots(snapshots.path, REGISTRY, timer=timer)
-    second = make(snapshots=again)
-    second.add(listener)
-    assert second.snapshot is None
-    second.suspect("it can't be reached")
-    assert wait_until(lambda: listener.keys == ["ab"])
-    assert listener.told[0].source == "cache"
-    second.saw(view("abc"))
-    assert wait_until(lambda: listener.keys == ["ab", "abc"])
-    assert listener.told[1].source == "live"
-    second.close()
-    again.close()
-
-
-def test_without_an_answer_the_file_serves_after_a_second(make, snapshots, timer):
-    snapshots.keep(SERVICE, instances("a"))
-    directory = make(snapshots=snapshots)
-    assert wait_until(lambda: timer.pending == 2)  # of the directory, and of the file
-    assert directory.snapshot is None
-    timer.advance(1)
-    assert keys(directory.wait(WAIT_S)) == "a"
-    assert directory.snapshot.source == "cache"
-
-
 def test_the_file_is_read_before_the_registry_is_heard_however_soon_it_answers(make, snapshots):
     snapshots.keep(SERVICE, instances("a", "b"))
     for _ in range(20):
@@ -99,18 +68,6 @@ def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(
     snapshots.close()
 
 
-def test_a_file_that_cannot_be_read_is_told_and_all_goes_on(make, tmp_path, timer, events):
-    torn = tmp_path / "torn.json"
-    torn.write_text('{"v": 1, "serv')
-    snapshots = Snapshots(torn, REGISTRY, timer=timer)
-    directory = make(snapshots=snapshots)
-    directory.saw(view("a"))
-    assert keys(directory.wait(WAIT_S)) == "a"
-    assert wait_until(lambda: any(isinstance(one, SnapshotFailed) for one in events))
-    directory.close()
-    snapshots.close()
-
-
 def test_what_comes_from_the_file_alone_is_not_written_as_if_it_were_news(make, snapshots):
     snapshots.keep(SERVICE, instances("a"))
     written = snapshots._kept[SERVICE]
@@ -128,3 +85,31 @@ def test_at_close_the_file_is_told_that_the_registry_still_agrees(make, snapshot
     written = snapshots._kept[SERVICE]
     directory.close()
     assert snapshots._kept[SERVICE] is not written
+
+
+def test_while_it_is_live_its_entry_stays_young(make, tmp_path, timer, monkeypatch):
+    began, gone = time.time(), []
+    monkeypatch.setattr(time, "time", lambda: began + sum(gone))
+    path = tmp_path / "shop.json"
+    snapshots = Snapshots(path, REGISTRY, timer=timer)
+
+    def pass_time(seconds):
+        gone.append(seconds)
+        timer.advance(seconds)
+
+    def age_s():
+        return time.time() - json.loads(path.read_text())["services"][SERVICE]["written"]
+
+    directory = make(snapshots=snapshots)
+    directory.saw(view("a"))
+    assert shows(directory, "a")
+    pass_time(1)
+    assert wait_until(path.exists)
+    pass_time(100)
+    assert wait_until(lambda: age_s() < 1)
+    directory.suspect("the connection was lost")
+    assert wait_until(lambda: directory._shown.since_ns is not None)
+    pass_time(100)
+    assert age_s() >= 100
+    directory.close()
+    snapshots.close()

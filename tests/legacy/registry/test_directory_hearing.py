@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.seen_worlds import REGISTRY, SERVICE, keys, shows, view
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import TimerStopped, TooManyTimeouts
+from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.directory import MOST_NEWS, Directory
 from rpcwheel.registry.policy import RegistryPolicy
@@ -77,17 +77,6 @@ def test_who_said_draining_in_a_view_that_is_passed_over_is_gone_at_once(directo
     assert directory.snapshot.held == frozenset()
 
 
-def test_who_said_nothing_of_the_kind_is_held_as_ever(directory):
-    directory.saw(view("abc"))
-    assert shows(directory, "abc")
-    gate = busied(directory)
-    directory.suspect("the connection was lost")
-    directory.saw(view("ab"))
-    directory.saw(view("a"))
-    gate.set()
-    assert wait_until(lambda: directory.snapshot.held == {"b", "c"})
-
-
 def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
     directory.saw(view("ab"))
     for _ in range(1000):
@@ -131,15 +120,6 @@ def test_nor_does_one_that_is_stopped_while_it_waits():
         assert wait_until(lambda: timer.pending == 1)
     assert shows(directory, "a")
     directory.close()
-
-
-def test_nor_one_that_was_stopped_before(events):
-    with WheelTimer() as timer:
-        pass
-    with closing(Directory(SERVICE, REGISTRY, SOON, timer=timer)) as directory:
-        held_and_then_gone(directory)
-    failed = [event.error for event in events if isinstance(event, RegistryFailed)]
-    assert [type(error) for error in failed] == [TimerStopped]
 
 
 def held_and_then_gone(directory):

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from fixtures.registry_worlds import POLICY
-from fixtures.waiting import wait_until
-from rpcwheel.errors import RegistryClosed
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.observe import RegistryFailed
 from rpcwheel.registry.following import Following
 
@@ -37,19 +36,10 @@ def world(provider, timer):
     assert timer.pending == 0
 
 
-def test_followers_of_a_service_share_its_directory(world, provider):
-    first, second = world.follow("first"), world.follow("second")
-    assert first[1] is second[1]
-    assert first[1].wait(5).instances == ()
-    assert provider.requests == [("watch", ("shop.Orders",))]
-    assert world.following.known("shop.Orders").instances == ()
-    assert world.following.known("other") is None
-
-
 def test_when_the_last_has_gone_nothing_is_watched(world, provider):
     followers = [world.follow("first"), world.follow("second")]
     directory = followers[0][1]
-    assert directory.wait(5)
+    assert directory.wait(WAIT_S)
     for follower in followers:
         world.following.unfollow("shop.Orders", follower)
         world.following.unfollow("shop.Orders", follower)
@@ -57,16 +47,9 @@ def test_when_the_last_has_gone_nothing_is_watched(world, provider):
     assert world.follow()[1] is not directory
 
 
-def test_what_a_watch_tells_is_handed_on(world, provider):
-    world.follow()
-    assert wait_until(lambda: "saw" in world.told)
-    provider.down("the cable is cut")
-    assert wait_until(lambda: any("cable" in said for said in world.told))
-
-
 def test_what_was_known_of_a_service_that_nobody_follows_any_more_is_handed_on(world, provider):
     follower = world.follow()
-    assert follower[1].wait(5).instances == ()
+    assert follower[1].wait(WAIT_S).instances == ()
     world.following.unfollow("shop.Orders", follower)
     assert [one.service for one in world.left] == ["shop.Orders"]
 
@@ -83,14 +66,14 @@ def test_a_watch_that_can_not_be_begun_is_tried_again(world, provider, timer, mo
     monkeypatch.undo()
     assert wait_until(lambda: timer.pending)
     timer.advance(1.1)
-    assert directory.wait(5).instances == ()
+    assert directory.wait(WAIT_S).instances == ()
 
 
 def test_a_watch_that_hangs_holds_up_no_caller(world, provider, monkeypatch):
     let_go, watch = threading.Event(), provider.watch
 
     def hang(*arguments):
-        let_go.wait(20)
+        let_go.wait(WAIT_S)
         return watch(*arguments)
 
     monkeypatch.setattr(provider, "watch", hang)
@@ -99,12 +82,3 @@ def test_a_watch_that_hangs_holds_up_no_caller(world, provider, monkeypatch):
     world.following.close()
     let_go.set()
     assert wait_until(lambda: not world.following._watching._all)  # begun, and ended at once
-
-
-def test_after_the_end_nothing_is_followed(world):
-    _, directory = world.follow()
-    world.following.close()
-    world.following.close()
-    with pytest.raises(RegistryClosed):
-        world.follow()
-    assert directory.wait(0) is None or directory.wait(0).instances == ()

@@ -5,15 +5,18 @@ import threading
 import grpc
 import pytest
 
-from fixtures.shops import SERVICE, WHO
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.shops import HOLD, SERVICE, WHO
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import aio
-from rpcwheel.cluster import BroadcastInvoker, ClusterChannel, ForkingInvoker
+from rpcwheel.cluster import BroadcastInvoker, ClusterChannel, ClusterPolicy, ForkingInvoker
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry._aio_listed import Listed as AsyncListed
+from rpcwheel.observe import RecordSkipped
+from rpcwheel.registry import RegistryPolicy, open_registry
 from rpcwheel.registry._listed import Listed
 from rpcwheel.registry.named import channel
+
+LONG = RegistryPolicy(lease=1800.0)
 
 
 def published(shop):
@@ -88,33 +91,65 @@ def test_where_they_speak_another_protocol_from_now_on_so_does_the_channel(make_
         lists.close()
 
 
-async def test_where_they_speak_another_protocol_from_now_on_so_does_the_channel_in_aio(make_shop):
-    one = published(make_shop("a"))
-    lists = AsyncListed(SERVICE, "memory://a", credentials=None, compression=None, timer=None)
-    async with aio.ClusterChannel(SERVICE, connect=lists.connect) as channel:
-        ask = channel.unary_unary(WHO)
-        lists.show(channel, [one.changed(protocol="grpcs")])
-        await aio_wait_until(lambda: channel.members)
-        with pytest.raises(grpc.RpcError):
-            await ask(b"", timeout=WAIT_S)
-        lists.show(channel, [one])
-        assert await ask(b"", timeout=WAIT_S, wait_for_ready=True) == b"a"
-        await lists.close()
-
-
-@pytest.mark.parametrize("view", [BroadcastInvoker, ForkingInvoker])
-def test_one_list_is_refused_for_calls_on_several_members(memory, view):
-    refusal = pytest.raises(ConfigurationError, match='with another balance, "round_robin" say')
-    with channel(memory, service=SERVICE, balance="core") as one_list, refusal:
-        view(one_list)
-    with channel(memory, service=SERVICE) as of_members:
-        view(of_members)
-
-
-@pytest.mark.parametrize("view", [aio.BroadcastInvoker, aio.ForkingInvoker])
-async def test_one_list_is_refused_for_calls_on_several_members_in_aio(memory, view):
-    async with aio.channel(memory, service=SERVICE, balance="core") as one_list:
-        with pytest.raises(ConfigurationError, match='with another balance, "round_robin" say'):
+def test_one_list_is_refused_for_calls_on_several_members(memory):
+    refusal = 'with another balance, "round_robin" say'
+    for view in (BroadcastInvoker, ForkingInvoker):
+        refused = pytest.raises(ConfigurationError, match=refusal)
+        with channel(memory, service=SERVICE, balance="core") as one_list, refused:
             view(one_list)
-    async with aio.channel(memory, service=SERVICE) as of_members:
-        view(of_members)
+        with channel(memory, service=SERVICE) as of_members:
+            view(of_members)
+
+
+async def test_one_list_is_refused_for_calls_on_several_members_in_aio(memory):
+    refusal = 'with another balance, "round_robin" say'
+    for view in (aio.BroadcastInvoker, aio.ForkingInvoker):
+        async with aio.channel(memory, service=SERVICE, balance="core") as one_list:
+            with pytest.raises(ConfigurationError, match=refusal):
+                view(one_list)
+        async with aio.channel(memory, service=SERVICE) as of_members:
+            view(of_members)
+
+
+def who(to_service, times=1):
+    ask = to_service.unary_unary(WHO)
+    return {ask(b"", timeout=WAIT_S) for _ in range(times)}
+
+
+def test_a_channel_of_one_list_follows_the_registry_and_ends_no_call(make_shop, memory, events):
+    shop = make_shop("a")
+    unreachable = [
+        ServiceInstance(service=SERVICE, host="no.such.host.invalid", port=1),
+        ServiceInstance(service=SERVICE, host="127.0.0.1", port=2, protocol="grpcs"),
+    ]
+    at_once = ClusterPolicy(drain=0.0)
+    with (
+        open_registry(memory, policy=LONG) as registry,
+        channel(f"{memory}/{SERVICE}", balance="core", cluster=at_once) as to_service,
+    ):
+        first = registry.register(published(shop), wait=WAIT_S)
+        for one in unreachable:
+            registry.register(one, wait=WAIT_S)
+        assert to_service.unary_unary(WHO)(b"", timeout=WAIT_S, wait_for_ready=True) == b"a"
+        call = to_service.unary_unary(HOLD).future(b"", timeout=WAIT_S)
+        assert shop.held.wait(WAIT_S)
+        registry.register(published(make_shop("b")), wait=WAIT_S)
+        assert wait_until(lambda: who(to_service, 4) == {b"a", b"b"})
+        first.unregister(wait=WAIT_S)
+        assert wait_until(lambda: who(to_service, 4) == {b"b"})
+        shop.release.set()
+        assert call.result() == b"a"
+    skipped = lambda: {one.key for one in events if isinstance(one, RecordSkipped)}  # noqa: E731
+    assert wait_until(lambda: skipped() == {"no.such.host.invalid:1", "127.0.0.1:2"})
+
+
+async def test_a_channel_of_one_list_follows_the_registry_in_aio(make_shop, memory):
+    async with aio.channel(f"{memory}/{SERVICE}", balance="core") as to_service:
+        with open_registry(memory, policy=LONG) as registry:
+            first = registry.register(published(make_shop("a")), wait=WAIT_S)
+            ask = to_service.unary_unary(WHO)
+            assert await ask(b"", timeout=WAIT_S, wait_for_ready=True) == b"a"
+            registry.register(published(make_shop("b")), wait=WAIT_S)
+            first.unregister(wait=WAIT_S)
+            while await ask(b"", timeout=WAIT_S, wait_for_ready=True) != b"b":
+                pass

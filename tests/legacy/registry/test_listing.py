@@ -11,8 +11,6 @@ from rpcwheel.registry.listing import (
     LeftOut,
     Listing,
     one_protocol,
-    protocol_of,
-    spread,
     wanted_of,
 )
 
@@ -32,16 +30,6 @@ def listing():
     return made
 
 
-def test_the_first_list_is_made_at_once():
-    listing = Listing()
-    assert listing.next_wake_ns == NEVER
-    assert listing.step(5) is None
-    listing.saw(frozenset({A}), (), 5)
-    assert listing.next_wake_ns == 5
-    assert listing.step(5) == {A}
-    assert listing.next_wake_ns == NEVER
-
-
 def test_changes_are_gathered_for_a_while(listing):
     listing.saw(frozenset({A, B, C}), (), 10)
     assert listing.next_wake_ns == 10 + SOON_NS
@@ -57,18 +45,6 @@ def test_who_is_only_missed_is_kept_longer_than_who_comes_is_waited_for(listing)
     assert listing.next_wake_ns == LATER_NS
     listing.saw(frozenset({A, C}), (), 50)
     assert listing.next_wake_ns == 50 + SOON_NS
-
-
-def test_who_wants_no_new_calls_is_left_out_soon(listing):
-    listing.saw(frozenset({A}), {B}, 0)
-    assert listing.next_wake_ns == SOON_NS
-
-
-def test_who_comes_back_in_time_was_never_gone(listing):
-    listing.saw(frozenset({A}), (), 0)
-    listing.saw(frozenset({A, B}), (), 100)
-    assert listing.next_wake_ns == NEVER
-    assert listing.step(LATER_NS) is None
 
 
 def test_who_drains_or_has_no_weight_is_called_only_if_all_do():
@@ -87,14 +63,6 @@ def test_a_list_is_of_one_protocol():
     assert one_protocol([over_tls], credentials=False) == ([over_tls], frozenset())
 
 
-def test_the_protocol_of_a_list_is_that_of_all_unless_credentials_say_so_or_there_is_nobody():
-    plain, over_tls = instance(A), instance(B, protocol="grpcs")
-    assert protocol_of([over_tls], credentials=False) == "grpcs"
-    assert protocol_of([plain], credentials=False) == "grpc"
-    assert protocol_of([over_tls], credentials=True) is None
-    assert protocol_of([], credentials=False) is None
-
-
 def test_another_protocol_is_another_list_soon(listing):
     assert listing.protocol == "grpc"
     listing.saw(frozenset({A, B}), (), 0, "grpcs")
@@ -104,12 +72,6 @@ def test_another_protocol_is_another_list_soon(listing):
     assert (listing.step(SOON_NS), listing.protocol) == ({A}, "grpcs")
     listing.saw(frozenset({A}), (), 0, "grpcs")
     assert listing.next_wake_ns == NEVER
-
-
-def test_a_policy_of_the_user_s_stays():
-    mine = ("grpc.lb_policy_name", "pick_first")
-    assert spread([("a", 1)]) == [("a", 1), ("grpc.lb_policy_name", "round_robin")]
-    assert spread([mine]) == [mine]
 
 
 def test_who_is_left_out_is_told_of_once_as_long_as_it_is():

@@ -2,18 +2,14 @@
 
 import sys
 import threading
-import time
 
-import pytest
 from tenacity.wait import wait_base
 
-from fixtures.registry_worlds import POLICY, flaky, held, instance
-from fixtures.waiting import wait_until
-from rpcwheel.errors import RegistryUnavailable
-from rpcwheel.observe import RegistryFailed, add_sink, remove_sink
+from fixtures.registry_worlds import POLICY, flaky, instance
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.observe import RegistryFailed
 from rpcwheel.registry.entry import State
 from rpcwheel.registry.session import Session
-from rpcwheel.timer import WheelTimer
 
 FAST = POLICY.changed(renew=0.05)
 
@@ -24,60 +20,8 @@ def count(provider, method):
 
 def published(session, one):
     entry = session.want(one, hasty=False)
-    assert session.when(entry, State.PUBLISHED).result(5)
+    assert session.when(entry, State.PUBLISHED).result(WAIT_S)
     return entry
-
-
-def test_questions_that_never_end_hold_up_no_renewal_and_no_publishing():
-    class Slow(type(flaky(None))):
-        def lookup(self, service):
-            time.sleep(0.002)
-            return super().lookup(service)
-
-    session = Session(Slow(flaky(None).inner), FAST)
-    provider, ends = session._provider, threading.Event()
-
-    def ask(number):
-        while not ends.is_set():
-            session.look_up(f"service-{number}").result(20)
-
-    askers = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(4)]
-    for asker in askers:
-        asker.start()
-    try:
-        assert wait_until(lambda: count(provider, "lookup") > 10)
-        published(session, instance())
-        assert wait_until(lambda: count(provider, "renew") > 3)
-    finally:
-        ends.set()
-        for asker in askers:
-            asker.join(20)
-    assert session.close().result(5)
-
-
-def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end():
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def hang(_):
-        hangs.set()
-        goes_on.wait(60)
-
-    provider = flaky(None)
-    session = Session(provider, FAST)
-    add_sink(hang)
-    try:
-        published(session, instance())
-        assert hangs.wait(20)
-        with pytest.raises(RegistryUnavailable):
-            session.look_up(provider.down() or "shop.Orders").result(5)
-        provider.up()
-        renewed = count(provider, "renew")
-        assert wait_until(lambda: count(provider, "renew") > renewed + 3)
-        assert session.close().result(5)
-        assert held(provider) == []
-    finally:
-        remove_sink(hang)
-        goes_on.set()
 
 
 class Strategy(wait_base):
@@ -92,12 +36,12 @@ class Strategy(wait_base):
 
 def test_a_strategy_that_hangs_holds_up_no_caller():
     hangs, goes_on = threading.Event(), threading.Event()
-    strategy = Strategy(lambda: hangs.set() or (goes_on.wait(60) and 0))
+    strategy = Strategy(lambda: hangs.set() or (goes_on.wait(WAIT_S) and 0))
     provider = flaky(None)
     session = Session(provider, POLICY.changed(retry=strategy))
     provider.down()
     entry = session.want(instance(), hasty=False)
-    assert hangs.wait(20)
+    assert hangs.wait(WAIT_S)
     session.following.follow("shop.Orders", lambda directory: directory)
     for _ in range(20):
         session.want(instance(2), hasty=False)
@@ -105,8 +49,8 @@ def test_a_strategy_that_hangs_holds_up_no_caller():
         session.following.unfollow("shop.Orders", object())
     provider.up()
     goes_on.set()
-    assert session.when(entry, State.PUBLISHED).result(20)
-    assert session.close().result(5)
+    assert session.when(entry, State.PUBLISHED).result(WAIT_S)
+    assert session.close().result(WAIT_S)
 
 
 def test_a_strategy_that_ends_the_thread_does_not_end_the_session():
@@ -117,18 +61,9 @@ def test_a_strategy_that_ends_the_thread_does_not_end_the_session():
     entry = session.want(instance(2), hasty=False)
     assert wait_until(lambda: entry.error is not None)
     provider.up()
-    session.look_up("shop.Orders").result(5)
-    assert session.when(entry, State.PUBLISHED).result(20)
-    assert session.close().result(5)
-
-
-def test_a_timer_that_is_stopped_while_the_renewal_waits_there_ends_no_renewal():
-    own, provider = WheelTimer(), flaky(None)
-    session = Session(provider, POLICY.changed(renew=0.3), timer=own)
-    published(session, instance())
-    own.stop()
-    assert wait_until(lambda: count(provider, "renew") > 3)
-    assert session.close().result(5)
+    session.look_up("shop.Orders").result(WAIT_S)
+    assert session.when(entry, State.PUBLISHED).result(WAIT_S)
+    assert session.close().result(WAIT_S)
 
 
 def test_a_bug_of_ours_is_told_and_the_work_goes_on(monkeypatch):
@@ -139,8 +74,8 @@ def test_a_bug_of_ours_is_told_and_the_work_goes_on(monkeypatch):
         broken.setattr(session, "_take", lambda: 1 / 0)
         entry = session.want(instance(), hasty=False)
         assert wait_until(lambda: not session._working)
-    assert session.when(entry, State.PUBLISHED).result(20)
-    assert session.close().result(5)
+    assert session.when(entry, State.PUBLISHED).result(WAIT_S)
+    assert session.close().result(WAIT_S)
 
 
 def test_what_fails_after_the_end_is_told_to_nobody(events):
@@ -151,8 +86,8 @@ def test_what_fails_after_the_end_is_told_to_nobody(events):
     over = session.close()
     assert wait_until(lambda: session._core._flight is not None)
     session.abandon()
-    assert over.result(5)
+    assert over.result(WAIT_S)
     told = len(events)
     assert wait_until(lambda: session._core._flight is None)
-    assert session._telling.flush(20)
+    assert session._telling.flush(WAIT_S)
     assert not [one for one in events[told:] if isinstance(one, RegistryFailed)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fixtures.engine_watchers import Witness
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.observe import HandOffRefused
 from rpcwheel.registry.provider import View
@@ -38,7 +38,7 @@ class Engine:
         self.reads.append((service, known))
         view = View(dict(self.records.get(service, {})))
         if self.gate is not None:
-            self.gate.wait(20)
+            self.gate.wait(WAIT_S)
         if self.error is not None:
             raise self.error
         if service in self.refused:
