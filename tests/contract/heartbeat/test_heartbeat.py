@@ -9,6 +9,8 @@ import pytest
 from fixtures.grpcio import VERSION
 from fixtures.heartbeat_twins import (
     CHECK,
+    IN_AIO,
+    IN_SYNC,
     NOT_SERVING,
     PUSH,
     SERVING,
@@ -47,6 +49,7 @@ KNOWN = (
 )
 
 
+@IN_SYNC
 def test_its_attributes_say_all_there_is_to_know(twin, asked, channel, manager, timer):
     heartbeat = twin.do(manager.attach, channel)
     assert {name: getattr(heartbeat, name) for name in KNOWN} == {
@@ -96,6 +99,7 @@ def test_a_used_connection_is_asked_after_a_minute_of_silence(twin, asked, chann
     assert 60 < heartbeat.last_write <= heartbeat.last_read <= timer.now
 
 
+@IN_AIO
 def test_a_busy_connection_is_never_asked(twin, asked, channel, manager, timer):
     heartbeat = twin.do(manager.attach, channel)
     for _ in range(40):
@@ -106,6 +110,7 @@ def test_a_busy_connection_is_never_asked(twin, asked, channel, manager, timer):
     assert heartbeat.state is ALIVE
 
 
+@IN_SYNC
 def test_an_unused_connection_is_left_alone(twin, asked, channel, manager, timer):
     heartbeat = twin.do(manager.attach, channel)
     for _ in range(100):
@@ -117,6 +122,7 @@ def test_an_unused_connection_is_left_alone(twin, asked, channel, manager, timer
     assert timer.pending == 1
 
 
+@IN_AIO
 def test_a_connection_that_the_server_has_closed_is_not_made_again(
     twin, asked, channel, manager, timer
 ):
@@ -130,6 +136,7 @@ def test_a_connection_that_the_server_has_closed_is_not_made_again(
     assert channel.number == 1
 
 
+@IN_SYNC
 def test_a_plain_channel_that_nobody_uses_is_not_connected(twin, asked, manager, timer):
     channel = twin.do(twin.plain, asked.target)
     heartbeat = twin.do(manager.attach, channel)
@@ -150,6 +157,7 @@ def test_a_heartbeat_can_be_asked_for_now(twin, asked, channel, manager, timer):
     assert len(asked.checks) == 1
 
 
+@IN_AIO
 def test_switched_off_nothing_waits_and_nothing_is_asked(twin, asked, channel, timer):
     manager = twin.do(twin.manager, timer, interval=None)
     heartbeat = twin.do(manager.attach, channel)
@@ -161,6 +169,7 @@ def test_switched_off_nothing_waits_and_nothing_is_asked(twin, asked, channel, t
     assert heartbeat.state is CLOSED
 
 
+@IN_SYNC
 def test_there_is_one_timeout_however_much_happens(twin, asked, channel, manager, timer):
     heartbeat = twin.do(manager.attach, channel)
     twin.call(channel)
@@ -176,6 +185,7 @@ def test_there_is_one_timeout_however_much_happens(twin, asked, channel, manager
 # --- Answers -------------------------------------------------------------------------------------
 
 
+@IN_AIO
 def test_any_status_of_the_servers_is_an_answer(twin, asked, channel, manager):
     heartbeat = twin.do(manager.attach, channel)
     for count, code in enumerate(("UNIMPLEMENTED", "INTERNAL", "PERMISSION_DENIED", "UNKNOWN"), 1):
@@ -185,6 +195,7 @@ def test_any_status_of_the_servers_is_an_answer(twin, asked, channel, manager):
         assert (heartbeat.state, heartbeat.serving) == (ALIVE, None), code
 
 
+@IN_SYNC
 def test_a_status_that_a_client_makes_up_itself_is_no_answer(twin, asked, channel, timer, events):
     for code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
         asked.answer = grpc.StatusCode[code]
@@ -198,6 +209,7 @@ def test_a_status_that_a_client_makes_up_itself_is_no_answer(twin, asked, channe
         twin.do(manager.close)
 
 
+@IN_AIO
 def test_a_server_that_does_not_serve_is_alive_unless_that_is_asked_for(
     twin, asked, channel, timer, events
 ):
@@ -249,6 +261,7 @@ def test_a_heartbeat_that_is_not_answered_within_a_tick_is_missed(
     asked.answer.set()
 
 
+@IN_SYNC
 def test_a_late_answer_counts(twin, asked, channel, manager, timer):
     slow = asked.answer = threading.Event()
     heartbeat = twin.do(manager.attach, channel)
@@ -279,6 +292,7 @@ def test_older_heartbeats_are_cancelled_when_a_later_one_is_answered(
     assert (heartbeat.sent, heartbeat.state) == (2, ALIVE)
 
 
+@IN_AIO
 def test_a_heartbeat_that_fails_after_a_call_was_answered_is_harmless(
     twin, asked, channel, manager
 ):
@@ -297,6 +311,7 @@ def test_a_heartbeat_that_fails_after_a_call_was_answered_is_harmless(
     assert heartbeat.misses == 0
 
 
+@IN_SYNC
 def test_a_judge_that_gives_no_verdict_is_reported_and_harms_nothing(
     twin, asked, channel, manager, events
 ):
@@ -348,6 +363,7 @@ def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(  # noqa: P
     ]
 
 
+@IN_SYNC
 def test_drain_is_passed_on_to_the_replacement(twin, asked, channel, timer):
     given = []
     real = channel.replace
@@ -384,6 +400,7 @@ def test_a_replacement_that_fails_is_reported_and_tried_again(  # noqa: PLR0917
     events.clear()
 
 
+@IN_AIO
 def test_a_withdrawn_target_is_neither_asked_nor_replaced(twin, asked, channel, manager, timer):
     asked.answer = NOT_SERVING
     heartbeat = twin.do(manager.attach, channel, probe=STRICT)
@@ -454,6 +471,7 @@ def test_a_heartbeat_that_cannot_be_sent_does_not_make_a_connection_dead(  # noq
     assert missed.answer == "ValueError"
 
 
+@IN_SYNC
 def test_calls_that_only_wait_for_a_connection_are_not_ended(twin, asked, channel, timer):
     given = []
     real = channel.replace
@@ -485,6 +503,7 @@ def test_connection_dead_is_emitted_before_connection_replaced(
     assert told[:2] == [ConnectionDead, ConnectionReplaced]
 
 
+@IN_AIO
 def test_an_answer_that_comes_after_the_replacement_changes_nothing(
     twin, asked, channel, manager, timer
 ):
@@ -565,6 +584,7 @@ def test_a_channel_that_its_user_drops_is_not_kept_alive(twin, asked, manager, t
     assert (timer.pending, manager.heartbeats) == (0, ())
 
 
+@IN_AIO
 def test_attach_raises_what_its_timer_raises(twin, asked, channel):
     with ManualTimer() as stopped:
         stopped.stop()
@@ -620,6 +640,7 @@ def test_a_timer_that_is_full_keeps_the_place_of_a_heartbeat(twin, asked):
         twin.do(channel.close)
 
 
+@IN_SYNC
 def test_a_plain_channel_that_is_closed_is_attached_as_such(twin, asked, manager, timer):
     channel = twin.do(twin.plain, asked.target)
     twin.do(channel.close)
@@ -679,6 +700,7 @@ def test_listeners_are_told_in_order_and_one_that_raises_harms_nothing(
     assert len(told) == 6
 
 
+@IN_AIO
 def test_what_is_no_listener_is_refused(twin, channel, manager):
     async def coroutine(heartbeat, old, new):
         """Nobody would await it."""

@@ -2,17 +2,20 @@
 
 import pytest
 
+from fixtures.heartbeat_twins import IN_AIO, IN_SYNC
 from fixtures.waiting import wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe
 
 
+@IN_SYNC
 def test_the_defaults_are_those_of_the_policy(twin):
     manager = twin.do(twin.manager)
     assert manager.policy == HeartbeatPolicy()
     assert manager.heartbeats == ()
 
 
+@IN_AIO
 def test_a_manager_can_be_made_of_a_policy(twin, timer):
     policy = HeartbeatPolicy(interval=5, timeout=12, drain=None, replace=False)
     manager = twin.do(twin.manager.of, policy, timer=timer, probe=MethodProbe("/a/b"))
@@ -26,6 +29,7 @@ def test_a_connection_attached_twice_has_one_heartbeat(twin, channel, manager, t
     assert timer.pending == 1
 
 
+@IN_AIO
 def test_a_connection_that_was_detached_can_be_attached_again(twin, channel, manager, timer):
     first = twin.do(manager.attach, channel)
     first.detach()
@@ -48,6 +52,7 @@ def test_attaching_lets_go_of_connections_that_were_dropped(twin, asked, channel
     assert repr(manager).startswith("<HeartbeatManager of 1 connections")
 
 
+@IN_SYNC
 def test_two_managers_watch_a_connection_each_in_its_own_way(twin, channel, manager, timer):
     other = twin.do(twin.manager, timer, interval=5)
     assert twin.do(other.attach, channel) is not twin.do(manager.attach, channel)
