@@ -7,7 +7,7 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import KINDS, Stub, hanging
+from fixtures.aio_channels import KINDS, Stub, hanging, steps
 from fixtures.aio_doors import refused
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -15,12 +15,6 @@ from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.observe import ListenerFailed
 
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
-
-
-async def steps(count=5):
-    """Let the other tasks run."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 # Closed

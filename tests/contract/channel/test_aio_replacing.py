@@ -10,7 +10,7 @@ import itertools
 import grpc
 import pytest
 
-from fixtures.aio_channels import KINDS, Stub, hanging
+from fixtures.aio_channels import KINDS, Stub, hanging, steps
 from fixtures.aio_doors import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -74,12 +74,6 @@ def task_of(wait, call):
         return await wait(call)
 
     return asyncio.create_task(waiting())
-
-
-async def steps(count=5):
-    """Let the other tasks run."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def end_of(task):

@@ -6,19 +6,13 @@ import itertools
 import grpc
 import pytest
 
-from fixtures.aio_channels import hanging
+from fixtures.aio_channels import hanging, steps
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S
 
 IDLE, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
 )
-
-
-async def steps(count):
-    """Let the other tasks run."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_its_state_is_that_of_the_active_connection(channel):

@@ -7,7 +7,8 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_clusters import begun, caller, hanging, states, steps
+from fixtures.aio_channels import steps
+from fixtures.aio_clusters import begun, caller, hanging, states
 from fixtures.aio_doors import others, refused
 from fixtures.clusters import instance
 from fixtures.grpc_servers import IMPATIENT

@@ -5,7 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_clusters import InOrder, begun, counts, in_order, states, steps
+from fixtures.aio_channels import steps
+from fixtures.aio_clusters import InOrder, begun, counts, in_order, states
 from fixtures.aio_doors import others, refused
 from fixtures.clusters import instance, nobody_at
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS

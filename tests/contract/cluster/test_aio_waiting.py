@@ -8,8 +8,8 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
-from fixtures.aio_clusters import begun, caller, counts, in_order, states, steps
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, steps
+from fixtures.aio_clusters import begun, caller, counts, in_order, states
 from fixtures.aio_doors import refused
 from fixtures.clusters import instance, nobody_at
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Silent
