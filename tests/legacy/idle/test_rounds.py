@@ -10,10 +10,12 @@ from fixtures.idle_server import IdleServer, connect_from, echo, events_of, rese
 from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.idle import IdleConnectionDetector, closing
+from rpcwheel.idle import IdleConnectionDetector, IdlePolicy, closing
 from rpcwheel.idle.closing import FRESH_NS, Settled, _finishing
-from rpcwheel.idle.core import NOTHING, TRY_NS
+from rpcwheel.idle.core import NOTHING, TRY_NS, Mark, judge
 from rpcwheel.idle.entry import Call
+from rpcwheel.idle.limits import Limits
+from rpcwheel.idle.peers import TcpInfo
 from rpcwheel.idle.table import Connections
 from rpcwheel.observe import ConnectionClosed, ConnectionIdle, ConnectionKept, IdleLimited
 from rpcwheel.timer import WheelTimer, shared_timer
@@ -200,6 +202,51 @@ def test_an_open_call_is_ended_once(timer):
     call = Call(table, "ipv4:10.0.0.1:1", streams=True, heartbeat=False)
     assert _finishing(call.entry, "why") == [(call, "why")]
     assert _finishing(call.entry, "why") == []
+
+
+class KernelSays:
+    """A socket of which the kernel says what a test wants."""
+
+    peer, inode = ("10.0.0.1", 1), 7
+
+    def __init__(self) -> None:
+        self.received_ago_s, self.waiting, self.unsent_bytes = 1000.0, 0, 0
+        self.shut = False
+
+    def info(self) -> TcpInfo:
+        return TcpInfo(self.received_ago_s, 1000.0, 100, 100)
+
+    def unread(self) -> int:
+        return self.waiting
+
+    def unsent(self) -> int:
+        return self.unsent_bytes
+
+    def shutdown(self) -> None:
+        self.shut = True
+
+
+def test_what_the_kernel_says_is_asked_right_before_the_end(timer, monkeypatch):
+    table, limits = Connections(timer=timer), Limits.of(IdlePolicy(idle_timeout=30))
+    Call(table, "ipv4:10.0.0.1:1", streams=False, heartbeat=False).ended()
+    (entry,) = table.entries()
+    entry.inode, kernel = 7, KernelSays()
+    timer.advance(31)
+    due = judge(entry.seen, limits, table.now_ns())
+    entry.mark = Mark(due, entry.seen.moves(limits, due.reason), table.now_ns())
+    monkeypatch.setattr(closing, "open_sockets", lambda *_, **__: (each for each in [kernel]))
+    scan = closing.Closing(table, lambda: limits, Settled(lambda: True), lambda _: NOTHING)
+    for name, value in (("received_ago_s", 0.05), ("waiting", 1), ("unsent_bytes", 1)):
+        before = getattr(kernel, name)
+        setattr(kernel, name, value)
+        scan.run()
+        assert not kernel.shut, name
+        setattr(kernel, name, before)
+        timer.advance(0.1)
+    assert entry.mark.tries == 3
+    scan.run()
+    assert kernel.shut
+    assert [type(event) for event in scan.events] == [ConnectionClosed]
 
 
 class Clock:
