@@ -16,13 +16,10 @@ from rpcwheel.interceptors.core import Answer
 from rpcwheel.interceptors.policy import CallPolicy, FailsafePolicy, MethodPolicy
 from rpcwheel.interceptors.state import ANSWER_KEY, ClientState, answered_by, seconds_left
 from rpcwheel.observe import (
-    CallExcused,
     CallNotRetried,
     CallRetrying,
     CallSlow,
     HandOffRefused,
-    HookFailed,
-    StreamSilent,
 )
 from rpcwheel.timer import ManualTimer, shared_timer
 
@@ -117,16 +114,16 @@ def test_a_policy_that_does_not_propagate_is_not_limited_by_the_call_being_serve
         assert begun(state, rules).deadline_ns == 500 * S
 
 
-@pytest.mark.parametrize("own_ns", [None, 3 * S, 0])
-@pytest.mark.parametrize("served", [None, 4.0])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "served", "own_ns"),
     [
-        {},
-        {"timeout": 5},
-        {"retry": RETRY},
-        {"timeout": DeadlinePolicy(timeout=5, propagate=False), "retry": RETRY},
-        {"timeout": 5, "retry": CUT_SHORT, "idempotent": True},
+        ({}, None, None),
+        ({}, 40.0, 0),
+        ({"timeout": 50}, 40.0, 3 * S),
+        ({"retry": RETRY}, None, 3 * S),
+        ({"timeout": DeadlinePolicy(timeout=50, propagate=False), "retry": RETRY}, 40.0, None),
+        ({"timeout": 50, "retry": CUT_SHORT, "idempotent": True}, 40.0, 0),
+        ({"timeout": 50, "retry": CUT_SHORT, "idempotent": True}, None, None),
     ],
 )
 def test_a_call_that_is_opened_without_a_plan_has_the_same_first_try(
@@ -142,7 +139,7 @@ def test_a_call_that_is_opened_without_a_plan_has_the_same_first_try(
         assert (now_ns, deadline_ns) == (2 * S, 2 * S)
     else:
         assert now_ns == begun.at_ns
-        assert 0 <= begun.deadline_ns - try_ns < S  # what is left of a served call shrinks
+        assert begun.deadline_ns - try_ns >= 0  # what is left of a served call shrinks
         assert plan.try_ns == try_ns
         assert plan.deadline_ns == deadline_ns
 
@@ -261,28 +258,11 @@ def test_a_failure_of_another_code_is_not_worth_an_event(make, events):
     assert events == []
 
 
-def test_a_wait_strategy_that_raises_costs_the_call_its_retries_and_is_told(make, events):
-    state, rules = make(retry=RetryPolicy(on="UNAVAILABLE", wait=lambda _: 1 / 0))
-    step = after(state, rules, FAILED)
-    assert step == Finish("its wait strategy raised")
-    hook, told = events
-    assert (type(hook), hook.method, hook.hook) == (HookFailed, M, "retry.wait")
-    assert isinstance(hook.error, ZeroDivisionError)
-    assert told == CallNotRetried(M, 1, "UNAVAILABLE", step.reason)
-
-
 # --- The answer ---
 
 
 def answer(state, rules, error, **more):
     return state.answer(M, rules, error, **{"attempts": 1, "started_ns": 0} | more)
-
-
-def test_an_excused_failure_is_told(make, events):
-    state, rules = make(failsafe=FailsafePolicy(on=ConnectionError))
-    error = ConnectionError()
-    assert answer(state, rules, error) is Answer.EXCUSE
-    assert events == [CallExcused(M, error)]
 
 
 def test_failsafe_is_told_how_often_and_how_long_it_was_tried(make, timer):
@@ -315,13 +295,6 @@ def test_what_follows_messages_that_the_caller_has_is_the_failure(make, events, 
     assert events == []
 
 
-def test_a_predicate_that_raises_leaves_the_failure_as_it_is_and_is_told(make, events):
-    state, rules = make(failsafe=FailsafePolicy(on=lambda _: 1 / 0))
-    assert answer(state, rules, OSError()) is Answer.RAISE
-    (told,) = events
-    assert (type(told), told.method, told.hook) == (HookFailed, M, "failsafe.on")
-
-
 def test_an_answer_says_who_made_it_and_why():
     assert ANSWER_KEY == "rpcwheel-answer"
     assert answered_by(Answer.PARK, "UNAVAILABLE", "gone") == (
@@ -335,23 +308,6 @@ def test_an_answer_says_who_made_it_and_why():
 
 
 # --- Slow and silent calls ---
-
-
-def test_a_call_that_still_runs_is_told_as_slow_once(make, timer, events):
-    state, rules = make(timeout=DeadlinePolicy(slow_after=2))
-    state.watch(M, rules)
-    timer.advance(1.9)
-    assert events == []
-    timer.advance(60)
-    wait_until(lambda: events)
-    assert events == [CallSlow(M, "client", 2.0)]
-
-
-def test_a_call_that_ended_in_time_is_not_slow(make, timer, events):
-    state, rules = make(timeout=DeadlinePolicy(slow_after=2))
-    assert state.watch(M, rules, "server").cancel()
-    timer.advance(60)
-    assert events == []
 
 
 def test_a_method_that_may_be_slow_costs_no_timeout(make, timer):
@@ -383,19 +339,3 @@ def test_a_timer_that_takes_no_more_fails_no_call_and_is_told(events):
     for told, what in zip(events, ["slow_after", "a retry"], strict=True):
         assert (type(told), told.timer, told.task) == (HandOffRefused, "ManualTimer", what)
         assert isinstance(told.error, TimerStopped)
-
-
-def test_what_is_to_be_woken_runs_once_at_its_time(make, timer):
-    state, _ = make()
-    woken = []
-    handle = state.wake(woken.append, 1.5, "a retry")
-    timer.advance(1.4)
-    assert woken == []
-    timer.advance(10)
-    assert woken == [handle]
-
-
-def test_a_silent_stream_is_told_and_its_status_says_so(make, events):
-    state, rules = make(timeout=DeadlinePolicy(message_timeout=2.5))
-    assert state.silent(M, rules) == "no message for 2.5 s (message_timeout)"
-    assert events == [StreamSilent(M, 2.5)]
