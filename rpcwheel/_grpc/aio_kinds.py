@@ -42,10 +42,12 @@ class _Awaited(Relay):
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:
-                    if not self.was_given_up(call, cancels):
+                    if not (self.was_given_up(call, cancels) or self._has_status(call, cancels)):
                         raise
+                    yield from self._until_decided(call)
                 except Exception as error:
-                    yield from self._decision(call, error)
+                    self._ended(call, error)
+                    yield from self._until_decided(call)
                     if call is self._final:
                         raise
                 else:
@@ -56,6 +58,16 @@ class _Awaited(Relay):
             self.cancel()
             raise
 
+    def _has_status(self, call: object, cancels: int) -> bool:
+        """Whether a `CancelledError` that came out of this try is not how the try has ended.
+
+        grpc.aio (1.85) cancels whoever awaits a call when a request can't be written any more, also
+        if the call has a status by then. Arguments as of `was_given_up`.
+        """
+        if call is self._final or cancels_of_task() > cancels:
+            return False
+        return self._conductor.kind.streams_requests and has_ended(call)
+
     def _answers(self, call: object) -> bool:
         """End with a try that has its response, unless there is another end."""
         self._awaited = False
@@ -63,9 +75,8 @@ class _Awaited(Relay):
             self.finish(call)
         return call is self._final
 
-    def _decision(self, call: Any, error: Exception) -> Generator[Any, None, None]:  # noqa: ANN401
-        """Wait until it is decided what follows."""
-        self._ended(call, error)
+    def _until_decided(self, call: Any) -> Generator[Any, None, None]:  # noqa: ANN401
+        """Wait until it is decided what follows a try that has ended."""
         while call is self._try:
             yield from self._change().__await__()
 

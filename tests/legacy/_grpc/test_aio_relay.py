@@ -242,6 +242,43 @@ async def test_a_made_up_status_that_stays_is_told_in_the_end():
     relay.finish(going)
 
 
+class Unwritten(Going):
+    """A try whose requests could not be written: it has a status, and cancels who awaits it."""
+
+    def __await__(self):
+        yield from self._ended.wait().__await__()
+        raise asyncio.CancelledError
+
+
+async def test_who_awaits_a_try_that_could_not_be_written_gets_its_status():
+    for finishes_first in (False, True):
+        conductor = Conductor(Kind.STREAM_UNARY)
+        relay = relay_of(Kind.STREAM_UNARY)(conductor)
+        relay.begin(going := Unwritten())
+        waiting = awaiting(relay)
+        await asyncio.sleep(0)
+        failure = bad(kind=Kind.STREAM_UNARY)
+        going.ends(failure)
+        if finishes_first:
+            relay.finish(failure, source=going)
+        else:
+            asyncio.get_running_loop().call_later(0.01, relay.finish, failure, going)
+        with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+            await waiting
+
+
+async def test_who_awaits_a_try_that_could_not_be_written_may_be_cancelled():
+    relay = relay_of(Kind.STREAM_UNARY)(Conductor(Kind.STREAM_UNARY))
+    relay.begin(going := Unwritten())
+    waiting = awaiting(relay)
+    await asyncio.sleep(0)
+    going.ends(bad(kind=Kind.STREAM_UNARY))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
 # Ended over a try that runs
 
 
