@@ -8,7 +8,7 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_doors import CALLS, PAIRED, answer_of, begin, read_all, refused
+from fixtures.aio_doors import PAIRED, answer_of, begin, read_all, refused
 from fixtures.shop import (
     STREAM_STREAM,
     UNARY_STREAM,
@@ -92,7 +92,7 @@ async def test_a_server_that_always_fails_sees_few_retries(shop, own):
     assert 200 < len(shop.calls) <= 240
 
 
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
 async def test_a_method_that_is_not_idempotent_is_not_retried(shop, doors, kind):
     """Also if the status is worded as gRPC words it when it has no connection."""
     shop.then(Fail("UNAVAILABLE", NO_CONNECTION))
@@ -113,21 +113,25 @@ async def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(s
     assert [type(event) for event in events] == kinds
 
 
-@pytest.mark.parametrize("ask", ["code", "details", "trailing_metadata", "callback", "nothing"])
-async def test_a_call_is_retried_though_nobody_awaits_it(shop, own, ask):
-    shop.then("UNAVAILABLE")
-    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
-    ended = asyncio.Event()
-    match ask:
-        case "callback":
-            call.add_done_callback(lambda _: ended.set())
-            await ended.wait()
-        case "nothing":
-            await aio_wait_until(call.done)
-        case _:
-            await getattr(call, ask)()
-    assert len(shop.calls) == 2
-    assert await call.code() is grpc.StatusCode.OK
+async def test_a_call_is_retried_though_nobody_awaits_it(shop, own):
+    async def told(call):
+        ended = asyncio.Event()
+        call.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+
+    for ask in (
+        lambda call: call.code(),
+        lambda call: call.details(),
+        lambda call: call.trailing_metadata(),
+        lambda call: aio_wait_until(call.done),
+        told,
+    ):
+        shop.reset()
+        shop.then("UNAVAILABLE")
+        call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+        await ask(call)
+        assert len(shop.calls) == 2
+        assert await call.code() is grpc.StatusCode.OK
 
 
 async def test_calls_made_in_a_scope_share_its_deadline(shop, own):

@@ -184,7 +184,7 @@ async def test_a_handler_stays_what_it_is():
     assert changed == []
 
 
-@pytest.mark.parametrize(("nature", "kind"), ADAPTED)
+@pytest.mark.parametrize(("nature", "kind"), ADAPTED[1:3])
 async def test_a_scope_in_which_a_server_was_started_is_none_of_its_calls(kind, nature):
     made = handler(kind, nature(kind, left))
     with deadline_scope(30):
@@ -493,8 +493,15 @@ async def test_a_call_that_runs_for_long_is_told_while_it_runs(kind, nature, tim
         assert (await answers(call, kind))[-1] == b"done"
 
 
-@pytest.mark.parametrize(("nature", "kind"), WAITING)
-@pytest.mark.parametrize("end", [well, with_a_bug])
+@pytest.mark.parametrize(
+    ("nature", "kind", "end"),
+    [
+        (nature, kind, end)
+        for (nature, kind), end in zip(
+            WAITING, (well, with_a_bug, with_a_bug, well, with_a_bug), strict=True
+        )
+    ],
+)
 async def test_nothing_waits_for_a_call_that_has_ended(kind, nature, end, timer):
     gate = Gate()
     made = handler(kind, nature(kind, gate, end))
