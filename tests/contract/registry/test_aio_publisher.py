@@ -23,6 +23,8 @@ from rpcwheel.testing import FlakyProvider
 
 QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
 ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
+LONG = RegistryPolicy(lease=10**6, timeout=600.0)
+"""Neither a lease nor a request ends within a test."""
 ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
 
@@ -57,6 +59,12 @@ async def ask(port, method=WHO):
         return await to_server.unary_unary(method)(b"", timeout=WAIT_S)
 
 
+async def wait_until_withdrawn(registry):
+    async with asyncio.timeout(WAIT_S):
+        while await ids(registry):
+            pass
+
+
 def steps(events):
     return [one.step for one in events if isinstance(one, ServingEnds)]
 
@@ -71,7 +79,7 @@ async def test_a_server_is_bound_started_published_and_ended_in_order(
         assert await published.wait_published(WAIT_S)
         assert await ids(registry) == [f"127.0.0.1:{published.port}"]
         assert await ask(published.port) == b"a"
-    assert await ids(registry) == []
+    await wait_until_withdrawn(registry)
     await aio_wait_until(lambda: steps(events) == ALL)
     assert await shop.server.wait_for_termination(0) is False
 
@@ -82,7 +90,7 @@ async def test_a_server_that_runs_is_published_as_it_is(shop, registry):
     async with Publisher(shop.server, registry, SERVICE, **QUICK | {"port": port}) as published:
         assert await published.wait_published(WAIT_S)
         assert await ids(registry) == [f"127.0.0.1:{port}"]
-    assert await ids(registry) == []
+    await wait_until_withdrawn(registry)
 
 
 async def test_a_server_whose_services_are_not_named_is_refused(shop, memory):
@@ -114,7 +122,7 @@ async def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events
         assert await published.wait_published(WAIT_S)
         published.begin_stop()
         await aio_wait_until(lambda: "wait" in steps(events) and timer.pending)
-        assert await ids(registry) == []
+        await wait_until_withdrawn(registry)
         assert await ask(published.port) == b"a"
         timer.advance(60.0)
         assert await published.wait(WAIT_S)
@@ -125,9 +133,10 @@ async def test_no_call_fails_while_servers_are_replaced(make_aio_shop, memory, t
     """Each serves until the client has heard of its end, which the timer makes sure of."""
 
     async def start(name):
-        settings = {"port": 0, "lame_duck": 60.0, "grace": 60.0, "timer": timer}
+        settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer, "policy": LONG}
         published = Publisher(make_aio_shop(name).server, memory, SERVICE, **settings)
         await published.start()
+        assert await published.wait_published(WAIT_S)
         return published
 
     def is_member(published):
@@ -228,9 +237,8 @@ async def test_cancelling_a_stop_does_not_stop_the_end(shop, memory, events, tim
 
 
 async def test_a_frozen_engine_holds_up_neither_the_end_nor_the_loop(shop, memory, events, timer):
-    provider = FlakyProvider(open_provider(memory, Settings(1800.0, 600.0)))
-    policy = RegistryPolicy(lease=1800.0, timeout=600.0)
-    async with FailbackRegistry(provider, policy=policy) as frozen:
+    provider = FlakyProvider(open_provider(memory, Settings(lease_s=10**6, timeout_s=600.0)))
+    async with FailbackRegistry(provider, policy=LONG) as frozen:
         settings = QUICK | {"timer": timer}
         async with Publisher(shop.server, frozen, SERVICE, **settings) as published:
             assert await published.wait_published(WAIT_S)
@@ -268,7 +276,7 @@ async def test_an_instance_that_was_unregistered_by_hand_is_not_published_by_the
         seen = other.subscribe(SERVICE, lambda snapshot: shown.append(len(snapshot.instances)))
         await seen.wait(WAIT_S)
         await published.stop()
-        assert (await other.lookup(SERVICE)).instances == ()
+        await wait_until_withdrawn(other)
         seen.close()
     assert set(shown) <= {0}
 

@@ -33,7 +33,7 @@ from rpcwheel.testing import FlakyProvider
 QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
 ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
 ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
-LONG = RegistryPolicy(lease=1800.0, timeout=600.0)
+LONG = RegistryPolicy(lease=10**6, timeout=600.0)
 """Neither a lease nor a request ends within a test."""
 
 
@@ -51,7 +51,7 @@ def shop(make_shop):
 @pytest.fixture
 def flaky(memory):
     """A provider whose engine fails on command, and a registry over it."""
-    settings = Settings(lease_s=1800.0, timeout_s=600.0)
+    settings = Settings(lease_s=10**6, timeout_s=600.0)
     provider = FlakyProvider(open_provider(f"{memory}-flaky", settings))
     with FailbackRegistry(provider, policy=LONG) as registry:
         yield provider, registry
@@ -96,7 +96,7 @@ def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, re
         assert ids(registry) == [where]
         assert repr(published) == f"<Publisher of {SERVICE} at {where}: serving>"
         assert ask(published.port) == b"a"
-    assert ids(registry) == []
+    assert wait_until(lambda: ids(registry) == [])
     assert shop.server.wait_for_termination(timeout=0) is False
 
 
@@ -107,7 +107,7 @@ def test_a_server_that_has_a_port_and_runs_is_published_as_it_is(shop, memory, r
         assert published.wait_published(WAIT_S)
         assert ask(port) == b"a"
         assert [one.target for one in published.instances] == [f"127.0.0.1:{port}"]
-    assert ids(registry) == []
+    assert wait_until(lambda: ids(registry) == [])
     with pytest.raises(grpc.RpcError):
         ask(port)
 
@@ -174,7 +174,7 @@ def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_
             assert published.wait_published(WAIT_S)
             assert ids(registry) == ids(looking) == [published.instances[0].id]
             opened = published.registries[1]
-        assert ids(registry) == ids(looking) == []
+        assert wait_until(lambda: ids(registry) == ids(looking) == [])
     assert not registry.closed
     assert opened.closed
 
@@ -312,7 +312,7 @@ def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events):
     assert published.wait_published(WAIT_S)
     published.begin_stop()
     assert wait_until(lambda: "wait" in steps(events) and timer.pending)
-    assert ids(registry) == []
+    assert wait_until(lambda: ids(registry) == [])
     assert ask(published.port) == b"a"
     timer.advance(60.0)
     assert published.wait(WAIT_S)
@@ -320,9 +320,9 @@ def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events):
     assert timer.pending == 0
 
 
-def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory):
+def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory, timer):
     """So that who polls sees it too."""
-    inner = open_provider(memory, Settings(lease_s=1800.0, timeout_s=600.0))
+    inner = open_provider(memory, Settings(lease_s=10**6, timeout_s=600.0))
     times = []
 
     class Noting(FlakyProvider):
@@ -334,11 +334,13 @@ def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory
             times.append(("gone", time.monotonic()))
             super().withdraw(instances)
 
-    with (
-        FailbackRegistry(Noting(inner), policy=LONG) as registry,
-        Publisher(shop.server, registry, SERVICE, **QUICK) as published,
-    ):
+    with FailbackRegistry(Noting(inner), policy=LONG) as registry:
+        published = Publisher(shop.server, registry, SERVICE, timer=timer, **QUICK)
+        published.start()
         assert published.wait_published(WAIT_S)
+        published.begin_stop()
+        assert wait_until(lambda: len(times) == 3)
+        published.stop(grace=0)
     assert [status for status, _ in times] == ["UP", "DRAINING", "gone"]
     assert times[2][1] - times[1][1] > 0.2
 
@@ -347,9 +349,10 @@ def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
     """Each serves until the client has heard of its end, which the timer makes sure of."""
 
     def start(name):
-        settings = {"port": 0, "lame_duck": 60.0, "grace": 60.0, "timer": timer}
-        published = Publisher(make_shop(name).server, memory, SERVICE, **settings)
+        settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer}
+        published = Publisher(make_shop(name).server, memory, SERVICE, policy=LONG, **settings)
         published.start()
+        assert published.wait_published(WAIT_S)
         return published
 
     def is_member(published):
@@ -593,9 +596,9 @@ def test_an_instance_that_was_unregistered_by_hand_is_not_published_by_the_end(
     ):
         seen.wait(WAIT_S)
         published.stop()
-        assert other.lookup(SERVICE).instances == ()
+        assert wait_until(lambda: other.lookup(SERVICE).instances == ())
     assert set(shown) <= {0}
-    assert {one.state for one in published.registrations} == {"GONE"}
+    assert wait_until(lambda: {one.state for one in published.registrations} == {"GONE"})
 
 
 def test_an_instance_that_was_changed_by_hand_stays_so_while_it_drains(shop, registry, memory):
@@ -619,7 +622,7 @@ def test_an_instance_that_was_changed_by_hand_stays_so_while_it_drains(shop, reg
 
 
 def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_withdrawn(
-    shop, memory, registry
+    shop, memory, registry, timer, events
 ):
     told = []
 
@@ -627,9 +630,14 @@ def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_wit
         def set(self, service, status):
             told.append((service, status, len(ids(registry))))
 
-    with Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK) as published:
-        assert published.wait_published(WAIT_S)
+    settings = QUICK | {"timer": timer, "policy": LONG}
+    published = Publisher(shop.server, memory, SERVICE, health=Health(), **settings)
+    published.start()
+    assert published.wait_published(WAIT_S)
+    published.begin_stop()  # the time that it has to withdraw does not pass
+    assert wait_until(lambda: "wait" in steps(events))
     assert told == [("", 1, 0), (SERVICE, 1, 0), ("", 2, 0), (SERVICE, 2, 0)]
+    published.stop(grace=0)
 
 
 def test_the_health_servicer_of_grpc_stays_not_serving(shop, memory):
