@@ -36,7 +36,7 @@ MESSAGES = (b"a", b"b")
 DEFAULT = b"later"
 """What failback answers; the messages of a response stream are its bytes."""
 
-SOON = 0.1
+SOON = 0.05
 """Seconds after which a call that hangs is to end."""
 
 
