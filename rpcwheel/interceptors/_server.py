@@ -2,7 +2,7 @@
 
 A threaded server runs each call in a context (`contextvars`) of its own, the body of a generator
 too, so what is set there ends with the call. Proved on grpcio 1.60 and 1.85;
-`tests/interceptors/test_server.py` tells if that changes.
+`tests/contract/interceptors/test_server.py` tells if that changes.
 """
 
 from __future__ import annotations
