@@ -14,7 +14,7 @@ from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
 
 from rpcwheel import DeadlinePolicy, Kit
 
-KIT = Kit(timeout=DeadlinePolicy(message_timeout=0.5))  # the stream may go on for days
+KIT = Kit(timeout=DeadlinePolicy(message_timeout=2.0))  # the stream may go on for days
 
 
 class Silent(AuditServicer):
