@@ -77,7 +77,7 @@ def test_a_silent_stream_is_cut_on_both_sides() -> None:
     lines = story("silent_stream.py").splitlines()
     assert lines[:3] == [f"received: order {number}" for number in (1, 2, 3)]
     assert lines[3:] == [
-        "cut: DEADLINE_EXCEEDED, no message for 2.0 s (message_timeout)",
+        "cut: DEADLINE_EXCEEDED, no message for 2 s (message_timeout)",
         "the server was told: True",
     ]
 
