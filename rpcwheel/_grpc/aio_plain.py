@@ -12,7 +12,7 @@ with its `Owner`, which knows the rest.
 
 This knows more of grpc.aio's insides than anything else here, so it looks at them before (`PLAIN`);
 where they are not as expected all calls get a relay, as those with interceptors do.
-`tests/_grpc/test_aio_plain.py` tells when they change; proved on grpcio 1.60 and 1.85.
+`tests/legacy/_grpc/test_aio_plain.py` tells when they change; proved on grpcio 1.60 and 1.85.
 """
 
 from __future__ import annotations

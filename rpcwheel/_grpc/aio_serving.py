@@ -1,6 +1,6 @@
 """What a server of grpc.aio knows of itself and does not show.
 
-Proved on grpcio 1.85; `tests/_grpc/test_aio_serving.py` tells if that changes.
+Proved on grpcio 1.85; `tests/legacy/_grpc/test_aio_serving.py` tells if that changes.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ free one, then for its request, and only then is the handler called. A `Door` st
 tells of a call as soon as it was taken in. It is what grpc asks a behavior for by the name of
 `experimental_thread_pool`.
 
-Proved on grpcio 1.60 and 1.85; `tests/_grpc/test_serving.py` tells if that changes. Where it is
-another's context or server, there is a plainer way, or nothing is known.
+Proved on grpcio 1.60 and 1.85; `tests/legacy/_grpc/test_serving.py` tells if that changes. Where it
+is another's context or server, there is a plainer way, or nothing is known.
 """
 
 from __future__ import annotations

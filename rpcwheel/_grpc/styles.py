@@ -41,8 +41,8 @@ class OwnHook(partial):  # type: ignore[type-arg]
 def blocks(continuation: object) -> bool | None:
     """Whether a caller waits for the end of the unary call that `continuation` makes.
 
-    By the names of grpcio's own closures (1.60 to 1.85); `tests/_grpc/test_calls.py` will tell when
-    they change. None for any other function: then `has_ended` tells it by what it returned.
+    By the names of grpcio's own closures (1.60 to 1.85); `tests/legacy/_grpc/test_styles.py` tells
+    when they change. None for any other function: then `has_ended` tells it by what it returned.
     """
     name = getattr(continuation, "__qualname__", "")
     if name.endswith("._with_call.<locals>.continuation"):

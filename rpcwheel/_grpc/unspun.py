@@ -10,7 +10,7 @@ threads for the moment of the fork, but cannot stop those of others that wait fo
 then the child crashes (1.85).
 
 It is cygrpc's `segregated_call`, as `_UnaryUnaryMultiCallable._blocking` uses it (proved on 1.60
-and 1.85; `tests/_grpc/test_unspun.py` will tell).
+and 1.85; `tests/legacy/_grpc/test_unspun.py` will tell).
 """
 
 from __future__ import annotations

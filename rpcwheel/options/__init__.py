@@ -2,7 +2,7 @@
 
 gRPC takes any option and tells of none that it ignores. Here are presets of those that work
 (`presets.py`), and `check_options`, which says what does not (`check.py`). What is said of gRPC was
-measured with the version in `names.py`; tests/options tells when it is no longer so, and
+measured with the version in `names.py`; tests/interop/grpcio tells when it is no longer so, and
 docs/grpcio.md has the figures.
 
     channel = grpc.insecure_channel(target, options=channel_options(preset="lan"))

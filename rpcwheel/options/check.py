@@ -1,7 +1,7 @@
 """What of a channel's and a server's options does nothing, and what does not fit.
 
 Pure: options in, findings out. Each rule is a generator of findings; a test beside it shows over
-real sockets that gRPC does what the rule says (tests/options/test_canaries.py).
+real sockets that gRPC does what the rule says (tests/interop/grpcio/test_canaries_options.py).
 """
 
 from __future__ import annotations

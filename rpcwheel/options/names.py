@@ -1,7 +1,7 @@
 """Which options gRPC knows, and what it does where nothing is said.
 
 No public list says it. `KNOWN` has the names of gRPC's own header that stand in the binary of the
-version `PROVED_ON`; tests/options/test_names.py looks into the one that is installed.
+version `PROVED_ON`; tests/unit/options/test_names.py looks into the one that is installed.
 """
 
 from __future__ import annotations

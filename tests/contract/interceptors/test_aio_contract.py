@@ -23,7 +23,8 @@ STYLES = ("await", "ask", "write-await", "iterate", "read", "write-read")
 
 HANGS_S = 0.1
 """How long to wait for a writer that grpc.aio (1.85) forgets, if a call is cancelled before it has
-taken note that its metadata is on the way; `_grpc/test_aio_relay.py` has the canary."""
+taken note that its metadata is on the way. `tests/legacy/_grpc/test_aio_relay.py` has the canary.
+"""
 
 
 def rows():
