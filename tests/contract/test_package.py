@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rpcwheel.__file__).parent  # in the tree, or where a wheel was installed
 PARTS = [f"rpcwheel.timer.{path.stem}" for path in PACKAGE.glob("timer/*_c.pxd")]
 COMPILED = [spec for part in PARTS if (spec := importlib.util.find_spec(part))]
-GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 
 TOP_ONLY = {"aio", "__version__"}
 """Public names of `rpcwheel` that no subpackage has."""

@@ -500,6 +500,7 @@ def test_a_call_that_is_dropped_between_two_tries_is_not_made_again(shop, client
     del call
     gc.collect()
     wait_until(lambda: timer.pending == 0)
+    assert len(shop.calls) == 1
 
 
 def test_a_stream_that_is_left_half_read_is_cancelled(shop, client):

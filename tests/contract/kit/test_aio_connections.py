@@ -9,11 +9,9 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import aio_wait_until
-from rpcwheel import ConfigurationError, HeartbeatPolicy, ManualTimer
+from rpcwheel import ConfigurationError, ManualTimer
 from rpcwheel.aio import Kit, ReconnectingChannel
 from rpcwheel.observe import ConnectionClosed
-
-QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
 
 
 async def echo(request, _):

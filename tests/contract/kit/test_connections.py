@@ -22,8 +22,6 @@ from rpcwheel import (
 )
 from rpcwheel.observe import ConnectionClosed, IdleLimited
 
-QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
-
 
 @contextmanager
 def serving(kit, **options):

@@ -12,7 +12,6 @@ from rpcwheel.idle.peers import TcpInfo
 from rpcwheel.idle.table import MOST_METHODS, Connections
 
 A, B = "ipv4:10.0.0.1:5001", "ipv4:10.0.0.1:5002"
-S = 1_000_000_000
 
 
 @pytest.fixture
