@@ -354,11 +354,14 @@ def test_many_threads_share_one_socket(client):
     assert client.calls.stats().answered == 400
 
 
-def test_a_server_that_keeps_silent_is_the_slow_side_and_the_others_go_on(client):
-    dropped = client.call(b"drop", timeout=0.05)
+def test_a_server_that_keeps_silent_is_the_slow_side_and_the_others_go_on(echo_server, timer):
+    client = EchoClient(echo_server.address, timer)
+    dropped = client.call(b"drop", timeout=2.0)
     assert client.call(b"x").result(WAIT_S) == b"x"
+    timer.advance(2.0)
     with pytest.raises(CallTimeout, match=r"echo: call 0 timed out .* server slow"):
         dropped.result(WAIT_S)
+    client.close()
 
 
 def test_a_late_answer_over_the_wire_is_counted(client):

@@ -7,10 +7,11 @@ import pytest
 
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel import aio
+from rpcwheel import ClusterPolicy, aio
 from rpcwheel.aio import ConfigurationError, HeartbeatState, ServiceInstance
 
 QUICK = {"port": 0, "lame_duck": 0.05}
+PATIENT = {"cluster": ClusterPolicy(wait=WAIT_S)}
 
 
 async def test_a_server_is_published_watched_and_ended_in_order(make_aio_shop, memory):
@@ -22,7 +23,7 @@ async def test_a_server_is_published_watched_and_ended_in_order(make_aio_shop, m
             assert await published.wait_published(WAIT_S)
             (detector,) = kit._detectors
             url = f"{memory}/{SERVICE}"
-            for channel in (kit.channel(url), aio.channel(url)):
+            for channel in (kit.channel(url, **PATIENT), aio.channel(url, **PATIENT)):
                 async with channel:
                     assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
             published.begin_stop()
@@ -50,7 +51,7 @@ async def test_of_a_member_that_is_gone_nothing_more_is_asked(make_aio_shop, mem
     await shop.server.start()
     async with aio.open_registry(memory) as registry, aio.Kit(heartbeat=60.0) as kit:
         await registry.register(instance, wait=WAIT_S)
-        async with kit.channel(f"{memory}/{SERVICE}") as channel:
+        async with kit.channel(f"{memory}/{SERVICE}", **PATIENT) as channel:
             call = channel.unary_unary(HOLD)(b"", timeout=WAIT_S)
             waiting = asyncio.ensure_future(call)
             await asyncio.wait_for(shop.held.wait(), WAIT_S)

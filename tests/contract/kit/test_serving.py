@@ -19,6 +19,7 @@ from rpcwheel import (
 )
 
 QUICK = {"port": 0, "lame_duck": 0.05}
+PATIENT = {"cluster": ClusterPolicy(wait=WAIT_S)}
 RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=4)
 
 
@@ -37,7 +38,7 @@ def test_the_design_s_first_page_works_as_it_is_written(make_shop, tmp_path):
         assert isinstance(published, Publisher)
         assert published.wait_published(WAIT_S)
         by_name = f"{url}?service=shop.Orders"
-        for channel in (kit.channel(by_name), rpcwheel.channel(by_name)):
+        for channel in (kit.channel(by_name, **PATIENT), rpcwheel.channel(by_name, **PATIENT)):
             with channel:
                 assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
         published.begin_stop()
@@ -53,7 +54,7 @@ def free_port():
 def test_a_call_by_name_has_the_policies_of_the_kit(kit, make_shop, memory):
     with kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK) as published:
         assert published.wait_published(WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}") as channel:
+        with kit.channel(f"{memory}/{SERVICE}", **PATIENT) as channel:
             assert channel.unary_unary(WHO)(b"") == b"a"
 
 
@@ -121,7 +122,7 @@ def test_of_a_member_that_is_gone_nothing_more_is_asked(make_shop, memory):
     shop.server.start()
     with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=60.0) as kit:
         registry.register(instance, wait=WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}") as channel:
+        with kit.channel(f"{memory}/{SERVICE}", **PATIENT) as channel:
             hold = channel.unary_unary(f"/{SERVICE}/Hold").future(b"", timeout=WAIT_S)
             assert shop.held.wait(WAIT_S)
             (heartbeat,) = kit.heartbeats

@@ -208,8 +208,8 @@ async def test_closing_withdraws_ends_those_who_follow_and_refuses_what_comes_la
 
     task = asyncio.create_task(follow())
     await asyncio.sleep(0)
-    await registry.close()
-    await registry.close()
+    await registry.close(WAIT_S)
+    await registry.close(WAIT_S)
     await task
     assert (held(provider), timer.pending) == ([], 0)
     for late in (

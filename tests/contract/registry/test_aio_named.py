@@ -1,6 +1,7 @@
 """The channel by name of grpc.aio keeps the rules of the sync one, on a loop."""
 
 import asyncio
+import functools
 import gc
 
 import grpc
@@ -14,13 +15,17 @@ from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import ListenerFailed
 from rpcwheel.registry import RegistryPolicy
-from rpcwheel.registry.aio import FailbackRegistry, channel, open_registry
+from rpcwheel.registry.aio import FailbackRegistry, open_registry
+from rpcwheel.registry.aio import channel as channel_by_name
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
 
 POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
 NEVER_S = 10**6
+
+channel = functools.partial(channel_by_name, cluster=ClusterPolicy(wait=WAIT_S))
+"""Its first call waits for instances for longer than a machine stands still."""
 
 
 @pytest.fixture

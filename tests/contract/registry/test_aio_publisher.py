@@ -30,7 +30,7 @@ ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
 @pytest.fixture
 async def registry(memory):
-    async with open_registry(memory) as registry:
+    async with open_registry(memory, policy=LONG) as registry:
         yield registry
 
 

@@ -333,8 +333,8 @@ def test_closing_withdraws_ends_subscriptions_and_refuses_what_comes_later(provi
     registry = FailbackRegistry(provider, policy=POLICY.changed(snapshot=False))
     registration = registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders", lambda _: None)
-    registry.close()
-    registry.close()
+    registry.close(WAIT_S)
+    registry.close(WAIT_S)
     assert (registration.state, registry.closed, held(provider)) == ("GONE", True, [])
     assert timer.pending == 0
     for late in (
@@ -490,7 +490,7 @@ def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end(registry, provider, ti
         registry.register(instance(), wait=WAIT_S)
         assert hangs.wait(WAIT_S)
         assert advance_until(timer, lambda: requests(provider, "renew"))
-        registry.close()
+        registry.close(WAIT_S)
         assert held(provider) == []
     finally:
         remove_sink(hang)

@@ -1,5 +1,7 @@
 """A channel by name calls the servers of a service, as the registry has them at each moment."""
 
+import functools
+
 import grpc
 import pytest
 
@@ -9,13 +11,17 @@ from rpcwheel.cluster import ClusterChannel, ClusterPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import ListenerFailed
-from rpcwheel.registry import FailbackRegistry, RegistryPolicy, channel, open_registry
+from rpcwheel.registry import FailbackRegistry, RegistryPolicy, open_registry
+from rpcwheel.registry import channel as channel_by_name
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
 
 POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
 NEVER_S = 10**6
+
+channel = functools.partial(channel_by_name, cluster=ClusterPolicy(wait=WAIT_S))
+"""Its first call waits for instances for longer than a machine stands still."""
 
 
 @pytest.fixture

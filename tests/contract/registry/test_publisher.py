@@ -39,7 +39,7 @@ LONG = RegistryPolicy(lease=10**6, timeout=600.0)
 
 @pytest.fixture
 def registry(memory):
-    with open_registry(memory) as registry:
+    with open_registry(memory, policy=LONG) as registry:
         yield registry
 
 

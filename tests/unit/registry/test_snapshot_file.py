@@ -14,7 +14,7 @@ import pytest
 
 from fixtures.seen_worlds import REGISTRY, SERVICE, ended, instance, instances
 from fixtures.timers import run_threads
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.observe.events import SnapshotFailed
 from rpcwheel.registry import _whole_file
 from rpcwheel.registry import snapshots as module
@@ -284,6 +284,7 @@ def test_close_waits_for_a_write_that_is_on_its_way(make, path, timer, monkeypat
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(module, "CLOSE_S", WAIT_S)
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     timer.advance(1)
