@@ -166,17 +166,19 @@ def register(place: Place, instance: ServiceInstance) -> NoReturn:
         for one in registry.lookup(instance.service).instances:
             if one.id == instance.id:
                 _warn(f"takes the place of {_whose(one)}")
-        registration = None
         contact = _Contact()
         try:
             registration = registry.register(instance)
+        except (KeyboardInterrupt, SystemExit):  # it may be published already
+            _withdraw(registry.register(instance), place.policy)
+            raise
+        try:
             registry.register(instance, wait=place.policy.timeout)
             _say(f"published {_name(instance)} at {registry.url}; Ctrl-C withdraws it")
             while True:
                 contact.tell(news.get(), machine=False)
         finally:
-            # A signal may come while it is being registered: then it may be published already.
-            _withdraw(registration or registry.register(instance), place.policy)
+            _withdraw(registration, place.policy)
 
 
 def _withdraw(registration: Registration, policy: RegistryPolicy) -> None:

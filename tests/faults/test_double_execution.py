@@ -214,6 +214,7 @@ def test_no_call_is_executed_twice_unless_its_method_is_idempotent(servers, prox
             storm.over.set()
             for thread in threads:
                 thread.join(WAIT_S)
+    assert not any(thread.is_alive() for thread in threads)
     assert storm.executed_twice() == {}
     assert storm.wrong == []
 
@@ -311,6 +312,7 @@ async def test_no_call_of_grpc_aio_is_executed_twice_unless_its_method_is_idempo
             await asyncio.to_thread(storm.ride_out)
         finally:
             storm.over.set()
-            await asyncio.wait(tasks, timeout=WAIT_S)
+            _, running = await asyncio.wait(tasks, timeout=WAIT_S)
+        assert not running
     assert storm.executed_twice() == {}
     assert storm.wrong == []

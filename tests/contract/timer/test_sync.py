@@ -39,8 +39,12 @@ def test_a_task_runs_once_and_never_early(make_queue):
 def test_tasks_run_in_the_order_of_their_ticks_and_first_in_first_out(make_queue):
     ran, queue = [], make_queue()
     with WheelTimer(queue) as timer:
+        begun, go = threading.Event(), threading.Event()
+        timer.new_timeout(lambda _: begun.set() or go.wait(WAIT_S), 0.0)
+        assert begun.wait(WAIT_S)  # none of the following runs while others are still started
         delays = (0.09, 0.03, 0.06, *[0.12] * 200, 0.05)
         started = [timer.new_timeout(ran.append, delay) for delay in delays]
+        go.set()
         assert wait_until(lambda: len(ran) == len(started))
     tick_ns = queue._tick_ns
     order = sorted(range(len(started)), key=lambda n: (-(-started[n]._deadline_ns // tick_ns), n))

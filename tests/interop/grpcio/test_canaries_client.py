@@ -183,7 +183,7 @@ def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
     ],
     ids=["refused", "not resolved", "no address"],
 )
-def test_what_was_never_sent_is_known_by_its_details_and_no_metadata(target, details):
+def test_a_call_without_a_connection_differs_only_in_its_details(target, details):
     """`is_unprocessed` in _grpc/status.py has no better sign in a status.
 
     If this fails, add the new text there, or a `ClusterChannel` moves fewer calls between members.

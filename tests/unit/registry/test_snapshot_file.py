@@ -266,12 +266,18 @@ def test_a_timer_that_is_full_keeps_nothing_from_being_written(make, path, event
 
 
 def test_a_disk_that_hangs_does_not_keep_close_from_ending(make, monkeypatch):
-    gate = threading.Event()
-    monkeypatch.setattr(module, "replace_whole", lambda *_: gate.wait())
+    entered, gate = threading.Event(), threading.Event()
+
+    def hang(*_):
+        entered.set()
+        gate.wait()
+
+    monkeypatch.setattr(module, "replace_whole", hang)
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     snapshots.close()
+    assert entered.wait(WAIT_S)
     gate.set()
 
 
