@@ -201,6 +201,12 @@ def channel():
     return ReconnectingChannel(sys.argv[1], backoff=0)
 """
 
+SUBSCRIBED = """
+subscribed = channel()
+subscribed.subscribe(lambda state: None, try_to_connect=True)
+time.sleep(0.2)
+"""
+
 OPEN = """
 subscribed = channel()
 subscribed.subscribe(lambda state: None, try_to_connect=True)
@@ -237,7 +243,11 @@ time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize("program", [OPEN, SUBSCRIBED_BY_THREADS], ids=["open", "by threads"])
+@pytest.mark.parametrize(
+    "program",
+    [SUBSCRIBED, OPEN, SUBSCRIBED_BY_THREADS],
+    ids=["subscribed", "open", "by threads"],
+)
 def test_a_program_ends_though_its_channels_were_not_closed(shop, pytestconfig, program):
     """gRPC's polling thread is stopped at the exit, and who closes its channel waits for it."""
     run = subprocess.run(

@@ -103,8 +103,8 @@ class Story(RuleBasedStateMachine):
 
     def forgets(self):
         """What was heard of a connection that is no more."""
-        if self.begun and self.driver.core._since_ns != self.driver.now:
-            return
+        if self.driver.core._since_ns != (self.driver.now if self.begun else None):
+            return  # nothing is forgotten: it is not used yet
         self.reads, self.writes, self.heard = [], [], -1
         self.since = self.driver.now if self.begun else None
         self.condemning, self.excused, self.on_way = 0, 0, set()
