@@ -35,7 +35,7 @@ test-rest: .venv/test      ## faults, interop and legacy tests
 
 test-pure: .venv/test      ## the timer tests with the pure Python form of the timer
 	RPCWHEEL_PURE=1 RPCWHEEL_EXPECT=pure $(BIN)/python -m pytest $(ARGS) \
-		tests/unit/timer tests/contract/timer \
+		tests/unit/timer \
 		tests/contract/test_package.py::test_the_timer_runs_in_the_requested_form
 
 lint: .venv/dev            ## ruff: rules and layout
