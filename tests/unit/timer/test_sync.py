@@ -302,7 +302,9 @@ def test_a_stream_of_calls_that_start_and_cancel_causes_a_few_wake_ups(make_queu
     with WheelTimer(make_queue()) as timer:
         for _ in range(20_000):
             assert timer.new_timeout(nothing, 60.0).cancel()
-        assert timer.stats().wakeups <= 4
+        # If the thread wakes up between a cancel and the next start, it finds nothing, and is woken
+        # up again. That happens at most once in each interval between switches of threads.
+        assert timer.stats().wakeups <= 200
         assert timer.pending == 0
 
 
