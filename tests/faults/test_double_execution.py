@@ -122,8 +122,10 @@ class Storm:
 
     def failed(self, way, error):
         """Take note of how a call has failed."""
-        if isinstance(error, asyncio.InvalidStateError | asyncio.CancelledError):
-            return  # grpc.aio, of a request that can't be written any more
+        if isinstance(
+            error, asyncio.InvalidStateError | asyncio.CancelledError | grpc.aio.InternalError
+        ):
+            return  # grpc.aio 1.85, from write() and done_writing() of a call that has just ended
         if not isinstance(error, grpc.RpcError) or error.code() is grpc.StatusCode.UNKNOWN:
             self.wrong.append((way, error))
         elif error.details() == RELAYED:
