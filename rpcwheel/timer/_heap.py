@@ -35,7 +35,6 @@ class HeapRules(Base):
         super().__init__(1)
         self._entries: list[tuple[int, int, Timeout]] = []
         self._count = itertools.count()
-        self._pushes = 0
 
     def schedule(self, timeout: Timeout) -> bool:
         if self._filed - self._gone >= self._capacity:  # straight to the count
@@ -86,25 +85,29 @@ class HeapRules(Base):
             self._clean_up()
 
     def _put(self, entry: tuple[int, int, Timeout]) -> None:
-        """Put it on the heap. Whoever cleans up meanwhile sees it, or its count, or is seen."""
-        entries = self._entries
-        heappush(entries, entry)
-        self._pushes += 1  # straight to the comparison
-        if entries is not self._entries:  # cleaned up meanwhile, perhaps without this one:
-            heappush(self._entries, entry)  # twice does no harm
+        """Put it on the heap, and count it only then.
+
+        Who looked at the heap before (`Hub.arm`, `_clean_up`) thus finds another count after.
+        """
+        while True:
+            entries = self._entries
+            heappush(entries, entry)
+            self._refiled += 1  # straight to the comparison
+            if entries is self._entries:
+                return
+            # cleaned up meanwhile, perhaps without this one; twice does no harm
 
     def _clean_up(self) -> None:
         """Leave the dead entries behind; in vain if another thread puts one in meanwhile."""
-        entries, pushes = self._entries, self._pushes
+        entries, refiled = self._entries, self._refiled
         live = [e for e in entries.copy() if not e[2].cancelled() and not e[2].expired()]
         heapify(live)
-        if entries is self._entries and pushes == self._pushes:  # straight to the end
+        if entries is self._entries and refiled == self._refiled:  # straight to the end
             self._entries = live
 
     def _file(self, timeout: Timeout, fresh: bool, first: bool) -> bool:
         if timeout.cancelled() or timeout.expired():
             return False
-        self._refiled += 1
         self._push(timeout)
         return True
 

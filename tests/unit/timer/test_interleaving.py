@@ -290,6 +290,37 @@ def test_what_goes_on_the_heap_while_another_thread_has_its_copy_is_kept(monkeyp
     assert queue.advance(50 * MS) == kept
 
 
+@pytest.mark.parametrize("came", ["rescheduled", "new"])
+def test_who_decides_when_to_look_next_sees_what_goes_on_the_heap_meanwhile(monkeypatch, came):
+    """The look begins when it is counted, and not yet there, and ends when it is there."""
+
+    class Heap(Meddling, PURE.DeadlineHeap):
+        pass
+
+    queue = Heap()
+    hub = PURE.Hub(queue, object, manual=True)
+    timeout = put(queue, 5000)
+    looked, is_there = threading.Event(), threading.Event()
+    queue.meddle("next_wake", lambda: (looked.set(), is_there.wait(WAIT_S)))
+    driver = threading.Thread(target=hub.arm)
+    push = _heap.heappush
+
+    def push_after_the_look(onto, entry):
+        if not looked.is_set():
+            driver.start()
+            assert looked.wait(WAIT_S)
+        push(onto, entry)
+
+    monkeypatch.setattr(_heap, "heappush", push_after_the_look)
+    if came == "new":
+        put(queue, 20)
+    else:
+        assert queue.reschedule(timeout, 20 * MS)
+    is_there.set()
+    driver.join(WAIT_S)
+    assert hub.armed_ns == 20 * MS
+
+
 def test_what_is_pulled_forward_on_the_heap_while_it_is_being_put_off_is_found(monkeypatch):
     queue = PURE.DeadlineHeap()
     timeout = put(queue, 20)
