@@ -10,9 +10,9 @@ import json
 import logging
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, RegistryUnavailable
@@ -46,6 +46,9 @@ NOTICED_S: Final = 0.15
 
 FAREWELL_S: Final = 2.0
 """A registry that is dead keeps nobody longer."""
+
+SIGNAL_CHECK_S: Final = 0.5
+"""How often a job that waits looks for signals."""
 
 
 class Place(NamedTuple):
@@ -82,6 +85,17 @@ class Place(NamedTuple):
             raise RegistryUnavailable(f"{registry.url}: there is no such file (yet)")
         if url.scheme == "memory":
             print("memory:// is of one process: this one sees no other's", file=sys.stderr)
+
+
+def _next(news: SimpleQueue[object]) -> object:
+    """Wait for the next item, on the main thread.
+
+    Not in one wait without limit: a signal that arrives just before the thread begins to wait, or
+    on another thread, does not interrupt it, and Ctrl-C would have no effect (CPython 3.11 to 3.14).
+    """
+    while True:
+        with suppress(Empty):
+            return news.get(timeout=SIGNAL_CHECK_S)
 
 
 def _reason(news: SimpleQueue[object], error: RegistryError) -> RegistryError:
@@ -143,7 +157,7 @@ def watch(place: Place, services: list[str], *, machine: bool) -> NoReturn:
             registry.subscribe(service, news.put)
         contact = _Contact()
         while True:
-            item = news.get()
+            item = _next(news)
             if not isinstance(item, Snapshot):
                 contact.tell(item, machine=machine)
                 continue
@@ -176,7 +190,7 @@ def register(place: Place, instance: ServiceInstance) -> NoReturn:
             registry.register(instance, wait=place.policy.timeout)
             _say(f"published {_name(instance)} at {registry.url}; Ctrl-C withdraws it")
             while True:
-                contact.tell(news.get(), machine=False)
+                contact.tell(_next(news), machine=False)
         finally:
             _withdraw(registration, place.policy)
 

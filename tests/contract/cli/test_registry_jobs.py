@@ -16,10 +16,19 @@ from rpcwheel.registry import RegistryPolicy, open_registry
 ALONE = RegistryPolicy(snapshot=False)
 
 
+ON_ANOTHER_THREAD = """
+import signal, sys, threading
+from rpcwheel.cli import main
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in this thread and in those to come
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @contextmanager
-def job(*words):
+def job(*words, run=("-m", "rpcwheel")):
     """One that runs; gives its process, whose first line has been read."""
-    command = [sys.executable, "-W", "error", "-m", "rpcwheel", "registry", *words]
+    command = [sys.executable, "-W", "error", *run, "registry", *words]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -87,6 +96,14 @@ def test_watch_tells_what_comes_changes_and_goes(url) -> None:
         "~ shop.Orders b (10.0.0.7:50051) changed: status UP -> DRAINING",
         "- shop.Orders b (10.0.0.7:50051) gone",
     ]
+
+
+def test_watch_ends_after_a_signal_that_does_not_interrupt_its_wait(url) -> None:
+    with open_registry(url, policy=ALONE) as registry:
+        registry.register(instance(id="a"), wait=WAIT_S)
+        with job("watch", url, "shop.Orders", run=("-c", ON_ANOTHER_THREAD)) as process:
+            assert process.stdout.readline().startswith("= shop.Orders a")
+            assert ended(process, signal.SIGINT) == (130, "")
 
 
 def test_a_server_that_never_answers_is_given_up_and_told_of_in_one_line() -> None:
