@@ -10,7 +10,7 @@ import difflib
 import re
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -35,9 +35,13 @@ __all__ = [
     "field_at",
     "findings",
     "or_short",
+    "path_of",
+    "shown",
     "types_in",
 ]
 
+_LONGEST: Final = 200
+"""Characters of a value that a message shows."""
 
 R = TypeVar("R")
 
@@ -126,7 +130,7 @@ def or_short(kind: type[Policy]) -> BeforeValidator:
             return value
         if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
             return checked(lambda number: kind(**{str(kind.short): number}), value)
-        said = f"it must be seconds or a {kind.__name__}, not {value!r}"
+        said = f"it must be seconds or a {kind.__name__}, not {shown(value)}"
         raise PydanticCustomError("own_type", "{said}", {"said": said})
 
     return BeforeValidator(made)
@@ -174,8 +178,11 @@ def refusal(error: ValidationError, policy: type[BaseModel]) -> Exception:
 
 
 def findings(error: ValidationError, policy: type[BaseModel]) -> Iterator[tuple[Place, str]]:
-    """What pydantic found: where, and what to say of it."""
-    for one in error.errors(include_url=False):
+    """What pydantic found: where, and what to say of it.
+
+    Missing settings come last: one that is misspelled explains why another is missing.
+    """
+    for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing"):
         yield one["loc"], _said(one, policy)
 
 
@@ -204,7 +211,7 @@ def types_in(annotation: object) -> Iterator[type]:
 
 def _said(one: ErrorDetails, policy: type[BaseModel]) -> str:
     owner, field = field_at(policy, one["loc"])
-    inside = _path(one["loc"][:-1]) + ": " if len(one["loc"]) > 1 else ""
+    inside = path_of(one["loc"][:-1]) + ": " if len(one["loc"]) > 1 else ""
     name = str(one["loc"][-1]) if one["loc"] else ""
     match one["type"]:
         case "missing":
@@ -215,16 +222,30 @@ def _said(one: ErrorDetails, policy: type[BaseModel]) -> str:
         case "tuple_type":
             given = one["input"] if isinstance(one["input"], str) else "..."
             return (
-                f"{_path(one['loc'])}: it must be a tuple or a list, such as {(given,)!r} (in a "
-                f'file ["{given}"]), not {one["input"]!r}'
+                f"{path_of(one['loc'])}: it must be a tuple or a list, such as {(given,)!r} (in a "
+                f'file ["{given}"]), not {shown(one["input"])}'
             )
-        case "own_type":
-            return _at(one["loc"], one["msg"])
-        case "value_error":
-            return _at(one["loc"], str(one["ctx"]["error"]))
+        case "model_type" if isinstance(one["input"], Policy):
+            return f"{path_of(one['loc'])}: {_misplaced(one, policy)}"
+        case "own_type" | "value_error" as kind:
+            said = one["msg"] if kind == "own_type" else str(one["ctx"]["error"])
+            return _at(one["loc"], said)
         case kind:
             wanted = "it must be true or false" if kind == "bool_type" else one["msg"]
-            return f"{_path(one['loc'])}: {wanted}, not {one['input']!r}"
+            return f"{path_of(one['loc'])}: {wanted}, not {shown(one['input'])}"
+
+
+def _misplaced(one: ErrorDetails, policy: type[BaseModel]) -> str:
+    """What to write where a policy of another kind was given."""
+    given, wanted = type(one["input"]), one["ctx"]["class_name"]
+    owner, field = field_at(policy, one["loc"])
+    for kind in (owner, *types_in(field and field.annotation)):
+        if kind.__name__ == wanted and issubclass(kind, BaseModel):
+            for name, inner in kind.model_fields.items():
+                if given in types_in(inner.annotation):
+                    written = f"{wanted}({name}={shown(one['input'])})"
+                    return f"it must be a {wanted}, not a {given.__name__}; write {written}"
+    return f"it must be a {wanted}, not a {given.__name__}"
 
 
 def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
@@ -240,7 +261,18 @@ def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(fields)}"
 
 
-def _path(place: Place) -> str:
+def shown(value: object) -> str:
+    """The value as a message shows it: short, whatever its `__repr__` does."""
+    if isinstance(value, Policy):
+        return f"{type(value).__name__}(...)"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4,300 digits; nested too deep
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def path_of(place: Place) -> str:
     """`methods["/shop.Orders/Get"].retry.attempts`."""
     path = ""
     for part in place:
@@ -253,6 +285,6 @@ def _path(place: Place) -> str:
 
 def _at(place: Place, said: str) -> str:
     """The message, with its place if it does not begin with it."""
-    path = _path(place)
+    path = path_of(place)
     named = not path or re.match(rf"{re.escape(path)}(?!\w)", said)
     return said if named else f"{path}: {said}"

@@ -16,6 +16,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.observe import IdleLimited, emit
 from rpcwheel.options import server_options
+from rpcwheel.policy import shown
 from rpcwheel.registry.publishing import PublisherBase
 from rpcwheel.registry.selecting import CORE, is_by_name
 from rpcwheel.timer.clock import checked_timer
@@ -127,7 +128,7 @@ def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:
     @wraps(init)
     def checking(*args: P.args, **settings: P.kwargs) -> None:
         if len(args) > 1:
-            raise TypeError(f"settings are given by name: timeout=2.0, for one; not {args[1]!r}")
+            raise TypeError(f"settings are given by name: timeout=2.0, for one; not {shown(args[1])}")
         if not settings.keys() <= known.keys():
             rest: dict[str, Any] = {name: settings[name] for name in settings if name != "timer"}
             KitPolicy(**rest)  # raises, with the nearest that there is

@@ -17,6 +17,9 @@ names and leaves the rest of the file as it is::
 
 `false` stands for None, which TOML lacks: `retry = false` for a method switches it off there.
 
+Input is limited before anything expensive is done with it: the size of a file, how deep values are
+nested, the size of integers, and how many values YAML's aliases stand for.
+
 Not made with pydantic-settings (tried with 2.16): it leaves values as strings that our strict types
 refuse, ignores variables that name no setting, and knows nothing of where a wrong value came from.
 """
@@ -27,18 +30,19 @@ import difflib
 import json
 import os
 import tomllib
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.policy import Policy, field_at, findings, types_in
+from rpcwheel.policy import Policy, field_at, findings, path_of, shown, types_in
 
 from .policy import KitPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     Place = tuple[str, ...]
 
@@ -51,6 +55,25 @@ NO_SETTINGS: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
 """Variables of ours that say how to build and test."""
 
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""The largest file that is read."""
+
+MAX_LEVELS: Final = 50
+"""How many tables and lists may contain each other. The settings need five."""
+
+MAX_BITS: Final = 64
+"""The largest integer; a response's field of type `uint64` has as many bits."""
+
+MAX_DOTS: Final = 200
+"""How many dots a line of TOML may have. The time that `tomllib` takes for a key of n names joined
+by dots grows with n squared (CPython 3.11: 5 s for 16,000 names)."""
+
+MAX_VALUES: Final = 50_000
+"""How many values a YAML file may have, each alias counted as all that it stands for."""
+
+MAX_MISTAKES: Final = 20
+"""How many mistakes an error lists."""
 
 
 def policy_from_file(path: str | os.PathLike[str]) -> KitPolicy:
@@ -92,16 +115,21 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     origins: dict[Place, str] = {}
     for name, text in variables.items():
         place = _place(name, prefix)
-        value = _value(text)
+        value = _value(text, name)
         origins[place] = name if value != text else name + _as_list(text)
-        _merge(tree, _nested(place, value))
+        _merge(tree, _checked(_nested(place, value), name))
 
     def origin(place: Place) -> str:
-        """The variable that set it, or something in it, or else the file; for () all of them."""
+        """The variable that set it, or something in it, or else the file; for () all of them.
+
+        What no variable and no file set is missing where a variable set something else.
+        """
         if not place:
             return ", ".join(filter(None, (file, *origins.values())))
         near = [one for one in origins if one == place[: len(one)] or place == one[: len(place)]]
-        return origins[max(near, key=len)] if near else file or "the environment"
+        if near:
+            return origins[max(near, key=len)]
+        return file or origin(place[:-1])
 
     return _policy(tree, origin)
 
@@ -111,10 +139,43 @@ def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
         return KitPolicy.model_validate(_without_false(tree, ()))
     except ValidationError as error:
         said: dict[str, list[str]] = {}
-        for place, what in findings(error, KitPolicy):
+        for place, what in islice(findings(error, KitPolicy), MAX_MISTAKES):
             said.setdefault(origin(tuple(map(str, place))), []).append(what)
+        others = error.error_count() - MAX_MISTAKES
     raise ConfigurationError(
         "; ".join(f"{where}: {'; '.join(what)}" for where, what in said.items())
+        + (f"; and {others:,} more" if others > 0 else "")
+    )
+
+
+def _checked(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """The tree, if no value is nested too deep and no integer is too large.
+
+    Raises:
+        ConfigurationError: As above; `where` is the file or variable that the tree comes from.
+    """
+
+    def check(value: object, place: Place) -> None:
+        if isinstance(value, (dict, list, tuple, set)):
+            if len(place) >= MAX_LEVELS:
+                raise ConfigurationError(_too_deep(where))
+            named = value.items() if isinstance(value, dict) else enumerate(value)
+            for name, part in named:
+                check(part, (*place, str(name)))
+        elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise ConfigurationError(
+                f"{where}: {path_of(place)}: an integer may have at most {MAX_BITS} bits; "
+                "give a smaller one"
+            )
+
+    check(tree, ())
+    return tree
+
+
+def _too_deep(where: str) -> str:
+    return (
+        f"{where}: nested more than {MAX_LEVELS} levels deep; the settings are described in "
+        "docs/policies.md"
     )
 
 
@@ -144,20 +205,31 @@ def _read(path: Path) -> dict[str, Any]:
     if form is None:
         raise ConfigurationError(f"{path}: its name must end with {', '.join(SUFFIXES)}")
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        text = content.decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: it can't be read: {error}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path}: it is larger than {MAX_FILE_BYTES:,} bytes")
     tree = _toml(text, path) if form == "TOML" else _yaml(text, path)
     if not isinstance(tree, dict):
-        raise ConfigurationError(f"{path}: it must hold settings by name, not {tree!r}")
-    return tree
+        raise ConfigurationError(f"{path}: it must hold settings by name, not {shown(tree)}")
+    return _checked(tree, str(path))
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > MAX_DOTS:
+            raise ConfigurationError(
+                f"{path}: line {number} has more than {MAX_DOTS} dots; write it as several lines"
+            )
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: it is no TOML: {error}") from error
+    except RecursionError:
+        raise ConfigurationError(_too_deep(str(path))) from None
+    except ValueError as error:  # a TOMLDecodeError, or an integer of too many digits
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
 
 
 def _yaml(text: str, path: Path) -> object:
@@ -170,10 +242,54 @@ def _yaml(text: str, path: Path) -> object:
             f"{path}: YAML needs ruamel.yaml: pip install 'rpcwheel[config]'; TOML needs nothing"
         ) from error
     try:
+        _check_events(YAML(typ="safe", pure=True).parse(text), path)
         tree = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise ConfigurationError(f"{path}: it is no YAML: {error}") from error
+    except ConfigurationError:
+        raise
+    except (YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # What does not fit its tag raises any of these: `!!int a`, `!!bool a`, `!!timestamp a`.
+        raise ConfigurationError(f"{path}: not valid YAML: {error}") from error
     return {} if tree is None else tree
+
+
+def _check_events(events: Iterable[Any], path: Path) -> None:
+    """Check the events of a YAML parser, before values are made of them.
+
+    The parser needs time in proportion to the text. To make the values can take a time, and a
+    stack, that is exponential in it, because of aliases ("billion laughs") and merge keys.
+
+    Raises:
+        ConfigurationError: Values are nested too deep, or the aliases stand for too many values,
+            or for a value that contains the alias.
+    """
+    sizes: dict[str | None, int | None] = {}  # by anchor: the values in what it marks, None: open
+    begun: list[tuple[str | None, int]] = []
+    values = 0
+    for event in events:
+        kind, anchor = type(event).__name__, getattr(event, "anchor", None)
+        if kind.endswith("EndEvent"):
+            anchor, before = begun.pop()
+            sizes[anchor] = values - before
+            continue
+        if kind.endswith("StartEvent"):
+            begun.append((anchor, values))
+            sizes[anchor] = None
+        elif kind == "ScalarEvent":
+            sizes[anchor] = 1
+        elif (size := sizes.get(anchor, 0)) is not None:  # `load` refuses an alias of no anchor
+            values += size
+        else:
+            raise ConfigurationError(
+                f"{path}: line {event.start_mark.line + 1}: the alias *{anchor} is inside the "
+                "value that it stands for"
+            )
+        values += 1
+        if len(begun) > MAX_LEVELS + 2:  # the stream and the document begin and end too
+            raise ConfigurationError(_too_deep(str(path)))
+        if values > MAX_VALUES:
+            raise ConfigurationError(
+                f"{path}: it has, or its aliases stand for, more than {MAX_VALUES:,} values"
+            )
 
 
 # Variables
@@ -199,10 +315,12 @@ def _inner_paths() -> Iterator[str]:
                 yield from (f"{outer}__{inner}" for inner in kind.model_fields)
 
 
-def _value(text: str) -> object:
+def _value(text: str, name: str) -> object:
     """A variable's value: JSON, or else the text itself."""
     try:
         return json.loads(text)
+    except RecursionError:
+        raise ConfigurationError(_too_deep(name)) from None
     except ValueError:
         return text
 
@@ -227,8 +345,8 @@ def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> N
         here = (*place, name)
         before, after = _table(here, tree.get(name)), _table(here, value)
         if isinstance(before, dict) and isinstance(after, dict) and name != "default":
-            _merge(before, after, here)
-            tree[name] = before
+            tree[name] = dict(before)  # a YAML alias may stand for the same table elsewhere
+            _merge(tree[name], after, here)
         else:
             tree[name] = after
 

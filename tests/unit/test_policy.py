@@ -10,6 +10,7 @@ import pytest
 import tenacity
 from pydantic import Field, StrictInt
 
+from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.idle import IdlePolicy
 from rpcwheel.kit import KitPolicy
@@ -27,6 +28,14 @@ class Outer(Policy):
     share: Number | None = None
     inner: Inner | None = None
     inners: dict[str, Inner] = {}  # noqa: RUF012 - pydantic copies it
+
+
+class Middle(Policy):
+    inner: Inner | None = None
+
+
+class Around(Policy):
+    inners: dict[str, Middle] = {}  # noqa: RUF012 - pydantic copies it
 
 
 def test_what_is_wrong_deep_inside_is_said_with_its_place_and_all_at_once():
@@ -89,6 +98,33 @@ def test_a_policy_can_be_made_of_another_and_is_checked_as_any_other():
 def test_a_setting_of_an_inner_policy_is_refused_with_where_it_belongs():
     with pytest.raises(ConfigurationError, match=r"did you mean inner=Inner\(attempts=2\)\?"):
         Outer(attempts=2)
+
+
+def test_a_policy_of_another_kind_is_refused_with_where_it_belongs():
+    with pytest.raises(
+        TypeError, match=r"^inners\.x: it must be a Middle, not a Inner; write Middle\(inner="
+    ):
+        Around(inners={"x": Inner(on="a")})
+    with pytest.raises(TypeError, match=r"^inner: it must be a Inner, not a Middle$"):
+        Middle(inner=Middle())
+
+
+def test_a_policy_of_another_kind_in_place_of_a_number_is_refused_without_its_contents():
+    with pytest.raises(
+        TypeError, match=r"^heartbeat: it must be .* HeartbeatPolicy, not Inner\(\.\.\.\)$"
+    ):
+        KitPolicy(heartbeat=Inner(on="a"))
+
+
+def test_a_retry_policy_for_a_method_is_refused_with_what_to_write():
+    with pytest.raises(
+        TypeError,
+        match=r"it must be a MethodPolicy, not a RetryPolicy; "
+        r"write MethodPolicy\(retry=RetryPolicy\(\.\.\.\)\)",
+    ):
+        KitPolicy(methods={"/shop.Orders/Get": RetryPolicy(on="UNAVAILABLE")})
+    with pytest.raises(TypeError, match=r"write MethodPolicy\(timeout=DeadlinePolicy"):
+        KitPolicy(methods={"/shop.Orders/Get": DeadlinePolicy(timeout=2.0)})
 
 
 def test_a_time_is_seconds_or_a_timedelta():

@@ -153,7 +153,7 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
             'failback = { on = "UNAVAILABLE", metadata = "authorization" }',
             """such as ('authorization',) (in a file ["authorization"]), not 'authorization'""",
         ),
-        ("timeout = ", "it is no TOML: Invalid value (at end of document)"),
+        ("timeout = ", "not valid TOML: Invalid value (at end of document)"),
     ]:
         path = file(text)
         with pytest.raises(ConfigurationError) as refused:
@@ -173,7 +173,7 @@ def test_all_that_is_wrong_in_a_file_is_said_at_once(file):
 def test_a_file_that_holds_no_settings_is_refused(file):
     rows = [
         ("shop.json", "{}", "its name must end with .toml, .yaml, .yml"),
-        ("shop.yaml", "a: [", "it is no YAML: "),
+        ("shop.yaml", "a: [", "not valid YAML: "),
         ("shop.yaml", "a: 1\na: 2", "found duplicate key"),
         ("shop.yaml", "- timeout", "it must hold settings by name, not ['timeout']"),
         ("shop.yaml", "1: 2", '["1"]: Keys should be strings, not 1'),
@@ -201,6 +201,158 @@ def test_yaml_without_its_extra_says_what_to_install_and_toml_needs_nothing(file
     with pytest.raises(ConfigurationError, match=r"pip install 'rpcwheel\[config\]'; TOML needs"):
         policy_from_file(file(YAML, "shop.yaml"))
     assert policy_from_file(file(TOML)) == MEANT
+
+
+# Hostile or broken input
+
+
+def test_a_file_nested_too_deep_is_refused(file):
+    said = "nested more than 50 levels deep"
+    rows = [
+        ("shop.toml", "retry = " + "[" * 5000 + "]" * 5000),
+        ("shop.toml", "retry = " + "{a = " * 5000 + "1" + "}" * 5000),
+        ("shop.toml", "retry = " + "[" * 51 + "]" * 51),
+        ("shop.toml", ".".join(["a"] * 60) + " = 1"),
+        ("shop.toml", "[" + ".".join(["a"] * 60) + "]"),
+        ("shop.yaml", "retry: " + "[" * 5000 + "]" * 5000),
+        ("shop.yaml", "retry: " + "{a: " * 5000 + "1" + "}" * 5000),
+        ("shop.yaml", "\n".join(" " * level + "a:" for level in range(60))),
+    ]
+    assert (
+        not_refused_so(
+            (partial(policy_from_file, file(text, f"{number}{name}")), ConfigurationError, said)
+            for number, (name, text) in enumerate(rows)
+        )
+        == []
+    )
+
+
+def test_a_toml_key_of_very_many_names_is_refused_before_it_is_parsed(file):
+    """The time that tomllib takes grows with the square of their number: 80 s for this one."""
+    path = file("timeout = 1\n" + ".".join(["a"] * 64_000) + " = 1")
+    with pytest.raises(ConfigurationError, match="line 2 has more than 200 dots"):
+        policy_from_file(path)
+
+
+def test_a_file_of_more_than_a_megabyte_is_refused(file):
+    with pytest.raises(ConfigurationError, match="larger than 1,048,576 bytes"):
+        policy_from_file(file("#" * 2**20 + "\n"))
+
+
+def test_an_integer_of_more_than_64_bits_is_refused(file):
+    rows = [
+        ("shop.toml", "retry = {on = 'UNAVAILABLE', attempts = 18446744073709551616}", "attempts"),
+        ("shop.toml", "timeout = -" + "9" * 400, "timeout"),
+        ("shop.toml", "timeout = 0x" + "9" * 9000, "timeout"),
+        ("shop.toml", "[methods.'/a/b']\nfailback = {on = [0b1" + "0" * 64 + "]}", 'on["0"]'),
+        ("shop.yaml", "timeout: 0x" + "9" * 9000, "timeout"),
+    ]
+    assert (
+        not_refused_so(
+            (
+                partial(policy_from_file, file(text, f"{number}{name}")),
+                ConfigurationError,
+                f"{place}: an integer may have at most 64 bits",
+            )
+            for number, (name, text, place) in enumerate(rows)
+        )
+        == []
+    )
+
+
+def test_an_integer_of_more_digits_than_python_parses_is_refused(file):
+    for name, text in (("shop.toml", "timeout = "), ("shop.yaml", "timeout: ")):
+        with pytest.raises(ConfigurationError, match=r"not valid (TOML|YAML): Exceeds the limit"):
+            policy_from_file(file(text + "9" * 5000, name))
+
+
+def test_an_integer_of_64_bits_is_accepted_as_a_default(file):
+    path = file("failback = {on = 'UNAVAILABLE', default = {id = 18446744073709551615}}")
+    assert policy_from_file(path).failback.default == {"id": 2**64 - 1}
+
+
+def test_yaml_aliases_that_stand_for_too_many_values_are_refused(file):
+    lists = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    tables = [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 60)]
+    merges = [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 30)]
+    said = "its aliases stand for, more than 50,000 values"
+    rows = [
+        "\n".join(["a0: &a0 [1]", *lists]),
+        "\n".join(["a0: &a0 {z: 1}", *tables]),
+        "\n".join(["a0: &a0 {z: 1}", *merges]),
+    ]
+    assert (
+        not_refused_so(
+            (partial(policy_from_file, file(text, f"{n}.yaml")), ConfigurationError, said)
+            for n, text in enumerate(rows)
+        )
+        == []
+    )
+
+
+def test_a_yaml_alias_for_the_value_that_contains_it_is_refused(file):
+    for text in ("retry: &r {on: [UNAVAILABLE], wait: *r}", "methods: &m\n  '/a/b': *m\n"):
+        with pytest.raises(ConfigurationError, match=r"line \d: the alias \*\w is inside"):
+            policy_from_file(file(text, "shop.yaml"))
+
+
+def test_a_yaml_alias_repeats_a_value(file):
+    text = """
+    retry: &retry {on: [UNAVAILABLE], attempts: 2}
+    methods:
+      /a/*: {idempotent: true, retry: {<<: *retry, attempts: 4}}
+      /b/*: {idempotent: true, retry: *retry}
+    """
+    methods = policy_from_file(file(text, "shop.yaml")).methods
+    assert [methods[name].retry.attempts for name in ("/a/*", "/b/*")] == [4, 2]
+
+
+def test_a_yaml_value_that_does_not_fit_its_tag_is_refused(file):
+    rows = ["2020-13-40", "!!int abc", "!!float abc", "!!bool abc", "!!timestamp abc", "!!set [1]"]
+    assert (
+        not_refused_so(
+            (
+                partial(policy_from_file, file(f"timeout: {text}", f"{number}.yaml")),
+                ConfigurationError,
+                "not valid YAML: ",
+            )
+            for number, text in enumerate(rows)
+        )
+        == []
+    )
+
+
+def test_a_variable_nested_too_deep_is_refused():
+    said = r"^RPCWHEEL_RETRY\S*: nested more than 50 levels deep"
+    for name, value in (
+        ("RETRY", "[" * 100_000 + "]" * 100_000),
+        ("RETRY", '{"a": ' * 60 + "1" + "}" * 60),
+        ("RETRY__" + "__".join(["A"] * 3000), "1"),
+        ("RETRY__" + "__".join(["A"] * 40), "[" * 40 + "]" * 40),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            from_env(**{name: value})
+
+
+def test_a_variable_with_an_integer_of_more_than_64_bits_is_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"^RPCWHEEL_TIMEOUT: timeout: an integer may have at most 64 bits"
+    ):
+        from_env(TIMEOUT="9" * 400)
+
+
+def test_a_long_value_is_shortened_in_the_message(file):
+    for path in (file(f"timeout = '{'x' * 100_000}'"), file(f"retry = '{'x' * 100_000}'")):
+        with pytest.raises(ConfigurationError) as refused:
+            policy_from_file(path)
+        assert len(str(refused.value)) < 1000
+
+
+def test_of_very_many_mistakes_the_message_lists_the_first_20(file):
+    path = file("".join(f"a{number} = 1\n" for number in range(3000)))
+    with pytest.raises(ConfigurationError, match=r"; and 2,980 more$") as refused:
+        policy_from_file(path)
+    assert str(refused.value).count("there is no setting") == 20
 
 
 # The environment
@@ -361,6 +513,22 @@ def test_each_mistake_names_the_file_or_the_variable_that_it_came_from(file):
         "RPCWHEEL_RETRY__WAIT: retry.wait: wait must not be negative, not -2; 0 is at once; "
         "RPCWHEEL_RETRY__BUDGET: retry.budget: Input should be less than or equal to 1, not 3"
     )
+
+
+def test_a_variable_that_names_no_setting_is_reported_before_what_is_missing():
+    with pytest.raises(ConfigurationError) as refused:
+        from_env(RETRY__ATEMPTS="3")
+    assert str(refused.value).startswith(
+        "RPCWHEEL_RETRY__ATEMPTS: retry: there is no setting 'atempts'; did you mean 'attempts'?; "
+        "retry: `on` is missing; "
+    )
+
+
+def test_a_variable_does_not_change_the_other_aliases_of_a_yaml_value(file):
+    text = "retry: &r {on: [UNAVAILABLE]}\nmethods: {/a/*: {idempotent: true, retry: *r}}"
+    policy = from_env(CONFIG=str(file(text, "shop.yaml")), RETRY__ATTEMPTS="7")
+    assert policy.retry.attempts == 7
+    assert policy.methods["/a/*"].retry.attempts == RetryPolicy(on="UNAVAILABLE").attempts
 
 
 def test_a_contradiction_names_all_that_it_may_come_from(file):
