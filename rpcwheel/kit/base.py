@@ -128,7 +128,8 @@ def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:
     @wraps(init)
     def checking(*args: P.args, **settings: P.kwargs) -> None:
         if len(args) > 1:
-            raise TypeError(f"settings are given by name: timeout=2.0, for one; not {shown(args[1])}")
+            given = shown(args[1])
+            raise TypeError(f"settings are given by name: timeout=2.0, for one; not {given}")
         if not settings.keys() <= known.keys():
             rest: dict[str, Any] = {name: settings[name] for name in settings if name != "timer"}
             KitPolicy(**rest)  # raises, with the nearest that there is
