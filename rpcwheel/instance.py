@@ -16,7 +16,7 @@ from pydantic import Field, StrictInt, StrictStr, field_validator, model_validat
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Number, Policy
 
-__all__ = ["ServiceInstance", "Snapshot", "Source"]
+__all__ = ["ServiceInstance", "Snapshot", "Source", "checked_host", "grpc_target"]
 
 VERSION: Final = 1
 """Of the JSON; a newer one is read as far as it is understood."""
@@ -26,7 +26,11 @@ MOST_METADATA: Final = 8192
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _ID: Final = re.compile(r"[^/\s\x00-\x1f\x7f\ud800-\udfff]{1,256}")
-_HOST: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+_LABEL: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_\-]{0,61}[A-Za-z0-9_])?"
+_LAST_LABEL: Final = r"(?![0-9]+\.?\Z|0[xX])" + _LABEL  # of digits: resolvers read it as IPv4
+_DNS_NAME: Final = re.compile(rf"(?:{_LABEL}\.)*{_LAST_LABEL}\.?")
+_LONGEST_DNS_NAME: Final = 253
+_ZONE: Final = re.compile(r"[A-Za-z0-9._~\-]+")
 
 
 class _Epoch:
@@ -57,7 +61,8 @@ class ServiceInstance(Policy):
     service: StrictStr
     """`"shop.Orders"`: letters, digits, `.`, `_` and `-`."""
     host: StrictStr
-    """Where clients reach it; an address to listen on, such as `0.0.0.0`, is refused."""
+    """Where clients reach it: a DNS name or an IP address. An address to listen on, such as
+    `0.0.0.0`, is refused."""
     port: Annotated[StrictInt, Field(ge=1, le=65535)]
     id: StrictStr = ""
     """Known by in its service; `host:port` if left out, so that a restart replaces itself."""
@@ -91,21 +96,13 @@ class ServiceInstance(Policy):
     @field_validator("host")
     @classmethod
     def _is_a_host(cls, value: str) -> str:
-        bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-        try:
-            address = ipaddress.ip_address(bare)
-        except ValueError:
-            if _HOST.fullmatch(value) and not value.replace(".", "").isdigit():
-                return value
-            raise ConfigurationError(
-                f"it must be a host name or an IP address, without a port, not {value!r}"
-            ) from None
-        if address.is_unspecified:
+        host = checked_host(value)
+        if _is_unspecified(host):
             raise ConfigurationError(
                 f"{value!r} is an address to listen on, not one to call; give the host name or the "
                 "address that clients reach"
             )
-        return str(address)
+        return host
 
     @field_validator("metadata")
     @classmethod
@@ -149,9 +146,14 @@ class ServiceInstance(Policy):
         return hash((self.service, self.id, self.epoch))
 
     @property
-    def target(self) -> str:
-        """As grpc takes it: `10.0.0.7:50051`, `[::1]:50051`."""
+    def address(self) -> str:
+        """Host and port, to show: `10.0.0.7:50051`, `[::1]:50051`, `shop.example:50051`."""
         return joined(self.host, self.port)
+
+    @property
+    def target(self) -> str:
+        """The target of a gRPC channel, such as `ipv4:10.0.0.7:50051`; see `grpc_target`."""
+        return grpc_target(self.host, self.port)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -206,6 +208,59 @@ class Snapshot:
     """The ids of those that the registry has lost, and that are kept until that is sure."""
     age_s: float = 0.0
     """Since the registry was last heard to agree; of a file, since it was written."""
+
+
+def checked_host(host: str) -> str:
+    """Return a DNS name as it is, and an IP address in its usual form, without brackets.
+
+    DNS names may contain underscores, as the names of Docker services do.
+
+    Raises:
+        ConfigurationError: It is neither a DNS name nor an IP address.
+    """
+    has_brackets = host.startswith("[") and host.endswith("]") and ":" in host
+    text, percent, zone = host[1:-1].partition("%") if has_brackets else host.partition("%")
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        is_name = len(host.removesuffix(".")) <= _LONGEST_DNS_NAME and _DNS_NAME.fullmatch(host)
+        if is_name:
+            return host
+    else:
+        if not percent:
+            return str(address)
+        if address.version == 6 and _ZONE.fullmatch(zone):  # noqa: PLR2004 - IPv6
+            return f"{address}%{zone}"
+    raise ConfigurationError(
+        "it must be a DNS name or an IP address, without a port, such as 'shop.example', "
+        f"'10.0.0.7' or 'fe80::1%eth0', not {host!r}"
+    )
+
+
+def grpc_target(host: str, port: int) -> str:
+    """Return the target of a gRPC channel to a host that `checked_host` returned.
+
+    The target always names its scheme, or gRPC would read one in the host: it connects to the Unix
+    socket `50051` for `unix:50051`. The authority and the TLS server name are those of `host:port`
+    (grpcio 1.85). An address with a zone is left to gRPC's DNS resolver: if this machine has no
+    such interface, calls fail with UNAVAILABLE, but with UNKNOWN if the scheme is `ipv6`.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"dns:///{joined(host, port)}"
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        return f"dns:///{joined(host.replace('%', '%25'), port)}"
+    return f"ipv{address.version}:{joined(host, port)}"
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_unspecified
 
 
 def joined(host: str, port: int) -> str:

@@ -32,7 +32,7 @@ class Change(NamedTuple):
     def line(self) -> str:
         """For people."""
         one = self.instance
-        where = one.id if one.id == one.target else f"{one.id} ({one.target})"
+        where = one.id if one.id == one.address else f"{one.id} ({one.address})"
         words = self.note or (summary(one) if self.event in {"there", "came"} else "")
         said = f"{MARKS[self.event]} {one.service} {where} {self.event}"
         return printable(f"{said}: {words}" if words else said)
@@ -94,7 +94,7 @@ def summary(one: ServiceInstance) -> str:
 def facts_of(one: ServiceInstance) -> dict[str, Any]:
     """An instance for machines: all its values by name, and `target`."""
     told: dict[str, Any] = one.model_dump(mode="json")
-    return {**told, "target": one.target}
+    return {**told, "target": one.address}
 
 
 def as_facts(change: Change) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _next(news: SimpleQueue[object]) -> object:
     """Wait for the next item, on the main thread.
 
     Not in one wait without limit: a signal that arrives just before the thread begins to wait, or
-    on another thread, does not interrupt it, and Ctrl-C would have no effect (CPython 3.11 to 3.14).
+    on another thread, does not interrupt it, and Ctrl-C would have no effect (CPython 3.11).
     """
     while True:
         with suppress(Empty):
@@ -236,7 +236,7 @@ def _name(one: ServiceInstance) -> str:
 
 def _whose(one: ServiceInstance) -> str:
     since = f", up since {time.ctime(one.started_at)}" if one.started_at else ""
-    return f"{_name(one)} of the process {one.epoch or '(unknown)'} at {one.target}{since}"
+    return f"{_name(one)} of the process {one.epoch or '(unknown)'} at {one.address}{since}"
 
 
 class _Contact:

@@ -42,7 +42,7 @@ def table(found: Found) -> tuple[list[str], list[list[str]]]:
 
 
 def _row(one: ServiceInstance) -> list[str]:
-    target = one.target if one.protocol == "grpc" else f"{one.protocol}://{one.target}"
+    target = one.address if one.protocol == "grpc" else f"{one.protocol}://{one.address}"
     words = [one.service, one.id, target, str(one.weight), one.version, one.group, one.zone]
     words += [one.status, _since(one.started_at), pairs(one.metadata)]
     return [printable(word) for word in words]

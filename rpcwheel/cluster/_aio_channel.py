@@ -307,18 +307,20 @@ class _Ways:
         """The channel of one."""
         if self._connect is not None:
             return ReconnectingChannel(
-                instance.target,
+                instance.address,
                 options=self._options,
                 connect=partial(self._connect, instance),
                 timer=self._timer,
             )
-        return ReconnectingChannel(
+        channel = ReconnectingChannel(
             instance.target,
             credentials_for(instance.protocol, self._credentials),
             options=self._options,
             compression=self._compression,
             timer=self._timer,
         )
+        channel.target = instance.address  # the name of the connection in events and errors
+        return channel
 
 
 def _state_of(link: ReconnectingChannel | None) -> State:

@@ -63,7 +63,7 @@ class ClusterChannel(grpc.Channel):
         *,
         balance: str | Picker = "round_robin",
         credentials: grpc.ChannelCredentials | None = None,
-        options: Sequence[tuple[str, Any]] = (),
+        options: Sequence[tuple[str, Any]] | None = None,
         compression: grpc.Compression | None = None,
         connect: Callable[[ServiceInstance, Options], grpc.Channel] | None = None,
         on_member: Callable[[Member], object] | None = None,
@@ -305,7 +305,7 @@ def _member_channel(
 ) -> ReconnectingChannel:
     """The channel of one member."""
     made = partial(connect, instance)
-    return ReconnectingChannel(instance.target, options=options, connect=made, timer=timer)
+    return ReconnectingChannel(instance.address, options=options, connect=made, timer=timer)
 
 
 def _connect(

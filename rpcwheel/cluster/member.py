@@ -109,8 +109,8 @@ class MemberCore:
 
     @property
     def target(self) -> str:
-        """Where its connection goes, as grpc takes it."""
-        return self.instance.target
+        """Host and port of its instance: `10.0.0.7:50051`."""
+        return self.instance.address
 
     @property
     def calls(self) -> int:

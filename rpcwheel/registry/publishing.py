@@ -229,7 +229,7 @@ class PublisherBase(Generic[R]):
     def _name(self) -> str:
         services = [one.service for one in self._instances] or list(self._services) or ["a server"]
         more = f" and {len(services) - 1} more" if len(services) > 1 else ""
-        where = self._instances[0].target if self._instances else f"port {self._port}"
+        where = self._instances[0].address if self._instances else f"port {self._port}"
         return f"{services[0]}{more} at {where}"
 
     # On the way up

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.instance import checked_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,6 @@ LARGEST_PORT: Final = 65535
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _WORD: Final = re.compile(r"[\w.\-]+", re.ASCII)
-_HOST: Final = re.compile(r"\[(?P<v6>[0-9A-Fa-f:.]+(%[\w.]+)?)\]|(?P<name>[A-Za-z0-9_.\-]+)")
 _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -267,11 +267,14 @@ def _host(given: str) -> tuple[str, int | None]:
     host, colon, port = given.rpartition(":")
     if not colon or given.endswith("]"):
         host, colon, port = given, "", ""
-    found = _HOST.fullmatch(host)
-    if found is None:
+    checked = None
+    if ":" not in host or host.startswith("["):
+        with suppress(ConfigurationError):
+            checked = checked_host(host)
+    if checked is None:
         raise ConfigurationError(
             f"{given!r} is no host and port, such as 10.0.0.1:2379, shop.example:2379 or [::1]:2379"
         )
     if colon and not (port.isascii() and port.isdigit() and 0 < int(port) <= LARGEST_PORT):
         raise ConfigurationError(f"{given!r}: a port is a number from 1 to {LARGEST_PORT}")
-    return found["v6"] or found["name"], int(port) if colon else None
+    return checked, int(port) if colon else None

@@ -31,7 +31,8 @@ def test_what_is_left_out_has_its_default():
         "started_at": 0.0,
         "extra": {},
     }
-    assert ONE.target == "10.0.0.7:50051"
+    assert ONE.address == "10.0.0.7:50051"
+    assert ONE.target == "ipv4:10.0.0.7:50051"
     assert ONE.key == ("shop.Orders", "10.0.0.7:50051")
 
 
@@ -79,16 +80,117 @@ def test_equal_ones_are_one_key_of_a_dict_and_differing_ones_are_not_equal():
     assert hash(ONE) == hash(with_more)
 
 
-def test_a_target_is_as_grpc_takes_it():
-    for host, target in [
-        ("::1", "[::1]:1"),
-        ("[::1]", "[::1]:1"),
-        ("fe80::1%eth0", "[fe80::1%eth0]:1"),
-        ("2001:DB8:0::1", "[2001:db8::1]:1"),
-        ("shop-1.example", "shop-1.example:1"),
-        ("localhost", "localhost:1"),
+def test_an_address_has_brackets_around_ipv6_and_a_target_always_names_its_scheme():
+    for host, address, target in [
+        ("10.0.0.7", "10.0.0.7:1", "ipv4:10.0.0.7:1"),
+        ("::1", "[::1]:1", "ipv6:[::1]:1"),
+        ("[::1]", "[::1]:1", "ipv6:[::1]:1"),
+        ("2001:DB8:0::1", "[2001:db8::1]:1", "ipv6:[2001:db8::1]:1"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:1", "dns:///[fe80::1%25eth0]:1"),
+        ("shop-1.example", "shop-1.example:1", "dns:///shop-1.example:1"),
+        ("localhost", "localhost:1", "dns:///localhost:1"),
+        ("unix", "unix:1", "dns:///unix:1"),
+        ("unix-abstract", "unix-abstract:1", "dns:///unix-abstract:1"),
+        ("vsock", "vsock:1", "dns:///vsock:1"),
+        ("xds", "xds:1", "dns:///xds:1"),
+        ("ipv4", "ipv4:1", "dns:///ipv4:1"),
+        ("ipv6", "ipv6:1", "dns:///ipv6:1"),
+        ("dns", "dns:1", "dns:///dns:1"),
     ]:
-        assert ServiceInstance(service="a", host=host, port=1).target == target
+        one = ServiceInstance(service="a", host=host, port=1)
+        assert (one.address, one.target) == (address, target)
+
+
+LONGEST_LABEL = "x" * 63
+LONGEST_NAME = ".".join([LONGEST_LABEL] * 3 + ["x" * 61])
+
+HOSTS = [
+    "shop",
+    "shop.example",
+    "shop.example.",
+    "Shop-1.Example",
+    "shop_orders",
+    "_shop._tcp.example",
+    "10.example",
+    "xn--bcher-kva.example",
+    LONGEST_LABEL,
+    LONGEST_NAME,
+    LONGEST_NAME + ".",
+    "10.0.0.7",
+    "::1",
+    "fe80::1%eth0.100",
+    "fe80::1%br-a_b~1",
+    "fe80::1%4",
+]
+NO_HOSTS = [
+    "",
+    ".",
+    "*",
+    "a..b",
+    ".a",
+    "-a",
+    "a-",
+    "a.-b",
+    "a b",
+    " a",
+    "a\n",
+    "a\r\nx: y",
+    "a\0",
+    "a/b",
+    "a@b",
+    "a:1",
+    "a,b",
+    "a?b",
+    "a#b",
+    "a%b",
+    "a%2fb",
+    "a\\b",
+    "b\u00fccher.example",
+    "unix:/tmp/x",
+    "unix:///tmp/x",
+    "dns:///a",
+    "/tmp/x",
+    LONGEST_LABEL + "x",
+    "x." + LONGEST_NAME,
+    "10.0.0",
+    "10.0.0.256",
+    "010.0.0.1",
+    "0x7f.1",
+    "a.0x7f",
+    "2130706433",
+    "[::1",
+    "::1]",
+    "[10.0.0.7]",
+    "[a]",
+    "10.0.0.7%eth0",
+    "fe80::1%",
+    "fe80::1%eth0\r\nx: y",
+    "fe80::1%eth0\n",
+    "fe80::1%eth 0",
+    "fe80::1%eth0%1",
+    "fe80::1%eth/0",
+    "fe80::1%eth0]:1,[::1",
+    "fe80::1%\u00e9",
+    "\ud800",
+]
+
+
+def record_of(host):
+    return json.dumps({"v": 1, "service": "a", "host": host, "port": 1, "id": "a"})
+
+
+def test_a_host_is_a_dns_name_or_an_ip_address():
+    for host in HOSTS:
+        assert ServiceInstance(service="a", host=host, port=1).host == host
+        assert ServiceInstance.decoded(record_of(host)).host == host
+
+
+def test_any_other_host_is_refused_when_an_instance_is_made_and_when_a_record_is_read():
+    for host in NO_HOSTS:
+        with pytest.raises(ConfigurationError, match="DNS name or an IP address, without a port"):
+            ServiceInstance(service="a", host=host, port=1)
+        with pytest.raises(ValueError, match="DNS name or an IP address, without a port"):
+            ServiceInstance.decoded(record_of(host))
 
 
 def test_joining_puts_brackets_where_they_are_needed():
@@ -100,11 +202,12 @@ def test_what_makes_no_sense_is_refused_with_what_is_allowed():
     for changed, said in [
         ({"host": "0.0.0.0"}, "host: '0.0.0.0' is an address to listen on, not one to call"),
         ({"host": "0:0::0"}, "is an address to listen on"),
-        ({"host": "*"}, "it must be a host name or an IP address"),
-        ({"host": ""}, "it must be a host name or an IP address"),
-        ({"host": "a:1"}, "without a port, not 'a:1'"),
-        ({"host": "10.0.0"}, "it must be a host name or an IP address"),
-        ({"host": "[::1"}, "it must be a host name or an IP address"),
+        ({"host": "*"}, "it must be a DNS name or an IP address"),
+        ({"host": ""}, "it must be a DNS name or an IP address"),
+        ({"host": "a:1"}, "without a port, .*, not 'a:1'"),
+        ({"host": "::ffff:0.0.0.0"}, "is an address to listen on"),
+        ({"host": "10.0.0"}, "it must be a DNS name or an IP address"),
+        ({"host": "[::1"}, "it must be a DNS name or an IP address"),
         ({"port": 0}, "port: .*greater than or equal to 1"),
         ({"port": 65536}, "port: .*less than or equal to 65535"),
         ({"service": "a/b"}, "service: it must be a name of letters, digits"),
@@ -144,7 +247,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INSTANCES = st.builds(
     ServiceInstance,
     service=NAMES,
-    host=NAMES.filter(lambda name: not name.replace(".", "").isdigit())
+    host=st.from_regex(r"[A-Za-z_]([A-Za-z0-9_\-]{0,20}[A-Za-z0-9_])?", fullmatch=True)
     | st.ip_addresses().filter(lambda address: not address.is_unspecified).map(str),
     port=st.integers(1, 65535),
     group=TEXTS,

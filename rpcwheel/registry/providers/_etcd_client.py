@@ -27,7 +27,7 @@ from rpcwheel.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
-from rpcwheel.instance import joined
+from rpcwheel.instance import grpc_target
 
 from ._etcd_channel import channel_options, check_tls, open_channel
 from ._etcd_messages import messages
@@ -101,7 +101,7 @@ class EtcdClient:
         self._messages = messages()
         self._url = url
         self._check()
-        self._targets = [joined(host, port or PORT) for host, port in url.hosts]
+        self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
         self._turn = random.randrange(len(self._targets))  # or all clients would ask the first one
         self._options = channel_options(url)
         self._lock = threading.Lock()

@@ -1,6 +1,7 @@
 """A registry: what users are given, told and refused, also while the engine fails."""
 
 import gc
+import json
 import random
 import threading
 import warnings
@@ -219,6 +220,19 @@ def test_a_record_that_cannot_be_read_is_skipped_and_if_none_can_it_is_no_empty_
     monkeypatch.setattr(provider, "lookup", lambda _: View({"a": b"rubbish"}))
     with pytest.raises(RegistryUnavailable, match=r"none of the records of other\.Service"):
         registry.lookup("other.Service")
+
+
+def test_a_record_whose_host_is_no_host_is_skipped_and_reported(
+    registry, provider, monkeypatch, events
+):
+    bad = json.loads(instance(2).encoded()) | {"host": "unix:/run/shop.sock", "id": "b"}
+    records = {instance().id: instance().encoded(), "b": json.dumps(bad).encode()}
+    monkeypatch.setattr(provider, "lookup", lambda _: View(records))
+    assert registry.lookup("shop.Orders").instances == (instance(),)
+    assert wait_until(lambda: any(isinstance(one, RecordSkipped) for one in events))
+    (skipped,) = (one for one in events if isinstance(one, RecordSkipped))
+    assert skipped.key == "b"
+    assert "DNS name or an IP address" in str(skipped.error)
 
 
 # Subscriptions

@@ -4,20 +4,25 @@ A canary that fails says that grpcio was mended (or broke what we lean on): read
 out what it names, and the line of docs/grpcio.md.
 """
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
+from fixtures.certificates import made
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
 from fixtures.shop import FOR_EVER, STREAM_UNARY, UNARY_UNARY, Hang
 from fixtures.small_servers import METHOD, serving
 from fixtures.waiting import WAIT_S
 from rpcwheel._grpc.status import is_unprocessed
+from rpcwheel.instance import grpc_target, joined
 
 
 class Unary(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):
@@ -241,3 +246,46 @@ def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
         check=False,
     )
     assert run.stdout.splitlines() == ["spin thread: dead", "next call: hangs"], run.stderr
+
+
+def test_a_host_that_is_named_as_a_scheme_is_one_in_a_target(tmp_path, monkeypatch):
+    """So `grpc_target` of rpcwheel/instance.py names the scheme of each target."""
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        server.add_insecure_port("unix:50051")
+        server.start()
+        assert failure_of("unix:50051").code() is grpc.StatusCode.UNIMPLEMENTED
+        server.stop(None).wait()
+
+
+def test_a_target_that_names_its_scheme_has_the_authority_and_tls_name_of_host_and_port():
+    """So `grpc_target` needs neither `grpc.default_authority` nor `ssl_target_name_override`."""
+    certificates, authorities = made(), []
+
+    def answer(request, context):
+        authorities.append(context._rpc_event.call_details.host.decode())
+        return request
+
+    _, service, method = METHOD.split("/")
+    handler = grpc.method_handlers_generic_handler(
+        service, {method: grpc.unary_unary_rpc_method_handler(answer)}
+    )
+    with ThreadPoolExecutor(1) as pool:
+        for host in ("localhost", "127.0.0.1", "::1") if has_ipv6() else ("localhost", "127.0.0.1"):
+            server = grpc.server(pool)
+            server.add_generic_rpc_handlers([handler])
+            port = server.add_secure_port(joined(host, 0), certificates.server_credentials())
+            server.start()
+            for target in (joined(host, port), grpc_target(host, port)):
+                with grpc.secure_channel(target, certificates.channel_credentials()) as channel:
+                    channel.unary_unary(METHOD)(b"", timeout=WAIT_S)
+            assert authorities == [joined(host, port)] * 2
+            authorities.clear()
+            server.stop(None).wait()
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
