@@ -359,7 +359,7 @@ class InstancesHeld:
 
 @dataclass(frozen=True, slots=True)
 class RecordSkipped:
-    """A key of the registry holds no instance that can be read; told once for each content."""
+    """A record of the registry, or of the snapshot file, is no instance; told once per content."""
 
     registry: str
     service: str

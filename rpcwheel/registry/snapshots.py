@@ -6,6 +6,9 @@ sound by three things: a lock of the system on a file beside it (`<file>.lock`, 
 somebody may hold it), a merge with what stands there (of a service, the newer entry), and a rename
 of a new file that was written to the end and synced; so a reader never sees half of one.
 
+The file names servers to which clients send their credentials. So it is read only if it belongs to
+the user of this process, or to root, and nobody else can write to it.
+
 Form: `{"v": 1, "registry": url, "services": {name: {"written": unix time, "instances": [...]}}}`,
 each instance as in a registry. Readable by the user alone, as metadata may tell what others need
 not know.
@@ -13,7 +16,6 @@ not know.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.instance import ServiceInstance, Snapshot
 from rpcwheel.observe import emit
-from rpcwheel.observe.events import SnapshotFailed
+from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
 from rpcwheel.timer.clock import checked_timer
 from rpcwheel.workers import Serial, reset_after_fork
 
@@ -65,6 +67,10 @@ LATEST_S: Final = 1e11
 """No time of this millennium, as seconds since 1970; nor is NaN below it."""
 MOST_BYTES: Final = 64 * 2**20
 """A larger file is none of ours."""
+READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags that open any path at once, also a pipe that nobody writes to."""
+ROOT: Final = 0
+"""The user id that may replace any file anyway."""
 
 
 class _Kept(NamedTuple):
@@ -105,6 +111,7 @@ class Snapshots:
         self._serial = Serial()
         self._closed = False
         self._told: set[str] = set()  # what fails, and has been told
+        self._skipped: set[tuple[str, str]] = set()  # services and records that have been told
         self._known: tuple[object, dict[str, Entry]] = (None, {})  # by what the file looked like
         self._kept: dict[str, _Kept] = {}
         self.reset()
@@ -135,7 +142,7 @@ class Snapshots:
         except (OSError, ValueError) as error:
             self._failed("read", error)
         if entry and (kept is None or kept.written_s < _written_s(entry) <= now_s):
-            written_s, instances = _instances(entry)
+            written_s, instances = _written_s(entry), self._instances(service, entry)
         else:
             written_s, instances, _ = kept or _Kept(0.0, ())
         if not instances:
@@ -278,16 +285,51 @@ class Snapshots:
             ValueError: It is not ours, or torn.
         """
         try:
-            looks = self.path.stat()
+            descriptor = os.open(self.path, READ)
         except FileNotFoundError:
             return {}
-        if not stat.S_ISREG(looks.st_mode) or looks.st_size > MOST_BYTES:
-            raise ValueError("it is no file of snapshots")
-        form = looks.st_ino, looks.st_size, looks.st_mtime_ns
-        known = self._known
-        if known[0] != form:
-            known = self._known = form, _parsed(self.path.read_bytes())
+        try:
+            looks = os.fstat(descriptor)
+            if not stat.S_ISREG(looks.st_mode) or looks.st_size > MOST_BYTES:
+                raise ValueError("it is no file of snapshots")
+            self._check_writers(looks)
+            form = looks.st_ino, looks.st_size, looks.st_mtime_ns
+            known = self._known
+            if known[0] != form:
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    known = self._known = form, _parsed(file.read())
+        finally:
+            os.close(descriptor)
         return known[1]
+
+    def _check_writers(self, looks: os.stat_result) -> None:
+        """Raise ValueError if another user than root and our own can write to the file."""
+        if not hasattr(os, "geteuid"):
+            return
+        mode = stat.S_IMODE(looks.st_mode)
+        if looks.st_uid not in {os.geteuid(), ROOT} or mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError(
+                f"it is not read, as other users can write to it (owner {looks.st_uid}, mode "
+                f"{mode:04o}); it must belong to the user {os.geteuid()} or to root, and only the "
+                f"owner may write to it: chmod 600 {self.path}, or delete it"
+            )
+
+    def _instances(self, service: str, entry: Entry) -> tuple[ServiceInstance, ...]:
+        """Return those that can be read, by id; each other record is reported once."""
+        found: dict[str, ServiceInstance] = {}
+        for record in entry["instances"]:
+            text = ""
+            try:
+                text = json.dumps(record)
+                instance = ServiceInstance.decoded(text)
+            except (ValueError, RecursionError) as error:
+                if (service, text) not in self._skipped:
+                    self._skipped.add((service, text))
+                    key = record.get("id") if isinstance(record, dict) else None
+                    emit(RecordSkipped(self._registry, service, str(key or "?"), error))
+            else:
+                found[instance.id] = instance
+        return tuple(found[key] for key in sorted(found))
 
     def _failed(self, what: str, error: Exception) -> None:
         if what not in self._told:
@@ -353,13 +395,3 @@ def _is_entry(entry: object) -> bool:
 
 def _written_s(entry: Entry) -> float:
     return float(entry["written"])
-
-
-def _instances(entry: Entry) -> tuple[float, tuple[ServiceInstance, ...]]:
-    """Those that can be read, by id."""
-    found: dict[str, ServiceInstance] = {}
-    for record in entry["instances"]:
-        with contextlib.suppress(ValueError, RecursionError):
-            instance = ServiceInstance.decoded(json.dumps(record))
-            found[instance.id] = instance
-    return _written_s(entry), tuple(found[key] for key in sorted(found))

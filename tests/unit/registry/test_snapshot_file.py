@@ -15,7 +15,7 @@ import pytest
 from fixtures.seen_worlds import REGISTRY, SERVICE, ended, instance, instances
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe.events import SnapshotFailed
+from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
 from rpcwheel.registry import _whole_file
 from rpcwheel.registry import snapshots as module
 from rpcwheel.registry.policy import RegistryPolicy
@@ -57,6 +57,13 @@ def make(path, timer):
     yield make
     for snapshots in made:
         snapshots.close()
+
+
+def put(path, data):
+    """Write a file that only the user can write to, whatever the umask of the tests is."""
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
+    path.chmod(0o600)
 
 
 def services(path):
@@ -153,10 +160,9 @@ def test_only_the_user_can_read_it(make, path):
 
 
 def test_an_age_is_never_negative_whatever_the_clocks_say(make, path):
-    path.parent.mkdir()
     record = json.loads(instance("a").encoded())
     entry = {"written": time.time() + 3600, "instances": [record]}
-    path.write_text(json.dumps({"v": 1, "services": {SERVICE: entry}}))
+    put(path, {"v": 1, "services": {SERVICE: entry}})
     assert make().load(SERVICE).age_s == 0.0
 
 
@@ -167,8 +173,7 @@ def test_an_age_is_never_negative_whatever_the_clocks_say(make, path):
     "torn", [b"", b"\0" * 100, b'{"v": 1, "services": {"shop', b"[]", b"[" * 10**6], ids=range(5)
 )
 def test_a_torn_file_is_no_file_is_told_once_and_is_replaced(make, path, events, torn):
-    path.parent.mkdir()
-    path.write_bytes(torn)
+    put(path, torn)
     snapshots = make()
     assert snapshots.load(SERVICE) is None
     assert snapshots.load("shop.Bills") is None
@@ -181,7 +186,6 @@ def test_a_torn_file_is_no_file_is_told_once_and_is_replaced(make, path, events,
 
 
 def test_an_entry_that_makes_no_sense_harms_no_other(make, path):
-    path.parent.mkdir()
     good = json.loads(instance("a").encoded())
     told = {
         SERVICE: {"written": time.time(), "instances": [good, {"v": 1}, 7, None]},
@@ -190,10 +194,58 @@ def test_an_entry_that_makes_no_sense_harms_no_other(make, path):
         "z": {"written": 1.0, "instances": 3},
         **{str(n): {"written": n, "instances": [good]} for n in (10**400, math.inf, math.nan)},
     }
-    path.write_text(json.dumps({"v": 1, "services": told}))
+    put(path, {"v": 1, "services": told})
     snapshots = make()
     assert snapshots.load(SERVICE).instances == instances("a")
     assert not [name for name in told if name != SERVICE and snapshots.load(name)]
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+def test_a_file_that_others_can_write_is_not_read_and_is_replaced(make, path, events, mode):
+    first = make()
+    first.keep(SERVICE, instances("a"))
+    first.close()
+    path.chmod(mode)
+    second = make()
+    assert second.load(SERVICE) is None
+    assert second.load(SERVICE) is None
+    (told,) = failures(events)
+    assert f"mode {mode:04o}" in str(told.error)
+    assert "chmod 600" in str(told.error)
+    second.keep("shop.Bills", instances("b"))
+    second.close()
+    assert set(services(path)) == {"shop.Bills"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert make().load("shop.Bills").instances == instances("b")
+    assert len(failures(events)) == 1
+
+
+@posix
+def test_a_file_of_another_user_is_not_read_unless_it_is_of_root(make, path, events, monkeypatch):
+    first = make()
+    first.keep(SERVICE, instances("a"))
+    first.close()
+    owner = path.stat().st_uid
+    monkeypatch.setattr(module, "ROOT", owner + 1)
+    monkeypatch.setattr(module.os, "geteuid", lambda: owner + 2)
+    assert make().load(SERVICE) is None
+    (told,) = failures(events)
+    assert f"owner {owner}" in str(told.error)
+    monkeypatch.setattr(module, "ROOT", owner)
+    assert make().load(SERVICE).instances == instances("a")
+
+
+def test_a_record_whose_host_is_no_host_is_skipped_and_reported_once(make, path, events):
+    good, bad = (json.loads(instance(key).encoded()) for key in "ab")
+    entry = {"written": time.time(), "instances": [good, bad | {"host": "fe80::1%a\r\n"}]}
+    put(path, {"v": 1, "services": {SERVICE: entry}})
+    snapshots = make()
+    for _ in range(2):
+        assert snapshots.load(SERVICE).instances == instances("a")
+    (skipped,) = (event for event in events if isinstance(event, RecordSkipped))
+    assert (skipped.registry, skipped.service, skipped.key) == (REGISTRY, SERVICE, "b")
+    assert "DNS name or an IP address" in str(skipped.error)
 
 
 def test_a_place_that_is_a_directory_is_told_once_and_harms_nothing(make, path, events, timer):
