@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 
 from rpcwheel._grpc.aio_calls import NotAtOnceError, ended, ended_by, failure_of, has_ended
+from rpcwheel._grpc.aio_interceptors import LISTS, lists_of
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel._grpc.aio_plain import PlainCall, plain_beginner
 from rpcwheel._grpc.connectivity import core_below
 from rpcwheel.call import Kind
+from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,13 +44,31 @@ CLOSED: Final = "Channel is closed."
 class Wire:
     """A channel of grpc.aio, and the calls that run on it."""
 
-    __slots__ = ("channel", "foreign", "running")
+    __slots__ = ("_own", "channel", "foreign", "running")
 
     def __init__(self, channel: grpc.aio.Channel, *, foreign: bool) -> None:
         self.channel = channel
         self.foreign = foreign
         """Whether its calls may be of another make, or have others' interceptors in them."""
         self.running: set[Running | PlainCall] = set()
+        self._own = {kind: len(own) for kind, own in lists_of(channel).items()}
+
+    def append(self, kind: Kind, appended: list[Any]) -> None:
+        """Have its calls of this kind run these interceptors behind its own.
+
+        Raises:
+            ConfigurationError: The channel is not gRPC's own and has no such list.
+        """
+        own = self._own.get(kind)
+        if own is None:
+            raise ConfigurationError(
+                f"{LISTS[kind]}: {appended!r} can't be appended, as connect made {self.channel!r}, "
+                "which has no such list; give it these interceptors in connect"
+            )
+        interceptors = lists_of(self.channel)[kind]
+        if interceptors[own:] != appended:
+            interceptors[own:] = appended
+            self.foreign = True
 
     def end(self, details: str) -> None:
         """End all that runs on it with UNAVAILABLE."""
@@ -183,6 +203,8 @@ class _Member:
         self._codec = (request_serializer, response_deserializer)
         self._given = (args, options)
         self.links = channel.links
+        self.appended = channel.appended[self.kind]
+        """Interceptors that were appended to those of the channel."""
         self._make(channel.links.active)
 
     def _make(self, link: Link[Wire]) -> Any:  # noqa: ANN401
@@ -207,6 +229,8 @@ class _Member:
             raise grpc.aio.UsageError(CLOSED)
         link = self.links.enter()
         try:
+            if self.appended:
+                link.channel.append(self.kind, self.appended)
             member = self._call if link is self._link else self._make(link)
             return link, member(request, **options)
         except BaseException:  # such as `UsageError` of a channel that is closed
@@ -295,7 +319,7 @@ class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     ) -> Any:  # noqa: ANN401
         links = self.links
         link, begin, _ = self.plain
-        if link is not links.active or links.retired:
+        if link is not links.active or links.retired or self.appended:
             return super().__call__(
                 request,
                 timeout=timeout,
@@ -388,6 +412,8 @@ class Ping(_UnaryUnary):
 
     def _begin(self, request: Any, **options: Any) -> Any:  # noqa: ANN401
         link = self.links.active
+        if self.appended:
+            link.channel.append(self.kind, self.appended)
         member = self._call if link is self._link else self._make(link)
         return Running(self, link, member(request, **options), counts=False).begin()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
+from rpcwheel._grpc.aio_interceptors import Interceptors, give_lists, is_patched
 from rpcwheel.call import Kind
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -65,7 +66,7 @@ class ReconnectingChannel(Seen):
         target: str,
         credentials: grpc.ChannelCredentials | None = None,
         *,
-        options: Sequence[tuple[str, Any]] = (),
+        options: Sequence[tuple[str, Any]] | None = None,
         compression: grpc.Compression | None = None,
         interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
         connect: Connect | None = None,
@@ -100,7 +101,7 @@ class ReconnectingChannel(Seen):
         )
         self._options = checked_options(options)
         self._connect = connect or partial(_connect, target, credentials, compression, interceptors)
-        self._foreign = connect is not None or interceptors is not None
+        self._foreign = connect is not None or interceptors is not None or is_patched()
         self._timer = checked_timer(timer)
         rhythm = checked_backoff(backoff)
         super().__init__(target, Links(self._new(), clock_of(timer), rhythm))
@@ -110,7 +111,16 @@ class ReconnectingChannel(Seen):
         self._drains: dict[Link[Wire], Any] = {}  # timeouts
         self._ending: list[Wire] = []  # those that `close` has closed
         self._closing: set[asyncio.Task[None]] = set()
+        self.append_to({kind: [] for kind in Kind})
         self._on_close: list[Callable[[], object]] = []
+
+    def append_to(self, lists: Interceptors) -> None:
+        """Internal: have calls run the interceptors in these lists, behind those of `connect`.
+
+        Callers may append to the lists later.
+        """
+        self.appended = lists
+        give_lists(self, lists)
 
     def _new(self) -> Wire:
         channel = self._connect(list(self._options))
@@ -364,9 +374,15 @@ def _connect(
     interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
     options: Options,
 ) -> grpc.aio.Channel:
+    # By name: OpenTelemetry's replacement for these functions looks for `interceptors` there.
+    given: dict[str, Any] = {
+        "options": options,
+        "compression": compression,
+        "interceptors": interceptors,
+    }
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options, compression, interceptors)
-    return grpc.aio.secure_channel(target, credentials, options, compression, interceptors)
+        return grpc.aio.insecure_channel(target, **given)
+    return grpc.aio.secure_channel(target, credentials, **given)
 
 
 async def _close(channel: grpc.aio.Channel, grace: float | None) -> None:

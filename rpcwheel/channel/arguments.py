@@ -74,9 +74,13 @@ def refuse_both(connect: object, **others: object) -> None:
 def checked_options(options: object) -> Options:
     """Those of every channel: the given ones, and one that gives it a connection of its own.
 
+    None stands for none, as with gRPC.
+
     Raises:
         TypeError: They are no pairs.
     """
+    if options is None:
+        options = ()
     if not isinstance(options, (list, tuple)) or not all(map(_is_option, options)):
         raise TypeError(
             'options must be pairs of a name and a value, such as [("grpc.keepalive_time_ms", '

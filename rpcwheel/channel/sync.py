@@ -47,7 +47,7 @@ class ReconnectingChannel(grpc.Channel):
         target: str,
         credentials: grpc.ChannelCredentials | None = None,
         *,
-        options: Sequence[tuple[str, Any]] = (),
+        options: Sequence[tuple[str, Any]] | None = None,
         compression: grpc.Compression | None = None,
         connect: Callable[[Options], grpc.Channel] | None = None,
         backoff: Duration | WaitBaseT = DEFAULT_BACKOFF,

@@ -57,7 +57,8 @@ class Calls:
         self.made: dict[Member, Any] = {}
         """The same method of members' own channels."""
         # Foreign interceptors want to see the request itself.
-        self._seals = request_serializer is not None and not fleet.foreign
+        is_seen = fleet.foreign or bool(fleet.appended[self.kind])
+        self._seals = request_serializer is not None and not is_seen
         self._given = (response_deserializer, args, options)
 
     def bound(self, at: Member) -> Any:  # noqa: ANN401
@@ -189,7 +190,13 @@ class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
         at = None if pick is None else pick(self.method, request, metadata)
         made: Any = self.made.get(at)  # type: ignore[arg-type]
         links = None if made is None else made.links
-        if links is None or links.retired or links.closed or made.plain[0] is not links.active:
+        if (
+            links is None
+            or links.retired
+            or links.closed
+            or made.plain[0] is not links.active
+            or made.appended
+        ):
             options = timeout, metadata, credentials, wait_for_ready, compression
             return self._begin(at, request, *options)
         link, begin, state_of = made.plain

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
+from rpcwheel._grpc.aio_interceptors import give_lists, is_patched
 from rpcwheel.call import Kind
 from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.channel.arguments import refuse_both
@@ -65,7 +66,7 @@ class ClusterChannel(grpc.aio.Channel):
         *,
         balance: str | Picker = "round_robin",
         credentials: grpc.ChannelCredentials | None = None,
-        options: Sequence[tuple[str, Any]] = (),
+        options: Sequence[tuple[str, Any]] | None = None,
         compression: grpc.Compression | None = None,
         connect: Connect | None = None,
         on_member: Callable[[Member], object] | None = None,
@@ -106,8 +107,9 @@ class ClusterChannel(grpc.aio.Channel):
             checked_picker(balance),
             Rules.of(checked_policy(policy)),
             timer=checked_timer(timer),
-            foreign=connect is not None,
+            foreign=connect is not None or is_patched(),
         )
+        give_lists(self, self._fleet.appended)
         self._fleet.begin(known)
 
     # Its members

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_relay import Signal
+from rpcwheel.call import Kind
 from rpcwheel.channel._aio_members import CLOSED
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.observe import ListenerFailed, MemberDown, MemberUp, emit
@@ -30,6 +31,7 @@ from .member import checked_instances
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from rpcwheel._grpc.aio_interceptors import Interceptors
     from rpcwheel.channel.aio import ReconnectingChannel
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
@@ -71,6 +73,8 @@ class Fleet:
         self.name = name
         self.foreign = foreign
         """Whether calls may be of another make, or have others' interceptors in them."""
+        self.appended: Interceptors = {kind: [] for kind in Kind}
+        """Interceptors that were appended to the channel's; they run on each member's."""
         self._connect = connect
         self._on_member = on_member
         self.home = Home(timer, self._tell, self._grow_later)
@@ -153,6 +157,7 @@ class Fleet:
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
             self.home.enter()
         made = self._connect(member.instance)
+        made.append_to(self.appended)
         former = [*self._former, *([] if member.link is None else [member.link])]
         self._former = [link for link in former if not link.closed]  # calls run on them still
         member.link, member.used = made, True

@@ -115,7 +115,8 @@ class Passage(Running):
 
     def follow(self, relay: Relay) -> None:
         """Take note what it conducts; weakly, as any `Running`."""
-        foreign = self._calls.fleet.foreign
+        fleet = self._calls.fleet
+        foreign = fleet.foreign or fleet.appended[self.kind]
         self._relay = weakref.ref(relay, self._forgotten if foreign else None)
 
     def take_over(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 
 from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
+from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.details import metadata_of, with_attempt
 from rpcwheel.call import Kind
 from rpcwheel.durations import to_ns
@@ -54,6 +55,7 @@ class InterceptedChannel(grpc.aio.Channel):
             )
         self._channel = channel
         self._state = state
+        give_lists(self, lists_of(channel))  # what is appended to them runs in each attempt
         self.between: Relays = weakref.WeakSet()
         """Calls that wait for their next try."""
 

@@ -105,7 +105,7 @@ def channel(
     service: str | None = None,
     registry: Registry | None = None,
     balance: str | Picker = "round_robin",
-    options: Sequence[tuple[str, Any]] = (),
+    options: Sequence[tuple[str, Any]] | None = None,
     compression: grpc.Compression | None = None,
     group: str | None = None,
     version: str | None = None,

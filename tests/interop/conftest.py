@@ -1,5 +1,6 @@
 """What the tests against others' code share."""
 
+from fixtures.certificates import certificates  # noqa: F401 - a fixture
 from fixtures.doors import open_door  # noqa: F401 - fixtures
 from fixtures.foreign_servers import go_binary, go_shop  # noqa: F401
 from fixtures.shop import shop  # noqa: F401

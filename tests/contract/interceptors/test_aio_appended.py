@@ -1,0 +1,241 @@
+"""Interceptors appended to the private lists of our aio channels, as google-cloud does it."""
+
+import grpc
+import pytest
+
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
+from fixtures.shop import SERVICE, UNARY_UNARY
+from fixtures.waiting import WAIT_S
+from rpcwheel import ConfigurationError, RetryPolicy, ServiceInstance
+from rpcwheel.aio import ClusterChannel, Kit, ReconnectingChannel, open_registry
+
+SETTINGS = {
+    "timeout": WAIT_S,
+    "retry": RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01),
+    "idempotent": True,
+}
+
+
+class Tagging:
+    """Adds its name to the metadata of each call that passes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = 0
+
+    async def _intercept(self, continuation, details, request):
+        self.calls += 1
+        details.metadata.add("passed", self.name)
+        return await continuation(details, request)
+
+
+class UnaryUnary(Tagging, grpc.aio.UnaryUnaryClientInterceptor):
+    intercept_unary_unary = Tagging._intercept
+
+
+class UnaryStream(Tagging, grpc.aio.UnaryStreamClientInterceptor):
+    intercept_unary_stream = Tagging._intercept
+
+
+class StreamUnary(Tagging, grpc.aio.StreamUnaryClientInterceptor):
+    intercept_stream_unary = Tagging._intercept
+
+
+class StreamStream(Tagging, grpc.aio.StreamStreamClientInterceptor):
+    intercept_stream_stream = Tagging._intercept
+
+
+INTERCEPTORS = {
+    "unary_unary": UnaryUnary,
+    "unary_stream": UnaryStream,
+    "stream_unary": StreamUnary,
+    "stream_stream": StreamStream,
+}
+
+
+def append(channel: grpc.aio.Channel, name: str = "appended") -> dict[str, Tagging]:
+    """Append one interceptor of each kind; gives them by kind."""
+    made = {kind: interceptor(name) for kind, interceptor in INTERCEPTORS.items()}
+    for kind, interceptor in made.items():
+        getattr(channel, f"_{kind}_interceptors").append(interceptor)
+    return made
+
+
+def instance_of(shop) -> ServiceInstance:
+    return ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.port)
+
+
+def passed(shop) -> list[list[str]]:
+    """The interceptors that each call passed that came in."""
+    return [call.metadata.get("passed") for call in shop.calls]
+
+
+@pytest.fixture
+async def kit():
+    async with Kit(**SETTINGS) as kit:
+        yield kit
+
+
+@pytest.fixture
+async def url(memory, shop):
+    """The shop by its name."""
+    async with open_registry(memory) as registry:
+        await registry.register(instance_of(shop), wait=WAIT_S)
+        yield f"{memory}/{SERVICE}"
+
+
+@pytest.fixture
+async def named(kit, url):
+    """A channel of the kit to the shop by its name."""
+    return kit.channel(url)
+
+
+CHANNELS = {
+    "ReconnectingChannel": lambda kit, shop: ReconnectingChannel(shop.target),
+    "ClusterChannel": lambda kit, shop: ClusterChannel(SERVICE, [instance_of(shop)]),
+    "kit.channel": lambda kit, shop: kit.channel(shop.target),
+    "intercept_channel of grpc.aio": lambda kit, shop: kit.intercept_channel(
+        grpc.aio.insecure_channel(shop.target)
+    ),
+    "intercept_channel of ReconnectingChannel": lambda kit, shop: kit.intercept_channel(
+        ReconnectingChannel(shop.target)
+    ),
+}
+
+
+async def check_each_kind(channel, shop) -> None:
+    stub = Stub(channel)
+    for style in STYLES.values():
+        for kind in KINDS:
+            assert await style(stub, kind) == ANSWERS[kind]
+    appended = append(channel)  # to stubs that were made and have been used
+    shop.calls.clear()
+    for style in STYLES.values():
+        for kind in KINDS:
+            assert await style(stub, kind) == ANSWERS[kind]
+    assert {kind: interceptor.calls for kind, interceptor in appended.items()} == dict.fromkeys(
+        KINDS, len(STYLES)
+    )
+    assert passed(shop) == ["appended"] * len(STYLES) * len(KINDS)
+
+
+@pytest.mark.parametrize("maker", CHANNELS.values(), ids=CHANNELS)
+async def test_appended_interceptors_run_in_calls_of_each_kind(maker, kit, shop):
+    async with maker(kit, shop) as channel:
+        await check_each_kind(channel, shop)
+
+
+@pytest.mark.parametrize("balance", ["round_robin", "core"])
+async def test_appended_interceptors_run_in_calls_of_a_channel_by_name(balance, kit, url, shop):
+    async with kit.channel(url, balance=balance) as channel:
+        await check_each_kind(channel, shop)
+
+
+@pytest.mark.parametrize("name", ["kit.channel", "intercept_channel of grpc.aio"])
+async def test_appended_interceptors_run_in_each_attempt(name, kit, shop):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    async with CHANNELS[name](kit, shop) as channel:
+        appended = append(channel)
+        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+    assert appended["unary_unary"].calls == 3
+    assert passed(shop) == ["appended"] * 3
+
+
+async def test_appended_interceptors_run_in_each_attempt_of_a_channel_by_name(named, shop):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    async with named:
+        appended = append(named)
+        assert await named.unary_unary(UNARY_UNARY)(b"a") == b"a"
+    assert appended["unary_unary"].calls == 3
+
+
+async def test_appended_interceptors_run_on_each_connection_and_behind_those_given(shop):
+    seen = []
+
+    class Noting(grpc.aio.UnaryUnaryClientInterceptor):
+        def __init__(self, name):
+            self.name = name
+
+        async def intercept_unary_unary(self, continuation, details, request):
+            seen.append(self.name)
+            return await continuation(details, request)
+
+    async with ReconnectingChannel(shop.target, interceptors=[Noting("given")]) as channel:
+        call = channel.unary_unary(UNARY_UNARY)
+        channel._unary_unary_interceptors.append(Noting("appended"))
+        assert await call(b"a") == b"a"
+        assert channel.replace(force=True)
+        assert await call(b"a") == b"a"
+        channel._unary_unary_interceptors.append(Noting("last"))
+        assert await call(b"a") == b"a"
+    assert seen == ["given", "appended"] * 2 + ["given", "appended", "last"]
+
+
+async def test_appended_interceptors_run_on_members_that_come_later(shop):
+    async with ClusterChannel(SERVICE) as channel:
+        appended = append(channel)
+        channel.update([instance_of(shop)])
+        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+    assert appended["unary_unary"].calls == 1
+
+
+async def test_an_appended_interceptor_sees_the_message_and_not_its_bytes(named, shop):
+    seen = []
+
+    class Noting(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation, details, request):
+            seen.append(request)
+            return await continuation(details, request)
+
+    async with named:
+        named._unary_unary_interceptors.append(Noting())
+        call = named.unary_unary(UNARY_UNARY, request_serializer=str.encode)
+        assert await call("message") == b"message"
+    assert seen == ["message"]
+
+
+class Opaque(grpc.aio.Channel):
+    """A channel of the user's own make, without gRPC's private lists."""
+
+    def __init__(self, channel) -> None:
+        self._inner = channel
+
+    def __getattr__(self, name):
+        if name.endswith("_interceptors"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def unary_unary(self, *args, **options):
+        return self._inner.unary_unary(*args, **options)
+
+    unary_stream = stream_unary = stream_stream = unary_unary
+
+    def get_state(self, try_to_connect=False):
+        return self._inner.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state):
+        await self._inner.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self):
+        await self._inner.channel_ready()
+
+    async def close(self, grace=None):
+        await self._inner.close(grace)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.close()
+
+
+async def test_interceptors_that_connect_leaves_no_place_for_are_refused(shop):
+    def connect(options):
+        return Opaque(grpc.aio.insecure_channel(shop.target, options=options))
+
+    async with ReconnectingChannel(shop.target, connect=connect) as channel:
+        call = channel.unary_unary(UNARY_UNARY)
+        assert await call(b"a") == b"a"
+        append(channel)
+        with pytest.raises(ConfigurationError, match="give it these interceptors in connect"):
+            await call(b"a")

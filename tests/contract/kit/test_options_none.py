@@ -1,0 +1,43 @@
+"""`options=None` is gRPC's own default; our channels take it, too."""
+
+import rpcwheel
+import rpcwheel.aio
+from fixtures.shop import SERVICE, UNARY_UNARY
+from fixtures.waiting import WAIT_S
+from rpcwheel import ServiceInstance
+
+
+def instance_of(shop) -> ServiceInstance:
+    return ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.port)
+
+
+def test_channels_take_none_for_options(shop, memory):
+    with rpcwheel.Kit() as kit, rpcwheel.open_registry(memory) as registry:
+        registry.register(instance_of(shop), wait=WAIT_S)
+        url = f"{memory}/{SERVICE}"
+        for channel in (
+            rpcwheel.ReconnectingChannel(shop.target, options=None),
+            rpcwheel.ClusterChannel(SERVICE, [instance_of(shop)], options=None),
+            rpcwheel.channel(url, options=None),
+            rpcwheel.channel(url, balance="core", options=None),
+            kit.channel(shop.target, options=None),
+            kit.channel(url, options=None),
+        ):
+            with channel:
+                assert channel.unary_unary(UNARY_UNARY)(b"a", timeout=WAIT_S) == b"a"
+
+
+async def test_aio_channels_take_none_for_options(shop, memory):
+    async with rpcwheel.aio.Kit() as kit, rpcwheel.aio.open_registry(memory) as registry:
+        await registry.register(instance_of(shop), wait=WAIT_S)
+        url = f"{memory}/{SERVICE}"
+        for channel in (
+            rpcwheel.aio.ReconnectingChannel(shop.target, options=None),
+            rpcwheel.aio.ClusterChannel(SERVICE, [instance_of(shop)], options=None),
+            rpcwheel.aio.channel(url, options=None),
+            rpcwheel.aio.channel(url, balance="core", options=None),
+            kit.channel(shop.target, options=None),
+            kit.channel(url, options=None),
+        ):
+            async with channel:
+                assert await channel.unary_unary(UNARY_UNARY)(b"a", timeout=WAIT_S) == b"a"
