@@ -13,7 +13,7 @@ from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
 
 from rpcwheel.aio import ConnectionTable, IdleConnectionDetector, ReconnectingChannel
-from rpcwheel.observe import ConnectionClosed, add_sink
+from rpcwheel.observe import ConnectionClosed, Event, add_sink
 
 Context = grpc.aio.ServicerContext[Line, Receipt]
 IDLE, PATIENCE = 1.0, 10.0  # three minutes, if nothing is said
@@ -26,7 +26,7 @@ class Audit(AuditServicer):
         return Receipt(number=1)
 
 
-def told(event: object) -> None:
+def told(event: Event) -> None:
     """Print what was closed."""
     if isinstance(event, ConnectionClosed):
         print(f"    closed: {event.peer} after {event.idle_s:.1f} s: {event.reason}")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from rpcwheel.durations import to_seconds
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import (
     ConnectionAlive,
     ConnectionDead,
+    Event,
     HeartbeatMissed,
     ListenerFailed,
 )
@@ -123,7 +124,7 @@ class Teller:
         except BaseException as error:  # noqa: BLE001 - a listener of the user's harms nothing
             emit(ListenerFailed(self._owner.target, repr(listener), error))
 
-    def _event(self, fact: object) -> object:
+    def _event(self, fact: object) -> Event:
         target = self._owner.target
         match fact:
             case Missed(misses, silent_ns, answer):
@@ -134,7 +135,7 @@ class Teller:
                 rtt_s = None if rtt_ns is None else to_seconds(rtt_ns)
                 return ConnectionAlive(target, to_seconds(after_ns), rtt_s)
             case _:
-                return fact
+                return cast("Event", fact)
 
 
 def checked_listener(listener: object) -> Any:  # noqa: ANN401 - a callable of any kind

@@ -24,6 +24,8 @@ from .peers import open_sockets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.observe import Event
+
     from .core import Mark
     from .entry import Call, Entry
     from .limits import Limits
@@ -93,7 +95,7 @@ class Closing:
         self._limits = limits
         self._settled = settled
         self._coming_ago_ns = coming_ago_ns
-        self.events: list[object] = []
+        self.events: list[Event] = []
         """What has happened."""
         self.finished: Finished = []
         """The calls to end, and what to tell their clients: nothing of theirs counts any more."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
-from rpcwheel.observe import ConnectionIdle, IdleLimited, emit
+from rpcwheel.observe import ConnectionIdle, Event, IdleLimited, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.timer.renewal import tell_when_renewed
@@ -259,7 +259,7 @@ class Detector:
         with self._rounds:
             if self._closed:
                 return []
-            events: list[object] = []
+            events: list[Event] = []
             try:
                 self._look()
                 found = self._decide(events)
@@ -275,14 +275,14 @@ class Detector:
         with self._rounds:
             if self._closed:
                 return
-            events: list[object] = []
+            events: list[Event] = []
             try:
                 self._close_marked(events)
             finally:
                 self._tell(*events)
                 self._arm_again()
 
-    def _tell(self, *events: object) -> None:
+    def _tell(self, *events: Event) -> None:
         """Emit on a worker, in order: sinks are the user's, and may call `close()`."""
         for event in events:
             self._events.submit(partial(emit, event))
@@ -307,7 +307,7 @@ class Detector:
         if apart:
             self._limit("system", f"clients at {apart[0]} can't be told apart, nor closed")
 
-    def _decide(self, events: list[object]) -> list[Entry]:
+    def _decide(self, events: list[Event]) -> list[Entry]:
         """Judge each connection, tell of the idle ones, and mark those that are to be closed."""
         connections, idle = self._connections, []
         for entry in connections.entries():
@@ -338,7 +338,7 @@ class Detector:
                         self._limit("goaway", TLS)
         return idle
 
-    def _close_marked(self, events: list[object]) -> None:
+    def _close_marked(self, events: list[Event]) -> None:
         closing = Closing(
             self._connections, lambda: self._limits, Settled(self._settle), self._coming_ago_ns
         )

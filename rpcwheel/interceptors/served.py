@@ -115,7 +115,8 @@ class Served:
 
     def _tell(self, _: Timeout) -> None:
         # Sinks and log handlers are the user's, and may block: not on the timer's thread.
-        POOL.submit(("slow", self._method), partial(emit, self._slow))
+        if self._slow is not None:
+            POOL.submit(("slow", self._method), partial(emit, self._slow))
 
 
 class Answers:

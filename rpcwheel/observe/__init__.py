@@ -5,9 +5,9 @@ Whatever loses, delays or saves work says so with an event: a frozen record such
 `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
 `rpcwheel.registry`. Add your own::
 
-    from rpcwheel.observe import CallAbandoned, add_sink
+    from rpcwheel.observe import CallAbandoned, Event, add_sink
 
-    def count_losses(event: object) -> None:
+    def count_losses(event: Event) -> None:
         if isinstance(event, CallAbandoned):
             LOSSES.labels(event.name).inc()
 
@@ -38,6 +38,7 @@ from .events import (
     ConnectionKept,
     ConnectionReplaced,
     DeadLetterFailed,
+    Event,
     HandOffRefused,
     HeartbeatMissed,
     HookFailed,
@@ -83,6 +84,7 @@ __all__ = [
     "ConnectionKept",
     "ConnectionReplaced",
     "DeadLetterFailed",
+    "Event",
     "HandOffRefused",
     "HeartbeatMissed",
     "HookFailed",

@@ -8,8 +8,14 @@ people, such as `shop.orders.push`; `registry` is a URL without its password, `i
 from dataclasses import dataclass
 
 
+class Event:
+    """The base of every event: annotate a sink with it, `def sink(event: Event) -> None`."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class TaskSlow:
+class TaskSlow(Event):
     """A task ran on the timer's own thread for so long that other timeouts were late."""
 
     timer: str
@@ -18,7 +24,7 @@ class TaskSlow:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(Event):
     """A task raised; the timer goes on."""
 
     timer: str
@@ -27,7 +33,7 @@ class TaskFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOffRefused:
+class HandOffRefused(Event):
     """The executor or loop that should run a task would not take it."""
 
     timer: str
@@ -36,7 +42,7 @@ class HandOffRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TimersTooMany:
+class TimersTooMany(Event):
     """More timers live than any program needs: one shared timer serves them all."""
 
     live: int
@@ -44,7 +50,7 @@ class TimersTooMany:
 
 
 @dataclass(frozen=True, slots=True)
-class CallParked:
+class CallParked(Event):
     """The first try of a call failed; it waits for its retry, and the caller has the default."""
 
     name: str
@@ -55,7 +61,7 @@ class CallParked:
 
 
 @dataclass(frozen=True, slots=True)
-class CallRetried:
+class CallRetried(Event):
     """A retry failed and another will follow. `attempts` counts all tries, the first one too."""
 
     name: str
@@ -67,7 +73,7 @@ class CallRetried:
 
 
 @dataclass(frozen=True, slots=True)
-class CallDelivered:
+class CallDelivered(Event):
     """A parked call succeeded in the end, at its `attempts`-th try, `waited_s` after its first."""
 
     name: str
@@ -77,7 +83,7 @@ class CallDelivered:
 
 
 @dataclass(frozen=True, slots=True)
-class CallAbandoned:
+class CallAbandoned(Event):
     """A parked call is given up: no retries left, or an error that retrying does not cure."""
 
     name: str
@@ -89,7 +95,7 @@ class CallAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
-class CallDropped:
+class CallDropped(Event):
     """A call failed and was not parked because the queue is full (`overflow="drop"`)."""
 
     name: str
@@ -99,7 +105,7 @@ class CallDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class CallsUndelivered:
+class CallsUndelivered(Event):
     """Parked calls ended without delivery for want of time or place: closed, exit, loop gone."""
 
     name: str
@@ -111,7 +117,7 @@ class CallsUndelivered:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterFailed:
+class DeadLetterFailed(Event):
     """The user's dead-letter hook raised; the call it was given is in no other place."""
 
     name: str
@@ -120,7 +126,7 @@ class DeadLetterFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CallSlow:
+class CallSlow(Event):
     """A call has run for `elapsed_s` and still runs. `side` is "client" or "server"."""
 
     method: str
@@ -129,7 +135,7 @@ class CallSlow:
 
 
 @dataclass(frozen=True, slots=True)
-class CallRetrying:
+class CallRetrying(Event):
     """A try of a call failed; the next one begins within the call, after `delay_s`."""
 
     method: str
@@ -139,7 +145,7 @@ class CallRetrying:
 
 
 @dataclass(frozen=True, slots=True)
-class CallNotRetried:
+class CallNotRetried(Event):
     """A try failed with a status that `RetryPolicy.on` names, and is not retried.
 
     `reason` says why, and what to do: only methods marked `idempotent` are retried.
@@ -152,7 +158,7 @@ class CallNotRetried:
 
 
 @dataclass(frozen=True, slots=True)
-class CallExcused:
+class CallExcused(Event):
     """A call failed for good, and its caller was answered with the failsafe's default."""
 
     method: str
@@ -160,7 +166,7 @@ class CallExcused:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSilent:
+class StreamSilent(Event):
     """A response stream gave no message for `silent_s`, and was cancelled."""
 
     method: str
@@ -168,7 +174,7 @@ class StreamSilent:
 
 
 @dataclass(frozen=True, slots=True)
-class CallLate:
+class CallLate(Event):
     """A call was refused by the server because its deadline had passed before its turn came."""
 
     method: str
@@ -177,7 +183,7 @@ class CallLate:
 
 
 @dataclass(frozen=True, slots=True)
-class HookFailed:
+class HookFailed(Event):
     """A callback of the user's raised; the call it belongs to is not changed by it."""
 
     method: str
@@ -186,7 +192,7 @@ class HookFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerFailed:
+class ListenerFailed(Event):
     """A listener of the user's raised; it goes on being called."""
 
     target: str
@@ -195,7 +201,7 @@ class ListenerFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatMissed:
+class HeartbeatMissed(Event):
     """A heartbeat was not answered in time; `misses` counts those in a row."""
 
     target: str
@@ -207,7 +213,7 @@ class HeartbeatMissed:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionDead:
+class ConnectionDead(Event):
     """Nothing was read for the heartbeat timeout, heartbeats were not answered."""
 
     target: str
@@ -218,7 +224,7 @@ class ConnectionDead:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionReplaced:
+class ConnectionReplaced(Event):
     """A channel has a new connection in the place of its old one; `number` counts them, from 1."""
 
     target: str
@@ -229,7 +235,7 @@ class ConnectionReplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionAlive:
+class ConnectionAlive(Event):
     """A connection that was suspect or dead is answered on; `after_s` of silence."""
 
     target: str
@@ -239,7 +245,7 @@ class ConnectionAlive:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionIdle:
+class ConnectionIdle(Event):
     """A server's connection does nothing any more, and is going to be closed (or only told of)."""
 
     peer: str
@@ -250,7 +256,7 @@ class ConnectionIdle:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionClosed:
+class ConnectionClosed(Event):
     """A server has closed a connection; `how` is "shutdown" or "goaway"."""
 
     peer: str
@@ -260,7 +266,7 @@ class ConnectionClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionKept:
+class ConnectionKept(Event):
     """A connection that was to be closed is still open; `reason` says why."""
 
     peer: str
@@ -268,14 +274,14 @@ class ConnectionKept:
 
 
 @dataclass(frozen=True, slots=True)
-class IdleLimited:
+class IdleLimited(Event):
     """An idle detector can't do all it should, on this system or for these addresses."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerLate:
+class AnswerLate(Event):
     """An answer came to a pending call that had ended `late_s` before; `ending` says how."""
 
     name: str
@@ -285,7 +291,7 @@ class AnswerLate:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerUnknown:
+class AnswerUnknown(Event):
     """An answer came that no pending call waits for, nor one that ended lately unanswered."""
 
     name: str
@@ -293,7 +299,7 @@ class AnswerUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class InstancePublished:
+class InstancePublished(Event):
     """An instance is in the registry now; `again` says why it had to be put there once more."""
 
     registry: str
@@ -306,7 +312,7 @@ class InstancePublished:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceWithdrawn:
+class InstanceWithdrawn(Event):
     """An instance was taken out of the registry, as was asked."""
 
     registry: str
@@ -315,7 +321,7 @@ class InstanceWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryFailed:
+class RegistryFailed(Event):
     """A request to the registry failed, and is made again; or an `InstanceContested` came of it."""
 
     registry: str
@@ -328,7 +334,7 @@ class RegistryFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryRecovered:
+class RegistryRecovered(Event):
     """The registry answers again, after it had failed for `after_s`."""
 
     registry: str
@@ -336,7 +342,7 @@ class RegistryRecovered:
 
 
 @dataclass(frozen=True, slots=True)
-class InstancesChanged:
+class InstancesChanged(Event):
     """What is known of a service has changed; `source` is "live", "held" or "cache"."""
 
     registry: str
@@ -348,7 +354,7 @@ class InstancesChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class InstancesHeld:
+class InstancesHeld(Event):
     """Instances that the registry has lost are kept for now; `reason` says why."""
 
     registry: str
@@ -358,7 +364,7 @@ class InstancesHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSkipped:
+class RecordSkipped(Event):
     """A record of the registry, or of the snapshot file, is no instance; told once per content."""
 
     registry: str
@@ -368,7 +374,7 @@ class RecordSkipped:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFailed:
+class SnapshotFailed(Event):
     """The file of what was known last can't be written or read; the registry goes on without."""
 
     registry: str
@@ -377,7 +383,7 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberDown:
+class MemberDown(Event):
     """A channel of many members calls one of them no more until it answers a probe."""
 
     channel: str
@@ -386,7 +392,7 @@ class MemberDown:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberUp:
+class MemberUp(Event):
     """A member that was down answers again, and is called again; `after_s` of it."""
 
     channel: str
@@ -395,7 +401,7 @@ class MemberUp:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingEnds:
+class ServingEnds(Event):
     """A server's end goes a step on: "withdraw", "not serving", "wait", "stop", "closed"."""
 
     server: str

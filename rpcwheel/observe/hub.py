@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from .events import Event
 from .logs import log_event
 
-Sink: TypeAlias = Callable[[object], None]
+Sink: TypeAlias = Callable[[Event], None]
 
 _LOG: Final = logging.getLogger("rpcwheel")
 
@@ -30,7 +31,7 @@ class _Hub:
         """Take a fresh lock: in a forked child the old one may be held for ever."""
         self._lock = threading.Lock()
 
-    def emit(self, event: object) -> None:
+    def emit(self, event: Event) -> None:
         """Hand `event` to every sink. Thread-safe; an exception of a sink goes no further."""
         for sink in self._sinks:
             try:

@@ -275,7 +275,7 @@ _LINES: Final[dict[type, _Line]] = {
 }
 
 
-def log_event(event: object) -> None:
+def log_event(event: events.Event) -> None:
     """Write `event` to its logger; one of a kind not known here goes to `rpcwheel`, level debug."""
     line = _LINES.get(type(event))
     if line is None:
@@ -314,7 +314,7 @@ def _held_back(
     return held
 
 
-def _told(event: object) -> dict[str, object]:
+def _told(event: events.Event) -> dict[str, object]:
     """The event's fields, and those that `_Line.text` has beside; sequences of names joined."""
     told: dict[str, object] = {}
     for field in fields(event):  # type: ignore[arg-type]  # each kind in _LINES is a dataclass

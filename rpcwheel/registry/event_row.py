@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.observe import emit
 from rpcwheel.workers import Serial
@@ -27,7 +27,7 @@ class EventRow:
     def __init__(self) -> None:
         self._row = Serial(MOST)
 
-    def tell(self, events: Iterable[object]) -> None:
+    def tell(self, events: Iterable[Any]) -> None:
         """Have all sinks told."""
         for event in events:
             self._row.submit(partial(emit, event))

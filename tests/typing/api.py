@@ -37,6 +37,7 @@ from rpcwheel.deadline import (
 from rpcwheel.deadline import aio as deadline_aio
 from rpcwheel.errors import CallTimeout
 from rpcwheel.failback import aio
+from rpcwheel.observe import CallAbandoned, Event, add_sink
 from rpcwheel.options import Finding, channel_options, check_options, server_options
 
 
@@ -52,6 +53,21 @@ def the_timer() -> None:
     assert_type(shared_timer(), WheelTimer)
     assert_type(ManualTimer().advance(1), int)
     assert_type(PeriodicTask(timer, 5.0, print).start(), PeriodicTask)
+
+
+def events() -> None:
+    def sink(event: Event) -> None:
+        if isinstance(event, CallAbandoned):
+            assert_type(event.waited_s, float)
+
+    def sink_of_anything(event: object) -> None: ...
+
+    add_sink(sink)
+    add_sink(sink_of_anything)
+    add_sink(sink_of_text)  # type: ignore[arg-type]
+
+
+def sink_of_text(event: str) -> None: ...
 
 
 async def the_timer_on_a_loop() -> None:

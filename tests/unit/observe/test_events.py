@@ -5,7 +5,9 @@ import inspect
 
 from rpcwheel.observe import events
 
-KINDS = [kind for _, kind in inspect.getmembers(events, inspect.isclass)]
+KINDS = [
+    kind for _, kind in inspect.getmembers(events, inspect.isclass) if kind is not events.Event
+]
 
 
 def test_an_event_is_a_frozen_record_with_slots():
@@ -13,6 +15,10 @@ def test_an_event_is_a_frozen_record_with_slots():
         assert dataclasses.is_dataclass(kind), kind
         assert kind.__dataclass_params__.frozen, kind
         assert "__dict__" not in dir(kind), kind
+
+
+def test_every_event_derives_from_event():
+    assert [kind for kind in KINDS if not issubclass(kind, events.Event)] == []
 
 
 def test_a_time_in_an_event_names_its_unit():
@@ -25,4 +31,4 @@ def test_a_time_in_an_event_names_its_unit():
 def test_every_event_is_public():
     from rpcwheel import observe  # noqa: PLC0415
 
-    assert {kind.__name__ for kind in KINDS} <= set(observe.__all__)
+    assert {"Event", *(kind.__name__ for kind in KINDS)} <= set(observe.__all__)
