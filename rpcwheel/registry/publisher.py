@@ -45,6 +45,9 @@ SLACK_S: Final = 1.0
 START_S: Final = 0.5
 """How long a worker may take to begin."""
 
+SIGNAL_CHECK_S: Final = 0.2
+"""How often a wait lets the main thread run signal handlers; gRPC's own waits do so every 0.1 s."""
+
 
 class Publisher(PublisherBase[Registry]):
     """Publishes the services of a `grpc.server` while it serves, and ends both in order.
@@ -141,7 +144,7 @@ class Publisher(PublisherBase[Registry]):
                 POOL.submit((self, "hurry"), partial(self._server.stop, 0))
         if wait and self._driver != threading.get_ident():
             self._see_to_a_driver()
-            self._over.wait()
+            self.wait()
             SIGNALS.remove(self._signalled)
 
     def begin_stop(self, reason: str = "asked for", grace: Duration | None = None) -> None:
@@ -151,7 +154,15 @@ class Publisher(PublisherBase[Registry]):
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until all has ended, `timeout` seconds at most; whether it has."""
         wait_s = checked_wait(timeout, "timeout")
-        return self._over.wait(None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX))
+        until = None if wait_s is None else time.monotonic() + wait_s
+        left_s = SIGNAL_CHECK_S if wait_s is None else min(wait_s, SIGNAL_CHECK_S)
+        # A signal that arrives just before the main thread begins to wait does not interrupt that.
+        while not self._over.wait(left_s):
+            if until is not None:
+                left_s = min(until - time.monotonic(), SIGNAL_CHECK_S)
+                if left_s <= 0:
+                    return False
+        return True
 
     def wait_published(self, timeout: Duration) -> bool:
         """Wait `timeout` seconds, at most, until all registries have all services; whether so."""

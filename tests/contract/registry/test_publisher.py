@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -680,3 +681,39 @@ def test_health_that_hangs_and_fails_at_the_end_holds_up_nothing(shop, memory, e
     assert wait_until(lambda: steps(events) == ALL)
     goes_on.set()
     assert wait_until(lambda: failures(events))
+
+
+SERVES_UNTIL_A_SIGNAL = """
+import signal, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from rpcwheel.registry import Publisher
+
+def tell_when_main_waits():  # on the thread that receives the signal
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+        time.sleep(0.01)
+    print("waiting", flush=True)
+    threading.Event().wait()
+
+server = grpc.server(ThreadPoolExecutor(1))
+port = server.add_insecure_port("127.0.0.1:0")
+publisher = Publisher(server, "memory://", "shop.Orders", port=port, signals=True, lame_duck=0)
+publisher.start()
+threading.Thread(target=tell_when_main_waits, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in this thread and in later ones
+publisher.wait()
+print("ended", flush=True)
+"""
+
+
+def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread():
+    command = [sys.executable, "-c", SERVES_UNTIL_A_SIGNAL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert out == "ended\n"
