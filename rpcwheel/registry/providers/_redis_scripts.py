@@ -4,13 +4,17 @@ Keys, of which all are in one slot of a cluster; `ns` is the namespace:
 
 * `{ns}:h:<service>` HASH: record by id;
 * `{ns}:z:<service>` ZSET: id by the time at which its lease ends, in ms of the server's own clock;
-* `{ns}:o:<service>` HASH: by id, the provider whose lease that is;
+* `{ns}:o:<service>` HASH: by id, the provider whose lease that is, as `<name>:<lease in ms>`;
 * `{ns}:s` ZSET: service by the same;
 * `{ns}:n` HASH: by service, a number that grows with each change;
 * `{ns}:g`: when this memory began, so that another one is known to be another.
 
 `{ns}:c` is the channel of hints: `<service> <number>`. Numbers begin with the time in microseconds,
 so that after a loss of memory they don't come again.
+
+A server at `maxmemory` that evicts nothing refuses commands that may need memory, but not those
+that free some. So the scripts make sure that leases can be renewed whenever ended leases can be
+removed: else the removal would unpublish instances whose renewals were refused.
 """
 
 from __future__ import annotations
@@ -49,6 +53,13 @@ local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 
+local function write_at_maxmemory()
+  -- A server at maxmemory refuses only the first write of a script, and only a write that may need
+  -- memory. This one needs none and changes nothing. (`#!lua flags=allow-oom` needs Redis 7; this
+  -- way was tried with Redis 6.2.5 and 7.0.15, and Valkey 9.1.2.)
+  redis.call('HDEL', owners, '')
+end
+
 local function began()
   redis.call('SET', memory, string.format('%.0f', micros), 'NX')
   return redis.call('GET', memory)
@@ -86,6 +97,11 @@ end
 REGISTER: Final = (
     _HEAD
     + """
+local listed = true
+for at = 5, #ARGV, 2 do
+  listed = listed and redis.call('HEXISTS', hash, ARGV[at]) == 1
+end
+if listed then write_at_maxmemory() end
 for at = 5, #ARGV, 2 do
   redis.call('HSET', hash, ARGV[at], ARGV[at + 1])
   redis.call('ZADD', ends, now + lease, ARGV[at])
@@ -97,7 +113,7 @@ return began()
 """
 )
 """ARGV: service, channel, lease in ms, owner, then id and record of each. Gives when this memory
-began."""
+began. At `maxmemory` it replaces records, and is refused if any of them is new."""
 
 UNREGISTER: Final = (
     _HEAD
@@ -121,6 +137,7 @@ those of the epoch go, whoever's lease it is."""
 RENEW: Final = (
     _HEAD
     + """
+write_at_maxmemory()
 local lost = {}
 for at = 5, #ARGV, 2 do
   local id = ARGV[at]
@@ -144,10 +161,16 @@ LIST: Final = (
     + """
 local number, count = ARGV[5], tonumber(ARGV[6])
 local late = redis.call('ZRANGEBYSCORE', ends, '-inf', now)
+if #late > 0 then
+  write_at_maxmemory()
+  -- a server that refuses this refuses renewals: then the script fails, and nothing is removed
+  redis.call('ZADD', ends, 'XX', now, late[1])
+end
 for _, id in ipairs(late) do drop(id) end
 local odd = redis.call('HLEN', hash) ~= redis.call('ZCARD', ends)
 if odd then
   -- somebody else's hand: what has no end gets one, what has nothing but an end goes
+  write_at_maxmemory()
   for _, id in ipairs(redis.call('HKEYS', hash)) do
     redis.call('ZADD', ends, 'NX', now + lease, id)
   end
@@ -155,7 +178,18 @@ if odd then
     if redis.call('HEXISTS', hash, id) == 0 then drop(id) end
   end
 end
+local after = string.format('(%.0f', now + lease)
+local far = redis.call('ZRANGEBYSCORE', ends, after, '+inf', 'WITHSCORES')
+for at = 1, #far, 2 do
+  -- further away than a lease lasts: the clock was set back after the last renewal
+  local longest = string.match(redis.call('HGET', owners, far[at]) or '', ':(%d+)$')
+  if longest and tonumber(far[at + 1]) > now + tonumber(longest) then
+    write_at_maxmemory()
+    redis.call('ZADD', ends, now + tonumber(longest), far[at])
+  end
+end
 if #late > 0 or odd then changed() end
+if #late > 0 and redis.call('HLEN', hash) == 0 then redis.call('ZREM', services, service) end
 local has = redis.call('HGET', numbers, service) or '0'
 local began_at = redis.call('GET', memory) or ''
 if has == number and redis.call('HLEN', hash) == count then return {began_at, has} end
@@ -163,4 +197,8 @@ return {began_at, has, redis.call('HGETALL', hash)}
 """
 )
 """ARGV: service, channel, lease in ms, "", the number and how many records are known. Gives when
-this memory began, the number, and the records, if the number or how many there are is another."""
+this memory began, the number, and the records, if the number or how many there are is another.
+
+Removes records whose lease has ended, and gives ends to records that have none. An end that is
+further away than the record's lease is long was written before the server's clock was set back: it
+is moved, so that the record is removed one lease later at the latest."""

@@ -7,6 +7,9 @@ changed. A Redis that keeps nothing on disk will do: what it forgets is publishe
 `rediss://`, or `?tls=true`, is over TLS, with `ca`, `cert` and `key` as files; `?db=2` is another
 database. A user needs the keys and channels `{namespace}:*` (with the braces), EVAL and CLIENT. One
 server; no Sentinel, no Cluster. Needs Redis 5.
+
+A server at `maxmemory` goes on renewing, updating and removing what is listed, and refuses new
+instances (`RegistryUnavailable`) until it has memory again.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.retry import Retry
 
@@ -74,6 +80,13 @@ CUT_S: Final = 0.3
 ALL_AFTER: Final = 12
 """Looks without a change after which everything is read: four leases."""
 
+CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
+
+FULL: Final = (
+    "Redis has reached its maxmemory and accepts no new instances: raise maxmemory, delete data, "
+    "or use another Redis for the registry"
+)
+
 
 class RedisProvider(Provider):
     """One Redis server, by redis-py. Thread-safe.
@@ -111,7 +124,7 @@ class RedisProvider(Provider):
             hint=self._following.look,
             lost=lambda error: self._following.lost(f"{self.url}: {error}"),
         )
-        self._owner = secrets.token_hex(8)
+        self._owner = f"{secrets.token_hex(8)}:{int(self.settings.lease_s * 1000)}"
         self._published: dict[tuple[str, str], _Published] = {}
         self._quiet: dict[str, int] = {}  # looks without a change, by service
         self._memory = b""  # of the engine, as the looks have seen it
@@ -283,14 +296,23 @@ def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
 def _refusal(url: RegistryUrl, error: RedisError) -> RegistryError:
     """Our word for redis-py's error."""
     said = f"{url}: {str(error) or type(error).__name__}"
+    kind: type[RegistryError] = RegistryUnavailable
     if refused_by_tls(error):
-        return RegistryRefused(said)
-    if isinstance(error, (AuthenticationError, NoPermissionError)):
-        return RegistryRefused(f"{said}; look at the user, the password and the rights")
-    later = (BusyLoadingError, OutOfMemoryError, ReadOnlyError)
-    if isinstance(error, ResponseError) and not isinstance(error, later):
-        return RegistryRefused(said)
-    return RegistryUnavailable(said)
+        kind = RegistryRefused
+    elif isinstance(error, (AuthenticationError, NoPermissionError)):
+        kind, said = RegistryRefused, f"{said}; look at the user, the password and the rights"
+    elif isinstance(error, AskError):  # of which MovedError is one
+        where = f"slot {error.slot_id} is at {error.host}:{error.port}"
+        kind = RegistryRefused
+        said = f"{url}: this node does not hold the registry's keys, {where}; {CLUSTER}"
+    elif type(error) in {ClusterDownError, TryAgainError}:
+        said = f"{said}; {CLUSTER}"
+    elif isinstance(error, OutOfMemoryError) or "-OOM " in str(error):  # the text: before Redis 7
+        said = f"{said}; {FULL}"
+    elif isinstance(error, ResponseError):
+        later = isinstance(error, (BusyLoadingError, ReadOnlyError))
+        kind = RegistryUnavailable if later else RegistryRefused
+    return kind(said)
 
 
 def _batches(

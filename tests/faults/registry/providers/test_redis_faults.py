@@ -3,18 +3,39 @@
 import time
 
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import Witness, closes, in_the_end, instance, opened, publishes
 from fixtures.engines import engine_fixture
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 
 __all__ = ["opened"]
 
 redis = engine_fixture(RedisEngine)
 A, B = instance(1), instance(2)
 HASH, ENDS = "{rpcwheel}:h:shop.Orders", "{rpcwheel}:z:shop.Orders"
+
+
+@pytest.fixture
+def full(redis):
+    """Makes the server refuse whatever needs memory; not any more afterwards."""
+
+    def fill() -> None:
+        redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        redis.ask("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(OutOfMemoryError):
+            redis.ask("SET", "x", "y")
+
+    yield fill
+    redis.ask("CONFIG", "SET", "maxmemory", "0")
+
+
+def lease_left_s(redis, instance) -> float:
+    """Until the lease of an instance ends, by the server's clock."""
+    seconds, micros = redis.ask("TIME")
+    return redis.ask("ZSCORE", ENDS, instance.id) / 1000 - seconds - micros / 1e6
 
 
 @pytest.fixture(autouse=True)
@@ -206,3 +227,128 @@ def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, redis, o
         assert closes(provider)
     finally:
         redis.start() if fault == "kill9" else redis.thaw()
+
+
+# A server that is full
+
+
+def test_a_full_server_renews_leases(redis, opened, full):
+    provider = opened(redis.url())
+    provider.publish([A, B])
+    redis.ask("ZADD", ENDS, int(redis.ask("ZSCORE", ENDS, A.id)) - 20_000, A.id)
+    assert lease_left_s(redis, A) <= 10
+    full()
+    assert provider.renew([A, B]) == {}
+    assert lease_left_s(redis, A) > 10
+    assert set(provider.lookup(A.service).records) == {A.id, B.id}
+
+
+def test_a_full_server_accepts_a_new_status_of_a_listed_instance(redis, opened, full):
+    provider = opened(redis.url())
+    provider.publish([A, B])
+    full()
+    draining = A.changed(status="DRAINING")
+    provider.publish([draining])
+    assert provider.lookup(A.service).records == {A.id: draining.encoded(), B.id: B.encoded()}
+
+
+def test_a_full_server_refuses_new_instances_until_it_has_memory_again(redis, opened, full):
+    provider = opened(redis.url())
+    provider.publish([A])
+    full()
+    with pytest.raises(RegistryUnavailable, match="raise maxmemory"):
+        provider.publish([B])
+    assert provider.renew([A]) == {}
+    assert set(provider.lookup(A.service).records) == {A.id}
+    redis.ask("CONFIG", "SET", "maxmemory", "0")
+    provider.publish([B])
+    assert set(provider.lookup(A.service).records) == {A.id, B.id}
+
+
+def test_a_full_server_withdraws_instances_and_removes_those_whose_lease_has_ended(
+    redis, opened, full
+):
+    provider = opened(redis.url())
+    provider.publish([A, B, instance(3)])
+    full()
+    provider.withdraw([A])
+    redis.ask("ZREM", ENDS, B.id)
+    redis.ask("HDEL", HASH, B.id)
+    redis.ask("EVAL", f"redis.call('HDEL', 'x', ''); redis.call('ZADD', '{ENDS}', 1, '{B.id}')", 0)
+    assert set(provider.lookup(A.service).records) == {instance(3).id}
+
+
+def test_a_server_that_refuses_renewals_does_not_remove_what_was_not_renewed(redis, opened):
+    provider, witness = opened(redis.url()), Witness()
+    other = opened(redis.url(), lease=1.0)
+    provider.publish([A, B])
+    other.watch(A.service, witness)
+    assert witness.sees(A, B)
+    redis.ask("ZADD", ENDS, "1", A.id)  # its lease has ended
+    redis.ask("ACL", "SETUSER", "default", "-zadd")
+    try:
+        for ask in (lambda: provider.renew([A, B]), lambda: provider.lookup(A.service)):
+            with pytest.raises(RegistryRefused):
+                ask()
+        assert witness.doubts()
+        assert redis.ask("HEXISTS", HASH, A.id)
+    finally:
+        redis.ask("ACL", "SETUSER", "default", "+zadd")
+    assert witness.sees(B)
+
+
+# A clock that is set back
+
+
+def set_clock_back(redis, *instances) -> None:
+    """Let the leases of these end an hour later, as if the clock were an hour behind since."""
+    for one in instances:
+        redis.ask("ZADD", ENDS, redis.ask("ZSCORE", ENDS, one.id) + 3_600_000, one.id)
+
+
+def test_a_dead_instance_is_removed_after_a_lease_although_the_clock_was_set_back(redis, opened):
+    provider, other = opened(redis.url(), lease=1.0), opened(redis.url())
+    provider.publish([A])
+    set_clock_back(redis, A)
+    assert wait_until(lambda: not other.lookup(A.service).records)
+
+
+def test_a_service_without_instances_is_not_listed_after_the_clock_was_set_back(redis, opened):
+    provider, other = opened(redis.url(), lease=1.0), opened(redis.url())
+    provider.publish([A])
+    set_clock_back(redis, A)
+    seconds, _ = redis.ask("TIME")
+    redis.ask("ZADD", "{rpcwheel}:s", (seconds + 3600) * 1000, A.service)
+    assert wait_until(lambda: not other.lookup(A.service).records)
+    assert other.services() == []
+
+
+def test_a_lease_that_is_longer_than_that_of_the_client_is_not_cut(redis, opened):
+    provider, other = opened(redis.url(), lease=600), opened(redis.url(), lease=1.0)
+    provider.publish([A, B])
+    set_clock_back(redis, B)
+    assert set(other.lookup(A.service).records) == {A.id, B.id}
+    assert 500 < lease_left_s(redis, A) <= 600
+    assert 500 < lease_left_s(redis, B) <= 600
+
+
+# A node of a cluster
+
+
+def test_a_node_of_a_cluster_says_that_clusters_are_not_supported(opened):
+    if reason := RedisEngine.available():
+        pytest.skip(reason)
+    said = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
+    with RedisEngine("--cluster-enabled", "yes") as one, RedisEngine(*one.flags) as two:
+        provider, witness = opened(one.url()), Witness()
+        provider.watch(A.service, witness)
+        assert witness.doubts(said)
+        with pytest.raises(RegistryUnavailable, match=said):
+            provider.publish([A])  # no node holds the keys yet
+        slot = one.ask("CLUSTER", "KEYSLOT", HASH)
+        one.ask("CLUSTER", "ADDSLOTSRANGE", "0", str(slot - 1), str(slot + 1), "16383")
+        two.ask("CLUSTER", "ADDSLOTS", str(slot))
+        one.ask("CLUSTER", "MEET", two.host, str(two.port))
+        assert wait_until(lambda: b"cluster_state:ok" in one.ask("CLUSTER", "INFO"))
+        with pytest.raises(RegistryRefused, match=f"slot {slot} is at .*{two.port}.*{said}"):
+            provider.publish([A])
