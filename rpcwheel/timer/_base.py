@@ -70,8 +70,13 @@ class Timeout:
         raise TypeError("a Timeout can't be copied or pickled")
 
     def cancel(self) -> bool:
-        """Cancel and let go of the task; True if and only if it will never start."""
+        """Cancel and let go of the task; True if and only if this call prevented it from starting.
+
+        A timeout that `stop()` returned is cancelled already: this drops its task, and is False.
+        """
         if self._state:  # not pending; straight from here to the call at the end
+            if self._state == CANCELLED:
+                self._let_go()
             return False
         self._state = CANCELLED
         self._hub.queue._gone += 1
@@ -91,6 +96,12 @@ class Timeout:
         task = self._task
         self._task = None
         return task
+
+    def _keep_task(self, task: object) -> None:
+        """Leave the queue with the task, which may refer to it: show it to the cycle collector."""
+        self._task = task
+        if collector.COMPILED:
+            collector.track(self)
 
     def reschedule(self, delay: Duration) -> bool:
         """Let it expire `delay` from now instead; False if it has expired or was cancelled.

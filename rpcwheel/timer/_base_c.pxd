@@ -22,6 +22,7 @@ cdef class Timeout:
     @cython.locals(before=Timeout, after=Timeout)
     cpdef bint cancel(self) except -1
     cpdef object _let_go(self)
+    cpdef object _keep_task(self, task)
 
 
 @cython.final

@@ -7,9 +7,9 @@ cdef enum:
     COMPILED = 1
 
 
-cdef inline object track(object slot):
-    PyObject_GC_UnTrack(slot)
-    PyObject_GC_Track(slot)
+cdef inline object track(object timeout):
+    PyObject_GC_UnTrack(timeout)  # tracking what is tracked already is a fatal error
+    PyObject_GC_Track(timeout)
 
 
 cdef inline object untrack(object timeout):

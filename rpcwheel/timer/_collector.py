@@ -1,7 +1,14 @@
 """What compiled timeouts and slots ask of the cycle collector; pure ones ask nothing.
 
-Timeouts are out of its sight: a million of them would cost each of its runs 100 ms and more. That
-is safe because every end of a timeout, or of its timer, cuts what it holds. Slots stay in sight.
+A compiled timeout is hidden from the collector while it waits in a queue: a million of them would
+cost each collection 100 ms and more. It stays hidden when it has run or was cancelled, because it
+has dropped its task by then. A timeout that leaves the queue with its task is shown to the
+collector again (`Timeout._keep_task`): `stop()`, `aclose()` and the end of a dropped timer take it
+out, or an executor gets it. Slots are always shown.
+
+So one thing is never collected in the compiled form: an `AsyncWheelTimer` or `ManualTimer` that is
+forgotten without `stop()` while a waiting task refers to the timer itself, as `PeriodicTask` and
+`RetryTask` do. (A forgotten `WheelTimer` with such a task goes on running, in both forms.)
 """
 
 from __future__ import annotations
@@ -11,9 +18,9 @@ __all__ = ["COMPILED", "track", "untrack"]
 COMPILED = False
 
 
-def track(slot: object) -> None:
-    """Put a slot into the cycle collector's sight; in compiled code only."""
+def track(timeout: object) -> None:
+    """Show a slot or a timeout to the cycle collector; in compiled code only."""
 
 
 def untrack(timeout: object) -> None:
-    """Take a timeout out of it; in compiled code only."""
+    """Hide a timeout from the cycle collector; in compiled code only."""

@@ -116,7 +116,7 @@ class HeapRules(Base):
         for _, _, timeout in sorted(self._entries):
             task = timeout._task
             if timeout.cancel():
-                timeout._task = task
+                timeout._keep_task(task)
                 drained.append(timeout)
         self._entries = []
         return sorted(drained, key=attrgetter("_deadline_ns"))

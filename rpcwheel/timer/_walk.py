@@ -35,7 +35,7 @@ def drain(queue: TimerQueue) -> list[Timeout]:
         while (timeout := slot._next) is not slot and timeout is not None:  # None: forgotten
             task = timeout._task
             if timeout.cancel():
-                timeout._task = task
+                timeout._keep_task(task)
                 drained.append(timeout)
     drained.sort(key=attrgetter("_deadline_ns"))
     return drained

@@ -177,6 +177,7 @@ class TimerCore(Front):
             )
 
     def _hand_off(self, timeout: Timeout, executor: Executor) -> None:
+        timeout._keep_task(timeout._task)  # an executor that is shut down never runs it
         try:
             executor.submit(self._run_elsewhere, timeout)
         except Exception as error:  # noqa: BLE001 - whatever it raises, it didn't take the task

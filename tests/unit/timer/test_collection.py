@@ -1,0 +1,127 @@
+"""Tasks that refer to their own timeout are freed once their timer is gone, in both forms."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import AsyncWheelTimer, ManualTimer, PeriodicTask, RetryTask, WheelTimer
+
+TASKS = 20
+
+
+class SelfResubmittingTask:
+    """A task of a user: refers to its timeout, and to its timer only through that."""
+
+    def __init__(self, timer, delay):
+        self.timeout = timer.new_timeout(self, delay)
+
+    def run(self, timeout):
+        self.timeout = timeout.timer.new_timeout(self, 60.0)
+
+
+def start_periodic(timer, delay):
+    return PeriodicTask(timer, 60.0, print, initial_delay=delay).start()
+
+
+def start_retry(timer, delay):
+    return RetryTask(timer, print, initial_delay=delay).start()
+
+
+@pytest.fixture(params=[start_periodic, start_retry, SelfResubmittingTask])
+def start(request):
+    return request.param
+
+
+def start_all(start, timer, delay=60.0):
+    return [weakref.ref(start(timer, delay)) for _ in range(TASKS)]
+
+
+def all_freed(tasks):
+    def is_freed():
+        gc.collect()
+        return not any(task() for task in tasks)
+
+    return wait_until(is_freed)
+
+
+def test_stop_leaves_tasks_to_the_collector(make_queue, start):
+    timer = WheelTimer(make_queue())
+    tasks = start_all(start, timer)
+    undelivered = timer.stop()
+    assert [timeout.task for timeout in undelivered] == [task() for task in tasks]
+    del timer, undelivered
+    assert all_freed(tasks)
+
+
+def test_aclose_leaves_tasks_to_the_collector():
+    async def main():
+        timer = AsyncWheelTimer()
+        tasks = start_all(start_periodic, timer)
+        await timer.aclose()
+        return tasks
+
+    assert all_freed(asyncio.run(main()))
+
+
+@pytest.mark.filterwarnings("ignore:.* was dropped with:ResourceWarning")
+@pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
+def test_a_dropped_timer_leaves_tasks_to_the_collector(kind):
+    timer = kind()
+    tasks = start_all(SelfResubmittingTask, timer)
+    del timer
+    assert all_freed(tasks)
+
+
+@pytest.mark.filterwarnings("ignore:.* was dropped with:ResourceWarning")
+def test_a_dropped_aio_timer_leaves_tasks_to_the_collector():
+    async def main():
+        return start_all(SelfResubmittingTask, AsyncWheelTimer())
+
+    assert all_freed(asyncio.run(main()))
+
+
+def test_tasks_that_a_shut_down_executor_never_runs_are_left_to_the_collector():
+    executor, busy, release = ThreadPoolExecutor(1), threading.Event(), threading.Event()
+    executor.submit(lambda: (busy.set(), release.wait(WAIT_S)))
+    assert busy.wait(WAIT_S)
+    with WheelTimer(executor=executor) as timer:
+        tasks = start_all(start_periodic, timer, delay=0.0)
+        assert wait_until(lambda: timer.stats().fired == TASKS)
+        executor.shutdown(wait=False, cancel_futures=True)
+        release.set()
+        executor.shutdown()
+        assert all_freed(tasks)
+
+
+def test_cancel_of_a_timeout_that_stop_returned_drops_its_task_and_returns_false(make_queue):
+    timer = ManualTimer(make_queue())
+    timer.new_timeout(print, 1.0)
+    (timeout,) = timer.stop()
+    assert timeout.task is print
+    assert not timeout.cancel()
+    assert timeout.task is None
+    assert not timeout.cancel()
+
+
+def test_cancel_keeps_the_task_of_a_timeout_that_an_executor_has_not_run_yet():
+    ran, submitted = [], []
+
+    class Executor:
+        def submit(self, function, timeout):
+            submitted.append((function, timeout))
+
+    timer = WheelTimer(executor=Executor())
+    timer.new_timeout(ran.append, 0)
+    assert wait_until(lambda: submitted)
+    ((function, timeout),) = submitted
+    assert not timeout.cancel()
+    function(timeout)
+    timer.stop()
+    assert ran == [timeout]
