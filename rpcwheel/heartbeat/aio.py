@@ -15,6 +15,7 @@ from rpcwheel.durations import to_seconds
 from rpcwheel.probe import MARK
 
 from .base import SLACK_S, HeartbeatBase
+from .exiting import HEARTBEATS
 from .manager import ManagerBase
 
 if TYPE_CHECKING:
@@ -61,8 +62,12 @@ class Heartbeat(HeartbeatBase):
         )
         task = self._loop.create_task(self._watch(made, settle))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        HEARTBEATS.end_call()
 
     async def _watch(self, call: Any, settle: Callable[[int, str, object], None]) -> None:  # noqa: ANN401
         """Wait for the answer; cancelled if nobody waits for it any more."""

@@ -26,6 +26,7 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
 
 from .core import HeartbeatCore
+from .exiting import HEARTBEATS
 from .rules import HeartbeatState, Replace, Seen, Send
 from .teller import Teller, checked_listener
 from .view import HeartbeatView
@@ -140,7 +141,7 @@ class HeartbeatBase(HeartbeatView):
             TimerStopped, TooManyTimeouts: The timer doesn't take it.
         """
         with self._lock:
-            if self._watched.is_closed():
+            if self._watched.is_closed() or not HEARTBEATS.add(self):
                 self._core.close()
             now_ns = self._now_ns()
             at_ns = self._core.next_ns(now_ns, self._seen())
@@ -223,7 +224,7 @@ class HeartbeatBase(HeartbeatView):
         if self.orphaned:
             self.detach()
             return
-        due = True
+        due = not HEARTBEATS.closed
         while due:
             idle = self._watched.is_idle()
             with self._lock:
@@ -273,11 +274,14 @@ class HeartbeatBase(HeartbeatView):
 
     def _send(self, step: Send, traffic: Traffic) -> None:
         """Start the call; what comes of it goes to `_settle`."""
+        if not HEARTBEATS.begin_call():
+            return
         began_ns = self._now_ns()
         settle = partial(self._settle, _Sent(step.number, began_ns, traffic))
         try:
             call = self._start(self._watched.member(self._probe.method), step, settle)
         except Exception as error:  # noqa: BLE001 - a closed channel, the user's interceptor
+            HEARTBEATS.end_call()
             if not self._watched.ours and _says_closed(error):
                 self.detach()
             else:
@@ -376,7 +380,10 @@ class HeartbeatBase(HeartbeatView):
         raise NotImplementedError
 
     def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
-        """Begin a heartbeat; `settle(at_ns, code, response)` once, where `_soon` would run it."""
+        """Begin a heartbeat; `settle(at_ns, code, response)` once, where `_soon` would run it.
+
+        If this returns, `HEARTBEATS.end_call()` is called when the call has ended.
+        """
         raise NotImplementedError
 
     def _give_up(self, call: Any) -> None:  # noqa: ANN401

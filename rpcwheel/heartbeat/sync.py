@@ -13,6 +13,7 @@ from rpcwheel.workers import POOL, Serial
 
 from .answers import Answers
 from .base import SLACK_S, HeartbeatBase
+from .exiting import HEARTBEATS
 from .manager import ManagerBase
 from .rules import HeartbeatState
 
@@ -83,6 +84,7 @@ class Heartbeat(HeartbeatBase):
         self, settle: Callable[[int, str, object], None], code: str, response: bytes | None
     ) -> None:
         """On a worker, as `_ended` is on gRPC's thread."""
+        HEARTBEATS.end_call()
         settled = partial(settle, self._now_ns(), code, response)
         if type(self._probe) in OWN:
             settled()
@@ -91,6 +93,7 @@ class Heartbeat(HeartbeatBase):
 
     def _ended(self, settle: Callable[[int, str, object], None], future: Any) -> None:  # noqa: ANN401
         """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""
+        HEARTBEATS.end_call()
         read = partial(_read, settle, self._now_ns(), future)
         if self._watched.pure and type(self._probe) in OWN:
             read()
