@@ -56,6 +56,11 @@ class Requests:
         return self.recording.complete
 
     @property
+    def known(self) -> bool:
+        """Whether all of them were read, and kept."""
+        return self.recording.complete and self.recording.whole
+
+    @property
     def is_plain(self) -> bool:
         """Whether all of it can be read without waiting."""
         return self._plain is not None

@@ -282,6 +282,10 @@ class Tries(Generic[Start, Options]):
         if requests is None:
             self._park(relay, call, error, kept_request(self._request))
             return
+        member = self._member
+        if not requests.known and not member.state.queues(self.method, member.rules, error):
+            self._give(relay, call, error)
+            return
         if requests.is_plain and not requests.complete:
             requests.drain_plain()
         if requests.complete or not requests.recording.whole or self.kind.streams_responses:
@@ -304,9 +308,8 @@ class Tries(Generic[Start, Options]):
 
     def _park_stream(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
         assert self.requests is not None  # noqa: S101 - for mypy
-        recording = self.requests.recording
-        if recording.complete and recording.whole:
-            self._park(relay, call, error, *recording.messages)
+        if self.requests.known:
+            self._park(relay, call, error, *self.requests.recording.messages)
         else:
             note = f"{self.method}: not queued by failback, its requests are not all known"
             error.add_note(note)

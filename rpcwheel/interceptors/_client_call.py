@@ -215,8 +215,10 @@ class Outgoing:
         """Queue the call for a later delivery; False if its failure is the caller's."""
         if self.feed is None:
             requests: list[Any] | None = [kept_request(self._request)]
-        else:
+        elif self.feed.known or self.state.queues(self.method, self.rules, error):
             requests = self.feed.gather(self.method, self.seconds_left())
+        else:
+            return False
         if requests is None:
             error.add_note(f"{self.method}: not queued by failback, its requests are not all known")
             return False

@@ -42,6 +42,11 @@ class Feed:
         """Whether a new try could send all that went before."""
         return self._recording.whole and self._error is None
 
+    @property
+    def known(self) -> bool:
+        """Whether all requests were read, and kept."""
+        return self._recording.complete and self.replayable
+
     def sender(self) -> Iterator[Any]:
         """The requests for a new try, from the first on. The try before gets nothing more."""
         with self._changed:
@@ -70,7 +75,7 @@ class Feed:
             with self._changed:
                 self._changed.wait_for(lambda: recording.complete or not self.replayable, limit_s)
             self.close()
-        return recording.messages if recording.complete and self.replayable else None
+        return recording.messages if self.known else None
 
     def _drain(self, sender: Iterator[Any]) -> None:
         for _ in sender:

@@ -65,12 +65,16 @@ class CallRules:
     """What the queue of a failback policy without a name is called: the pattern where it stands."""
     excused: Matcher | None = None
     """What `failsafe.on` means."""
+    queued: Matcher | None = None
+    """What `failback.on` means; None if no failure is queued."""
 
     @classmethod
     def of(cls, policy: MethodPolicy, queue: str = "*") -> CallRules:
         """Make them of what the user has set."""
         retry, failsafe = policy.retry, policy.failsafe
         deadline = policy.timeout or DeadlinePolicy()
+        failback = policy.failback
+        queues = failback is not None and failback.limit != 0
         retried = retry is not None and retry.attempts > 1
         return cls(
             timeout_ns=_ns(deadline.timeout),
@@ -79,9 +83,10 @@ class CallRules:
             propagate=deadline.propagate,
             retry=RetryRules.of(retry, idempotent=policy.idempotent) if retry and retried else None,
             failsafe=failsafe,
-            failback=policy.failback,
+            failback=failback,
             queue=queue,
             excused=None if failsafe is None else Matcher(failsafe.on),
+            queued=Matcher(failback.on) if failback and queues else None,
         )
 
     @property

@@ -196,6 +196,20 @@ class ClientState(Generic[Invoker]):
             emit(CallExcused(method, error))
         return answer
 
+    @staticmethod
+    def queues(method: str, rules: CallRules, error: BaseException) -> bool:
+        """Tell whether failback is for this failure, before requests are gathered for it.
+
+        May run a predicate of the user's; one that raises is reported and means no.
+        """
+        if rules.queued is None:
+            return False
+        try:
+            return rules.queued(error, attempt=1, elapsed_ns=0)  # as `FailbackInvoker.park` asks
+        except Exception as raised:  # noqa: BLE001 - a user's predicate; told as an event
+            emit(HookFailed(method, "failback", raised))
+            return False
+
     def watch(self, method: str, rules: CallRules, side: str = "client") -> Timeout | None:
         """Have a call that begins now told as slow if its rules ask so; cancel that at its end.
 

@@ -1,6 +1,7 @@
 """Failback on a loop: the caller has its answer, the call is delivered later."""
 
 import asyncio
+import itertools
 
 import grpc
 import pytest
@@ -77,6 +78,50 @@ async def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, own
     for call in (written, given, hurried):
         await refused(call)
     assert not queues.pending
+
+
+OTHERS = FailbackPolicy(on="ALREADY_EXISTS", wait=30.0)
+
+
+async def blocked_requests():
+    yield b"a"
+    await asyncio.Event().wait()
+
+
+NOT_ALL_KNOWN = {
+    "asynchronous iterator": blocked_requests,
+    "iterator": lambda: itertools.repeat(b"a"),
+    "written": lambda: None,
+}
+"""Request streams that do not end."""
+
+
+@pytest.mark.parametrize("requests", NOT_ALL_KNOWN.values(), ids=NOT_ALL_KNOWN)
+@pytest.mark.parametrize("failback", [OTHERS, LATER.model_copy(update={"retries": 0})])
+async def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
+    shop, doors, queues, requests, failback
+):
+    shop.then("UNAVAILABLE")
+    channel = doors.retrying(retry=None, failback=failback, queues=queues)
+    call = channel.stream_unary(STREAM_UNARY)(requests())
+    error = await refused(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert not hasattr(error, "__notes__")  # else it was gathered, and not known to its end
+    if requests() is None:
+        with pytest.raises(asyncio.InvalidStateError):
+            await call.write(b"late")
+
+
+async def test_a_predicate_is_asked_before_requests_are_gathered(shop, own, queues, events):
+    def broken(error):
+        raise RuntimeError("no idea")
+
+    shop.then("UNAVAILABLE")
+    channel = own.retrying(retry=None, failback=FailbackPolicy(on=broken), queues=queues)
+    error = await refused(channel.stream_unary(STREAM_UNARY)(blocked_requests()))
+    assert not hasattr(error, "__notes__")
+    await aio_wait_until(lambda: events)
+    assert [type(event) for event in events] == [HookFailed]
 
 
 @pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])

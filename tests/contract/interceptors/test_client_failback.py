@@ -81,6 +81,29 @@ def test_what_failback_does_not_name_is_the_callers(shop, client, queues):
     assert queues.pending == 0
 
 
+@pytest.mark.parametrize(
+    "failback",
+    [FailbackPolicy(on="ALREADY_EXISTS"), FailbackPolicy(on="UNAVAILABLE", retries=0)],
+)
+@pytest.mark.parametrize("style", ["blocking", "future"])
+def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
+    shop, client, failback, style
+):
+    gone = threading.Event()
+
+    def requests():
+        yield b"a"
+        gone.wait(WAIT_S)
+
+    shop.then("UNAVAILABLE")
+    method = client(failback).stream_unary(STREAM_UNARY)
+    with pytest.raises(grpc.RpcError) as caught:
+        method(requests()) if style == "blocking" else method.future(requests()).result(WAIT_S)
+    gone.set()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not hasattr(caught.value, "__notes__")  # else it was gathered, and not known to its end
+
+
 def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, client, events):
     def broken(error):
         raise RuntimeError("no idea")
