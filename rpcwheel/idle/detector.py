@@ -81,7 +81,8 @@ class Detector:
                 server has its own.
             ports: Where the server listens: what `add_insecure_port()` returned, or the address,
                 which is better where the process listens at the same port of another address. No
-                socket of another port is ever touched. None: wherever a call has come in.
+                socket of another address or port is ever touched. None: wherever a call has come
+                in.
             policy: All settings at once, in place of `idle_timeout` and the others.
             timer: Any rpcwheel timer; None takes `shared_timer()`.
             **settings: Those of `IdlePolicy`, by name.

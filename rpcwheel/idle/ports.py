@@ -1,6 +1,7 @@
 """Where a server listens, as its user says it: ports, and addresses that name one.
 
-A port alone may not be enough: servers of one process may listen at the same port of two addresses.
+A port alone is not enough: servers of one process may listen at the same port of two addresses, and
+an outgoing connection of the process may come from that port of another address.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ UNIX: Final = "a unix socket"
 
 NAMED: Final = {"localhost": ("127.0.0.1", "::1"), "": (None,), "*": (None,)}
 
-EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - not bound here, but known
+ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 - not bound here, but known
+ALL: Final = "::"  # with gRPC IPv4 too
 
 
 class Ports(NamedTuple):
@@ -70,17 +72,25 @@ class Ports(NamedTuple):
         Args:
             local: Its own end.
             learned: Where calls of the server's were seen.
-            listening: Where this process listens: where it does so at several addresses of one
-                port, the port alone does not say which are the server's.
+            listening: Where this process listens. A port alone stands for the one address at which
+                it does so; where there are several, the port does not say which are the server's.
         """
         if local in learned:
             return True
         if self.tcp is None:
             return False
-        _, port = local
+        ip, port = local
         if local in self.tcp:
             return True
-        return (None, port) in self.tcp and sum(at == port for _, at in listening) <= 1
+        hosts = [host for host, at in listening if at == port]
+        if (None, port) not in self.tcp or len(hosts) != 1:
+            return False
+        return hosts[0] == ip or _accepts(hosts[0], ip)
+
+
+def _accepts(host: str, ip: str) -> bool:
+    """Whether who listens at a host that is all addresses accepts connections at this one."""
+    return host == ALL or (host == ALL_IPV4 and ":" not in ip)
 
 
 _PORTS: Final = (
@@ -120,4 +130,4 @@ def _addresses(host: str) -> tuple[str | None, ...]:
         ip = canonical(host)
     except OSError:
         return (None,)
-    return (None,) if ip in EVERYWHERE else (ip,)
+    return (None,) if ip in {ALL, ALL_IPV4} else (ip,)

@@ -453,6 +453,30 @@ def test_another_server_at_the_same_port_of_another_address_is_not_touched(serve
         other.stop(None).wait()
 
 
+@pytest.mark.parametrize("given", ["{}", "[::]:{}", "127.0.0.1:{}"])
+def test_an_outgoing_connection_from_the_same_port_of_another_address_is_not_touched(
+    server, channel, events, given
+):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = "127.0.0.2", server.port
+        with socket.create_connection(listener.getsockname(), source_address=here) as outgoing:
+            accepted, _ = listener.accept()
+            with accepted:
+                as_text = given.format(server.port)
+                detector = server.detect(ports=int(as_text) if as_text.isdecimal() else as_text)
+                echo(channel)
+                detector.check()
+                assert {one.local_port for one in server.table.snapshot()} == {server.port}
+                assert len(server.table.snapshot()) == 1
+                server.wait_until_quiet()
+                server.advance_until(lambda: events_of(events, ConnectionClosed))
+                server.advance(100)
+                detector.check()
+                outgoing.sendall(b"x")
+                assert accepted.recv(1) == b"x"
+                assert len(events_of(events, ConnectionClosed)) == 1
+
+
 def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
     other = IdleServer(server.timer)
     server.gate = threading.Event()
