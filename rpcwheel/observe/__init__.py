@@ -62,6 +62,7 @@ from .events import (
 )
 from .hub import Sink, add_sink, emit, remove_sink
 from .logs import log_event
+from .rate_limit import Suppressed
 
 __all__ = [
     "AnswerLate",
@@ -103,6 +104,7 @@ __all__ = [
     "Sink",
     "SnapshotFailed",
     "StreamSilent",
+    "Suppressed",
     "TaskFailed",
     "TaskSlow",
     "TimersTooMany",

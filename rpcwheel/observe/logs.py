@@ -1,19 +1,33 @@
-"""How events read in the log: the sink that is there from the start.
+"""How events are logged: the sink that is there from the start.
 
 Timers write to the logger `rpcwheel.timer`, failback to `rpcwheel.failback`, calls to
 `rpcwheel.call`, connections to `rpcwheel.connection`, registries and what is published there to
 `rpcwheel.registry`. What loses work is an error, what will be tried again a warning, what went
 right is told at level info. The event itself is on the record as `record.event`, and `record.msg`
 is the same for all events of a kind, so that log collectors can group them.
+
+One event is one line. Names and error texts come from peers: whitespace in them becomes one space,
+other characters that are not printable are escaped. A failed call is logged with its status and
+details. Only errors without a status have a traceback, where they show a bug or a lost call.
+
+Lines are limited for each kind of event and each method, target or service. What was suppressed is
+counted; the number is logged with the next such line, at the next event after the period, or when
+the process exits.
 """
 
+import atexit
 import logging
-import math
+import os
+import sys
 import time
+import traceback
 from dataclasses import fields
 from typing import Final, NamedTuple
 
+from rpcwheel.errors import RpcWheelError
+
 from . import events
+from .rate_limit import RateLimiter, Suppressed
 
 TIMER: Final = logging.getLogger("rpcwheel.timer")
 FAILBACK: Final = logging.getLogger("rpcwheel.failback")
@@ -21,9 +35,16 @@ CALL: Final = logging.getLogger("rpcwheel.call")
 CONNECTION: Final = logging.getLogger("rpcwheel.connection")
 REGISTRY: Final = logging.getLogger("rpcwheel.registry")
 OTHER: Final = logging.getLogger("rpcwheel")
-_LONGEST: Final = 240
-"""Characters of an error's text: a gRPC error is ten lines long and says the same in two."""
+_LONGEST_ERROR: Final = 240
+"""Characters of an error's text."""
 
+_LONGEST_FIELD: Final = 500
+"""Characters of any other text."""
+
+BURST: Final = 10
+"""Lines of one kind and subject in a period."""
+
+PERIOD_S: Final = 10.0
 
 SELDOM_S: Final = 1.0
 """Seconds between two lines that say the same of one queue for each of its calls."""
@@ -32,40 +53,40 @@ RARELY_S: Final = 60.0
 """Seconds between two lines that say the same of one target, or of one service of a registry: what
 is gone may stay so for days."""
 
-MOST_SAID: Final = 4096
-"""Names remembered; clients come from any number of ports."""
-
 _SUBJECTS: Final = (
-    {"name"},
-    {"target"},
-    {"peer"},
-    {"channel", "member"},
-    {"registry", "service"},
-    {"registry"},
+    ("method",),
+    ("name", "function"),
+    ("name",),
+    ("timer", "task"),
+    ("target",),
+    ("peer",),
+    ("channel", "member"),
+    ("registry", "service"),
+    ("registry",),
+    ("server",),
 )
 """What an event may be about, by its fields; the first that it has counts."""
 
-_SAID: Final[dict[tuple[type, str], tuple[float, int]]] = {}
-"""When such a line was last written, by kind and name, and how many were held back since. Without a
-lock, as a finalizer may log in the middle of it: a line more or a count less does no harm."""
+_LIMITER: Final = RateLimiter()
 
 
 class _Line(NamedTuple):
     logger: logging.Logger
     level: int
     text: str
-    """A template over the event's fields, with some more: `said` is its error in one line, `call`
+    """A template over the event's fields, with some more: `error` in one line, `call`
     the failback's name and the function, or one of them where both are the same, `next` when it is
     tried again, and `back` why and after how long something is there once more."""
     traceback: bool = False
+    """Whether an error without a status is logged with its traceback."""
     every_s: float = 0.0
-    """It is written at most once in so many seconds for each of what `_subject` names; the
-    template's `held` tells of the others."""
-    ends: type | None = None
+    """It is written at most once in so many seconds for each subject; 0: at most `BURST` times in
+    `PERIOD_S`."""
+    ends: type[events.Event] | None = None
     """The kind of event that it is the end of: after such a line it is written in any case."""
 
 
-_LINES: Final[dict[type, _Line]] = {
+_LINES: Final[dict[type[events.Event], _Line]] = {
     events.TaskSlow: _Line(
         TIMER,
         logging.WARNING,
@@ -73,10 +94,10 @@ _LINES: Final[dict[type, _Line]] = {
         "what may block belongs on an executor",
     ),
     events.TaskFailed: _Line(
-        TIMER, logging.ERROR, "%(timer)s: task %(task)s raised %(said)s", traceback=True
+        TIMER, logging.ERROR, "%(timer)s: task %(task)s raised %(error)s", traceback=True
     ),
     events.HandOffRefused: _Line(
-        TIMER, logging.WARNING, "%(timer)s: task %(task)s was not taken: %(said)s"
+        TIMER, logging.WARNING, "%(timer)s: task %(task)s was not taken: %(error)s"
     ),
     events.TimersTooMany: _Line(
         TIMER,
@@ -87,13 +108,13 @@ _LINES: Final[dict[type, _Line]] = {
     events.CallParked: _Line(
         FAILBACK,
         logging.WARNING,
-        "%(call)s failed, next try in %(delay_s).3g s, %(pending)d pending: %(said)s",
+        "%(call)s failed, next try in %(delay_s).3g s, %(pending)d pending: %(error)s",
     ),
     events.CallRetried: _Line(
         FAILBACK,
         logging.INFO,
         "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
-        "next try in %(delay_s).3g s: %(said)s",
+        "next try in %(delay_s).3g s: %(error)s",
     ),
     events.CallDelivered: _Line(
         FAILBACK,
@@ -103,13 +124,13 @@ _LINES: Final[dict[type, _Line]] = {
     events.CallAbandoned: _Line(
         FAILBACK,
         logging.ERROR,
-        "%(call)s abandoned after %(attempts)d tries in %(waited_s).3g s, %(reason)s: %(said)s",
+        "%(call)s abandoned after %(attempts)d tries in %(waited_s).3g s, %(reason)s: %(error)s",
         traceback=True,
     ),
     events.CallDropped: _Line(
         FAILBACK,
         logging.ERROR,
-        "%(call)s dropped, the queue is full, %(pending)d pending: %(said)s%(held)s",
+        "%(call)s dropped, the queue is full, %(pending)d pending: %(error)s",
         every_s=SELDOM_S,
     ),
     events.CallsUndelivered: _Line(
@@ -121,7 +142,7 @@ _LINES: Final[dict[type, _Line]] = {
     events.DeadLetterFailed: _Line(
         FAILBACK,
         logging.ERROR,
-        "%(call)s: the dead_letter hook raised: %(said)s",
+        "%(call)s: the dead_letter hook raised: %(error)s",
         traceback=True,
     ),
     events.CallSlow: _Line(
@@ -138,7 +159,7 @@ _LINES: Final[dict[type, _Line]] = {
         "%(method)s failed with %(code)s at try %(attempts)d, no other follows: %(reason)s",
     ),
     events.CallExcused: _Line(
-        CALL, logging.WARNING, "%(method)s failed, answered with its default: %(said)s"
+        CALL, logging.WARNING, "%(method)s failed, answered with its default: %(error)s"
     ),
     events.StreamSilent: _Line(
         CALL, logging.WARNING, "%(method)s cancelled, no message for %(silent_s).3g s"
@@ -149,12 +170,12 @@ _LINES: Final[dict[type, _Line]] = {
         "%(method)s refused, its deadline passed %(late_s).3g s before its turn came",
     ),
     events.HookFailed: _Line(
-        CALL, logging.ERROR, "%(method)s: a %(hook)s raised %(said)s", traceback=True
+        CALL, logging.ERROR, "%(method)s: a %(hook)s raised %(error)s", traceback=True
     ),
     events.ListenerFailed: _Line(
         CONNECTION,
         logging.ERROR,
-        "%(target)s: listener %(listener)s raised %(said)s%(held)s",
+        "%(target)s: listener %(listener)s raised %(error)s",
         traceback=True,
         every_s=RARELY_S,
     ),
@@ -162,27 +183,27 @@ _LINES: Final[dict[type, _Line]] = {
         CONNECTION,
         logging.INFO,
         "%(target)s: heartbeat missed, %(misses)d in a row, "
-        "nothing read for %(silent_s).3g s (%(answer)s)%(held)s",
+        "nothing read for %(silent_s).3g s (%(answer)s)",
         every_s=RARELY_S,
     ),
     events.ConnectionDead: _Line(
         CONNECTION,
         logging.WARNING,
         "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses)d heartbeat(s) "
-        "missed, %(calls)d call(s) in flight%(held)s",
+        "missed, %(calls)d call(s) in flight",
         every_s=RARELY_S,
     ),
     events.ConnectionReplaced: _Line(
         CONNECTION,
         logging.INFO,
         "%(target)s: connection %(number)d in the place of the last, %(reason)s, "
-        "which had %(calls)d call(s) in flight%(held)s",
+        "which had %(calls)d call(s) in flight",
         every_s=RARELY_S,
     ),
     events.ConnectionAlive: _Line(
         CONNECTION,
         logging.INFO,
-        "%(target)s: connection alive after %(after_s).3g s of silence%(held)s",
+        "%(target)s: connection alive after %(after_s).3g s of silence",
         every_s=RARELY_S,
         ends=events.ConnectionDead,
     ),
@@ -190,7 +211,7 @@ _LINES: Final[dict[type, _Line]] = {
         CONNECTION,
         logging.INFO,
         "%(peer)s: unused for %(idle_s).3g s, %(reason)s, "
-        "%(calls)d call(s) and %(streams)d stream(s) open%(held)s",
+        "%(calls)d call(s) and %(streams)d stream(s) open",
         every_s=RARELY_S,
     ),
     events.ConnectionClosed: _Line(
@@ -201,7 +222,7 @@ _LINES: Final[dict[type, _Line]] = {
     events.ConnectionKept: _Line(
         CONNECTION,
         logging.INFO,
-        "%(peer)s: connection not closed, %(reason)s%(held)s",
+        "%(peer)s: connection not closed, %(reason)s",
         every_s=RARELY_S,
     ),
     events.IdleLimited: _Line(CONNECTION, logging.WARNING, "idle connections: %(reason)s"),
@@ -222,13 +243,13 @@ _LINES: Final[dict[type, _Line]] = {
     events.RegistryFailed: _Line(
         REGISTRY,
         logging.WARNING,
-        "%(registry)s: %(request)s failed, %(items)d item(s), %(next)s: %(said)s%(held)s",
+        "%(registry)s: %(request)s failed, %(items)d item(s), %(next)s: %(error)s",
         every_s=RARELY_S,
     ),
     events.RegistryRecovered: _Line(
         REGISTRY,
         logging.INFO,
-        "%(registry)s: the registry answers again, after %(after_s).3g s%(held)s",
+        "%(registry)s: the registry answers again, after %(after_s).3g s",
         every_s=RARELY_S,
         ends=events.RegistryFailed,
     ),
@@ -242,37 +263,46 @@ _LINES: Final[dict[type, _Line]] = {
         REGISTRY,
         logging.WARNING,
         "%(registry)s: %(service)s keeps %(instances)d instance(s) that the registry has lost, "
-        "%(reason)s%(held)s",
+        "%(reason)s",
         every_s=RARELY_S,
     ),
     events.RecordSkipped: _Line(
         REGISTRY,
         logging.WARNING,
-        "%(registry)s: %(service)s: the record %(key)s is skipped: %(said)s%(held)s",
+        "%(registry)s: %(service)s: the record %(key)s is skipped: %(error)s",
         every_s=RARELY_S,
     ),
     events.SnapshotFailed: _Line(
         REGISTRY,
         logging.WARNING,
         "%(registry)s: the file %(path)s can't be used, which harms only a start while the "
-        "registry is down: %(said)s",
+        "registry is down: %(error)s",
     ),
     events.MemberDown: _Line(
         CONNECTION,
         logging.WARNING,
-        "%(channel)s: %(member)s is down, and not called until it answers a probe: "
-        "%(reason)s%(held)s",
+        "%(channel)s: %(member)s is down, and not called until it answers a probe: %(reason)s",
         every_s=RARELY_S,
     ),
     events.MemberUp: _Line(
         CONNECTION,
         logging.INFO,
-        "%(channel)s: %(member)s is up again, after %(after_s).3g s%(held)s",
+        "%(channel)s: %(member)s is up again, after %(after_s).3g s",
         every_s=RARELY_S,
         ends=events.MemberDown,
     ),
     events.ServingEnds: _Line(REGISTRY, logging.INFO, "%(server)s ends, %(step)s: %(reason)s"),
 }
+
+
+_SUBJECT_OF: Final = {
+    kind: next(
+        (names for names in _SUBJECTS if {field.name for field in fields(kind)}.issuperset(names)),  # type: ignore[arg-type]
+        (),
+    )
+    for kind in _LINES
+}
+"""By kind of event, the fields that say what it is about."""
 
 
 def log_event(event: events.Event) -> None:
@@ -281,37 +311,60 @@ def log_event(event: events.Event) -> None:
     if line is None:
         OTHER.debug("%r", event, extra={"event": event})
         return
-    if line.logger.isEnabledFor(line.level):
-        told = _told(event)
-        if line.every_s:
-            name = _subject(told)
-            begun = _SAID.get((line.ends, name)) if line.ends else None
-            held = _held_back((type(event), name), line.every_s, time.monotonic(), begun)
-            if held is None:
-                return
-            told["held"] = f"; {held} more since the last such line" if held else ""
-        error: BaseException | None = getattr(event, "error", None)
-        line.logger.log(
-            line.level,
-            line.text,
-            told | {"said": _one_line(error)},
-            exc_info=error if line.traceback else None,
-            extra={"event": event},
-        )
+    if not line.logger.isEnabledFor(line.level):
+        return
+    now_s = time.monotonic()
+    suppressed = _LIMITER.admit(
+        type(event),
+        " ".join(_plain(str(getattr(event, name))) for name in _SUBJECT_OF[type(event)]),
+        now_s,
+        burst=1 if line.every_s else BURST,
+        period_s=line.every_s or PERIOD_S,
+        ends=line.ends,
+    )
+    if suppressed is not None:
+        _write(line, event, suppressed)
+    for one in _LIMITER.over(now_s):
+        _report(one)
 
 
-def _held_back(
-    key: tuple[type, str], every_s: float, now_s: float, begun: tuple[float, int] | None
-) -> int | None:
-    """How many lines were held back since the last one; None if this one is to be, too."""
-    last_s, held = _SAID.get(key, (-math.inf, 0))
-    if now_s - last_s < every_s and not (begun and begun[0] > last_s):
-        _SAID[key] = last_s, held + 1
-        return None
-    if len(_SAID) >= MOST_SAID:
-        _SAID.clear()
-    _SAID[key] = now_s, 0
-    return held
+def _write(line: _Line, event: events.Event, suppressed: int) -> None:
+    error: BaseException | None = getattr(event, "error", None)
+    traced = error if line.traceback and not _is_status(error) else None
+    more = f"; {suppressed} more suppressed since the last such line" if suppressed else ""
+    record = line.logger.makeRecord(
+        line.logger.name,
+        line.level,
+        __file__,
+        0,
+        line.text + "%(more)s",
+        (_told(event) | {"error": _one_line(error), "more": more},),
+        None if traced is None else (type(traced), traced, traced.__traceback__),
+        "log_event",
+        {"event": event},
+    )
+    if traced is not None:  # formatters take it as it is
+        lines = "".join(traceback.format_exception(traced)).rstrip().split("\n")
+        record.exc_text = "\n".join(f"  {_escaped(one)}" for one in lines)
+    line.logger.handle(record)
+
+
+def _report(one: Suppressed) -> None:
+    line = _LINES[one.kind]
+    line.logger.log(
+        line.level,
+        "%s: %d more %s not logged within %.3g s",
+        one.subject or line.logger.name,
+        one.number,
+        one.kind.__name__,
+        one.period_s,
+        extra={"event": one},
+    )
+
+
+def _report_all() -> None:
+    for one in _LIMITER.flush():
+        _report(one)
 
 
 def _told(event: events.Event) -> dict[str, object]:
@@ -319,7 +372,9 @@ def _told(event: events.Event) -> dict[str, object]:
     told: dict[str, object] = {}
     for field in fields(event):  # type: ignore[arg-type]  # each kind in _LINES is a dataclass
         value = getattr(event, field.name)
-        told[field.name] = ", ".join(value) if isinstance(value, tuple) else value
+        if isinstance(value, tuple):
+            value = ", ".join(value)
+        told[field.name] = _plain(value) if isinstance(value, str) else value
     name, function, again = told.get("name"), told.get("function"), told.get("again")
     told["call"] = function if name == function else f"{name}: {function}"
     delay_s = told.get("delay_s")
@@ -330,19 +385,38 @@ def _told(event: events.Event) -> dict[str, object]:
     return told
 
 
-def _subject(told: dict[str, object]) -> str:
-    """What an event is about: of one subject, lines of a kind are held back."""
-    for names in _SUBJECTS:
-        if names <= told.keys():
-            return " ".join(str(told[name]) for name in sorted(names))
-    return ""
+def _is_status(error: BaseException | None) -> bool:
+    """Whether it is a `grpc.RpcError`. Without importing grpc, which costs 0.1 s."""
+    grpc = sys.modules.get("grpc")
+    return grpc is not None and isinstance(error, grpc.RpcError)
 
 
 def _one_line(error: BaseException | None) -> str:
-    """The error in one short line, whatever its `__str__` does."""
+    """The error in one short line, whatever its methods do: `UNAVAILABLE: no such host`."""
     kind = type(error).__name__
     try:
-        text = " ".join(str(error).split())
+        text = str(error)
+        if _is_status(error) and not isinstance(error, RpcWheelError):
+            kind, text = error.code().name, error.details() or ""  # type: ignore[union-attr]
     except Exception:  # noqa: BLE001 - an error that cannot be printed must still be reported
         text = "(its text cannot be had)"
-    return f"{kind}: {text}"[:_LONGEST] if text else kind
+    return _plain(f"{kind}: {text}" if text else kind, _LONGEST_ERROR)
+
+
+def _plain(text: str, longest: int = _LONGEST_FIELD) -> str:
+    """The text with each run of whitespace as one space, and no other control characters."""
+    return _escaped(" ".join(text.split()))[:longest]
+
+
+def _escaped(text: str) -> str:
+    r"""The text with all that is not printable as Python escapes it: `\x1b`, `\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+atexit.register(_report_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_LIMITER.reset)

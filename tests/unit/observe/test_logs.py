@@ -1,22 +1,48 @@
 """The log: one line for each event, in log_lines.golden.txt, and how often each is written."""
 
+import dataclasses
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
+import grpc
 
+from fixtures.waiting import WAIT_S
+from rpcwheel.errors import FailbackFull
 from rpcwheel.observe import events, log_event, logs
+from rpcwheel.observe.rate_limit import Suppressed
 
 GOLDEN = Path(__file__).parent / "log_lines.golden.txt"
 """Of each event its class, logger, level and text."""
 
 BOOM = ValueError("no\nsuch   shop")
+
+
+class Failed(grpc.RpcError):
+    """As the errors of grpc's own calls, which have a text of many lines."""
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "the shop is closed"
+
+    def __str__(self):
+        return "<Failed of RPC that terminated with:\n\tstatus = ...\n>"
+
+
+FAILURES = [
+    Failed(),
+    grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        "the shop is closed",
+        "UNAVAILABLE:the shop is closed {grpc_status:14}",
+    ),
+]
 REGISTRY = "etcd://10.0.0.1:2379"
-
-
-@pytest.fixture(autouse=True)
-def nothing_said_before(monkeypatch):
-    monkeypatch.setattr(logs, "_SAID", {})
 
 
 EVENTS = [
@@ -91,12 +117,152 @@ def test_two_events_of_a_kind_have_the_same_template(caplog):
     assert one.msg == other.msg
 
 
-def test_a_lost_call_is_logged_with_its_traceback_and_a_parked_one_without(caplog):
+def test_a_failure_with_a_status_is_logged_as_one_line_of_code_and_details(caplog):
+    for error in FAILURES:
+        log_event(events.CallAbandoned("audit", "push", 4, 1.0, error, "no retries left"))
+        log_event(events.HookFailed("/shop.Orders/Get", "done callback", error))
+    assert [record.exc_info for record in caplog.records] == [None] * 4
+    assert all(said.endswith(" UNAVAILABLE: the shop is closed") for said in caplog.messages)
+
+
+def test_a_status_of_this_package_is_logged_with_its_class(caplog):
+    class Full(FailbackFull, grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+    log_event(events.CallExcused("/shop.Orders/Get", Full("100 calls are queued")))
+    assert caplog.messages[0].endswith("Full: 100 calls are queued")
+
+
+def test_an_error_that_is_no_status_is_logged_with_its_traceback_if_the_call_is_lost(caplog):
     log_event(events.CallParked("audit", "push", BOOM, 5.0, 1))
     log_event(events.CallAbandoned("audit", "push", 4, 1.0, BOOM, "no retries left"))
     parked, abandoned = caplog.records
     assert not parked.exc_info
     assert abandoned.exc_info[1] is BOOM
+
+
+HOSTILE = "a\r\n2026-01-01 ERROR forged\x1b[31m\x00\x7f\x85\u202e\u2028\ud800z"
+
+
+def test_control_characters_of_an_error_are_escaped(caplog):
+    status = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), HOSTILE
+    )
+    for error in (status, ValueError(HOSTILE)):
+        log_event(events.CallExcused("/shop.Orders/Get", error))
+        said = caplog.messages.pop()
+        assert said.isprintable()
+        assert said.endswith("a 2026-01-01 ERROR forged\\x1b[31m\\x00\\x7f \\u202e \\ud800z")
+
+
+def test_control_characters_of_every_field_are_escaped(caplog):
+    caplog.set_level(logging.DEBUG)
+    for event in EVENTS:
+        hostile = {
+            field.name: (HOSTILE,) if field.name == "functions" else HOSTILE
+            for field in dataclasses.fields(event)
+            if isinstance(getattr(event, field.name), (str, tuple))
+        }
+        log_event(dataclasses.replace(event, **hostile))
+    assert len(caplog.messages) == len(EVENTS)
+    assert [message for message in caplog.messages if not message.isprintable()] == []
+
+
+def test_a_traceback_has_no_control_characters_and_no_line_that_looks_like_a_record(caplog):
+    log_event(events.TaskFailed("wheel", "push", ValueError(HOSTILE)))
+    text = logging.Formatter("%(message)s").format(caplog.records[0])
+    first, *others = text.split("\n")
+    assert first.startswith("wheel: task push raised ValueError: ")
+    assert any("2026-01-01 ERROR forged" in line for line in others)
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+
+
+def test_a_long_name_is_cut(caplog):
+    log_event(events.CallSlow("/" + "x" * 10_000, "server", 1.0))
+    assert len(caplog.messages[0]) < 600
+
+
+# The rate
+
+
+def test_300_failing_calls_of_a_method_are_logged_as_10_lines_and_their_number(caplog, monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
+    event = events.CallExcused("/shop.Orders/Get", FAILURES[0])
+    for _ in range(300):
+        log_event(event)
+    assert len(caplog.messages) == 10
+    now_s += 10.0
+    log_event(event)
+    said = "/shop.Orders/Get failed, answered with its default: UNAVAILABLE: the shop is closed"
+    assert caplog.messages[10:] == [f"{said}; 290 more suppressed since the last such line"]
+
+
+def test_each_method_is_limited_by_itself(caplog, monkeypatch):
+    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    for _ in range(12):
+        log_event(events.CallSlow("/shop.Orders/Get", "server", 1.0))
+        log_event(events.CallSlow("/shop.Orders/Put", "server", 1.0))
+        log_event(events.CallAbandoned("*", "/shop.Orders/Get", 4, 1.0, BOOM, "closed"))
+        log_event(events.CallAbandoned("*", "/shop.Orders/Put", 4, 1.0, BOOM, "closed"))
+    assert len(caplog.messages) == 40
+
+
+def test_what_was_suppressed_is_reported_at_the_next_event_after_the_period(caplog, monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
+    for _ in range(300):
+        log_event(events.CallExcused("/shop.Orders/Get", BOOM))
+    caplog.clear()
+    now_s = 30.0
+    log_event(events.TimersTooMany(65, 64))
+    (_, record) = caplog.records
+    assert record.getMessage() == ("/shop.Orders/Get: 290 more CallExcused not logged within 10 s")
+    assert (record.name, record.levelname) == ("rpcwheel.call", "WARNING")
+    assert record.event == Suppressed(events.CallExcused, "/shop.Orders/Get", 290, 10.0)
+
+
+def test_what_was_suppressed_is_reported_at_exit():
+    code = """if True:
+        import logging, time
+        time.monotonic = lambda: 0.0
+        from rpcwheel.observe import CallExcused, log_event
+
+        logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
+        for _ in range(50_000):
+            log_event(CallExcused("/shop.Orders/Get", ValueError("no")))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
+    )
+    *lines, last = run.stderr.splitlines()
+    assert len(lines) == 10
+    assert last == (
+        "rpcwheel.call WARNING /shop.Orders/Get: 49990 more CallExcused not logged within 10 s"
+    )
+
+
+def test_a_forked_child_does_not_report_what_its_parent_suppressed():
+    code = """if True:
+        import logging, os, sys, time
+        time.monotonic = lambda: 0.0
+        from rpcwheel.observe import CallExcused, log_event
+
+        logging.basicConfig(level="CRITICAL")
+        logging.getLogger("rpcwheel").setLevel("INFO")
+        for _ in range(300):
+            log_event(CallExcused("/shop.Orders/Get", ValueError("no")))
+        if (child := os.fork()) == 0:
+            logging.basicConfig(stream=sys.stdout, force=True)
+            sys.exit()
+        os.waitpid(child, 0)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
+    )
+    assert run.stdout == ""
+    assert "290 more CallExcused" in run.stderr
 
 
 def test_a_failback_named_after_its_function_is_named_once(caplog):
@@ -112,7 +278,7 @@ def test_dropped_calls_are_logged_once_a_second_for_each_queue_with_their_number
     for name in ("a", "a", "b", "a", "a", "a"):
         log_event(events.CallDropped(name, "push", BOOM, pending=100))
     said = "push dropped, the queue is full, 100 pending: ValueError: no such shop"
-    more = "; 2 more since the last such line"
+    more = "; 2 more suppressed since the last such line"
     assert caplog.messages == [f"a: {said}", f"b: {said}", f"a: {said}{more}", f"a: {said}"]
 
 
@@ -167,7 +333,7 @@ def test_what_is_said_of_a_target_is_said_once_a_minute_each_kind_of_event_by_it
         "shop:1: connection 2 in the place of the last",
         "shop:1: connection dead",
     ]
-    assert caplog.messages[-1].endswith("; 1 more since the last such line")
+    assert caplog.messages[-1].endswith("; 1 more suppressed since the last such line")
 
 
 def test_that_a_connection_lives_again_is_always_said_after_it_was_said_to_be_dead(
@@ -180,15 +346,8 @@ def test_that_a_connection_lives_again_is_always_said_after_it_was_said_to_be_de
     alive = events.ConnectionAlive("shop:1", after_s=4.0, rtt_s=None)
     for event in (alive, dead, alive, dead, alive, dead, alive):
         log_event(event)
-    said = [message.split()[2] for message in caplog.messages]
+    said = [message.split()[2] for message in caplog.messages if " more Connection" not in message]
     assert said == ["alive", "dead,", "alive", "dead,", "alive"]
-
-
-def test_what_was_said_of_names_long_gone_is_forgotten(monkeypatch):
-    monkeypatch.setattr(logs, "MOST_SAID", 3)
-    for port in range(10):
-        log_event(events.ConnectionKept(f"ipv4:127.0.0.1:{port}", "it is busy"))
-    assert len(logs._SAID) <= 3
 
 
 def test_what_is_published_for_the_first_time_is_not_called_published_again(caplog):
@@ -213,7 +372,7 @@ def test_failures_are_said_once_a_minute_of_each_registry_and_its_recovery_alway
     up = events.RegistryRecovered(REGISTRY, after_s=2.0)
     for event in (failed, failed, elsewhere, up, up):
         log_event(event)
-    said = [(record.event, "more since" in record.getMessage()) for record in caplog.records]
+    said = [(record.event, "more suppressed" in record.getMessage()) for record in caplog.records]
     assert said == [(failed, False), (elsewhere, False), (up, False)]
 
 

@@ -1,0 +1,53 @@
+"""The log of calls that fail: short lines of printable characters, and not too many."""
+
+import io
+import logging
+
+import grpc
+import pytest
+
+from fixtures.shop import UNARY_UNARY, Fail
+from rpcwheel import FailbackPolicy, FailsafePolicy, Kit, RetryPolicy
+
+HOSTILE = "gone\r\n2026-01-01 ERROR forged\x1b[31m \u202eevil"
+
+
+@pytest.fixture
+def log():
+    """What the loggers of rpcwheel write to a stream."""
+    stream = io.StringIO()
+    logger, handler = logging.getLogger("rpcwheel"), logging.StreamHandler(stream)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield stream
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"failback": FailbackPolicy(on="UNAVAILABLE", retries=1, wait=0)},
+        {"failback": FailbackPolicy(on="UNAVAILABLE", max_pending=1, overflow="drop")},
+        {"failsafe": FailsafePolicy(on="UNAVAILABLE", default=b"")},
+        {"retry": RetryPolicy(on="UNAVAILABLE", wait=0), "idempotent": True},
+    ],
+    ids=["failback", "full failback", "failsafe", "retry"],
+)
+def test_300_failing_calls_are_logged_in_few_lines_without_control_characters(
+    shop, shop_channel, log, settings
+):
+    shop.then(*[Fail(grpc.StatusCode.UNAVAILABLE, details=HOSTILE)] * 3000)
+    with Kit(timeout=10.0, **settings) as kit:
+        call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
+        for _ in range(300):
+            try:
+                call(b"1")
+            except grpc.RpcError as error:
+                assert error.details() == HOSTILE  # noqa: PT017 - some of the settings answer
+        kit.close(drain=0)
+    lines = log.getvalue().split("\n")
+    assert lines.pop() == ""
+    assert 0 < len(lines) < 150
+    assert [line for line in lines if not line.isprintable() or len(line) > 600] == []
+    assert "Traceback" not in log.getvalue()

@@ -1,0 +1,102 @@
+"""The rate limiter of the log: bursts, counts of what is suppressed, and a bound on subjects."""
+
+import threading
+
+import pytest
+
+from rpcwheel.observe import CallExcused, CallSlow, ConnectionAlive, ConnectionDead
+from rpcwheel.observe.rate_limit import OTHERS, RateLimiter, Suppressed
+
+TEN_IN_TEN = {"burst": 10, "period_s": 10.0}
+ONCE_A_MINUTE = {"burst": 1, "period_s": 60.0}
+
+
+@pytest.fixture
+def limiter():
+    return RateLimiter(max_subjects=100)
+
+
+def admitted(limiter, number, now_s, kind=CallSlow, subject="/a/b", **rate):
+    """What `admit` gives for so many events at one time."""
+    return [limiter.admit(kind, subject, now_s, **(rate or TEN_IN_TEN)) for _ in range(number)]
+
+
+def test_a_burst_is_admitted_and_the_rest_of_its_period_is_suppressed(limiter):
+    assert admitted(limiter, 300, now_s=5.0) == [0] * 10 + [None] * 290
+    assert admitted(limiter, 1, now_s=14.9) == [None]
+
+
+def test_the_first_event_after_the_period_has_the_number_of_those_suppressed(limiter):
+    admitted(limiter, 300, now_s=5.0)
+    assert admitted(limiter, 12, now_s=15.0) == [290, *[0] * 9, None, None]
+
+
+def test_each_kind_and_each_subject_has_a_burst_of_its_own(limiter):
+    admitted(limiter, 300, now_s=0.0)
+    assert admitted(limiter, 10, now_s=0.0, subject="/a/c") == [0] * 10
+    assert admitted(limiter, 10, now_s=0.0, kind=CallExcused) == [0] * 10
+
+
+def test_a_period_that_is_over_is_reported_once_with_its_number(limiter):
+    admitted(limiter, 300, now_s=5.0)
+    assert limiter.over(14.0) == []
+    assert limiter.over(15.5) == [Suppressed(CallSlow, "/a/b", 290, 10.0)]
+    assert limiter.over(99.0) == []
+    assert admitted(limiter, 1, now_s=99.0) == [0]
+
+
+def test_what_a_line_has_reported_is_not_reported_again(limiter):
+    admitted(limiter, 300, now_s=5.0)
+    admitted(limiter, 1, now_s=15.0)
+    assert limiter.over(99.0) == []
+
+
+def test_all_that_is_suppressed_can_be_had_at_the_end(limiter):
+    admitted(limiter, 15, now_s=0.0)
+    admitted(limiter, 12, now_s=1.0, subject="/a/c")
+    admitted(limiter, 3, now_s=1.0, subject="/a/d")
+    assert [(one.subject, one.number) for one in limiter.flush()] == [("/a/b", 5), ("/a/c", 2)]
+    assert limiter.flush() == []
+
+
+def test_subjects_beyond_the_limit_share_one_burst(limiter):
+    lines = [limiter.admit(CallSlow, f"/{n}/x", 0.0, **TEN_IN_TEN) for n in range(15_000)]
+    assert lines.count(0) == 110
+    assert limiter.over(10.0) == [Suppressed(CallSlow, OTHERS, 14_890, 10.0)]
+
+
+def test_subjects_whose_period_is_over_make_room(limiter):
+    for second in range(0, 10_000, 20):
+        for number in range(100):
+            assert limiter.admit(CallSlow, f"/{second}/{number}", second, **TEN_IN_TEN) == 0
+        limiter.over(second + 10.0)
+
+
+def test_the_end_of_what_was_logged_is_admitted_in_any_case(limiter):
+    def admit(kind, now_s):
+        ends = ConnectionDead if kind is ConnectionAlive else None
+        return limiter.admit(kind, "shop:1", now_s, **ONCE_A_MINUTE, ends=ends)
+
+    alive, dead = ConnectionAlive, ConnectionDead
+    events = [(alive, 0), (dead, 5), (alive, 10), (dead, 12), (alive, 14), (dead, 70), (alive, 71)]
+    assert [admit(kind, now_s) for kind, now_s in events] == [0, 0, 0, None, None, 1, 1]
+
+
+def test_no_count_is_lost_between_threads(limiter):
+    def count():
+        for _ in range(2_000):
+            limiter.admit(CallSlow, "/a/b", 0.0, **TEN_IN_TEN)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.number for one in limiter.flush()] == [8_000 - 10]
+
+
+def test_after_a_reset_nothing_is_remembered(limiter):
+    admitted(limiter, 300, now_s=0.0)
+    limiter.reset()
+    assert limiter.flush() == []
+    assert admitted(limiter, 1, now_s=0.0) == [0]
