@@ -17,11 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
+from rpcwheel.errors import ConfigurationError, TimerError
 from rpcwheel.observe import ConnectionIdle, Event, IdleLimited, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.timer.renewal import tell_when_renewed
 from rpcwheel.workers import POOL, Serial
 
 from .closing import Closing, Settled
@@ -119,8 +118,6 @@ class Detector:
         connections.now_ns = self._now_ns
         connections.set_heartbeats(self._policy.heartbeats)
         self._arm()
-        if timer is None:
-            tell_when_renewed(self)
 
     # What a twin knows
 
@@ -232,20 +229,9 @@ class Detector:
         timer = shared_timer() if self._timer is None else self._timer
         try:
             return timer.new_timeout(partial(self._hand_over, work), to_seconds(delay_ns))
-        except TimerStopped:  # the program is ending
-            return None
         except TimerError as error:
             self._limit("timer", f"no more looks, until check() or change(): {error}")
             return None
-
-    def timer_renewed(self) -> None:
-        """Internal: go on in the new shared timer; see `rpcwheel.timer.renewal`."""
-        POOL.submit(("idle", id(self)), self._arm_anew)
-
-    def _arm_anew(self) -> None:
-        """On a worker."""
-        self._arm()
-        self._arm_again()
 
     def _hand_over(self, work: Callable[[], object], _: Timeout) -> None:
         POOL.submit(("idle", id(self)), work)

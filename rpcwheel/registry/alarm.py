@@ -2,8 +2,7 @@
 
 A timer may end while a timeout waits in it: it is stopped, its loop is closed, a task of another
 hangs on its thread. It drops what waits without a word, so beside each timeout in a timer that was
-given there is a second one, later, in `shared_timer()`, which rings if the first did not. If that
-one is stopped, what waits in it rings when there is another.
+given there is a second one, later, in `shared_timer()`, which rings if the first did not.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from rpcwheel.errors import TimerError
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.timer.manual import ManualTimer
-from rpcwheel.timer.renewal import tell_when_renewed
-from rpcwheel.workers import POOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +43,7 @@ class Alarm:
         Args:
             timer: None for `shared_timer()`, when it is first needed.
             ring: Called on the timer's thread, without the lock; must not block. It takes the lock,
-                and calls `rang`. It may be called once too often, on the shared timer's thread, or
-                on a worker.
+                and calls `rang`. It may be called once too often, on the shared timer's thread.
             refused: Told if the timer is full, or was stopped. The shared one goes on in its place.
         """
         self.now_ns = clock_of(timer)
@@ -58,12 +54,6 @@ class Alarm:
         self._waits_in: Timer | None = None
         self._guard: Timeout | None = None
         self._wake_ns = self._late_ns = NEVER
-        tell_when_renewed(self)
-
-    def timer_renewed(self) -> None:
-        """See `rpcwheel.timer.renewal`: what was to ring in the shared timer rings now."""
-        if self._is_dropped():
-            POOL.submit(self, self._ring)
 
     def wake(self, wake_ns: int) -> None:
         """Ring then, or before; `NEVER` changes nothing.

@@ -13,7 +13,6 @@ from rpcwheel.durations import NEVER
 from rpcwheel.observe.events import TaskFailed, TaskSlow
 from rpcwheel.observe.hub import emit
 from rpcwheel.timer.core import BATCH, OnError, TimerCore, _live
-from rpcwheel.timer.renewal import timer_renewed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -51,6 +50,7 @@ class WheelTimer(TimerCore):
     """
 
     _on_users_thread = False
+    _warns_if_dropped = True
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class WheelTimer(TimerCore):
             pending = self.pending
             self._end()
             self._ring()
-            if pending and self is not _shared.timer:  # at last: a warning may be an error
+            if pending and self._warns_if_dropped:  # at last: a warning may be an error
                 warnings.warn(
                     f"{self!r} was dropped with {pending} timeouts pending; "
                     "call stop(), or use it in a with statement",
@@ -190,8 +190,21 @@ def _turn(timer_ref: weakref.ref[WheelTimer], hub: Hub, bell: threading.Lock) ->
             )
 
 
+class _SharedTimer(WheelTimer):
+    """The timer of `shared_timer()`. It lasts as long as the process."""
+
+    _warns_if_dropped = False
+
+    def stop(self) -> list[Timeout]:
+        """Raise RuntimeError: the timer belongs to the whole process."""
+        raise RuntimeError(
+            "shared_timer() belongs to the whole process and can't be stopped; "
+            "to have a timer that you can stop, make a WheelTimer()"
+        )
+
+
 class _Shared:
-    timer: WheelTimer | None = None
+    timer: _SharedTimer | None = None
     lock = threading.RLock()  # a finalizer may ask for the timer while it is being made
 
 
@@ -201,17 +214,15 @@ _shared = _Shared()
 def shared_timer() -> WheelTimer:
     """Return the timer of this process, which each component uses that is given no other.
 
-    It is made when first asked for. Stopping it is allowed, and ends what waits in it; the next
-    call makes a new one, in which registries and idle detectors go on.
+    It is made when first asked for. `stop()` on it, and leaving it as a context manager, raise
+    RuntimeError. It ends with the process; a forked child has its own, with nothing pending.
     """
     timer = _shared.timer
-    if timer is None or timer.stopped:
+    if timer is None:
         with _shared.lock:
-            before = timer = _shared.timer
-            if timer is None or timer.stopped:
-                timer = _shared.timer = WheelTimer()
-        if before is not None and before is not timer:
-            timer_renewed()
+            timer = _shared.timer
+            if timer is None:
+                timer = _shared.timer = _SharedTimer()
     return timer
 
 

@@ -18,7 +18,7 @@ from rpcwheel.idle.limits import Limits
 from rpcwheel.idle.peers import TcpInfo
 from rpcwheel.idle.table import Connections
 from rpcwheel.observe import ConnectionClosed, ConnectionIdle, ConnectionKept, IdleLimited
-from rpcwheel.timer import WheelTimer, shared_timer
+from rpcwheel.timer import WheelTimer
 
 
 class Watched(IdleConnectionDetector):
@@ -88,15 +88,6 @@ def test_what_was_marked_is_not_closed_after_close(server, channel):
     detector._close_marked(told := [])
     assert told == []
     assert server.connection().calls == 1
-
-
-def test_it_goes_on_in_another_shared_timer_when_the_one_before_was_stopped(server, events):
-    channel = server.channel()
-    with server.detect(0.3, check=0.1, timer=None):
-        echo(channel)
-        shared_timer().stop()
-        shared_timer()  # whoever asks for it
-        assert wait_until(lambda: events_of(events, ConnectionClosed))
 
 
 def test_a_change_while_a_round_decides_holds_for_what_it_closes(server, channel):

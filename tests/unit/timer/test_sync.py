@@ -1,6 +1,8 @@
 """The timer on a thread: when tasks run, how it sleeps, how it ends, what it refuses."""
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -399,12 +401,32 @@ def test_a_timer_dropped_stopped_or_with_nothing_pending_says_nothing():
     assert wait_until(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])
 
 
-def test_the_shared_timer_is_one_until_it_is_stopped():
-    first = shared_timer()
-    assert shared_timer() is first
-    timeout = first.new_timeout(nothing, 60.0)
-    assert first.stop() == [timeout]
-    second = shared_timer()
-    assert second is not first
-    assert not second.stopped
-    second.stop()
+def test_the_shared_timer_is_always_the_same_and_cannot_be_stopped():
+    timer = shared_timer()
+    timeout = timer.new_timeout(nothing, 60.0)
+    with pytest.raises(RuntimeError, match=r"belongs to the whole process.*make a WheelTimer\(\)"):
+        timer.stop()
+    assert not timer.stopped
+    assert timeout.cancel()
+    assert shared_timer() is timer
+
+
+def test_the_shared_timer_goes_on_after_a_with_statement_that_refuses_to_stop_it():
+    ran = threading.Event()
+    with pytest.raises(RuntimeError, match="can't be stopped"), shared_timer() as timer:
+        pass
+    timer.new_timeout(lambda timeout: ran.set(), 0)
+    assert ran.wait(WAIT_S)
+
+
+def test_a_process_ends_in_silence_though_timeouts_wait_in_the_shared_timer():
+    script = "import rpcwheel; rpcwheel.shared_timer().new_timeout(print, 3600.0)"
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
+        capture_output=True,
+        text=True,
+        timeout=3 * WAIT_S,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
