@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.call import Attempt, Finish
-from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 
 if TYPE_CHECKING:
     from rpcwheel.call import Outcome
@@ -46,6 +46,8 @@ class RetryRules:
     attempt_timeout_ns: int
     """`NEVER` for no limit of its own."""
     idempotent: bool
+    max_pushback_ns: int
+    """`NEVER` for no limit."""
     replay_bytes: int
     budget: tuple[float, int] | None
     """Share and reserve: what a target's `RetryBudget` is made with."""
@@ -65,6 +67,7 @@ class RetryRules:
             backoff=Backoff(policy.wait),
             attempt_timeout_ns=NEVER if limit is None else to_ns(limit),
             idempotent=idempotent,
+            max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
             replay_bytes=policy.replay_bytes,
             budget=None if policy.budget is None else (policy.budget, policy.reserve),
         )
@@ -146,14 +149,25 @@ class DeadlinePlan:
             return NOT_IDEMPOTENT
         if self._number >= rules.attempts:
             return NO_ATTEMPTS_LEFT
-        if outcome.pushback_ns is not None and outcome.pushback_ns < 0:
-            return FORBIDDEN
-        return None
+        return None if outcome.pushback_ns is None else _refused_by(outcome.pushback_ns, rules)
 
     def _attempt(self, at_ns: int) -> Attempt:
         self._number += 1
         self.try_ns = cut_short(self._rules, at_ns, self._deadline_ns)
         return Attempt(self._number, at_ns, self.try_ns)
+
+
+def _refused_by(pushback_ns: int, rules: RetryRules) -> Finish | None:
+    """Why the wait that a server asks for ends the retries; None if it does not."""
+    if pushback_ns < 0:
+        return FORBIDDEN
+    if pushback_ns <= rules.max_pushback_ns:
+        return None
+    asked_s, most_s = to_seconds(pushback_ns), to_seconds(rules.max_pushback_ns)
+    return Finish(
+        f"the server asked to wait {asked_s:.15g} s, which is longer than max_pushback "
+        f"({most_s:.15g} s)"
+    )
 
 
 def cut_short(rules: RetryRules | None, at_ns: int, deadline_ns: int) -> int:

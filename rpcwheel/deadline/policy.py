@@ -107,7 +107,12 @@ class RetryPolicy(Policy):
     """Before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table such as
     `{initial = 0.1, max = 2.0}`, which is the default: at random up to 0.1 s, then up to 0.2, 0.4
     and so on, to at most 2 s ("full jitter": calls that failed together do not come back
-    together). What a server asks for goes before it (gRFC A6)."""
+    together). If the server says how long to wait
+    (`grpc-retry-pushback-ms`, gRFC A6), that is the wait instead, up to `max_pushback`."""
+
+    max_pushback: Seconds | None = 300.0
+    """The longest wait that a server may ask for, in seconds. If it asks for more, the call is not
+    retried and fails at once (`CallNotRetried`). None: no limit but the call's deadline."""
 
     attempt_timeout: Seconds | None = None
     """One try at most. A try that it ends counts as failed with a code of `on`. None: each may use

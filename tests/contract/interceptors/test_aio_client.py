@@ -83,6 +83,14 @@ async def test_the_server_may_ask_not_to_try_again(shop, own, events):
     assert [type(event) for event in events] == [CallNotRetried]
 
 
+async def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, own, timer, events):
+    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "999999999999"),)))
+    await refused(own.retrying(timer=timer).unary_unary(UNARY_UNARY)(b"x"))
+    assert (len(shop.calls), timer.pending) == (1, 0)
+    await aio_wait_until(lambda: events)
+    assert "longer than max_pushback (300 s)" in events[0].reason
+
+
 async def test_a_server_that_always_fails_sees_few_retries(shop, own):
     shop.then(*["UNAVAILABLE"] * 400)
     retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=0.2, reserve=0)

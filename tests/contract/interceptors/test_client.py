@@ -164,6 +164,18 @@ def test_a_server_can_forbid_the_retry(shop, client, events):
     assert events[0].reason == "the server asked not to try again"
 
 
+@pytest.mark.parametrize("style", ["blocking", "future"])
+def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, client, timer, events, style):
+    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "999999999999"),)))
+    method = client(timer=timer).unary_unary(UNARY_UNARY)
+    refused(lambda: method(b"x") if style == "blocking" else method.future(b"x").result(WAIT_S))
+    assert (len(shop.calls), timer.pending) == (1, 0)
+    wait_until(lambda: events)
+    assert events[0].reason == (
+        "the server asked to wait 999999999.999 s, which is longer than max_pushback (300 s)"
+    )
+
+
 # --- Deadlines ---
 
 

@@ -1,5 +1,7 @@
 """What is decided about the time and the tries of one call."""
 
+from datetime import timedelta
+
 import grpc
 import pytest
 import tenacity
@@ -224,6 +226,32 @@ def test_a_pushback_is_the_wait_exactly_and_the_strategy_is_not_asked():
     made = plan(wait=NoStrategy())
     assert made.ended(S, failed(pushback_ns=250 * MS)) == Attempt(2, 1250 * MS, NEVER)
     assert made.ended(2 * S, failed(pushback_ns=0)) == Attempt(3, 2 * S, NEVER)
+
+
+TOO_LONG = "the server asked to wait {} s, which is longer than max_pushback ({} s)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "pushback_ns", "reason"),
+    [
+        ({}, 300 * S + MS, TOO_LONG.format("300.001", "300")),
+        ({}, 999_999_999_999 * MS, TOO_LONG.format("999999999.999", "300")),
+        ({"max_pushback": 0.25}, 251 * MS, TOO_LONG.format("0.251", "0.25")),
+    ],
+)
+def test_a_pushback_above_max_pushback_ends_the_retries(settings, pushback_ns, reason):
+    budget = OneRetry()
+    made = plan(wait=NoStrategy(), budget=budget, **settings)
+    assert made.ended(0, failed(pushback_ns=pushback_ns)) == Finish(reason)
+    assert budget.asked == []
+
+
+def test_a_pushback_up_to_max_pushback_is_waited_for():
+    assert plan().ended(0, failed(pushback_ns=300 * S)) == Attempt(2, 300 * S, NEVER)
+    longer = plan(max_pushback=timedelta(hours=1))
+    assert longer.ended(0, failed(pushback_ns=3600 * S)) == Attempt(2, 3600 * S, NEVER)
+    unbounded = plan(max_pushback=None)
+    assert unbounded.ended(0, failed(pushback_ns=3601 * S)) == Attempt(2, 3601 * S, NEVER)
 
 
 def test_a_pushback_beyond_the_deadline_is_the_end_at_once():

@@ -25,6 +25,7 @@ def test_the_defaults_of_a_retry():
     assert policy.attempt_timeout is None
     assert (policy.budget, policy.reserve) == (0.2, 10)
     assert policy.replay_bytes == 1 << 20
+    assert policy.max_pushback == 300.0
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,9 @@ def test_what_is_no_code_is_a_type_error(on):
         ({"reserve": -1}, "reserve: Input should be greater than or equal to 0, not -1"),
         ({"replay_bytes": -1}, "replay_bytes: "),
         ({"attempt_timeout": 0}, "attempt_timeout: it must be a finite time above zero"),
+        ({"max_pushback": 0}, "max_pushback: it must be a finite time above zero"),
+        ({"max_pushback": float("nan")}, "max_pushback: "),
+        ({"max_pushback": float("inf")}, "for no limit leave it out, or give None"),
         ({"attempt_timeout": float("inf")}, "for no limit leave it out, or give None"),
         ({"retries": 3}, "there is no setting 'retries'; "),
         ({"attempt": 3}, "did you mean 'attempts'?"),
