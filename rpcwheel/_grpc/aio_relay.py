@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Conductor", "Relay", "Signal", "call_back", "cancels_of_task", "tell_weakly"]
 
-STATUS_S: Final = 0.5
-"""Seconds to wait for a status that is on its way to this process already."""
+STATUS_LOOKS_S: Final = tuple(0.001 * 2**look for look in range(9))
+"""Seconds between looks for a status that is on its way to this process already; 0.5 in all."""
 
 
 class Writing(Protocol):
@@ -146,6 +146,7 @@ class Relay(grpc.aio.Call):
     _final: Any = None
     _source: Any = None  # of messages, once there is an end
     _blurred: Any = None  # a try whose own status may be still to come
+    _looks = 0  # for that status
     _number = 0  # of the try that runs, or ran last
     _awaited = False  # whether somebody awaits the try, and so will learn how it ends
     _signal: Signal | None = None
@@ -258,12 +259,19 @@ class Relay(grpc.aio.Call):
         return True
 
     def _waits_for_status(self, call: Any) -> bool:  # noqa: ANN401
-        """Whether a try has told a status that is not its own; then wait for that one, not long."""
-        if self._blurred is call or not self._conductor.kind.streams_requests or not blurred(call):
+        """Whether a try has told a status that is not its own; then wait for that one, not long.
+
+        grpc.aio calls the done-callbacks for the first status only (1.85.1), so this looks again.
+        """
+        if not self._conductor.kind.streams_requests or not blurred(call):
             return False
-        self._blurred = call
+        if self._blurred is not call:
+            self._blurred, self._looks = call, 0
+        if self._looks == len(STATUS_LOOKS_S):
+            return False
         look_again = partial(tell_weakly, weakref.ref(self), self._number)
-        asyncio.get_running_loop().call_later(STATUS_S, look_again)
+        asyncio.get_running_loop().call_later(STATUS_LOOKS_S[self._looks], look_again)
+        self._looks += 1
         return True
 
     # --- For the caller ---

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rpcwheel._grpc.aio_calls import BLURRED, blurred, failure_of
-from rpcwheel._grpc.aio_relay import STATUS_S
+from rpcwheel._grpc.aio_relay import STATUS_LOOKS_S
 from rpcwheel._grpc.details import with_attempt
 
 if TYPE_CHECKING:
@@ -80,18 +80,21 @@ class _Statuses:
     """What a try says of its end, which may be first a status made up, then the server's own."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401
-        self._own: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._call = call
+        self._own: grpc.aio.AioRpcError | None = None
         call.add_done_callback(self._note)
 
     def _note(self, call: Any) -> None:  # noqa: ANN401
         with contextlib.suppress(Exception):  # a foreign call's; what is raised is told by `_read`
             failure = failure_of(call)
-            known = isinstance(failure, grpc.aio.AioRpcError) and not blurred(call)
-            if known and not self._own.done():
-                self._own.set_result(failure)
+            if isinstance(failure, grpc.aio.AioRpcError) and not blurred(call):
+                self._own = self._own or failure
 
     async def own(self) -> grpc.aio.AioRpcError | None:
         """The server's, if it comes in time."""
-        await asyncio.wait([self._own], timeout=STATUS_S)
-        status: grpc.aio.AioRpcError | None = self._own.result() if self._own.done() else None
-        return status
+        for delay_s in STATUS_LOOKS_S:
+            self._note(self._call)
+            if self._own is not None:
+                break
+            await asyncio.sleep(delay_s)
+        return self._own
