@@ -21,6 +21,7 @@ from rpcwheel.durations import to_ns
 from ._aio_member import Member
 from ._aio_resend import Resend
 from ._aio_tries import Tries, late
+from .core import MOST_METHODS
 from .parked import kept_metadata, resend_timeout
 from .state import seconds_left
 
@@ -84,6 +85,8 @@ class _Interceptor:
 
     def _add(self, method: bytes | str) -> Member:
         name = method.decode() if isinstance(method, bytes) else method
+        if len(self._members) >= MOST_METHODS:
+            self._members.clear()
         member = self._members[method] = Member(self._state, name, self.kind)
         return member
 

@@ -88,7 +88,7 @@ class ClientState(Generic[Invoker]):
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
-        self._slow: dict[tuple[str, str], tuple[Callable[[Timeout], object], float]] = {}
+        self._slow: dict[str, tuple[Callable[[Timeout], object], float]] = {}
         self._budgets: dict[tuple[float, int], RetryBudget] = {}
         self._bare: set[str] = set()
 
@@ -210,20 +210,20 @@ class ClientState(Generic[Invoker]):
             emit(HookFailed(method, "failback", raised))
             return False
 
-    def watch(self, method: str, rules: CallRules, side: str = "client") -> Timeout | None:
+    def watch(self, method: str, rules: CallRules) -> Timeout | None:
         """Have a call that begins now told as slow if its rules ask so; cancel that at its end.
 
         A timer that takes it not (stopped, full) costs that event and no call.
         """
         if rules.slow_ns == NEVER:
             return None
-        known = self._slow.get((method, side))
+        known = self._slow.get(method)
         if known is None:
-            event = CallSlow(method, side, to_seconds(rules.slow_ns))
-            # Sinks and log handlers are the user's, and may block: not on the timer's thread.
-            tell = partial(POOL.submit, ("slow", method), partial(emit, event))
+            if len(self._slow) >= MOST_METHODS:
+                self._slow.clear()
+            event = CallSlow(method, "client", to_seconds(rules.slow_ns))
             # The same float each time: the timer has a shorter way for a delay that it knows.
-            known = self._slow[method, side] = (lambda _: tell(), event.elapsed_s)
+            known = self._slow[method] = partial(_report_slow, event), event.elapsed_s
         return self.wake(*known, "slow_after")
 
     def wake(self, task: Callable[[Timeout], object], delay_s: float, what: str) -> Timeout | None:
@@ -252,6 +252,11 @@ class ClientState(Generic[Invoker]):
         silent_s = to_seconds(rules.message_timeout_ns)
         emit(StreamSilent(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
+
+
+def _report_slow(event: CallSlow, _: Timeout) -> None:
+    """Emit an event on a worker: sinks and log handlers of users may block the timer's thread."""
+    POOL.submit(("slow", event.method), partial(emit, event))
 
 
 def _left_ns() -> int | None:
