@@ -6,7 +6,6 @@ import time
 import pytest
 import tenacity
 
-from fixtures.waiting import wait_until
 from rpcwheel.call import DEADLINE, Attempt, Finish, Outcome
 from rpcwheel.deadline import DeadlinePolicy, RetryPolicy, deadline_scope
 from rpcwheel.durations import NEVER
@@ -18,7 +17,6 @@ from rpcwheel.interceptors.state import ANSWER_KEY, ClientState, answered_by, se
 from rpcwheel.observe import (
     CallNotRetried,
     CallRetrying,
-    CallSlow,
     HandOffRefused,
 )
 from rpcwheel.timer import ManualTimer, shared_timer
@@ -314,20 +312,6 @@ def test_a_method_that_may_be_slow_costs_no_timeout(make, timer):
     state, rules = make(timeout=5)
     assert state.watch(M, rules) is None
     assert timer.pending == 0
-
-
-def test_each_method_and_side_is_told_under_its_own_name(make, timer, events):
-    state, rules = make(timeout=DeadlinePolicy(slow_after=2))
-    for method, side in ((M, "client"), (M, "server"), ("/a/B", "client"), (M, "client")):
-        state.watch(method, rules, side)
-    timer.advance(2)
-    wait_until(lambda: len(events) == 4)
-    assert sorted(events, key=lambda event: (event.method, event.side)) == [
-        CallSlow("/a/B", "client", 2.0),
-        CallSlow(M, "client", 2.0),
-        CallSlow(M, "client", 2.0),
-        CallSlow(M, "server", 2.0),
-    ]
 
 
 def test_a_timer_that_takes_no_more_fails_no_call_and_is_told(events):
