@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ._aio_resend import Resend
 
 GRACE_S: Final = 1.0
-"""How late a timer may be before it is asked whether it was stopped."""
+"""How late a timer may be, within the deadline, before the loop goes on without it."""
 
 STOPPED: Final = Finish("its timer was stopped")
 
@@ -75,7 +75,7 @@ class Tries(Generic[Start, Options]):
     _plan: DeadlinePlan | None = None  # once a try has failed
     _attempts = 1
     _timeout: Timeout | None = None  # until the next try
-    _look: asyncio.TimerHandle | None = None  # whether the timer was stopped, and it won't come
+    _look: asyncio.TimerHandle | None = None  # whether the timer is late or was stopped
     _task: asyncio.Task[None] | None = None  # that makes it, or that reads the requests
 
     def __init__(  # noqa: PLR0917 - in one go: it runs for every call
@@ -199,21 +199,27 @@ class Tries(Generic[Start, Options]):
         if self._timeout is None:
             self._answer(relay, call, error)
         else:
-            timer = state.timer
-            self._look_later(wait_s + GRACE_S, partial(self._overslept, timer, relay, call, error))
+            left_s = self.time_remaining()
+            late_s = wait_s + GRACE_S if left_s is None else min(wait_s + GRACE_S, left_s)
+            look = partial(self._overslept, state.timer, relay, step, call, error)
+            self._look_later(late_s, look)
 
     def _look_later(self, delay_s: float, look: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self._look = loop.call_later(delay_s, look, context=self._context)
 
-    def _overslept(self, timer: Timer, relay: Relay, call: object, error: grpc.RpcError) -> None:
-        """End the call if its timer was stopped; one that is merely late comes yet."""
-        if not timer.stopped:
-            look = partial(self._overslept, timer, relay, call, error)
+    def _overslept(
+        self, timer: Timer, relay: Relay, step: Attempt, call: object, error: grpc.RpcError
+    ) -> None:
+        """Go on without the timer if it is late; end the call if it was stopped."""
+        if timer.stopped:
+            self._wait_over()
+            self._give_up(relay, call, error, STOPPED)
+        elif self._member.state.now_ns() >= step.at_ns:
+            self._woken(relay, step, call, error)
+        else:  # time that is set by hand
+            look = partial(self._overslept, timer, relay, step, call, error)
             self._look_later(GRACE_S, look)
-            return
-        self._wait_over()
-        self._give_up(relay, call, error, STOPPED)
 
     def _woken(self, relay: Relay, step: Attempt, call: object, error: grpc.RpcError) -> None:
         if self._timeout is not None:  # else it was given up, or has ended

@@ -4,6 +4,7 @@ Rules that concern the adapters run through both doors (`doors`), the others thr
 """
 
 import asyncio
+import threading
 
 import grpc
 import pytest
@@ -28,6 +29,7 @@ from rpcwheel.observe import (
     HookFailed,
     StreamSilent,
 )
+from rpcwheel.timer import WheelTimer
 
 NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: refused"
 
@@ -360,3 +362,18 @@ async def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, ow
             == ["its timer was stopped"] * 2
         )
     )
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+async def test_a_deadline_holds_though_the_timer_of_the_retry_is_busy(shop, own, kind):
+    shop.then("UNAVAILABLE", Hang())
+    free = threading.Event()
+    with WheelTimer() as busy:
+        busy.new_timeout(lambda _: free.wait(), 0.0)
+        channel = own.retrying(timer=busy, retry=RetryPolicy(on="UNAVAILABLE", wait=0.01))
+        try:
+            async with asyncio.timeout(WAIT_S):
+                error = await refused(answer_of(begin(channel, kind, timeout=0.3), kind))
+        finally:
+            free.set()
+    assert error.code() in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
