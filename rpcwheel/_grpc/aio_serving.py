@@ -1,16 +1,52 @@
-"""What a server of grpc.aio knows of itself and does not show.
+"""What a server of grpc.aio knows of itself and its calls and does not show.
 
-Proved on grpcio 1.85; `tests/legacy/_grpc/test_aio_serving.py` tells if that changes.
+Tried with grpcio 1.66.2 and 1.85.1. `tests/legacy/_grpc/test_aio_serving.py` and
+`tests/contract/idle/test_request_timeout.py` fail if that changes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["is_running"]
+from grpc._cython import cygrpc
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["context_of", "is_receiving", "is_running"]
+
+RECEIVING: Final = ("_handle_exceptions", "_handle_rpc", "_handle_unary_", "_receive_message")
+"""How the coroutines begin in which a call with one request waits for it, from the task's on."""
 
 
 def is_running(server: Any) -> bool | None:  # noqa: ANN401 - grpc.aio's, or one around it
     """Whether it has started and not stopped; None if that can't be known."""
     ask = getattr(getattr(server, "_server", None), "is_running", None)
     return None if ask is None else bool(ask())
+
+
+def is_receiving(task: asyncio.Task[Any]) -> bool:
+    """Whether a task that serves a call waits for its only request; False if that can't be known.
+
+    It tells by the functions of grpc's in which the task waits.
+    """
+    names: list[str] = []
+    waiting: Any = None if task.done() else task.get_coro()
+    while waiting is not None and len(names) < len(RECEIVING):
+        names.append(getattr(waiting, "__name__", ""))
+        waiting = getattr(waiting, "cr_await", None)
+    return len(names) == len(RECEIVING) and all(map(str.startswith, names, RECEIVING))
+
+
+def context_of(task: asyncio.Task[Any]) -> Any:  # noqa: ANN401 - grpc shows no class for it
+    """A context of the call whose request a task waits for; None if that can't be known.
+
+    grpc makes one only when the request has arrived. To cancel the task alone would leave the
+    client without a status for ever. So the state of the call is taken from what the coroutine of
+    the task holds. On the loop, while `is_receiving`: later the call is no longer there.
+    """
+    for state in gc.get_referents(*gc.get_referents(task.get_coro())):
+        if isinstance(state, cygrpc.RPCState):
+            return cygrpc._ServicerContext(state, None, None, task.get_loop())  # noqa: SLF001
+    return None

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+import grpc
 import grpc._server as grpc_server
 from grpc._cython import cygrpc
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
     from concurrent.futures import Future
-
-    import grpc
 
     from .handlers import Behavior
 
@@ -34,6 +33,7 @@ __all__ = [
     "end_call",
     "has_ended",
     "is_plain",
+    "is_receiving",
     "is_running",
     "pool_of",
     "services_of",
@@ -52,8 +52,12 @@ class Ends(Protocol):
         """It is over."""
 
 
-def end_call(context: Any, details: str) -> None:  # noqa: ANN401 - grpc's, or one around it
-    """End a call that is being served: the client gets UNAVAILABLE and these details.
+def end_call(
+    context: Any,  # noqa: ANN401 - grpc's, or one around it
+    details: str,
+    code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
+) -> None:
+    """End a call that is being served: the client gets the code and these details.
 
     Its handler sees what it would see if the client had cancelled. Any thread; waits for nothing. A
     context without grpc's own call is cancelled, which its client takes for CANCELLED.
@@ -62,7 +66,13 @@ def end_call(context: Any, details: str) -> None:  # noqa: ANN401 - grpc's, or o
     if call is None:
         context.cancel()
     else:
-        call.cancel(cygrpc.StatusCode.unavailable, details)
+        call.cancel(code.value[0], details)
+
+
+def is_receiving(context: Any) -> bool:  # noqa: ANN401
+    """Whether the server waits for a message of a call's client; False if that can't be known."""
+    due = getattr(getattr(context, "_state", None), "due", ())
+    return grpc_server._RECEIVE_MESSAGE_TOKEN in due  # noqa: SLF001
 
 
 def is_plain(context: grpc.ServicerContext) -> bool:

@@ -20,12 +20,13 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from rpcwheel._grpc.aio_serving import is_running
+from rpcwheel._grpc.aio_serving import context_of, is_receiving, is_running
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 from rpcwheel.workers import POOL
 
@@ -33,7 +34,7 @@ from .aio_calls import Answers, Context, Served, seen
 from .core import NOTHING
 from .detector import Detector
 from .policy import IDLE_TIMEOUT_S
-from .table import HEARTBEAT_KEY, Connections
+from .table import HEARTBEAT_KEY, Connections, late_details
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -77,6 +78,9 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         self._arriving: dict[Task, int] = {}
         """Calls whose handler has not begun, and after when each has come in: the `heard_ns` of
         then. When it was seen says less, as the loop may have been late."""
+        self._receiving: weakref.WeakKeyDictionary[Task, int] = weakref.WeakKeyDictionary()
+        """Those whose only request has not arrived, and since when that is known."""
+        self._ending: set[Task] = set()
         self._here = threading.local()
 
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
@@ -128,6 +132,27 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
 
     def _arrived(self, task: Task) -> None:
         self._arriving.pop(task, None)
+
+    def end_late_requests(self, limit_ns: int) -> None:
+        """End calls whose only request has not arrived for so long; for the detector."""
+        now_ns, known = self.now_ns(), self._receiving
+        found = [task for task in list(self._arriving) if is_receiving(task)]
+        self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})
+        for task, since_ns in self._receiving.items():
+            if now_ns - since_ns >= limit_ns:
+                with suppress(RuntimeError):  # its loop is closed, and the server with it
+                    loop = task.get_loop()
+                    loop.call_soon_threadsafe(self._end_late, task, late_details(limit_ns))
+
+    def _end_late(self, task: Task, details: str) -> None:
+        """On the loop. The status takes its first step before the task is cancelled."""
+        context = context_of(task) if is_receiving(task) else None
+        if context is not None:
+            loop = task.get_loop()
+            ending = loop.create_task(_abort_late(context, task, details))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            loop.call_soon(task.cancel)
 
     def coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
         """That of `Look`, if told whether the loop had a moment for what has come in. Any thread.
@@ -226,6 +251,12 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
                 call.ended()
             return None
         return call
+
+
+async def _abort_late(context: Any, task: Task, details: str) -> None:  # noqa: ANN401 - grpc's
+    if is_receiving(task):
+        with suppress(Exception):  # it raises when the status is out
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
 
 def _begins_on_the_loop(handler: grpc.RpcMethodHandler) -> bool:

@@ -106,6 +106,7 @@ class Detector:
         self._closed = False
         self._next: Timeout | None = None
         self._again: Timeout | None = None
+        self._requests: Timeout | None = None
         self._limited: set[str] = set()
         self._events = Serial()
         self._say_what_is_not_possible()  # which may raise, where warnings are errors
@@ -118,6 +119,7 @@ class Detector:
         connections.now_ns = self._now_ns
         connections.set_heartbeats(self._policy.heartbeats)
         self._arm()
+        self._arm_requests()
 
     # What a twin knows
 
@@ -175,16 +177,17 @@ class Detector:
                     if mark is not None and (mark.left_ns is None or limits.report):
                         entry.mark = None
             self._arm()
+            self._arm_requests()
         return policy
 
     def _stop(self) -> bool:
         """Start no more rounds; False if that was done before. Any thread, does not wait."""
         with self._lock:
             was, self._closed = self._closed, True
-            for timeout in (self._next, self._again):
+            for timeout in (self._next, self._again, self._requests):
                 if timeout is not None:
                     timeout.cancel()
-            self._next = self._again = None
+            self._next = self._again = self._requests = None
         with self._connections.lock:
             if self._connections.owner is self:
                 self._connections.owner = None
@@ -212,6 +215,12 @@ class Detector:
             if self._next is not None:
                 self._next.cancel()
             self._next = self._timeout(self._limits.check_ns, self._round)
+
+    def _arm_requests(self) -> None:
+        with self._lock:
+            if self._requests is not None:
+                self._requests.cancel()
+            self._requests = self._timeout(self._limits.request_check_ns, self._end_late_requests)
 
     def _arm_again(self) -> None:
         """Have what is marked looked at when its next step is."""
@@ -255,6 +264,8 @@ class Detector:
                 self._tell(*events)
                 self._arm()
                 self._arm_again()
+                if self._requests is None:
+                    self._arm_requests()
         return [entry.connection() for entry in found]
 
     def _act(self) -> None:
@@ -268,6 +279,17 @@ class Detector:
             finally:
                 self._tell(*events)
                 self._arm_again()
+
+    def _end_late_requests(self) -> None:
+        """End calls whose request does not arrive. On a worker."""
+        if self._is_over():
+            self._stop()
+        with self._rounds:
+            if not self._closed:
+                try:
+                    self._connections.end_late_requests(self._limits.request_ns)
+                finally:
+                    self._arm_requests()
 
     def _tell(self, *events: Event) -> None:
         """Emit on a worker, in order: sinks are the user's, and may call `close()`."""

@@ -31,6 +31,12 @@ class Limits(NamedTuple):
     goaway: bool
     report: bool
     goaway_grace_ns: int
+    request_ns: int
+
+    @property
+    def request_check_ns(self) -> int:
+        """Between two looks whether requests have arrived."""
+        return NEVER if self.request_ns == NEVER else max(1, self.request_ns // CHECKS)
 
     @classmethod
     def of(cls, policy: IdlePolicy) -> Limits:
@@ -53,6 +59,7 @@ class Limits(NamedTuple):
             goaway=policy.close == "goaway",
             report=policy.close == "report",
             goaway_grace_ns=to_ns(policy.goaway_grace),
+            request_ns=_ns(policy.request_timeout),
         )
 
 

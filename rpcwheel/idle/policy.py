@@ -42,7 +42,8 @@ class IdlePolicy(Policy):
     """When a server closes a connection that does nothing any more, and how.
 
     Four limits, each by itself; whichever is reached first. A call in flight is never idle; an open
-    stream is not either, unless `close_streams` says that its messages are what counts.
+    stream is not either, unless `close_streams` says that its messages are what counts. A fifth,
+    `request_timeout`, ends calls whose request does not arrive.
     """
 
     short: ClassVar[str | None] = "idle_timeout"
@@ -57,6 +58,14 @@ class IdlePolicy(Policy):
     write_idle: Seconds | None = None
     """No message written for so long, whatever is read. None: no such limit."""
 
+    request_timeout: Seconds | None = 60.0
+    """How long the request of a call that has only one may take to arrive, in seconds: from when
+    the server waits for it, and up to a third more. Then the call ends with DEADLINE_EXCEEDED,
+    whatever `close` says; its connection and other calls are not affected. Without a limit a client
+    that sends the headers of a call and no request holds a thread of the server for ever, and keeps
+    the connection open. Streams of requests have no such limit. On a threaded server it needs
+    `ConnectionTable` as the first interceptor. None: no limit."""
+
     max_age: Seconds | None = None
     """Open for so long, and up to a tenth more, so that clients which came together do not come
     back together (gRPC does the same). In plaintext the client is then asked to leave, whatever
@@ -69,7 +78,7 @@ class IdlePolicy(Policy):
 
     check: Seconds | None = None
     """Between two looks, in seconds, and thus how late a limit may be noticed. None: a third of the
-    shortest limit, as Dubbo does."""
+    shortest of these four limits, as Dubbo does."""
 
     close_streams: StrictBool = False
     """Whether a stream that is open but silent is idle. It is then ended with UNAVAILABLE and the

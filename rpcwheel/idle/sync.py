@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from rpcwheel._grpc.handlers import behavior_of, is_pushing, kind_of
-from rpcwheel._grpc.serving import Door, calls_held, end_call, is_plain, pool_of
+from rpcwheel._grpc.serving import Door, calls_held, end_call, is_plain, is_receiving, pool_of
 
 from .core import NOTHING
 from .detector import Detector
 from .entry import Call
 from .policy import IDLE_TIMEOUT_S
-from .table import HEARTBEAT_KEY, Connections
+from .table import HEARTBEAT_KEY, Connections, late_details
 
 if TYPE_CHECKING:
     import weakref
@@ -80,7 +80,12 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
         if self._pool is not None and behavior is not None:
             kind = kind_of(handler)
             streams = kind.streams_requests or kind.streams_responses
-            accept = partial(self._accept, method=method, streams=streams)
+            accept = partial(
+                self._accept,
+                method=method,
+                streams=streams,
+                awaits_request=not kind.streams_requests,
+            )
             Door.before(behavior, self._pool, accept, self._here)
 
     def _wrapped(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
@@ -151,7 +156,12 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
         return self._accept(context, method, streams=streams)
 
     def _accept(
-        self, context: grpc.ServicerContext, method: Method, *, streams: bool
+        self,
+        context: grpc.ServicerContext,
+        method: Method,
+        *,
+        streams: bool,
+        awaits_request: bool = False,
     ) -> _Served | None:
         """Note that a call begins; None if it can't be told where it comes from."""
         call = None
@@ -161,6 +171,7 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
             if not peer:  # its client has gone
                 return None
             call = _Served(self, context, peer, streams, beats)
+            call.awaits_request = awaits_request
             if not context.add_callback(call.ended):
                 call.ended()
         except Exception:  # noqa: BLE001 - another's context; the detector tells it, and is careful
@@ -171,11 +182,20 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
         call.ask_what_it_is()
         return call
 
+    def end_late_requests(self, limit_ns: int) -> None:
+        """End calls whose only request has not arrived for so long; for the detector."""
+        with self.lock:
+            calls = [call for entry in self.entries() for call in entry.calls]
+        now_ns = self.now_ns()
+        for call in calls:
+            if isinstance(call, _Served) and call.receiving_ns(now_ns) >= limit_ns:
+                end_call(call.context, late_details(limit_ns), grpc.StatusCode.DEADLINE_EXCEEDED)
+
 
 class _Served(Call):
     """A call that is served in a thread."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_receives_since_ns", "awaits_request", "context")
 
     def __init__(
         self,
@@ -185,16 +205,30 @@ class _Served(Call):
         streams: bool,  # noqa: FBT001 - by name takes longer, and this is each call
         heartbeat: bool,  # noqa: FBT001
     ) -> None:
-        self._context = context
+        self.context = context
+        self.awaits_request = False
+        """Whether what its thread receives can only be its request, which begins its handler."""
+        self._receives_since_ns: int | None = None
         super().__init__(connections, peer, streams=streams, heartbeat=heartbeat)
 
     def ask_what_it_is(self) -> None:
         """Whether its connection is plaintext, which a call alone can know; the first is asked."""
         if self._connections.is_new(self):
-            self.entry.seen.plain = is_plain(self._context)
+            self.entry.seen.plain = is_plain(self.context)
+
+    def receiving_ns(self, now_ns: int) -> int:
+        """For how long, since this was asked first, a thread waits for its request; 0: none does.
+
+        A call that waits for a thread is not asked for its request yet.
+        """
+        if not (self.awaits_request and is_receiving(self.context)):
+            return 0
+        if self._receives_since_ns is None:
+            self._receives_since_ns = now_ns
+        return now_ns - self._receives_since_ns
 
     def finish(self, details: str) -> None:
-        end_call(self._context, details)
+        end_call(self.context, details)
 
 
 def _is_heartbeat(metadata: Iterable[tuple[str, str | bytes]]) -> bool:

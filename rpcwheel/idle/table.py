@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .entry import Call, Connection, Sighting
     from .peers import Address
 
-__all__ = ["HEARTBEAT_KEY", "Connections", "Method"]
+__all__ = ["HEARTBEAT_KEY", "Connections", "Method", "late_details"]
 
 HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
 """The metadata of a heartbeat, whatever its method."""
@@ -47,6 +47,11 @@ MOST_METHODS: Final = 4096
 
 MOST_ENTRIES: Final = 1 << 16
 """Connections kept if nobody looks which of them are gone."""
+
+
+def late_details(limit_ns: int) -> str:
+    """What the client of a call is told whose request has not arrived."""
+    return f"the request did not arrive within {limit_ns / 1e9:g} s"
 
 
 class Method:
@@ -172,6 +177,13 @@ class Connections:
             entry.calls.add(call)
             self.open_calls += 1
             self.total += 1
+
+    def end_late_requests(self, limit_ns: int) -> None:
+        """End calls whose only request has not arrived for so long. Of a twin; any thread.
+
+        To be called again and again: the time counts from the first call that finds a call waiting.
+        """
+        raise NotImplementedError
 
     def has_hidden(self) -> None:
         """Note that a call began of which can't be told where it comes from."""

@@ -283,7 +283,7 @@ def test_a_change_that_is_refused_changes_nothing(server):
 
 
 def test_without_a_limit_no_timeout_is_set(server):
-    detector = server.detect(None)
+    detector = server.detect(None, request_timeout=None)
     assert server.timer.pending == 0
     detector.change(idle_timeout=30)
     assert server.timer.pending == 1

@@ -10,10 +10,21 @@ from contextlib import ExitStack, suppress
 import grpc
 import pytest
 
-from fixtures.idle_worlds import HOLD, SLOW_S, AioWorld, SyncWorld, echo, frozen_client, has_ipv6
+from fixtures.idle_worlds import (
+    ECHO,
+    HOLD,
+    SLOW_S,
+    AioWorld,
+    SyncWorld,
+    echo,
+    frozen_client,
+    has_ipv6,
+)
 from fixtures.leaks import descriptors, left_since
+from fixtures.raw_http2 import raw_client
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
+from rpcwheel.cli.http2 import Frame, Kind
 from rpcwheel.idle import peers
 from rpcwheel.observe import ConnectionClosed, ConnectionIdle
 from rpcwheel.timer import WheelTimer
@@ -26,6 +37,21 @@ IDLE_TIMEOUT = 0.6
 
 def closed(events) -> set[str]:
     return {event.peer for event in events if isinstance(event, ConnectionClosed)}
+
+
+def headers_of_a_call(method: str) -> Frame:
+    """What opens a call in HTTP/2. The numbers of the fields are those of RFC 7541, appendix A."""
+
+    def text(value: str) -> bytes:
+        return bytes([len(value)]) + value.encode()
+
+    fields = b"\x83\x86"  # ":method: POST", ":scheme: http"
+    fields += b"\x04" + text(method)  # ":path"
+    fields += b"\x01" + text("localhost")  # ":authority"
+    fields += b"\x0f\x10" + text("application/grpc")  # "content-type"
+    fields += b"\x00" + text("te") + text("trailers")
+    end_headers = 4
+    return Frame(Kind.HEADERS, fields, end_headers, stream=1)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +121,15 @@ def test_a_frozen_client_that_takes_nothing_more_is_closed_all_the_same(world):
         assert served.peers()
         world.limit(served, IDLE_TIMEOUT)
         assert wait_until(lambda: not served.peers())
+
+
+def test_a_connection_with_a_request_that_never_arrives_is_closed(world, events):
+    limits = {"idle_timeout": IDLE_TIMEOUT, "request_timeout": IDLE_TIMEOUT}
+    with world.serve(**limits) as served, raw_client(served.target) as client:
+        client.send(headers_of_a_call(ECHO))  # and nothing more
+        assert wait_until(lambda: not served.peers())
+        assert wait_until(lambda: len(closed(events)) == 1)
+        assert echo(served.client()) == b"x"
 
 
 def test_an_answer_that_its_client_does_not_take_is_a_call_in_flight(world):

@@ -10,6 +10,7 @@ def test_the_defaults():
     policy = IdlePolicy()
     assert policy.idle_timeout == 180.0
     assert (policy.read_idle, policy.write_idle, policy.max_age) == (None, None, None)
+    assert policy.request_timeout == 60.0
     assert (policy.max_age_grace, policy.check, policy.goaway_grace) == (30.0, None, 5.0)
     assert (policy.close_streams, policy.count_heartbeats) == (False, False)
     assert policy.heartbeats == ("/grpc.health.v1.Health/*",)
@@ -31,6 +32,7 @@ REFUSED = [
         "close: Input should be 'shutdown', 'goaway' or 'report', not 'rst'",
     ),
     ({"check": 10, "read_idle": 5}, ConfigurationError, "check (10.0) is longer than read_idle"),
+    ({"request_timeout": 0}, ConfigurationError, "request_timeout: it must be a finite time above"),
     ({"idle": 5}, ConfigurationError, "there is no setting 'idle'; "),
     ({"idle_timeout": "3 min"}, TypeError, "idle_timeout"),
     ({"close_streams": "yes"}, TypeError, "close_streams"),
@@ -55,4 +57,5 @@ def test_what_is_accepted():
     assert IdlePolicy(read_idle=timedelta(minutes=1)).read_idle == timedelta(minutes=1)
     assert IdlePolicy(heartbeats="/shop.Orders/Ping").heartbeats == ("/shop.Orders/Ping",)
     assert IdlePolicy(idle_timeout=None).idle_timeout is None
+    assert IdlePolicy(check=100, request_timeout=1).request_timeout == 1
     assert IdlePolicy(max_age=60, max_age_grace=0).max_age_grace == 0

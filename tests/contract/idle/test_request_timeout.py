@@ -1,0 +1,140 @@
+"""`request_timeout` of IdlePolicy: calls whose only request does not arrive, in both worlds."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+import grpc
+import pytest
+
+from fixtures.idle_aio_server import idle_server
+from fixtures.idle_server import IdleServer, echo
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+
+ECHO, UP = "/test.Idle/Echo", "/test.Idle/Up"
+LATE = "the request did not arrive within 30 s"
+
+
+@pytest.fixture
+def small_server(timer):
+    """A threaded server with one thread."""
+    server = IdleServer(timer, workers=1)
+    yield server
+    server.close()
+
+
+def headers_only(opened: ExitStack, channel: grpc.Channel, method: str):
+    """A call whose request follows, if ever, at the end of the test, and what lets it go on."""
+    go_on = threading.Event()
+    opened.callback(go_on.set)
+    requests = iter(lambda: go_on.wait(WAIT_S) and b"late", None)
+    return channel.stream_unary(method).future(requests), go_on
+
+
+# --- grpc ----------------------------------------------------------------------------------------
+
+
+def test_a_call_whose_request_does_not_arrive_ends_and_frees_its_thread(small_server):
+    small_server.detect(None, request_timeout=30)
+    channel = small_server.channel()
+    with ExitStack() as opened:
+        late, _ = headers_only(opened, channel, ECHO)
+        assert wait_until(lambda: small_server.received_calls() == 1)
+        other = channel.unary_unary(ECHO).future(b"x", timeout=WAIT_S)
+        small_server.advance_until(late.done)
+        assert (late.code(), late.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+        assert other.result() == b"x"  # on the same connection, in the same thread
+
+
+def test_a_handler_may_take_longer_than_a_request_may_take_to_arrive(small_server):
+    small_server.detect(None, request_timeout=30)
+    small_server.gate = threading.Event()
+    calls = [small_server.channel().unary_unary(ECHO).future(b"x") for _ in range(2)]
+    assert wait_until(lambda: small_server.received_calls() == 2)  # one waits for the thread
+    for _ in range(10):
+        small_server.advance(30)
+    small_server.gate.set()
+    assert [call.result(WAIT_S) for call in calls] == [b"x", b"x"]
+
+
+def test_a_request_stream_may_be_silent_for_longer_than_the_request_timeout(small_server):
+    small_server.detect(None, request_timeout=30)
+    with ExitStack() as opened:
+        call, go_on = headers_only(opened, small_server.channel(), UP)
+        assert wait_until(lambda: small_server.received_calls() == 1)
+        for _ in range(10):
+            small_server.advance(30)
+        go_on.set()
+        assert wait_until(lambda: b"late" in small_server.read)
+        call.cancel()
+
+
+def test_the_request_timeout_may_be_changed_and_taken_away(small_server):
+    detector = small_server.detect(None, request_timeout=None)
+    assert small_server.timer.pending == 0
+    detector.change(request_timeout=30)
+    assert small_server.timer.pending == 1
+    with ExitStack() as opened:
+        late, _ = headers_only(opened, small_server.channel(), ECHO)
+        assert wait_until(lambda: small_server.received_calls() == 1)
+        small_server.advance_until(late.done)
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    detector.change(request_timeout=None)
+    assert small_server.timer.pending == 0
+    assert echo(small_server.channel()) == b"x"
+
+
+# --- grpc.aio ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["await", "plain"])
+async def test_an_aio_call_whose_request_does_not_arrive_ends(timer, style):
+    async with idle_server(timer) as server, server.channel() as channel:
+        with closing(server.detect(None, request_timeout=30)):
+            late = channel.stream_unary(f"/test.Idle/{style}_call")()  # its headers, and no more
+            await aio_wait_until(lambda: server.waiting_calls() == 1)
+            await server.advance_until(late.done)
+            assert (await late.code(), await late.details()) == (
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                LATE,
+            )
+            await aio_wait_until(lambda: server.waiting_calls() == 0)
+            method = channel.unary_unary(f"/test.Idle/{style}_call")
+            assert await method(b"x") == b"x"  # on the same connection
+
+
+async def test_an_aio_handler_may_take_longer_than_a_request_may_take_to_arrive(timer):
+    gate = threading.Event()
+
+    def slow(request, context):
+        gate.wait(WAIT_S)
+        return request
+
+    with ThreadPoolExecutor(1) as pool:
+        async with idle_server(timer, migration_thread_pool=pool) as server:
+            server.add("Slow", grpc.unary_unary_rpc_method_handler(slow))
+            async with server.channel() as channel:
+                with closing(server.detect(None, request_timeout=30)):
+                    method = channel.unary_unary("/test.Idle/Slow")
+                    calls = [method(b"x") for _ in range(2)]  # one waits for the thread
+                    await aio_wait_until(
+                        lambda: (server.table.open_calls, server.waiting_calls()) == (1, 1)
+                    )
+                    for _ in range(10):
+                        await server.advance(30)
+                    gate.set()
+                    assert [await call for call in calls] == [b"x", b"x"]
+
+
+async def test_an_aio_request_stream_may_be_silent_for_longer_than_the_request_timeout(timer):
+    async with idle_server(timer) as server, server.channel() as channel:
+        with closing(server.detect(None, request_timeout=30)):
+            for name in ("await_up", "read_up"):
+                call = channel.stream_unary(f"/test.Idle/{name}")()
+                await aio_wait_until(lambda: server.table.open_calls == 1)
+                for _ in range(10):
+                    await server.advance(30)
+                await call.write(b"late")
+                await call.done_writing()
+                assert await call == b"late"
+                await aio_wait_until(lambda: server.table.open_calls == 0)
