@@ -9,7 +9,7 @@ Each class says whose fault it is and what to do next::
     │   └── TooManyTimeouts   load: `max_pending` timeouts wait already
     ├── FailbackError
     │   ├── FailbackFull      load: `max_pending` failed calls wait already
-    │   └── FailbackClosed    yours: the call failed after `close()`
+    │   └── FailbackClosed    yours: the call failed after `close()`, or its timer was stopped
     ├── CallError
     │   ├── KeyPending        yours: a call with this key waits already     (a ValueError too)
     │   ├── CallTimeout       no answer in time; `side` says who was slow  (a TimeoutError too)
@@ -88,7 +88,7 @@ class FailbackFull(FailbackError):
 
 
 class FailbackClosed(FailbackError):
-    """The call failed after `close()`; it was not queued."""
+    """The call was not queued: the queue was closed before, or its timer stopped."""
 
 
 class CallError(RpcWheelError):

@@ -38,6 +38,7 @@ class Book:
         self._waiters: list[Callable[[], object]] = []
         self._closes_at_ns: int | None = None
         self._kept: list[FailedCall] = []
+        self._lost: list[Entry] = []
 
     def after_failure(
         self,
@@ -166,11 +167,25 @@ class Book:
             if self._closes_at_ns is not None:
                 self._kept.append(failed)
 
+    def lose_waiting(self) -> list[Entry]:
+        """End the entries that wait in the timer, which was stopped; `take_left` returns them."""
+        with self._lock:
+            lost = [entry for entry in self._core.waiting() if entry.timeout is not None]
+            for entry in lost:
+                self._core.remove(entry, Last.UNDELIVERED)
+            self._lost += lost
+        self._tell_if_empty()
+        return lost
+
     def take_left(self) -> tuple[list[FailedCall], list[tuple[Entry, State]]]:
-        """End it all: the calls kept, and the entries that were left, each as it stood."""
+        """End it all: the calls kept, and the entries that were left, each as it stood.
+
+        Those that `lose_waiting` has ended, and reported, are GONE.
+        """
         with self._lock:
             kept, self._kept = self._kept, []
-            left = self._core.take_left()
+            lost, self._lost = self._lost, []
+            left = [(entry, State.GONE) for entry in lost] + self._core.take_left()
             self._closes_at_ns = None
         for entry, _ in left:
             if entry.timeout is not None:

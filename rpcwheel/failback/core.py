@@ -92,7 +92,8 @@ class FailbackStats:
     abandoned: int = 0
     """Given up after the last retry, or after an error that `on` does not name."""
     undelivered: int = 0
-    """Given up at `close`, at the end of the program or because their loop was closed."""
+    """Given up at `close`, at the end of the program, or because their timer was stopped or their
+    loop was closed."""
     pending: int = 0
     """Queued or in retry now."""
 

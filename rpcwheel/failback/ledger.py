@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from rpcwheel.call import DEADLINE
 from rpcwheel.durations import to_ns, to_seconds
-from rpcwheel.errors import FailbackClosed, FailbackFull, TimerError, TooManyTimeouts
+from rpcwheel.errors import (
+    FailbackClosed,
+    FailbackFull,
+    TimerError,
+    TimerStopped,
+    TooManyTimeouts,
+)
 from rpcwheel.observe import (
     CallAbandoned,
     CallDelivered,
@@ -26,6 +32,7 @@ from rpcwheel.observe import (
 )
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.workers import POOL
 
 from .book import Book
 from .core import Admission, First, GiveUp, Last
@@ -44,6 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger"]
 
+TIMER_STOPPED: Final = "its timer was stopped"
+
 _TRYING: Final[ContextVar[Ledger | None]] = ContextVar("rpcwheel_failback_trying", default=None)
 """The queue whose retry the current code is part of."""
 
@@ -56,6 +65,7 @@ class Ledger:
         self.name = policy.name or "failback"
         self.book = Book(policy)
         self._timer = checked_timer(timer)
+        self._told_stopped = False
         self.now_ns = clock_of(timer)
         """The clock that all times of this queue are measured by."""
 
@@ -124,6 +134,13 @@ class Ledger:
             self._arm(entry, delay_ns)
         except (TimerError, RuntimeError) as refusal:  # RuntimeError: no thread can be started
             self.book.refuse(entry)
+            if isinstance(refusal, TimerStopped):
+                self.lose_waiting()
+                raise FailbackClosed(
+                    f"{self.name}: {entry.label} failed and was not queued, because the queue's "
+                    "timer was stopped; make the queue (or the kit) anew, with a timer that runs "
+                    "or without one, for shared_timer()"
+                ) from error
             kind = FailbackFull if isinstance(refusal, TooManyTimeouts) else FailbackClosed
             raise kind(
                 f"{self.name}: {entry.label} failed and was not queued, because the timer took it "
@@ -136,9 +153,28 @@ class Ledger:
 
     def _arm(self, entry: Entry, delay_ns: int) -> None:
         timer = shared_timer() if self._timer is None else self._timer
+        if self._is_timer_stopped():  # one whose loop is closed would take it
+            raise TimerStopped(TIMER_STOPPED)
         attempts = entry.attempts
         timeout = timer.new_timeout(_WakeUp(self, entry), to_seconds(delay_ns))
         self.book.arm(entry, attempts, timeout)
+        if self._is_timer_stopped():  # meanwhile, before the book had the timeout
+            self.lose_waiting()
+
+    def _is_timer_stopped(self) -> bool:
+        return self._timer is not None and getattr(self._timer, "stopped", False)
+
+    def timer_stopped(self) -> None:
+        """Have a worker report the calls that wait in the timer: it was stopped. Does not block."""
+        if not self._told_stopped:
+            self._told_stopped = True
+            POOL.submit((self, TIMER_STOPPED), self.lose_waiting)
+
+    def lose_waiting(self) -> None:
+        """Report the calls that wait in a timer that was stopped; `end_close` returns them."""
+        entries = self.book.lose_waiting()
+        if entries:
+            self._undelivered(entries, TIMER_STOPPED)
 
     def start(self, entry: Entry) -> None:
         """Begin the entry's next try, if it waits for one. Any thread; runs nothing here."""
@@ -260,6 +296,10 @@ class Ledger:
     def end_close(self, reason: str = "closed") -> list[FailedCall]:
         """Give up what is left, and report it; oldest first."""
         failed, left = self.book.take_left()
+        now_ns = self.now_ns()
+        failed += [
+            entry.given_up(now_ns, TIMER_STOPPED) for entry, stood in left if stood is State.GONE
+        ]
         for state, suffix in (
             (State.WAITING, ""),
             (State.RUNNING, " in the middle of a try, which may still arrive"),
@@ -298,6 +338,9 @@ class _WakeUp:
 
     def run(self, _: Timeout) -> None:
         self._ledger.start(self._entry)
+
+    def timer_stopped(self, _: Timeout) -> None:
+        self._ledger.timer_stopped()
 
     def __repr__(self) -> str:
         return f"retry of {self._entry.label}"

@@ -106,7 +106,7 @@ class CallDropped(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallsUndelivered(Event):
-    """Parked calls ended without delivery for want of time or place: closed, exit, loop gone."""
+    """Parked calls ended without delivery: closed, exit, their timer stopped, their loop closed."""
 
     name: str
     functions: tuple[str, ...]

@@ -6,6 +6,7 @@ and what it does with a task's result.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable
@@ -241,7 +242,23 @@ class TimerCore(Front):
         queue = self._hub.queue
         queue.limit(-1)
         _live.discard(self)
-        return queue.drain()
+        undelivered = queue.drain()
+        if not sys.is_finalizing():
+            for timeout in undelivered:
+                self._tell_stopped(timeout)
+        return undelivered
+
+    def _tell_stopped(self, timeout: Timeout) -> None:
+        """Call `timer_stopped(timeout)` of a task whose class has it: the task will never run.
+
+        It must not block: any thread stops a timer, and a finalizer may too.
+        """
+        tell = getattr(type(timeout._task), "timer_stopped", None)
+        if tell is not None:
+            try:
+                tell(timeout._task, timeout)
+            except Exception as error:  # noqa: BLE001 - reported as a task's is
+                self._report(timeout, error)
 
     def _forbid_inside_task(self) -> None:
         if self._running:

@@ -15,6 +15,7 @@ from rpcwheel import (
     Kit,
     MethodPolicy,
     RetryPolicy,
+    WheelTimer,
     current_deadline,
 )
 
@@ -83,6 +84,20 @@ def test_closing_a_kit_reports_what_was_not_delivered_once(shop, shop_channel):
     with pytest.raises(FailbackClosed):
         call(b"b")
     assert call(b"c") == b"c"
+
+
+def test_closing_a_kit_returns_what_was_queued_when_its_timer_was_stopped(shop, shop_channel):
+    timer = WheelTimer()
+    kit = Kit(failback=PATIENT, timer=timer)
+    call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert call(b"a") is None
+    timer.stop()
+    assert wait_until(lambda: not kit.pending)
+    with pytest.raises(FailbackClosed, match="timer was stopped") as caught:
+        call(b"b")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert [failed.reason for failed in kit.close()] == ["its timer was stopped"]
 
 
 def test_leaving_a_kit_delivers_what_waits_and_closes_it(shop, shop_channel):

@@ -4,7 +4,7 @@ import pytest
 import tenacity
 
 from fixtures.failback_queues import GONE, PUSH, Queue
-from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.errors import FailbackFull
 from rpcwheel.failback.entry import State
 from rpcwheel.observe import (
     CallAbandoned,
@@ -82,14 +82,6 @@ def test_a_timer_that_takes_no_more_makes_the_queue_full(events):
     assert caught.value.__cause__ is GONE
     assert events == []
     assert queue.stats(calls=1, rejected=1, parked=0, pending=0)
-
-
-def test_a_stopped_timer_makes_the_queue_closed(timer):
-    queue = Queue(timer)
-    timer.stop()
-    with pytest.raises(FailbackClosed, match="the timer took it not"):
-        queue.park()
-    assert queue.stats(calls=1, rejected=1, pending=0)
 
 
 def test_a_call_whose_timer_was_stopped_meanwhile_is_given_up_not_forgotten(timer, events):

@@ -211,6 +211,28 @@ def test_a_task_that_raises_when_it_is_told_of_its_refusal_harms_only_itself(eve
         assert timer.stats().refused == timer.stats().failed == 2
 
 
+def test_stop_calls_timer_stopped_of_each_waiting_task_and_survives_what_it_raises(events):
+    told = []
+
+    class Task:
+        def run(self, timeout):
+            """Never runs."""
+
+        def timer_stopped(self, timeout):
+            told.append(timeout)
+            raise ValueError("boom")
+
+    timer = ManualTimer()
+    timer.new_timeout(Task(), 1.0).cancel()
+    waiting = [timer.new_timeout(Task(), delay) for delay in (2.0, 3.0)]
+    timer.new_timeout(print, 4.0)
+    assert timer.stop()[:2] == waiting
+    assert told == waiting
+    assert len(of_type(events, TaskFailed)) == 2
+    assert timer.stop() == []
+    assert told == waiting
+
+
 def test_counts_agree_and_lateness_is_kept_in_buckets(make_timer):
     timer, pass_time = make_timer()
     timeouts = [timer.new_timeout(lambda timeout: None, n * 0.001) for n in range(20)]

@@ -1,0 +1,82 @@
+"""A queue whose timer is stopped: its calls are reported, later ones are refused."""
+
+import asyncio
+
+import pytest
+
+from fixtures.failback_queues import AsyncFar, Far
+from fixtures.waiting import aio_wait_until, wait_until
+from rpcwheel.errors import FailbackClosed
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio
+from rpcwheel.observe import CallsUndelivered
+from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
+
+REASON = "its timer was stopped"
+POLICY = FailbackPolicy(on=ConnectionError, wait=3600, name="audit")
+
+
+def undelivered(events):
+    return [event for event in events if isinstance(event, CallsUndelivered)]
+
+
+@pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
+def test_stopping_the_timer_reports_each_queued_call_and_close_returns_it(kind, events):
+    timer = kind()
+    failback = FailbackInvoker(POLICY, timer=timer)
+    for number in range(3):
+        failback.invoke(Far(ConnectionError()), number)
+    assert len(timer.stop()) == 3
+    assert wait_until(lambda: undelivered(events))
+    assert [(event.name, event.count, event.reason) for event in undelivered(events)] == [
+        ("audit", 3, REASON)
+    ]
+    assert (failback.pending, failback.stats().undelivered) == (0, 3)
+    left = failback.close()
+    assert [(call.args, call.attempts, call.reason) for call in left] == [
+        ((number,), 1, REASON) for number in range(3)
+    ]
+    assert len(undelivered(events)) == 1
+    assert failback.close() == []
+
+
+async def test_stopping_an_aio_timer_reports_each_queued_call_and_close_returns_it(events):
+    timer = AsyncWheelTimer()
+    failback = aio.FailbackInvoker(POLICY, timer=timer)
+    await failback.invoke(AsyncFar(ConnectionError()), "order")
+    await timer.aclose()
+    assert await aio_wait_until(lambda: undelivered(events))
+    assert [call.args for call in await failback.close()] == [("order",)]
+
+
+def test_a_call_that_fails_after_the_timer_was_stopped_is_refused_with_what_to_do(events):
+    timer, error = WheelTimer(), ConnectionError("down")
+    failback = FailbackInvoker(POLICY, timer=timer)
+    timer.stop()
+    with pytest.raises(FailbackClosed, match="timer was stopped; make the queue") as caught:
+        failback.invoke(Far(error))
+    assert caught.value.__cause__ is error
+    assert failback.invoke(Far(), 1) == (1,)
+    assert failback.stats().rejected == 1
+    assert events == []
+
+
+def test_close_right_after_the_timer_was_stopped_returns_every_queued_call():
+    timer = WheelTimer()
+    failback = FailbackInvoker(POLICY, timer=timer)
+    for number in range(20):
+        failback.invoke(Far(ConnectionError()), number)
+    timer.stop()
+    assert [call.args for call in failback.close(drain=0)] == [(number,) for number in range(20)]
+
+
+def test_calls_that_wait_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(events):
+    async def main():
+        failback = aio.FailbackInvoker(POLICY, timer=AsyncWheelTimer())
+        await failback.invoke(AsyncFar(ConnectionError()), "first")
+        return failback
+
+    failback = asyncio.run(main())
+    with pytest.raises(FailbackClosed):
+        asyncio.run(failback.invoke(AsyncFar(ConnectionError()), "second"))
+    assert [event.count for event in undelivered(events)] == [1]
+    assert [call.args for call in asyncio.run(failback.close())] == [("first",)]
