@@ -94,9 +94,9 @@ class FailbackInvoker(InvokerBase):
     async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As in the sync twin: [] if nothing was still waiting; calls given up earlier went to
-        `dead_letter`, the log and an event. Calls of a loop that was closed cannot be tried; they
-        are reported.
+        As in the sync twin: queued calls are tried again for `drain` seconds, however many retries
+        the policy allows, and those not delivered by then are returned. Calls of a loop that was
+        closed cannot be tried; they are returned too.
         If the wait is cancelled, the rest is reported at once, as an event and in the log.
         """
         return await close(self._ledger, drain)

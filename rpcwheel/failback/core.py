@@ -39,7 +39,8 @@ CANCELLED: Final = (
 )
 
 LEAST_DRAIN_NS: Final = 50_000_000
-"""The shortest wait that the end of a drain makes of a longer one."""
+"""The shortest wait that the end of a drain makes of a longer one, and the shortest wait between
+retries that a call has only because of the drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class FailbackCore:
     def __init__(self, policy: FailbackPolicy) -> None:
         self._matches = Matcher(policy.on)
         self._backoff = Backoff(policy.wait, policy.stop, policy.limit)
+        self._unlimited = Backoff(policy.wait)
         self._max_pending = policy.max_pending
         self._drops = policy.overflow == "drop"
         self._entries: dict[Entry, None] = {}  # in the order in which they were parked
@@ -150,8 +152,9 @@ class FailbackCore:
             attempts: Tries so far, the first one included.
             elapsed_ns: Since the first try began.
             idle_ns: How much of that was waiting.
-            closes_in_ns: During `close`, what is left of the drain. No wait is then longer than
-                half of that, so that a server which comes back in time gets its calls.
+            closes_in_ns: During `close`, what is left of the drain. Queued calls then have no limit
+                of retries, and no wait is longer than half of what is left, so that a server which
+                comes back in time gets its calls.
 
         Raises:
             Exception: What a predicate or strategy of the user's raised.
@@ -161,6 +164,12 @@ class FailbackCore:
         delay_ns = self._backoff.next_delay_ns(
             attempts, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns
         )
+        drains = closes_in_ns is not None and attempts > 1  # the first try is not queued any more
+        if delay_ns is None and drains:
+            delay_ns = self._unlimited.next_delay_ns(
+                attempts, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns
+            )
+            delay_ns = max(delay_ns or 0, LEAST_DRAIN_NS)
         if delay_ns is None:
             return GiveUp(NO_RETRIES_LEFT)
         if closes_in_ns is not None:

@@ -134,7 +134,7 @@ def with_failback(
 
         audit(event)              # the answer, or None if it was queued
         audit.failback.pending    # how many are queued
-        audit.failback.close()    # tries once more, and returns what still waited in vain
+        audit.failback.close()    # tries again for 5 s, and returns what was not delivered
 
     Args:
         bare: Nothing: the decorator is always written with settings.

@@ -30,7 +30,8 @@ class FailbackPolicy(Policy):
 
     retries: Annotated[StrictInt, Field(ge=0)] | None = 3
     """How often a failed call is tried again. 0: never, its error is raised. None: no limit. If
-    `stop` is given and this is not, `stop` alone decides; of both, the first to say stop."""
+    `stop` is given and this is not, `stop` alone decides; of both, the first to say stop. During
+    `close` neither counts: queued calls are tried again until the time of its drain is over."""
 
     wait: Wait = 5.0
     """Before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table such as
@@ -60,8 +61,10 @@ class FailbackPolicy(Policy):
     which this stands (`"*"` for all methods), whose calls have one queue."""
 
     dead_letter: Callable[[FailedCall], object] | None = None
-    """Called with each call that is given up after its last retry. Runs on a worker thread, or on
-    the loop (there it may be a coroutine function); if it raises, that is an event and a log."""
+    """Called with each queued call that is given up: its retries are used up, or it failed in a way
+    that `on` does not name. `close` returns the calls that are still queued at its end; this does
+    not get them. Runs on a worker thread, or on the loop (there it may be a coroutine function); if
+    it raises, that is an event and a log."""
 
     @property
     def limit(self) -> int | None:

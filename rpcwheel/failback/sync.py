@@ -150,13 +150,15 @@ class FailbackInvoker(InvokerBase):
         Idempotent: a later or simultaneous `close` returns an empty list at once.
 
         Args:
-            drain: Seconds to go on trying, at a quicker pace than usual. 0: not at all.
+            drain: Seconds to go on trying, however many retries the policy allows, and with waits
+                of half the time that is left at most. 0: not at all. Infinite: until every call is
+                delivered.
 
         Returns:
-            The calls that were still waiting and were not delivered, oldest first; also as an event
-            and an error log. Those that are given up meanwhile are in it unless `dead_letter` had
-            them. [] if nothing was still waiting; calls given up earlier went to `dead_letter`, the
-            log and an event, see `stats().abandoned`.
+            The calls that were queued and were not delivered in that time, oldest first; also as an
+            event and an error log. Calls that failed meanwhile in a way that `on` does not name are
+            among them if there is no `dead_letter`, and so are calls whose timer was stopped. Calls
+            given up before went to `dead_letter`, the log and an event: `stats().abandoned`.
 
         Raises:
             RuntimeError: Called by a retried function of this queue, which would wait for itself.

@@ -65,8 +65,8 @@ class Queues(QueuesBase[FailbackInvoker]):
     async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As in the sync twin: [] if nothing was still waiting; calls given up earlier went to
-        `dead_letter`, the log and an event. All queues at the same time.
+        As in the sync twin: returns the calls that were queued and were not delivered in that time.
+        All queues at the same time.
         """
         to_ns(drain, what="drain")
         with self._lock:

@@ -76,9 +76,8 @@ class Queues(QueuesBase[FailbackInvoker]):
             drain: Seconds to go on trying, all queues at the same time. 0: not at all.
 
         Returns:
-            The calls that were still waiting and were not delivered, queue by queue, oldest first.
-            [] if nothing was still waiting; calls given up earlier went to `dead_letter`, the log
-            and an event, see `stats()`.
+            The calls that were queued and were not delivered in that time, queue by queue, oldest
+            first; see `FailbackInvoker.close`.
 
         Raises:
             TypeError, ConfigurationError: `drain` is no time.

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from fixtures.failback_queues import AsyncFar, aplay
-from fixtures.waiting import WAIT_S
+from fixtures.failback_queues import AsyncFar, aplay, at_rest
+from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.aio import FailbackInvoker
@@ -46,6 +46,19 @@ async def test_a_close_ends_as_soon_as_all_have_arrived(aio_invoker):
     await failback.invoke(far)
     assert await failback.close(drain=10 * WAIT_S) == []
     assert len(far.calls) == 2
+
+
+async def test_a_drain_retries_until_its_time_is_over_whatever_the_limit_of_retries(
+    aio_invoker, timer
+):
+    failback, far = aio_invoker(retries=1, wait=1.0), AsyncFar(*[ConnectionError()] * 4)
+    await failback.invoke(far)
+    closing = asyncio.create_task(failback.close(drain=4 * WAIT_S))
+    for tries in range(2, 5):
+        await aio_wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
+        timer.advance(1.0)
+    assert await closing == []
+    assert len(far.calls) == 5
 
 
 async def test_a_close_that_is_cancelled_still_reports(aio_invoker, events):

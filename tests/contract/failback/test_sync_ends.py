@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from tenacity import stop_after_attempt
 
 from fixtures.failback_queues import Far, at_rest, play
 from fixtures.interrupts import Interrupt
@@ -76,6 +77,66 @@ def test_a_server_that_comes_back_during_the_drain_gets_its_calls(timer):
         timer.advance(seconds)
     closer.join(WAIT_S)
     assert (left, len(far.calls)) == ([None], 4)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"retries": 1}, {"stop": stop_after_attempt(2)}], ids=["retries", "stop"]
+)
+def test_a_drain_retries_until_its_time_is_over_whatever_the_limit_of_retries(timer, limit):
+    policy = FailbackPolicy(on=OSError, wait=1.0, **limit)
+    failback, far = FailbackInvoker(policy, timer=timer), Far(*[OSError()] * 6)
+    failback.invoke(far)
+    left = [None]
+    closer = threading.Thread(target=lambda: left.extend(failback.close(drain=4 * WAIT_S)))
+    closer.start()
+    for tries in range(2, 7):
+        assert wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
+        timer.advance(1.0)
+    closer.join(WAIT_S)
+    assert (left, len(far.calls)) == ([None], 7)
+    assert failback.stats().abandoned == 0
+
+
+def test_a_drain_waits_50_ms_between_retries_beyond_the_limit_though_the_policy_waits_less(timer):
+    policy = FailbackPolicy(on=OSError, wait=0.0, retries=1)
+    failback, far = FailbackInvoker(policy, timer=timer), Far(*[OSError()] * 2)
+    failback.invoke(far)
+    closer = threading.Thread(target=failback.close, args=(WAIT_S,))
+    closer.start()
+    assert wait_until(lambda: len(far.calls) == 2 and at_rest(failback))
+    assert (timer.advance(0.049), timer.advance(0.001)) == (0, 1)
+    closer.join(WAIT_S)
+    assert len(far.calls) == 3
+
+
+def test_close_returns_what_is_queued_at_the_end_of_the_drain_and_dead_letter_does_not_get_it(
+    invoker,
+):
+    dead = []
+    failback = invoker(retries=1, dead_letter=dead.append)
+    failback.invoke(Far(*[ConnectionError()] * 9), "order")
+    (left,) = failback.close(drain=0.05)
+    assert left.args == ("order",)
+    assert left.reason.startswith("closed")
+    assert dead == []
+    assert failback.stats().undelivered == 1
+
+
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_an_error_that_on_does_not_name_ends_a_call_also_during_the_drain(invoker, has_hook):
+    dead = []
+    failback = invoker(dead_letter=dead.append if has_hook else None)
+    failback.invoke(Far(ConnectionError(), ValueError()), "order")
+    left = failback.close(drain=float("inf"))
+    assert [one.args for one in (dead if has_hook else left)] == [("order",)]
+    assert len(dead) + len(left) == 1
+
+
+def test_after_close_a_call_whose_policy_has_no_retries_raises_its_own_error(invoker):
+    failback = invoker(retries=0)
+    failback.close()
+    with pytest.raises(ConnectionError):
+        failback.invoke(Far(ConnectionError()))
 
 
 def test_a_call_that_hangs_is_returned_and_its_end_changes_nothing(invoker, timer):

@@ -93,20 +93,12 @@ def test_during_a_drain_no_wait_is_longer_than_half_of_what_is_left(left_ns, wai
     assert after(core(wait=wait_s), closes_in_ns=left_ns) == Again(delay_ns)
 
 
-def test_a_drain_gives_no_retries_on_top():
-    assert after(core(), attempts=4, closes_in_ns=S) == GiveUp("no retries left")
-
-
-@given(
-    retries=st.integers(0, 20),
-    failures=st.integers(0, 30),
-    drain=st.none() | st.integers(0, 10**10),
-)
-def test_a_call_is_tried_once_and_then_at_most_retries_times(retries, failures, drain):
+@given(retries=st.integers(0, 20), failures=st.integers(0, 30))
+def test_a_call_is_tried_once_and_then_at_most_retries_times(retries, failures):
     decide, tries, left = core(retries=retries, wait=0), 1, failures
     while left:
         left -= 1
-        if isinstance(after(decide, attempts=tries, closes_in_ns=drain), GiveUp):
+        if isinstance(after(decide, attempts=tries), GiveUp):
             break
         tries += 1
     assert tries == min(failures, retries) + 1

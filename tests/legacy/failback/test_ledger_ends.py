@@ -96,15 +96,6 @@ def test_a_call_that_fails_after_it_was_reported_is_not_told_twice(queue, timer,
     assert len(events) == told
 
 
-@pytest.mark.parametrize("hook", [None, print])
-def test_a_call_given_up_during_the_drain_is_returned_unless_the_hook_has_it(timer, hook):
-    queue = Queue(timer, retries=1, dead_letter=hook)
-    queue.park(GONE, "order")
-    queue.ledger.begin_close(5)
-    queue.ledger.failed(queue.launched[0], GONE)
-    assert [one.args for one in queue.ledger.end_close()] == ([("order",)] if hook is None else [])
-
-
 def test_a_call_that_has_no_place_to_be_tried_is_undelivered(queue, timer, events):
     queue.park()
     timer.advance(5)
