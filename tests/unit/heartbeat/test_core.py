@@ -302,6 +302,18 @@ def test_a_heartbeat_can_be_asked_for_on_an_unused_idle_channel_too():
     assert driver.state is ALIVE
 
 
+def test_an_idle_channel_is_not_left_alone_while_a_heartbeat_is_about_to_connect_it():
+    driver = Driver()
+    driver.idle = True
+    assert driver.core.beat()
+    assert isinstance(driver.step(), Send)
+    assert driver.step(at=driver.next_at()) is None
+    assert driver.state is SUSPECT
+    assert driver.next_at() == 40 * S
+    assert driver.core.heard(21 * S, 1, rtt_ns=21 * S, serving=True)
+    assert driver.state is ALIVE
+
+
 def test_a_heartbeat_that_was_asked_for_is_sent_whatever_is_read_meanwhile():
     driver = Driver().called(at=0)
     assert driver.core.beat()
