@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import ConfigurationError, TimerError
+from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
 from rpcwheel.observe import ConnectionIdle, Event, IdleLimited, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
@@ -237,13 +237,22 @@ class Detector:
             return None
         timer = shared_timer() if self._timer is None else self._timer
         try:
-            return timer.new_timeout(partial(self._hand_over, work), to_seconds(delay_ns))
+            return timer.new_timeout(_Look(self, work), to_seconds(delay_ns))
+        except TimerStopped:
+            self.timer_stopped()
+            return None
         except TimerError as error:
             self._limit("timer", f"no more looks, until check() or change(): {error}")
             return None
 
-    def _hand_over(self, work: Callable[[], object], _: Timeout) -> None:
+    def hand_over(self, work: Callable[[], object]) -> None:
+        """Internal: run a round on a worker."""
         POOL.submit(("idle", id(self)), work)
+
+    def timer_stopped(self) -> None:
+        """Internal: report that no more rounds will come."""
+        said = "no more looks, as its timer was stopped; make another detector, on another timer"
+        self._limit("stopped", said)
 
     # A round
 
@@ -375,6 +384,22 @@ class Detector:
         if what not in self._limited:
             self._limited.add(what)
             self._tell(IdleLimited(said))
+
+
+class _Look:
+    """The timer's task for a round: on the timer's thread it only hands over."""
+
+    __slots__ = ("_detector", "_work")
+
+    def __init__(self, detector: Detector, work: Callable[[], object]) -> None:
+        self._detector = detector
+        self._work = work
+
+    def run(self, _: Timeout) -> None:
+        self._detector.hand_over(self._work)
+
+    def timer_stopped(self, _: Timeout) -> None:
+        self._detector.timer_stopped()
 
 
 def _policy(

@@ -585,12 +585,14 @@ def test_a_table_has_one_detector_at_a_time(server):
     make(server).close()
 
 
-def test_a_timer_that_has_stopped_ends_the_looks_without_an_error(server, channel):
+def test_a_stopped_timer_ends_the_looks_and_is_reported(server, channel, events):
     timer = ManualTimer()
     detector = make(server, ports=server.port, timer=timer)
     echo(channel)
     timer.advance(29)
     timer.stop()
+    assert wait_until(lambda: events_of(events, IdleLimited))
+    assert "its timer was stopped" in events_of(events, IdleLimited)[0].reason
     assert detector.check() == []
     detector.change(idle_timeout=60)
     detector.close()
