@@ -199,7 +199,10 @@ def _go_on(outgoing: Outgoing, call: AnyCall) -> AnyCall:
 
 
 def _pause(outgoing: Outgoing, attempt: Attempt) -> bool:
-    """Wait on this thread until a try is due; False if the timer takes no more waits."""
+    """Wait on this thread until a try is due; False if the timer takes no more waits.
+
+    A timer that is late, as a task holds its thread, is not waited for past the deadline.
+    """
     state = outgoing.state
     delay_s = (attempt.at_ns - state.now_ns()) / 1e9
     if delay_s <= 0:
@@ -209,9 +212,11 @@ def _pause(outgoing: Outgoing, attempt: Attempt) -> bool:
     if timeout is None:
         return False
     try:
-        while not due.wait(PATIENCE_S):
+        while not due.wait(min(PATIENCE_S, (attempt.deadline_ns - state.now_ns()) / 1e9)):
             if state.timer.stopped:
                 return False
+            if state.now_ns() >= attempt.at_ns:
+                break
         return True
     finally:
         timeout.cancel()

@@ -73,8 +73,8 @@ class Course:
         self._reading: object = None  # the read that waits for a message
         self._hooks: list[Hook] = []
         self._timeout: Timeout | None = None
-        self._backoff: tuple[Timer, Callable[[], object]] | None = None
-        """While it waits for a retry: on which timer, and what else to do if that is stopped."""
+        self._backoff: tuple[Timer, Attempt, Callable[[], object]] | None = None
+        """While it waits for a retry: on which timer, which, and what to do if that is stopped."""
         self._watch: Timeout | None = None
 
     # --- Tries ---
@@ -161,7 +161,7 @@ class Course:
         if delay_s <= 0:
             self._make(step)
             return True
-        self._backoff = (timer, end)
+        self._backoff = (timer, step, end)
         timeout = state.wake(partial(self._due, step), delay_s, f"retry of {self.outgoing.method}")
         if timeout is None:
             with self._changed:
@@ -176,19 +176,26 @@ class Course:
 
     def _due(self, step: Attempt, _: Timeout) -> None:
         with self._changed:
-            waited, self._backoff = self._backoff is not None, None
-        if waited:
-            self._hand_over(partial(self._make, step))
+            backoff = self._backoff
+            if backoff is None or backoff[1] is not step:  # made already, as the timer was late
+                return
+            self._backoff = None
+        self._hand_over(partial(self._make, step))
 
     def look(self) -> None:
-        """End the call if its timer was stopped while it waits for a retry: that tells nobody."""
+        """Do what the timer of a retry does not: if it is late, retry; if stopped, end the call."""
         backoff = self._backoff
-        if backoff is None or not backoff[0].stopped:
+        if backoff is None:
             return
+        timer, step, job = backoff
+        if not timer.stopped:
+            if self.outgoing.state.now_ns() < step.at_ns:
+                return
+            job = partial(self._make, step)
         with self._changed:
             waited, self._backoff = self._backoff is backoff, None
         if waited:
-            self._hand_over(backoff[1])
+            self._hand_over(job)
 
     def _wait_for(self, happened: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Wait under the lock until something has happened; False if it has not in time."""

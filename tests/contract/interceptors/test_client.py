@@ -474,6 +474,20 @@ def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, client, 
 
 
 @each_style
+def test_a_call_ends_though_the_timer_of_its_retry_is_busy(shop, client, call_of):
+    shop.then("UNAVAILABLE", Hang())
+    free = threading.Event()
+    with WheelTimer() as busy, ThreadPoolExecutor() as pool:
+        busy.new_timeout(lambda _: free.wait(), 0.0)
+        call = call_of(client(retry=RetryPolicy(on="UNAVAILABLE", wait=0.01), timer=busy))
+        try:
+            ended = pool.submit(refused, lambda: call(b"x", timeout=0.3)).result(WAIT_S)
+        finally:
+            free.set()
+    assert ended.code() in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+
+
+@each_style
 def test_a_channel_that_closes_between_two_attempts_cancels_the_call(shop, timer, call_of):
     plain = grpc.insecure_channel(shop.target, options=IMPATIENT)
     failsafe = FailsafePolicy(on=grpc.RpcError, default=b"no")
