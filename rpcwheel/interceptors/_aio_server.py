@@ -209,7 +209,10 @@ def _task() -> asyncio.Task[object] | None:
 
 async def _refuse(context: grpc.aio.ServicerContext[object, object]) -> None:
     """End the call; raises, as `abort` does."""
-    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+    try:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+    except grpc.aio.InternalError:  # the client has ended the call meanwhile (grpcio 1.85)
+        raise asyncio.CancelledError from None  # anything else is logged as an error of the handler
 
 
 def _mark_refused(context: grpc.ServicerContext) -> None:

@@ -219,6 +219,30 @@ async def test_a_call_whose_deadline_has_passed_is_not_handed_to_its_handler(
     assert not [record for record in caplog.records if record.name.startswith("grpc")]
 
 
+class EndedByItsClient:
+    """The context of a call whose client ends it between its deadline and its refusal."""
+
+    def time_remaining(self):
+        return 0.0
+
+    async def abort(self, *_):
+        raise grpc.aio.InternalError("execute_batch failed")
+
+
+async def test_a_refusal_that_its_client_does_not_wait_for_is_no_error_of_the_handler():
+    async def continuation(_):
+        return grpc.unary_unary_rpc_method_handler(behavior)
+
+    async def behavior(request, context):
+        raise AssertionError("the deadline has passed")
+
+    (interceptor,) = server_interceptors()
+    details = type("Details", (), {"method": "/test.Small/Call", "invocation_metadata": ()})
+    made = await interceptor.intercept_service(continuation, details)
+    with pytest.raises(asyncio.CancelledError):
+        await made.unary_unary(b"", EndedByItsClient())
+
+
 async def test_a_method_that_does_not_exist_stays_unknown():
     made = handler("unary_unary", None)
     async with (
