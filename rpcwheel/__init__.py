@@ -19,7 +19,8 @@ The map, from what you import down to what it stands on:
 ==============  ====================================================================================
 
 All public names but those of `observe` stand here too: `from rpcwheel import Kit`. `rpcwheel.aio`
-has the same names for `grpc.aio`. Each room's own docstring is its manual. `python -m rpcwheel
+has the same names for `grpc.aio`. A name is loaded when it is first used; `import rpcwheel` alone
+loads neither grpc nor pydantic. Each room's own docstring is its manual. `python -m rpcwheel
 demo` shows it at work on a real server that is killed (it needs `pip install 'rpcwheel[cli]'`);
 `python -m rpcwheel doctor HOST:PORT` says what it finds there, and `python -m rpcwheel registry
 ls URL` who is published.
@@ -28,133 +29,198 @@ To read the code, begin with `call.py` (the words), `failback/core.py` (a decisi
 `failback/sync.py` (its hands).
 """
 
-from sys import modules
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from rpcwheel.channel import (
-    ReconnectingChannel,
-)
-from rpcwheel.cluster import (
-    BroadcastFailed,
-    BroadcastInvoker,
-    ClusterChannel,
-    ClusterPolicy,
-    ConsistentHash,
-    ForkingInvoker,
-    LeastActive,
-    Picker,
-    RoundRobin,
-    WeightedRandom,
-)
-from rpcwheel.deadline import (
-    CallFuture,
-    Deadline,
-    DeadlinePolicy,
-    PendingCalls,
-    PendingStats,
-    RetryPolicy,
-    current_deadline,
-    deadline_scope,
-)
-from rpcwheel.errors import (
-    CallError,
-    CallsClosed,
-    CallTimeout,
-    ConfigurationError,
-    ExtraMissing,
-    FailbackClosed,
-    FailbackError,
-    FailbackFull,
-    InstanceContested,
-    KeyPending,
-    NotPublished,
-    RegistryClosed,
-    RegistryError,
-    RegistryRefused,
-    RegistryUnavailable,
-    RpcWheelError,
-    TimerError,
-    TimerStopped,
-    TooManyCalls,
-    TooManyTimeouts,
-)
-from rpcwheel.failback import (
-    FailbackInvoker,
-    FailbackPolicy,
-    FailbackStats,
-    FailedCall,
-    with_failback,
-)
-from rpcwheel.heartbeat import (
-    HealthProbe,
-    Heartbeat,
-    HeartbeatManager,
-    HeartbeatPolicy,
-    HeartbeatState,
-    MethodProbe,
-    Probe,
-    Verdict,
-)
-from rpcwheel.idle import (
-    Connection,
-    ConnectionTable,
-    IdleConnectionDetector,
-    IdlePolicy,
-)
-from rpcwheel.interceptors import (
-    CallPolicy,
-    FailsafePolicy,
-    MethodPolicy,
-    Queues,
-    client_interceptors,
-    intercept_channel,
-    server_interceptors,
-)
-from rpcwheel.kit import Kit, KitPolicy
-from rpcwheel.options import (
-    Finding,
-    channel_options,
-    check_options,
-    server_options,
-)
-from rpcwheel.registry import (
-    FailbackRegistry,
-    Provider,
-    Publisher,
-    Registration,
-    Registry,
-    RegistryPolicy,
-    ServiceInstance,
-    Snapshot,
-    Subscription,
-    channel,
-    open_registry,
-)
-from rpcwheel.timer import (
-    AsyncWheelTimer,
-    DeadlineHeap,
-    HashedWheel,
-    HierarchicalWheel,
-    Lateness,
-    ManualTimer,
-    PeriodicTask,
-    RetryTask,
-    SparseWheel,
-    Timeout,
-    TimerStats,
-    TimerTask,
-    WheelTimer,
-    shared_timer,
-)
+from rpcwheel._lazy import lazy_names
 
-from . import aio
+if TYPE_CHECKING:
+    from rpcwheel.channel import (
+        ReconnectingChannel,
+    )
+    from rpcwheel.cluster import (
+        BroadcastFailed,
+        BroadcastInvoker,
+        ClusterChannel,
+        ClusterPolicy,
+        ConsistentHash,
+        ForkingInvoker,
+        LeastActive,
+        Picker,
+        RoundRobin,
+        WeightedRandom,
+    )
+    from rpcwheel.deadline import (
+        CallFuture,
+        Deadline,
+        DeadlinePolicy,
+        PendingCalls,
+        PendingStats,
+        RetryPolicy,
+        current_deadline,
+        deadline_scope,
+    )
+    from rpcwheel.errors import (
+        CallError,
+        CallsClosed,
+        CallTimeout,
+        ConfigurationError,
+        ExtraMissing,
+        FailbackClosed,
+        FailbackError,
+        FailbackFull,
+        InstanceContested,
+        KeyPending,
+        NotPublished,
+        RegistryClosed,
+        RegistryError,
+        RegistryRefused,
+        RegistryUnavailable,
+        RpcWheelError,
+        TimerError,
+        TimerStopped,
+        TooManyCalls,
+        TooManyTimeouts,
+    )
+    from rpcwheel.failback import (
+        FailbackInvoker,
+        FailbackPolicy,
+        FailbackStats,
+        FailedCall,
+        with_failback,
+    )
+    from rpcwheel.heartbeat import (
+        HealthProbe,
+        Heartbeat,
+        HeartbeatManager,
+        HeartbeatPolicy,
+        HeartbeatState,
+        MethodProbe,
+        Probe,
+        Verdict,
+    )
+    from rpcwheel.idle import (
+        Connection,
+        ConnectionTable,
+        IdleConnectionDetector,
+        IdlePolicy,
+    )
+    from rpcwheel.interceptors import (
+        CallPolicy,
+        FailsafePolicy,
+        MethodPolicy,
+        Queues,
+        client_interceptors,
+        intercept_channel,
+        server_interceptors,
+    )
+    from rpcwheel.kit import Kit, KitPolicy
+    from rpcwheel.options import (
+        Finding,
+        channel_options,
+        check_options,
+        server_options,
+    )
+    from rpcwheel.registry import (
+        FailbackRegistry,
+        Provider,
+        Publisher,
+        Registration,
+        Registry,
+        RegistryPolicy,
+        ServiceInstance,
+        Snapshot,
+        Subscription,
+        channel,
+        open_registry,
+    )
+    from rpcwheel.timer import (
+        AsyncWheelTimer,
+        DeadlineHeap,
+        HashedWheel,
+        HierarchicalWheel,
+        Lateness,
+        ManualTimer,
+        PeriodicTask,
+        RetryTask,
+        SparseWheel,
+        Timeout,
+        TimerStats,
+        TimerTask,
+        WheelTimer,
+        shared_timer,
+    )
 
-# `channel` is the name of a room too. That was imported above, before the function, which has the
-# name from then on: a module is bound to its parent once, when it is loaded. `from rpcwheel.channel
-# import ReconnectingChannel` goes by `sys.modules` and never sees the function; what goes by the
-# attribute, as `import rpcwheel.channel.aio as ...` does, finds the room's names on it.
-vars(channel).update(
-    {name: part for name, part in vars(modules["rpcwheel.channel"]).items() if name[:2] != "__"}
-)
+    from . import aio
+else:
+    _load, __dir__ = lazy_names(
+        __name__,
+        {
+            ".channel": "ReconnectingChannel",
+            ".cluster": (
+                "BroadcastFailed BroadcastInvoker ClusterChannel ClusterPolicy ConsistentHash "
+                "ForkingInvoker LeastActive Picker RoundRobin WeightedRandom"
+            ),
+            ".deadline": (
+                "CallFuture Deadline DeadlinePolicy PendingCalls PendingStats RetryPolicy "
+                "current_deadline deadline_scope"
+            ),
+            ".errors": (
+                "CallError CallsClosed CallTimeout ConfigurationError ExtraMissing FailbackClosed "
+                "FailbackError FailbackFull InstanceContested KeyPending NotPublished "
+                "RegistryClosed RegistryError RegistryRefused RegistryUnavailable RpcWheelError "
+                "TimerError TimerStopped TooManyCalls TooManyTimeouts"
+            ),
+            ".failback": "FailbackInvoker FailbackPolicy FailbackStats FailedCall with_failback",
+            ".heartbeat": (
+                "HealthProbe Heartbeat HeartbeatManager HeartbeatPolicy HeartbeatState "
+                "MethodProbe Probe Verdict"
+            ),
+            ".idle": "Connection ConnectionTable IdleConnectionDetector IdlePolicy",
+            ".interceptors": (
+                "CallPolicy FailsafePolicy MethodPolicy Queues client_interceptors "
+                "intercept_channel server_interceptors"
+            ),
+            ".kit": "Kit KitPolicy",
+            ".options": "Finding channel_options check_options server_options",
+            ".registry": (
+                "FailbackRegistry Provider Publisher Registration Registry RegistryPolicy "
+                "ServiceInstance Snapshot Subscription channel open_registry"
+            ),
+            ".timer": (
+                "AsyncWheelTimer DeadlineHeap HashedWheel HierarchicalWheel Lateness ManualTimer "
+                "PeriodicTask RetryTask SparseWheel Timeout TimerStats TimerTask WheelTimer "
+                "shared_timer"
+            ),
+        },
+    )
+
+    def __getattr__(name: str) -> object:
+        """Load what the name stands for (PEP 562)."""
+        value = _load(name)
+        if name == "channel":
+            package = import_module("rpcwheel.channel")
+            for part in ("aio", *package.__all__):  # which load all its modules
+                getattr(package, part)
+            names = vars(package)
+            vars(value).update({part: names[part] for part in names if part[:2] != "__"})
+        return value
+
+    class _Package(ModuleType):
+        """`rpcwheel`, in which `channel` is the function, although a subpackage has that name.
+
+        The import system binds a subpackage to the attribute of its name. That is ignored for
+        `channel`. `from rpcwheel.channel import ReconnectingChannel` never reads the attribute;
+        `import rpcwheel.channel.aio as ...` does, and finds the subpackage's names on the function.
+        """
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name != "channel" or not isinstance(value, ModuleType):
+                super().__setattr__(name, value)
+
+    sys.modules[__name__].__class__ = _Package
 
 __version__ = "0.1.0"
 

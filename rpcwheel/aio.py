@@ -11,109 +11,114 @@ rest (policies, errors, timers) is the same in both worlds, and stands here too,
         server = grpc.aio.server(interceptors=kit.server_interceptors())
 """
 
-from rpcwheel.channel.aio import ReconnectingChannel
-from rpcwheel.cluster import (
-    BroadcastFailed,
-    ClusterPolicy,
-    ConsistentHash,
-    LeastActive,
-    Picker,
-    RoundRobin,
-    WeightedRandom,
-)
-from rpcwheel.cluster.aio import BroadcastInvoker, ClusterChannel, ForkingInvoker
-from rpcwheel.deadline import (
-    Deadline,
-    DeadlinePolicy,
-    PendingStats,
-    RetryPolicy,
-    current_deadline,
-    deadline_scope,
-)
-from rpcwheel.deadline.aio import (
-    CallFuture,
-    PendingCalls,
-)
-from rpcwheel.errors import (
-    CallError,
-    CallsClosed,
-    CallTimeout,
-    ConfigurationError,
-    ExtraMissing,
-    FailbackClosed,
-    FailbackError,
-    FailbackFull,
-    InstanceContested,
-    KeyPending,
-    NotPublished,
-    RegistryClosed,
-    RegistryError,
-    RegistryRefused,
-    RegistryUnavailable,
-    RpcWheelError,
-    TimerError,
-    TimerStopped,
-    TooManyCalls,
-    TooManyTimeouts,
-)
-from rpcwheel.failback import (
-    FailbackPolicy,
-    FailbackStats,
-    FailedCall,
-    with_failback,
-)
-from rpcwheel.failback.aio import FailbackInvoker
-from rpcwheel.heartbeat import (
-    HealthProbe,
-    HeartbeatPolicy,
-    HeartbeatState,
-    MethodProbe,
-    Probe,
-    Verdict,
-)
-from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
-from rpcwheel.idle import Connection, IdlePolicy
-from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
-from rpcwheel.interceptors import (
-    CallPolicy,
-    FailsafePolicy,
-    MethodPolicy,
-)
-from rpcwheel.interceptors.aio import (
-    Queues,
-    client_interceptors,
-    intercept_channel,
-    server_interceptors,
-)
-from rpcwheel.kit import KitPolicy
-from rpcwheel.kit.aio import Kit
-from rpcwheel.options import Finding, channel_options, check_options, server_options
-from rpcwheel.registry import Provider, RegistryPolicy, ServiceInstance, Snapshot
-from rpcwheel.registry.aio import (
-    FailbackRegistry,
-    Publisher,
-    Registration,
-    Registry,
-    Subscription,
-    channel,
-    open_registry,
-)
-from rpcwheel.timer import (
-    AsyncWheelTimer,
-    DeadlineHeap,
-    HashedWheel,
-    HierarchicalWheel,
-    Lateness,
-    ManualTimer,
-    PeriodicTask,
-    RetryTask,
-    SparseWheel,
-    Timeout,
-    TimerStats,
-    TimerTask,
-    WheelTimer,
-    shared_timer,
-)
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rpcwheel.channel.aio import ReconnectingChannel
+    from rpcwheel.cluster import (
+        BroadcastFailed,
+        ClusterPolicy,
+        ConsistentHash,
+        LeastActive,
+        Picker,
+        RoundRobin,
+        WeightedRandom,
+    )
+    from rpcwheel.cluster.aio import BroadcastInvoker, ClusterChannel, ForkingInvoker
+    from rpcwheel.deadline import (
+        Deadline,
+        DeadlinePolicy,
+        PendingStats,
+        RetryPolicy,
+        current_deadline,
+        deadline_scope,
+    )
+    from rpcwheel.deadline.aio import (
+        CallFuture,
+        PendingCalls,
+    )
+    from rpcwheel.errors import (
+        CallError,
+        CallsClosed,
+        CallTimeout,
+        ConfigurationError,
+        ExtraMissing,
+        FailbackClosed,
+        FailbackError,
+        FailbackFull,
+        InstanceContested,
+        KeyPending,
+        NotPublished,
+        RegistryClosed,
+        RegistryError,
+        RegistryRefused,
+        RegistryUnavailable,
+        RpcWheelError,
+        TimerError,
+        TimerStopped,
+        TooManyCalls,
+        TooManyTimeouts,
+    )
+    from rpcwheel.failback import (
+        FailbackPolicy,
+        FailbackStats,
+        FailedCall,
+        with_failback,
+    )
+    from rpcwheel.failback.aio import FailbackInvoker
+    from rpcwheel.heartbeat import (
+        HealthProbe,
+        HeartbeatPolicy,
+        HeartbeatState,
+        MethodProbe,
+        Probe,
+        Verdict,
+    )
+    from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
+    from rpcwheel.idle import Connection, IdlePolicy
+    from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
+    from rpcwheel.interceptors import (
+        CallPolicy,
+        FailsafePolicy,
+        MethodPolicy,
+    )
+    from rpcwheel.interceptors.aio import (
+        Queues,
+        client_interceptors,
+        intercept_channel,
+        server_interceptors,
+    )
+    from rpcwheel.kit import KitPolicy
+    from rpcwheel.kit.aio import Kit
+    from rpcwheel.options import Finding, channel_options, check_options, server_options
+    from rpcwheel.registry import Provider, RegistryPolicy, ServiceInstance, Snapshot
+    from rpcwheel.registry.aio import (
+        FailbackRegistry,
+        Publisher,
+        Registration,
+        Registry,
+        Subscription,
+        channel,
+        open_registry,
+    )
+    from rpcwheel.timer import (
+        AsyncWheelTimer,
+        DeadlineHeap,
+        HashedWheel,
+        HierarchicalWheel,
+        Lateness,
+        ManualTimer,
+        PeriodicTask,
+        RetryTask,
+        SparseWheel,
+        Timeout,
+        TimerStats,
+        TimerTask,
+        WheelTimer,
+        shared_timer,
+    )
 
 __all__ = [
     "AsyncWheelTimer",
@@ -211,3 +216,25 @@ __all__ = [
     "shared_timer",
     "with_failback",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "rpcwheel": " ".join(__all__),  # all that is the same in both worlds, but for:
+            "rpcwheel.channel.aio": "ReconnectingChannel",
+            "rpcwheel.cluster.aio": "BroadcastInvoker ClusterChannel ForkingInvoker",
+            "rpcwheel.deadline.aio": "CallFuture PendingCalls",
+            "rpcwheel.failback.aio": "FailbackInvoker",
+            "rpcwheel.heartbeat.aio": "Heartbeat HeartbeatManager",
+            "rpcwheel.idle.aio": "ConnectionTable IdleConnectionDetector",
+            "rpcwheel.interceptors.aio": (
+                "Queues client_interceptors intercept_channel server_interceptors"
+            ),
+            "rpcwheel.kit.aio": "Kit",
+            "rpcwheel.registry.aio": (
+                "FailbackRegistry Publisher Registration Registry Subscription channel "
+                "open_registry"
+            ),
+        },
+    )

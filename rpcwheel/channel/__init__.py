@@ -21,6 +21,18 @@ failed attempts to connect. `rpcwheel.heartbeat` replaces connections that have 
 ==================  ================================================================================
 """
 
-from .sync import ReconnectingChannel
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .sync import ReconnectingChannel
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".sync": "ReconnectingChannel",
+        },
+    )
 
 __all__ = ["ReconnectingChannel"]

@@ -28,10 +28,25 @@ follows a registry by itself.
 ================  ==================================================================================
 """
 
-from .failed import BroadcastFailed
-from .pickers import ConsistentHash, LeastActive, Picker, RoundRobin, WeightedRandom
-from .policy import ClusterPolicy
-from .sync import BroadcastInvoker, ClusterChannel, ForkingInvoker
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .failed import BroadcastFailed
+    from .pickers import ConsistentHash, LeastActive, Picker, RoundRobin, WeightedRandom
+    from .policy import ClusterPolicy
+    from .sync import BroadcastInvoker, ClusterChannel, ForkingInvoker
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".failed": "BroadcastFailed",
+            ".pickers": "ConsistentHash LeastActive Picker RoundRobin WeightedRandom",
+            ".policy": "ClusterPolicy",
+            ".sync": "BroadcastInvoker ClusterChannel ForkingInvoker",
+        },
+    )
 
 __all__ = [
     "BroadcastFailed",

@@ -27,10 +27,25 @@ A table belongs to the process that made it: a forked child starts with a timer 
 waits, and makes its own table for its own connections.
 """
 
-from .context import Deadline, current_deadline, deadline_scope
-from .pending import PendingStats
-from .policy import DeadlinePolicy, RetryPolicy
-from .sync import CallFuture, PendingCalls
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .context import Deadline, current_deadline, deadline_scope
+    from .pending import PendingStats
+    from .policy import DeadlinePolicy, RetryPolicy
+    from .sync import CallFuture, PendingCalls
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".context": "Deadline current_deadline deadline_scope",
+            ".pending": "PendingStats",
+            ".policy": "DeadlinePolicy RetryPolicy",
+            ".sync": "CallFuture PendingCalls",
+        },
+    )
 
 __all__ = [
     "CallFuture",

@@ -27,11 +27,27 @@ and ends with the process, which then logs what it held.
 in `rpcwheel.failback.aio`.
 """
 
-from .core import FailbackStats
-from .decorator import with_failback
-from .entry import FailedCall
-from .policy import FailbackPolicy
-from .sync import FailbackInvoker
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .core import FailbackStats
+    from .decorator import with_failback
+    from .entry import FailedCall
+    from .policy import FailbackPolicy
+    from .sync import FailbackInvoker
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".core": "FailbackStats",
+            ".decorator": "with_failback",
+            ".entry": "FailedCall",
+            ".policy": "FailbackPolicy",
+            ".sync": "FailbackInvoker",
+        },
+    )
 
 __all__ = [
     "FailbackInvoker",

@@ -22,11 +22,26 @@ polls: each connection has one timeout on the timer, set to the next moment that
 The twin for `grpc.aio`, with the same names, is in `rpcwheel.heartbeat.aio`.
 """
 
-from rpcwheel.probe import HealthProbe, MethodProbe, Probe, Verdict
+from typing import TYPE_CHECKING
 
-from .policy import HeartbeatPolicy
-from .rules import HeartbeatState
-from .sync import Heartbeat, HeartbeatManager
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rpcwheel.probe import HealthProbe, MethodProbe, Probe, Verdict
+
+    from .policy import HeartbeatPolicy
+    from .rules import HeartbeatState
+    from .sync import Heartbeat, HeartbeatManager
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "rpcwheel.probe": "HealthProbe MethodProbe Probe Verdict",
+            ".policy": "HeartbeatPolicy",
+            ".rules": "HeartbeatState",
+            ".sync": "Heartbeat HeartbeatManager",
+        },
+    )
 
 __all__ = [
     "HealthProbe",

@@ -24,8 +24,22 @@ address and port in one process (`SO_REUSEPORT`) can't be told apart.
 Give `ConnectionTable` first: what other interceptors do with a call is then seen as part of it.
 """
 
-from .entry import Connection
-from .policy import IdlePolicy
-from .sync import ConnectionTable, IdleConnectionDetector
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .entry import Connection
+    from .policy import IdlePolicy
+    from .sync import ConnectionTable, IdleConnectionDetector
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".entry": "Connection",
+            ".policy": "IdlePolicy",
+            ".sync": "ConnectionTable IdleConnectionDetector",
+        },
+    )
 
 __all__ = ["Connection", "ConnectionTable", "IdleConnectionDetector", "IdlePolicy"]

@@ -42,8 +42,21 @@ holds up its own call, and in time others of the same method that have failed.
 `rpcwheel.interceptors.aio` has the same for `grpc.aio`.
 """
 
-from .policy import CallPolicy, FailsafePolicy, MethodPolicy
-from .sync import Queues, client_interceptors, intercept_channel, server_interceptors
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .policy import CallPolicy, FailsafePolicy, MethodPolicy
+    from .sync import Queues, client_interceptors, intercept_channel, server_interceptors
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".policy": "CallPolicy FailsafePolicy MethodPolicy",
+            ".sync": "Queues client_interceptors intercept_channel server_interceptors",
+        },
+    )
 
 __all__ = [
     "CallPolicy",

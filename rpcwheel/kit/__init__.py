@@ -18,7 +18,20 @@ published while it serves, and ends it in order at SIGTERM.
 `rpcwheel.aio.Kit`.
 """
 
-from .policy import KitPolicy
-from .sync import Kit
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .policy import KitPolicy
+    from .sync import Kit
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".policy": "KitPolicy",
+            ".sync": "Kit",
+        },
+    )
 
 __all__ = ["Kit", "KitPolicy"]

@@ -1,22 +1,10 @@
-"""The kit for `grpc.aio`: the twin of `sync.py`, with the same names."""
+"""The kit for `grpc.aio`: the twin of `sync.py`, with the same names and the same late imports."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
-from rpcwheel.heartbeat.watched import below
-from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
-from rpcwheel.interceptors.aio import (
-    Queues,
-    client_interceptors,
-    intercept_channel,
-    server_interceptors,
-)
-from rpcwheel.registry.aio_named import channel as channel_by_name
-from rpcwheel.registry.aio_publisher import Publisher
 
 from .base import KitBase, check_served
 
@@ -29,14 +17,17 @@ if TYPE_CHECKING:
     from rpcwheel.cluster.policy import ClusterPolicy
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
+    from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
+    from rpcwheel.interceptors.aio import Queues
     from rpcwheel.probe import Probe
-    from rpcwheel.registry.aio import Registry
+    from rpcwheel.registry.aio import Publisher, Registry
 
 __all__ = ["Kit"]
 
 
-class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetector]):
+class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnectionDetector"]):
     """What `rpcwheel.Kit` is, for your own channels and servers of `grpc.aio`.
 
     As `rpcwheel.Kit`, with coroutines where it waits; an async context manager that closes.
@@ -49,9 +40,13 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
     """
 
     def _make_queues(self) -> Queues:
+        from rpcwheel.interceptors.aio import Queues
+
         return Queues(self._timer)
 
     def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
+        from rpcwheel.heartbeat.aio import HeartbeatManager
+
         return HeartbeatManager.of(policy, timer=self._timer)
 
     def channel(
@@ -85,8 +80,12 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
                 raise ConfigurationError(
                     "interceptors: a channel by name takes none inside; put yours on top"
                 )
+            from rpcwheel.registry.aio_named import channel as channel_by_name
+
             channel = channel_by_name(target, credentials, **given, **by_name)
         else:
+            from rpcwheel.channel.aio import ReconnectingChannel
+
             channel = ReconnectingChannel(
                 target, credentials, **given, interceptors=interceptors, timer=self._timer
             )
@@ -104,13 +103,19 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         Call it once for each channel, as in the sync twin.
         """
+        from rpcwheel.interceptors.aio import client_interceptors
+
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
     def server_interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         """Make those of one server: `grpc.aio.server(interceptors=these)`; as in the sync twin."""
+        from rpcwheel.interceptors.aio import server_interceptors
+
         interceptors = server_interceptors(self._policy, timer=self._timer)
         if self._policy.idle is None:
             return interceptors
+        from rpcwheel.idle.aio import ConnectionTable
+
         table = ConnectionTable()
         self._tables.append(table)
         return [table, *interceptors]
@@ -126,6 +131,8 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         On the server's loop.
         """
+        from rpcwheel.idle.aio import IdleConnectionDetector
+
         table = self._claim(connections)
         detector = IdleConnectionDetector(
             server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
@@ -151,6 +158,8 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         As in the sync twin, for an `async with`. The services are to be named.
         """
+        from rpcwheel.registry.aio_publisher import Publisher
+
         check_served(settings)
         services = [service] if isinstance(service, str) else service or ()
         return Publisher(
@@ -170,8 +179,14 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         With `heartbeat` a `ReconnectingChannel` gets one; as in the sync twin.
         """
-        if self._manager is not None and isinstance(below(channel), ReconnectingChannel):
-            self._manager.attach(channel)
+        from rpcwheel.interceptors.aio import intercept_channel
+
+        if self._manager is not None:
+            from rpcwheel.channel.aio import ReconnectingChannel
+            from rpcwheel.heartbeat.watched import below
+
+            if isinstance(below(channel), ReconnectingChannel):
+                self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin

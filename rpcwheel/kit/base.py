@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
-from rpcwheel.observe import IdleLimited, emit
-from rpcwheel.options import server_options
 from rpcwheel.policy import shown
-from rpcwheel.registry.publishing import PublisherBase
-from rpcwheel.registry.selecting import CORE, is_by_name
-from rpcwheel.timer.clock import checked_timer
 
 from .config import PREFIX, policy_from_env, policy_from_file
-from .members import MemberHeartbeats
 from .policy import KitPolicy
 
 if TYPE_CHECKING:
@@ -38,6 +32,7 @@ if TYPE_CHECKING:
     from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
     from rpcwheel.probe import Probe
     from rpcwheel.registry.policy import RegistryPolicy
+    from rpcwheel.registry.publishing import PublisherBase
     from rpcwheel.timer.api import Timer
 
     Ports = int | str | Iterable[int | str] | None
@@ -110,6 +105,8 @@ def check_served(settings: Mapping[str, object]) -> None:
     Raises:
         TypeError: One is not; it says which there are.
     """
+    from rpcwheel.registry.publishing import PublisherBase
+
     known = set(inspect.signature(PublisherBase.__init__).parameters) | SERVED
     known -= {"self", "beside", *NOT_SERVED}
     for name in settings:
@@ -236,6 +233,8 @@ class KitBase(Generic[Q, M, T, D]):
         return cls.of(policy_from_env(prefix), timer=timer)
 
     def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:
+        from rpcwheel.timer.clock import checked_timer
+
         self._policy = policy
         self._timer = checked_timer(timer)
         self._queues = self._make_queues()
@@ -264,6 +263,8 @@ class KitBase(Generic[Q, M, T, D]):
         Args:
             **settings: Those of `rpcwheel.server_options`, in place of what is taken from the kit.
         """
+        from rpcwheel.options import server_options
+
         beat = self._policy.heartbeat
         if beat is not None and beat.interval is not None:
             every_ns = to_ns(beat.interval)
@@ -286,6 +287,8 @@ class KitBase(Generic[Q, M, T, D]):
             ConfigurationError: It is an address, and `named` has what only a name can have.
             RuntimeError: The kit has `heartbeat` and is closed.
         """
+        from rpcwheel.registry.selecting import CORE, is_by_name
+
         if self._manager is not None and self._manager.closed:
             raise RuntimeError("this kit is closed; make another one")
         given = {name: value for name, value in named.items() if value is not None}
@@ -298,6 +301,8 @@ class KitBase(Generic[Q, M, T, D]):
             return {}
         given |= {"policy": self._policy.registry, "timer": self._timer}
         if self._manager is not None and given.get("balance") != CORE:
+            from .members import MemberHeartbeats
+
             heartbeats = MemberHeartbeats(self._manager, probe)
             given |= {"on_member": heartbeats.made, "on_removed": heartbeats.removed}
         return given
@@ -354,6 +359,8 @@ class KitBase(Generic[Q, M, T, D]):
         for detector in self._detectors:
             detector.close()
         if self._tables:
+            from rpcwheel.observe import IdleLimited, emit
+
             said = "a kit with `idle` is closed, and detect_idle(server) was not called for"
             emit(IdleLimited(f"{said} {len(self._tables)} of its servers"))
             self._tables.clear()

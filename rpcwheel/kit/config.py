@@ -29,7 +29,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tomllib
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -224,6 +223,8 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
             raise ConfigurationError(
                 f"{path}: line {number} has more than {MAX_DOTS} dots; write it as several lines"
             )
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -235,8 +236,8 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
 def _yaml(text: str, path: Path) -> object:
     """By ruamel.yaml: YAML 1.2, where the key `on` is a word. For PyYAML it is True."""
     try:
-        from ruamel.yaml import YAML  # noqa: PLC0415 - the extra [config]
-        from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+        from ruamel.yaml import YAML
+        from ruamel.yaml.error import YAMLError
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{path}: YAML needs ruamel.yaml: pip install 'rpcwheel[config]'; TOML needs nothing"

@@ -1,22 +1,12 @@
-"""The kit for `grpc`: its policies in front of your channels and servers, and around them."""
+"""The kit for `grpc`: its policies in front of your channels and servers, and around them.
+
+Only the policies are imported with this module. All else is imported by the method that uses it, so
+that `rpcwheel.Kit` loads fast, and a kit loads only what it uses.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
-
-from rpcwheel.channel.sync import ReconnectingChannel
-from rpcwheel.failback.sync import FailbackInvoker
-from rpcwheel.heartbeat.sync import Heartbeat, HeartbeatManager
-from rpcwheel.heartbeat.watched import below
-from rpcwheel.idle.sync import ConnectionTable, IdleConnectionDetector
-from rpcwheel.interceptors.sync import (
-    Queues,
-    client_interceptors,
-    intercept_channel,
-    server_interceptors,
-)
-from rpcwheel.registry.named import channel as channel_by_name
-from rpcwheel.registry.publisher import Publisher
 
 from .base import KitBase, check_served
 
@@ -30,13 +20,16 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
+    from rpcwheel.heartbeat.sync import Heartbeat, HeartbeatManager
+    from rpcwheel.idle.sync import ConnectionTable, IdleConnectionDetector
+    from rpcwheel.interceptors.sync import Queues
     from rpcwheel.probe import Probe
-    from rpcwheel.registry.sync import Registry
+    from rpcwheel.registry.sync import Publisher, Registry
 
 __all__ = ["Kit"]
 
 
-class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetector]):
+class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnectionDetector"]):
     """Deadlines, retries, failsafe, failback, heartbeats and idle detection for your own gRPC.
 
     One kit serves any number of channels and servers; `rpcwheel.aio.Kit` is that of `grpc.aio`.
@@ -52,12 +45,17 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
     """
 
     def _make_queues(self) -> Queues:
+        from rpcwheel.failback.sync import FailbackInvoker
+        from rpcwheel.interceptors.sync import Queues
+
         for policy in (self._policy, *self._policy.methods.values()):
             if policy.failback is not None:
                 FailbackInvoker(policy.failback)  # refuses now what no thread could carry out
         return Queues(self._timer)
 
     def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
+        from rpcwheel.heartbeat.sync import HeartbeatManager
+
         return HeartbeatManager.of(policy, timer=self._timer)
 
     def channel(
@@ -107,8 +105,12 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         given: dict[str, Any] = {"options": options, "compression": compression}
         channel: grpc.Channel
         if by_name:
+            from rpcwheel.registry.named import channel as channel_by_name
+
             channel = channel_by_name(target, credentials, **given, **by_name)
         else:
+            from rpcwheel.channel.sync import ReconnectingChannel
+
             channel = ReconnectingChannel(target, credentials, **given, timer=self._timer)
         try:
             if self._manager is not None and not by_name:
@@ -129,6 +131,8 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         Call it once for each channel: each call makes a new budget of retries, which is that of one
         target. The queues of failback are the kit's.
         """
+        from rpcwheel.interceptors.sync import client_interceptors
+
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
     def server_interceptors(self) -> list[grpc.ServerInterceptor]:
@@ -136,9 +140,13 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
 
         With `idle` the first is the server's `ConnectionTable`: call it once for each server.
         """
+        from rpcwheel.interceptors.sync import server_interceptors
+
         interceptors = server_interceptors(self._policy, timer=self._timer)
         if self._policy.idle is None:
             return interceptors
+        from rpcwheel.idle.sync import ConnectionTable
+
         table = ConnectionTable()
         self._tables.append(table)
         return [table, *interceptors]
@@ -164,6 +172,8 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         Raises:
             ConfigurationError: This kit has no `idle`, or it is not clear which table is meant.
         """
+        from rpcwheel.idle.sync import IdleConnectionDetector
+
         table = self._claim(connections)
         detector = IdleConnectionDetector(
             server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
@@ -205,6 +215,8 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
             TypeError, ConfigurationError: An argument makes no sense.
             ExtraMissing: A package that an engine needs is not installed.
         """
+        from rpcwheel.registry.publisher import Publisher
+
         check_served(settings)
         services = [service] if isinstance(service, str) else service or ()
         return Publisher(
@@ -228,8 +240,14 @@ class Kit(KitBase[Queues, HeartbeatManager, ConnectionTable, IdleConnectionDetec
         Raises:
             RuntimeError: It would get a heartbeat, and this kit is closed.
         """
-        if self._manager is not None and isinstance(below(channel), ReconnectingChannel):
-            self._manager.attach(channel)
+        from rpcwheel.interceptors.sync import intercept_channel
+
+        if self._manager is not None:
+            from rpcwheel.channel.sync import ReconnectingChannel
+            from rpcwheel.heartbeat.watched import below
+
+            if isinstance(below(channel), ReconnectingChannel):
+                self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 
     def flush(self, timeout: Duration | None = None) -> bool:

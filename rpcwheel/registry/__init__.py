@@ -30,19 +30,37 @@ Not done at the interpreter's exit or in a forked child: a registry that was not
 by the engine when its lease runs out, and in a child it is closed (open another there).
 """
 
-from rpcwheel.instance import ServiceInstance, Snapshot
+from typing import TYPE_CHECKING
 
-from .policy import RegistryPolicy
-from .provider import Provider
-from .sync import (
-    FailbackRegistry,
-    Publisher,
-    Registration,
-    Registry,
-    Subscription,
-    channel,
-    open_registry,
-)
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rpcwheel.instance import ServiceInstance, Snapshot
+
+    from .policy import RegistryPolicy
+    from .provider import Provider
+    from .sync import (
+        FailbackRegistry,
+        Publisher,
+        Registration,
+        Registry,
+        Subscription,
+        channel,
+        open_registry,
+    )
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "rpcwheel.instance": "ServiceInstance Snapshot",
+            ".policy": "RegistryPolicy",
+            ".provider": "Provider",
+            ".sync": (
+                "FailbackRegistry Publisher Registration Registry Subscription channel "
+                "open_registry"
+            ),
+        },
+    )
 
 __all__ = [
     "FailbackRegistry",

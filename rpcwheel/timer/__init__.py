@@ -22,14 +22,32 @@ Promises: never early; late by less than a tick and the wake-up; `cancel()` that
 the task will never start; no wake-ups without need; what a task raises harms only itself.
 """
 
-from rpcwheel.errors import TimerStopped, TooManyTimeouts
+from typing import TYPE_CHECKING
 
-from .aio import AsyncWheelTimer
-from .api import Lateness, TimerStats, TimerTask
-from .manual import ManualTimer
-from .periodic import PeriodicTask, RetryTask
-from .queue import DeadlineHeap, HashedWheel, HierarchicalWheel, SparseWheel, Timeout
-from .sync import WheelTimer, shared_timer
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rpcwheel.errors import TimerStopped, TooManyTimeouts
+
+    from .aio import AsyncWheelTimer
+    from .api import Lateness, TimerStats, TimerTask
+    from .manual import ManualTimer
+    from .periodic import PeriodicTask, RetryTask
+    from .queue import DeadlineHeap, HashedWheel, HierarchicalWheel, SparseWheel, Timeout
+    from .sync import WheelTimer, shared_timer
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "rpcwheel.errors": "TimerStopped TooManyTimeouts",
+            ".aio": "AsyncWheelTimer",
+            ".api": "Lateness TimerStats TimerTask",
+            ".manual": "ManualTimer",
+            ".periodic": "PeriodicTask RetryTask",
+            ".queue": "DeadlineHeap HashedWheel HierarchicalWheel SparseWheel Timeout",
+            ".sync": "WheelTimer shared_timer",
+        },
+    )
 
 __all__ = [
     "AsyncWheelTimer",

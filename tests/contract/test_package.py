@@ -101,25 +101,68 @@ def test_there_is_no_import_cycle() -> None:
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
 
 
+DEPENDENCIES = {"asyncio", "grpc", "pydantic", "tenacity"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a program has loaded at its end."""
+    run = python("-c", f"import sys\n{code}\nprint(*sys.modules)")
+    assert (run.returncode, run.stderr) == (0, "")
+    return set(run.stdout.split())
+
+
+def test_import_rpcwheel_loads_no_dependency_and_no_other_module_of_it() -> None:
+    loaded = loaded_by("import rpcwheel")
+    assert loaded & DEPENDENCIES == set()
+    assert {name for name in loaded if name.startswith("rpcwheel.")} == {"rpcwheel._lazy"}
+
+
+def test_a_kit_of_calls_loads_no_aio_variant_and_nothing_of_what_it_does_not_use() -> None:
+    loaded = loaded_by("import rpcwheel; rpcwheel.Kit(timeout=2.0).client_interceptors()")
+    unused = re.compile(
+        r"rpcwheel\.(.*\baio\b.*|cluster\._.*|heartbeat\.(manager|sync)|idle\.(detector|sync)|"
+        r"registry\.(named|publisher|session|sync|providers\..*))|tomllib|sqlite3"
+    )
+    assert sorted(filter(unused.fullmatch, loaded)) == []
+
+
+def test_the_timer_loads_neither_grpc_nor_pydantic() -> None:
+    loaded = loaded_by("import rpcwheel\nrpcwheel.ManualTimer, rpcwheel.shared_timer()")
+    assert loaded & {"asyncio", "grpc", "pydantic"} == set()
+
+
 ALONE = """
 import os, sys, threading
+import asyncio, grpc, grpc.aio, pydantic, tenacity
 import rpcwheel  # which every import of a module of it begins with
+
+
+def import_alone(modules):
+    for module in modules:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                __import__(module)
+                status = threading.active_count() - 1
+            finally:
+                if status:
+                    sys.excepthook(*sys.exc_info())
+                os._exit(status)
+        if os.waitpid(child, 0)[1]:
+            print(module, "does not import alone, or starts a thread")
+
+
+first = [module for module in sys.argv[1:] if module.count(".") == 1 or module.endswith(".aio")]
+import_alone(first)
+for package in (rpcwheel, rpcwheel.aio):
+    for name in package.__all__:
+        getattr(package, name)
 if threading.active_count() > 1:
     print("it starts a thread")
-for module in {*sys.argv[1:]} - {*sys.modules}:
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            __import__(module)
-            status = threading.active_count() - 1
-        finally:
-            if status:
-                sys.excepthook(*sys.exc_info())
-            os._exit(status)
-    if os.waitpid(child, 0)[1]:
-        print(module, "does not import alone, or starts a thread")
+import_alone({*sys.argv[1:]} - {*first} - {*sys.modules})
 """
+"""The packages are imported first in a process; what public names do not load, after these."""
 
 
 def test_each_module_imports_alone_silently_and_starts_no_thread() -> None:
@@ -153,6 +196,51 @@ def test_the_channel_package_can_be_imported_beside_the_function_of_the_same_nam
     """
     run = python("-c", code)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_the_channel_function_is_not_replaced_when_the_channel_package_is_loaded() -> None:
+    code = """if True:
+        import rpcwheel.channel
+        from rpcwheel.channel.sync import ReconnectingChannel
+
+        assert rpcwheel.channel.ReconnectingChannel is ReconnectingChannel
+        import rpcwheel.registry, rpcwheel.channel.aio
+
+        assert rpcwheel.channel is rpcwheel.registry.channel
+        from rpcwheel import channel
+
+        assert channel is rpcwheel.channel
+    """
+    run = python("-c", code)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_subpackage_is_an_attribute_of_the_package_without_an_import_of_its_own() -> None:
+    code = "import rpcwheel; rpcwheel.observe.add_sink; rpcwheel.failback.aio.FailbackInvoker"
+    assert python("-c", code).returncode == 0
+
+
+def test_dir_lists_the_public_names_before_they_are_used() -> None:
+    code = """if True:
+        import rpcwheel, rpcwheel.aio, rpcwheel.registry
+
+        for module in (rpcwheel, rpcwheel.aio, rpcwheel.registry):
+            print(set(module.__all__) - set(dir(module)))
+    """
+    assert python("-c", code).stdout.split("\n") == ["set()"] * 3 + [""]
+
+
+def test_a_name_that_does_not_exist_raises_attribute_error() -> None:
+    for module in (rpcwheel, rpcwheel.aio, rpcwheel.registry):
+        with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute"):
+            module.RetryPolcy  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Kitt' from 'rpcwheel'"):
+        from rpcwheel import Kitt  # noqa: F401, PLC0415
+
+
+def test_star_import_has_all_public_names() -> None:
+    code = "from rpcwheel import *; import rpcwheel; assert {*rpcwheel.__all__} <= {*globals()}"
+    assert python("-c", code).returncode == 0
 
 
 def test_rpcwheel_and_rpcwheel_aio_have_the_same_names() -> None:

@@ -1,0 +1,59 @@
+"""Public names that are loaded when they are first used (PEP 562).
+
+`import rpcwheel` takes a few milliseconds instead of loading grpc, pydantic, tenacity and all of
+this package, and a program that uses one feature does not load the others. Type checkers read the
+imports under `TYPE_CHECKING` beside each use of `lazy_names`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Make the `__getattr__` and `__dir__` of a module.
+
+    Public submodules too are attributes of their package before something imports them.
+
+    Args:
+        package: The module's `__name__`.
+        modules: By module, absolute or relative to `package`, its names, separated by spaces.
+    """
+    where = {name: module for module, names in modules.items() for name in names.split()}
+
+    def load(name: str) -> object:
+        value: object
+        if name in where:
+            value = getattr(import_module(where[name], package), name)
+        elif name.startswith("_") or (value := _submodule(f"{package}.{name}")) is None:
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}",
+                name=name,
+                obj=sys.modules[package],
+            )
+        vars(sys.modules[package])[name] = value
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *where})
+
+    return load, names
+
+
+def _submodule(name: str) -> object:
+    """The module; None if there is none of this name."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name in {name, name.rpartition(".")[0]}:
+            return None
+        raise
