@@ -18,10 +18,11 @@ response stream to its end, as a stream that was handed out cannot be tried agai
 an argument is kept as it was when the call was queued; other arguments are the caller's to leave
 unchanged, and an iterator cannot be queued, because the first try has used it up.
 
-Nothing is lost in silence: a full queue raises `FailbackFull`, a call given up goes to
-`dead_letter`, the log and an event, and `close` returns what still waited and could not be
-delivered (not what was given up before: `stats().abandoned` counts that). The queue lives in memory
-and ends with the process, which then logs what it held.
+Nothing is lost in silence: a full queue raises `FailbackFull`, and a call given up goes to
+`dead_letter`, the log and an event. `close(drain)` tries queued calls again for `drain` seconds,
+however many retries the policy allows, and returns those that are not delivered by then (not those
+given up before: `stats().abandoned` counts them). The queue lives in memory and ends with the
+process, which then logs what it held.
 
 `FailbackInvoker` does the same without a decorator; its twin for coroutines, of the same name, is
 in `rpcwheel.failback.aio`.

@@ -196,8 +196,8 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
     async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
         """Park no more calls, try to deliver those that are, and report the others; as the twin.
 
-        [] if nothing was still waiting; calls given up earlier went to `dead_letter`, the log and
-        an event. Then the heartbeats and the idle detectors end.
+        Returns the calls that were queued and were not delivered in that time. Then the heartbeats
+        and the idle detectors end.
         """
         try:
             return await self._queues.close(drain)

@@ -267,12 +267,12 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
         delivers through them. `with kit:` closes too, but drops the list.
 
         Args:
-            drain: Seconds to go on trying. 0: not at all.
+            drain: Seconds to go on trying, however many retries the policies allow. 0: not at all.
 
         Returns:
-            The calls that were still waiting and were not delivered, oldest first; [] if nothing
-            was. Calls given up earlier went to `dead_letter`, the log and an event; `stats()` has
-            their number, `abandoned`.
+            The calls that were queued and were not delivered in that time, oldest first. Calls
+            given up before went to `dead_letter`, the log and an event; `stats()` has their number,
+            `abandoned`. See `FailbackInvoker.close`.
         """
         try:
             return self._queues.close(drain)
