@@ -6,9 +6,9 @@ has dropped its task by then. A timeout that leaves the queue with its task is s
 collector again (`Timeout._keep_task`): `stop()`, `aclose()` and the end of a dropped timer take it
 out, or an executor gets it. Slots are always shown.
 
-So one thing is never collected in the compiled form: an `AsyncWheelTimer` or `ManualTimer` that is
-forgotten without `stop()` while a waiting task refers to the timer itself, as `PeriodicTask` and
-`RetryTask` do. (A forgotten `WheelTimer` with such a task goes on running, in both forms.)
+So one thing is never collected in the compiled form: a timer that is forgotten without `stop()`
+while a waiting task of the user's refers to the timer itself. (`Timeout`, `PeriodicTask` and
+`RetryTask` refer to it weakly.)
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from __future__ import annotations
 import inspect
 import random
 import threading
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel.backoff import Backoff
@@ -38,7 +40,7 @@ class _Resubmitting:
             raise TypeError(f"timer must have new_timeout(), as WheelTimer has; not {timer!r}")
         if not callable(run):
             raise TypeError(f"run must be callable without arguments, not {run!r}")
-        self._timer = timer
+        self._timer: Callable[[], Timer | None] = lambda: timer  # weakly, once it waits there
         self._work = run
         self._state = "idle"
         self._timeout: Timeout | None = None
@@ -120,11 +122,17 @@ class _Resubmitting:
                     self._state = "cancelled"
 
     def _arm(self, delay_ns: int, *, again: bool = False) -> None:
-        submit = self._timer.new_timeout
+        timer = self._timer()
+        if timer is None:
+            raise TimerStopped("the timer of this task was dropped; keep it, or use shared_timer()")
+        submit = timer.new_timeout
         if again:  # a timer that is not ours may have no such thing
-            submit = getattr(self._timer, "readmit", submit)
+            submit = getattr(timer, "readmit", submit)
         self._timeout = submit(self, to_seconds(max(delay_ns, 0)))
         self._state = "armed"
+        if not again:  # a timer that is dropped must be freed, though the task waits in it
+            with suppress(TypeError):  # not ours, and without weak references
+                self._timer = weakref.ref(timer)
 
     def _first_delay_ns(self) -> int:
         raise NotImplementedError
@@ -145,7 +153,8 @@ class PeriodicTask(_Resubmitting):
     are skipped. What it raises goes to the timer's `on_error`, and the task goes on.
 
     Args:
-        timer: Where it waits. Its thread (or executor, or loop) runs it.
+        timer: Where it waits. Its thread (or executor, or loop) runs it. A task that waits does
+            not keep its timer: drop the timer, and it stops.
         interval: Seconds or a `timedelta`, above zero. It holds whatever the timer's tick is.
         run: Called without arguments; on an `AsyncWheelTimer` it may be a coroutine function. If
             it returns a number or a `timedelta`, that is the delay of the next run, from the end
@@ -213,7 +222,8 @@ class RetryTask(_Resubmitting):
     """Run a function until it succeeds: one-shot tasks, each submitted when the last has failed.
 
     Args:
-        timer: Where it waits. Its thread (or executor, or loop) runs it.
+        timer: Where it waits. Its thread (or executor, or loop) runs it. A task that waits does
+            not keep its timer: drop the timer, and it stops.
         run: Called without arguments; on an `AsyncWheelTimer` it may be a coroutine function.
             Raising is failing.
         attempts: How often it may run in all; None: until it succeeds, is cancelled, or `stop`

@@ -72,17 +72,17 @@ def test_aclose_leaves_tasks_to_the_collector():
 
 @pytest.mark.filterwarnings("ignore:.* was dropped with:ResourceWarning")
 @pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
-def test_a_dropped_timer_leaves_tasks_to_the_collector(kind):
+def test_a_dropped_timer_leaves_tasks_to_the_collector(kind, start):
     timer = kind()
-    tasks = start_all(SelfResubmittingTask, timer)
+    tasks = start_all(start, timer)
     del timer
     assert all_freed(tasks)
 
 
 @pytest.mark.filterwarnings("ignore:.* was dropped with:ResourceWarning")
-def test_a_dropped_aio_timer_leaves_tasks_to_the_collector():
+def test_a_dropped_aio_timer_leaves_tasks_to_the_collector(start):
     async def main():
-        return start_all(SelfResubmittingTask, AsyncWheelTimer())
+        return start_all(start, AsyncWheelTimer())
 
     assert all_freed(asyncio.run(main()))
 
