@@ -113,7 +113,7 @@ class HeapRules(Base):
 
     def drain(self) -> list[Timeout]:
         drained = []
-        for _, _, timeout in sorted(self._entries):
+        for timeout in self:  # each once, though it may have several entries
             task = timeout._task
             if timeout.cancel():
                 timeout._keep_task(task)

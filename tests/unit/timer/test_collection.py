@@ -125,3 +125,11 @@ def test_cancel_keeps_the_task_of_a_timeout_that_an_executor_has_not_run_yet():
     function(timeout)
     timer.stop()
     assert ran == [timeout]
+
+
+def test_a_timeout_that_was_brought_forward_keeps_its_task_when_its_timer_stops(make_queue):
+    timer = ManualTimer(make_queue())
+    moved = timer.new_timeout(print, 60.0)
+    assert moved.reschedule(1.0)
+    assert timer.stop() == [moved]
+    assert moved.task is print
