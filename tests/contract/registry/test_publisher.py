@@ -107,7 +107,7 @@ def test_a_server_that_has_a_port_and_runs_is_published_as_it_is(shop, memory, r
     with Publisher(shop.server, memory, SERVICE, **QUICK | {"port": port}) as published:
         assert published.wait_published(WAIT_S)
         assert ask(port) == b"a"
-        assert [one.target for one in published.instances] == [f"127.0.0.1:{port}"]
+        assert [one.address for one in published.instances] == [f"127.0.0.1:{port}"]
     assert wait_until(lambda: ids(registry) == [])
     with pytest.raises(grpc.RpcError):
         ask(port)
@@ -236,7 +236,7 @@ def test_a_place_in_front_of_the_server_is_published_unchecked(
         shop = make_shop()
         shop.listen()
         with serving(shop, memory, SERVICE, port=port, host=host) as published:
-            assert published.instances[0].target == f"{host}:{port}"
+            assert published.instances[0].address == f"{host}:{port}"
             assert published.own_ports is None
 
 
