@@ -241,5 +241,6 @@ def _errors_logged_into(problems: list[str]) -> Iterator[None]:
     try:
         yield
     finally:
+        logger.addHandler(logging.NullHandler())  # for what is logged when the process exits
         logger.removeHandler(collector)
         logger.propagate = propagate
