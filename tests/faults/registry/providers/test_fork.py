@@ -1,8 +1,9 @@
-"""A forked child does not disturb its parent's lease and watches.
+"""A forked child does not disturb its parent's lease and watches, and does not crash.
 
-Each case runs in a process of its own, without gRPC's fork handlers: in a child they start a poller
-of gRPC's, which can abort the process whatever the child does (grpc/grpc#43055). So the child gets
-along only if rpcwheel leaves what gRPC has in the parent alone.
+Each case of the first test runs in a process of its own, without gRPC's fork handlers: in a child
+they start a poller of gRPC's, which can abort the process whatever the child does
+(grpc/grpc#43055). So the child gets along only if rpcwheel leaves what gRPC has in the parent
+alone.
 """
 
 import os
@@ -14,6 +15,7 @@ import pytest
 
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
+from fixtures.engine_watchers import in_the_end, instance
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.waiting import WAIT_S
 
@@ -85,3 +87,63 @@ def test_a_forked_child_leaves_its_parent_the_lease_and_the_watches(kind):
             check=False,
         )
     assert ran.returncode == 0, ran.stderr
+
+
+CHILDREN = 40
+
+FOLLOWER = """
+import os, signal, sys, time
+from rpcwheel import RegistryPolicy, ServiceInstance, open_registry
+from fixtures.waiting import WAIT_S, wait_until
+
+policy = RegistryPolicy(lease=3.0, timeout=1.0, snapshot=False)
+with open_registry(sys.argv[1], policy=policy) as registry:
+    subscription = registry.subscribe("shop.Orders")
+    wait_until(lambda: subscription.snapshot and subscription.snapshot.instances)
+    registry.register(ServiceInstance(service="shop.Bills", host="10.0.0.1", port=1), wait=WAIT_S)
+    print("follows", flush=True)
+    sys.stdin.readline()  # etcd is frozen
+    ended = []
+    for _ in range(int(sys.argv[2])):
+        time.sleep(0.05)  # so that another attempt to connect has begun
+        child = os.fork()
+        if not child:
+            signal.alarm(int(WAIT_S))  # a child that hangs is one that fails
+            time.sleep(0.1)  # gRPC's threads begin anew in the child
+            os._exit(0)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print("forked", flush=True)
+    sys.stdin.readline()  # etcd is back, with another instance
+    wait_until(lambda: len(subscription.snapshot.instances) == 2)
+print(ended.count(0), flush=True)
+"""
+
+
+def test_children_that_are_forked_while_etcd_is_frozen_do_not_crash(opened):
+    """gRPC connects again all the time then; its fork handlers are as by default."""
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+    with EtcdEngine() as engine:
+        publisher = opened(engine.url())
+        publisher.publish([instance(1)])
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", FOLLOWER, engine.url(), str(CHILDREN)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as follower:
+            try:
+                assert follower.stdout.readline() == "follows\n"
+                engine.freeze()
+                follower.stdin.write("\n")
+                follower.stdin.flush()
+                assert follower.stdout.readline() == "forked\n"
+                engine.thaw()
+                in_the_end(lambda: publisher.publish([instance(1), instance(2)]))
+                told, _ = follower.communicate("\n", timeout=3 * WAIT_S)
+                assert int(told) == CHILDREN
+            finally:
+                follower.kill()
