@@ -167,10 +167,15 @@ class Book:
             if self._closes_at_ns is not None:
                 self._kept.append(failed)
 
-    def lose_waiting(self) -> list[Entry]:
-        """End the entries that wait in the timer, which was stopped; `take_left` returns them."""
+    def lose_waiting(self, refused: Entry | None = None) -> list[Entry]:
+        """End the entries that wait in the timer, which was stopped; `take_left` returns them.
+
+        Args:
+            refused: An entry that waits without a timeout, because the timer refused it.
+        """
         with self._lock:
-            lost = [entry for entry in self._core.waiting() if entry.timeout is not None]
+            waiting = self._core.waiting()
+            lost = [entry for entry in waiting if entry.timeout is not None or entry is refused]
             for entry in lost:
                 self._core.remove(entry, Last.UNDELIVERED)
             self._lost += lost

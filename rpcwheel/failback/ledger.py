@@ -138,13 +138,13 @@ class Ledger:
                 self.lose_waiting()
                 raise FailbackClosed(
                     f"{self.name}: {entry.label} failed and was not queued, because the queue's "
-                    "timer was stopped; make the queue (or the kit) anew, with a timer that runs "
-                    "or without one, for shared_timer()"
+                    "timer was stopped; make a new queue (or Kit), and give it a running timer, or "
+                    "none to use shared_timer()"
                 ) from error
             kind = FailbackFull if isinstance(refusal, TooManyTimeouts) else FailbackClosed
             raise kind(
-                f"{self.name}: {entry.label} failed and was not queued, because the timer took it "
-                f"not: {refusal}"
+                f"{self.name}: {entry.label} failed and was not queued, because the timer refused "
+                f"it: {refusal}"
             ) from error
         emit(CallParked(self.name, entry.label, error, to_seconds(delay_ns), pending))
         _let_go(error)
@@ -170,9 +170,9 @@ class Ledger:
             self._told_stopped = True
             POOL.submit((self, TIMER_STOPPED), self.lose_waiting)
 
-    def lose_waiting(self) -> None:
+    def lose_waiting(self, refused: Entry | None = None) -> None:
         """Report the calls that wait in a timer that was stopped; `end_close` returns them."""
-        entries = self.book.lose_waiting()
+        entries = self.book.lose_waiting(refused)
         if entries:
             self._undelivered(entries, TIMER_STOPPED)
 
@@ -240,8 +240,11 @@ class Ledger:
             return None
         try:
             self._arm(entry, decision.delay_ns)
+        except TimerStopped:
+            self.lose_waiting(entry)
+            return None
         except (TimerError, RuntimeError) as refusal:  # RuntimeError: no thread can be started
-            return GiveUp(f"the timer took it no more: {refusal}")
+            return GiveUp(f"the timer refused it: {refusal}")
         waited_s, delay_s = (now_ns - entry.started_ns) / 1e9, to_seconds(decision.delay_ns)
         emit(CallRetried(self.name, entry.label, entry.attempts, waited_s, error, delay_s))
         _let_go(error)

@@ -87,7 +87,8 @@ class HeapRules(Base):
     def _put(self, entry: tuple[int, int, Timeout]) -> None:
         """Put it on the heap, and count it only then.
 
-        Who looked at the heap before (`Hub.arm`, `_clean_up`) thus finds another count after.
+        So `Hub.arm` and `_clean_up`, which read the count before and after they read the heap, find
+        that it has changed.
         """
         while True:
             entries = self._entries

@@ -16,7 +16,12 @@ __all__ = ["LATENESS_BOUNDS_S", "Lateness", "TaskLike", "Timer", "TimerStats", "
 
 @runtime_checkable
 class TimerTask(Protocol):
-    """A task with a name and a state of its own; a plain callable `task(timeout)` does as well."""
+    """A task with a name and a state of its own; a plain callable `task(timeout)` does as well.
+
+    If its class also has a method `timer_stopped(timeout)`, that is called when the timer ends
+    while the task waits in it: on the thread that stops the timer, so it must not block. What it
+    raises is reported as a task's error.
+    """
 
     def run(self, timeout: Timeout, /) -> object:
         """Do the work; called once, when the timeout has expired."""

@@ -1,11 +1,12 @@
 """A queue whose timer is stopped: its calls are reported, later ones are refused."""
 
 import asyncio
+import threading
 
 import pytest
 
 from fixtures.failback_queues import AsyncFar, Far
-from fixtures.waiting import aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio
 from rpcwheel.observe import CallsUndelivered
@@ -52,7 +53,7 @@ def test_a_call_that_fails_after_the_timer_was_stopped_is_refused_with_what_to_d
     timer, error = WheelTimer(), ConnectionError("down")
     failback = FailbackInvoker(POLICY, timer=timer)
     timer.stop()
-    with pytest.raises(FailbackClosed, match="timer was stopped; make the queue") as caught:
+    with pytest.raises(FailbackClosed, match="timer was stopped; make a new queue") as caught:
         failback.invoke(Far(error))
     assert caught.value.__cause__ is error
     assert failback.invoke(Far(), 1) == (1,)
@@ -67,6 +68,26 @@ def test_close_right_after_the_timer_was_stopped_returns_every_queued_call():
         failback.invoke(Far(ConnectionError()), number)
     timer.stop()
     assert [call.args for call in failback.close(drain=0)] == [(number,) for number in range(20)]
+
+
+def test_a_call_whose_retry_fails_after_the_timer_was_stopped_is_returned_by_close(events):
+    timer, begun, goes_on, dead = WheelTimer(), threading.Event(), threading.Event(), []
+
+    def order(number):
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            goes_on.wait(WAIT_S)
+        raise ConnectionError("down")
+
+    policy = FailbackPolicy(on=ConnectionError, wait=0, name="audit", dead_letter=dead.append)
+    failback = FailbackInvoker(policy, timer=timer)
+    failback.invoke(order, 1)
+    assert begun.wait(WAIT_S)
+    timer.stop()
+    goes_on.set()
+    assert wait_until(lambda: undelivered(events))
+    assert [(call.args, call.reason) for call in failback.close()] == [((1,), REASON)]
+    assert dead == []
 
 
 def test_calls_that_wait_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(events):

@@ -77,22 +77,11 @@ def test_a_timer_that_takes_no_more_makes_the_queue_full(events):
     with WheelTimer(max_pending=1) as timer:
         timer.new_timeout(print, 60)
         queue = Queue(timer)
-        with pytest.raises(FailbackFull, match="the timer took it not") as caught:
+        with pytest.raises(FailbackFull, match="the timer refused it") as caught:
             queue.park()
     assert caught.value.__cause__ is GONE
     assert events == []
     assert queue.stats(calls=1, rejected=1, parked=0, pending=0)
-
-
-def test_a_call_whose_timer_was_stopped_meanwhile_is_given_up_not_forgotten(timer, events):
-    buried = []
-    queue = Queue(timer, dead_letter=buried.append)
-    queue.park()
-    timer.advance(5)
-    timer.stop()
-    failed = queue.ledger.failed(queue.launched[0], GONE)
-    assert failed.reason.startswith("the timer took it no more: ")
-    assert type(events[-1]) is CallAbandoned
 
 
 def test_without_a_timer_the_shared_one_is_taken_at_the_first_parked_call(monkeypatch, timer):
