@@ -37,6 +37,7 @@ from rpcwheel.instance import grpc_target
 
 from ._etcd_channel import channel_options, check_tls, open_channel
 from ._etcd_messages import messages
+from ._tls import TLS_ADVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -76,6 +77,13 @@ NOT_NEEDED: Final = "authentication is not enabled"
 STALE_LOGIN: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
 """What etcd says of a token that it does not know any more, or wants by now."""
 
+
+TLS_FAILURES: Final = (
+    "TSI_PROTOCOL_FAILURE",  # in the handshake: CERTIFICATE_VERIFY_FAILED, WRONG_VERSION_NUMBER
+    "TSI_DATA_CORRUPTED",  # after it, by TLS 1.3: the server does not accept our certificate
+    "Hostname Verification Check failed",
+)
+"""In gRPC's text for a connection that could not be made (grpcio 1.85)."""
 
 WANTS_LEADER: Final = (("hasleader", "true"),)
 """Has etcd end a stream on a member that has lost the others, which goes on answering (its client's
@@ -162,13 +170,15 @@ class EtcdClient:
             left_s = end_s - time.monotonic()
             try:
                 return self._ask_one(what, request, left_s / 2 if others else left_s)
-            except _GivenUp:
+            except _GivenUp as error:
                 if once or end_s <= time.monotonic():
-                    raise
+                    raise RegistryUnavailable(str(error)) from error.__cause__
                 others += 1
-            except RegistryUnavailable as error:
-                if not others or (once and not isinstance(error, NotSent)):
-                    raise
+            except (RegistryUnavailable, _TlsRefused) as error:
+                if not others or (once and not isinstance(error, (NotSent, _TlsRefused))):
+                    refused = isinstance(error, _TlsRefused)
+                    kind = RegistryRefused if refused else RegistryUnavailable
+                    raise kind(str(error)) from error.__cause__
 
     def _ask_one(self, what: str, request: object, timeout_s: float) -> Any:  # noqa: ANN401
         end_s = time.monotonic() + timeout_s
@@ -218,6 +228,8 @@ class EtcdClient:
             details = f"no answer in {self._timeout_s:g} s"
         if code is not grpc.StatusCode.CANCELLED:  # by us
             self.leave(channel)
+        if any(failure in details for failure in TLS_FAILURES):
+            return _TlsRefused(f"{self.where}: {details}; {TLS_ADVICE}")
         kind = NotSent if is_unprocessed(code.name, details, None, None) else RegistryUnavailable
         return kind(f"{self.where}: {details or code.name}")
 
@@ -363,6 +375,10 @@ class LeaseUnknown(RegistryRefused):
 
 class NotSent(RegistryUnavailable):
     """There was no connection, so etcd has not seen the request."""
+
+
+class _TlsRefused(RegistryRefused):
+    """One side did not accept the other's certificate, or speaks no TLS; nothing was sent."""
 
 
 class _GivenUp(RegistryUnavailable):

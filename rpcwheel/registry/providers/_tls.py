@@ -11,9 +11,17 @@ from rpcwheel.errors import ConfigurationError
 if TYPE_CHECKING:
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["TLS_OPTIONS", "Tls", "refused_by_tls"]
+__all__ = ["TLS_ADVICE", "TLS_OPTIONS", "Tls", "refused_by_tls"]
 
 TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
+
+TLS_ADVICE: Final = (
+    "the TLS handshake failed; check that the port speaks TLS, that its certificate is for this "
+    "host and has not expired, and give the root that signed it: ?ca=root.pem (by default the "
+    "system's roots count), and our own certificate if the server wants one: "
+    "&cert=chain.pem&key=key.pem"
+)
+"""What follows the reason in a `RegistryRefused`, with every engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.alarm import Alarm
 from rpcwheel.workers import POOL
 
-from ._tls import Tls, refused_by_tls
+from ._tls import TLS_ADVICE, Tls, refused_by_tls
 from ._zookeeper_client import Handler, client_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Session:
                 self._replace(client)
                 raise RegistryRefused(f"{self._url}: the user or the password is wrong")
             if refused_by_tls(handler.error):
-                raise RegistryRefused(f"{self._url}: {handler.error}")
+                raise RegistryRefused(f"{self._url}: {handler.error}; {TLS_ADVICE}")
             if not handler.is_running or time.monotonic_ns() > end_ns:
                 reason = "no answer" if handler.error is None else str(handler.error)
                 raise RegistryUnavailable(f"{self._url}: no connection: {reason}")

@@ -54,7 +54,7 @@ from rpcwheel.workers import POOL
 from ._following import Following
 from ._redis_hints import Hints
 from ._redis_scripts import LIST, REGISTER, RENEW, UNREGISTER, Keys
-from ._tls import TLS_OPTIONS, Tls, refused_by_tls
+from ._tls import TLS_ADVICE, TLS_OPTIONS, Tls, refused_by_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -298,7 +298,7 @@ def _refusal(url: RegistryUrl, error: RedisError) -> RegistryError:
     said = f"{url}: {str(error) or type(error).__name__}"
     kind: type[RegistryError] = RegistryUnavailable
     if refused_by_tls(error):
-        kind = RegistryRefused
+        kind, said = RegistryRefused, f"{said}; {TLS_ADVICE}"
     elif isinstance(error, (AuthenticationError, NoPermissionError)):
         kind, said = RegistryRefused, f"{said}; look at the user, the password and the rights"
     elif isinstance(error, AskError):  # of which MovedError is one
