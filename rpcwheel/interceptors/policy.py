@@ -67,7 +67,8 @@ class MethodPolicy(Policy):
 
     failback: FailbackPolicy | None = None
     """Answer a call that has failed for good with a default, and deliver it in the background.
-    Replaces a more general `failsafe` too, and `failsafe` a more general `failback`."""
+    Replaces a more general `failsafe` too, and `failsafe` a more general `failback`. It also
+    switches off a more general `retry`, so that the caller is answered after the first attempt."""
 
     idempotent: StrictBool = False
     """Whether a server may execute a call twice without harm. Only methods marked `idempotent` are
@@ -102,6 +103,8 @@ class MethodPolicy(Policy):
         for one, other in (("failsafe", "failback"), ("failback", "failsafe")):
             if given.get(one) is not None:
                 base.pop(other, None)
+        if given.get("failback") is not None:
+            base.pop("retry", None)  # failback answers at once
         return MethodPolicy(**base | given)
 
     def _given(self) -> dict[str, Any]:
@@ -201,7 +204,9 @@ class CallPolicy(MethodPolicy):
         for other, policy in self.methods.items():
             above = ranks[other] > here
             wins = above or "idempotent" not in own.model_fields_set
-            keeps = not above or "retry" not in policy.model_fields_set
+            keeps = not above or (
+                "retry" not in policy.model_fields_set and policy.failback is None
+            )
             if policy.idempotent and wins and keeps and overlap(pattern, other):
                 return False
         return True

@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.deadline import RetryPolicy
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import (
@@ -16,7 +17,7 @@ from rpcwheel.interceptors import (
     Queues,
     intercept_channel,
 )
-from rpcwheel.observe import CallAbandoned, HookFailed
+from rpcwheel.observe import CallAbandoned, CallParked, HookFailed
 
 AUDIT = FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=b"later")
 
@@ -50,6 +51,21 @@ def test_a_parked_call_is_delivered_with_what_the_caller_gave(shop, client, queu
     assert "authorization" not in second.metadata
     assert second.metadata["grpc-previous-rpc-attempts"] == "1"
     assert second.time_remaining <= 1.1 * WAIT_S
+
+
+def test_a_method_with_failback_is_answered_after_one_attempt_though_all_methods_retry(
+    shop, shop_channel, queues, events
+):
+    shop.then("UNAVAILABLE")
+    policy = CallPolicy(
+        retry=RetryPolicy(on="UNAVAILABLE", wait=0),
+        idempotent=True,
+        methods={UNARY_UNARY: MethodPolicy(failback=AUDIT)},
+    )
+    client = intercept_channel(shop_channel, policy, queues=queues)
+    assert client.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S) == b"later"
+    assert (queues.pending, len(shop.calls)) == (1, 1)
+    assert [type(event) for event in events] == [CallParked]
 
 
 def test_a_delivery_has_a_deadline_of_its_own_if_nobody_gave_one(shop, client, queues):

@@ -93,6 +93,23 @@ def test_the_answer_of_the_more_specific_policy_replaces_the_other_kind():
         assert policy.of("/x/y") == MethodPolicy(**general)
 
 
+def test_failback_switches_off_the_retry_of_a_more_general_policy():
+    own = MethodPolicy(failback=FAILBACK, idempotent=True)
+    policy = CallPolicy(
+        retry=SAFE,
+        idempotent=True,
+        methods={
+            "/a/*": own,
+            "/a/c": MethodPolicy(timeout=1.0),
+            "/a/d": MethodPolicy(retry=SAFE),
+            "/b/*": MethodPolicy(failback=FAILBACK, retry=SAFE),
+        },
+    )
+    assert policy.of("/a/b").retry is policy.of("/a/c").retry is None
+    assert policy.of("/a/d").retry == policy.of("/b/b").retry == policy.of("/x/y").retry == SAFE
+    assert CallPolicy(retry=SAFE, failback=FAILBACK).of("/x/y").retry == SAFE
+
+
 patterns = st.sampled_from(["*", "/a/*", "/*/b", "/a/b", "/a/b*", "/a*/bc", "/ab/*", "/ab/bc"])
 settings = st.fixed_dictionaries(
     {},
