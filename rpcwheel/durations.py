@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, short_repr
 
 __all__ = ["MAX_NS", "NEVER", "Duration", "positive_ns", "to_ns", "to_seconds"]
 
@@ -45,7 +45,9 @@ def to_ns(value: Duration, *, what: str = "delay") -> int:
         whole = value // timedelta(microseconds=1) * 1_000
         return max(-MAX_NS, min(whole, MAX_NS))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{what} must be seconds (int or float) or a timedelta, not {value!r}")
+        raise TypeError(
+            f"{what} must be seconds (int or float) or a timedelta, not {short_repr(value)}"
+        )
     if value != value:  # noqa: PLR0124 - the one value that differs from itself
         raise ConfigurationError(f"{what} is NaN; give seconds, or float('inf') for never")
     if value == float("inf"):
@@ -68,7 +70,7 @@ def positive_ns(value: Duration, *, what: str) -> int:
     ns = to_ns(value, what=what)
     if ns <= 0 or ns == NEVER:
         raise ConfigurationError(
-            f"{what} must be a finite time above zero (at least 1 ns), not {value!r}"
+            f"{what} must be a finite time above zero (at least 1 ns), not {short_repr(value)}"
         )
     return ns
 

@@ -199,3 +199,16 @@ class RegistryClosed(RegistryError, RuntimeError):
 
 class ExtraMissing(RegistryError, ImportError):
     """A package that this needs is not installed; the message says what to install."""
+
+
+_MAX_REPR: Final = 200
+"""Characters of a value that a message shows."""
+
+
+def short_repr(value: object) -> str:
+    """Return the `repr` of a value for a message: cut if it is long, its type if it has none."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4,300 digits; nested too deep
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."

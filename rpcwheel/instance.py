@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictInt, StrictStr, field_validator, model_validator
 
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, short_repr
 from rpcwheel.policy import Number, Policy
 
 __all__ = ["ServiceInstance", "Snapshot", "Source", "checked_host", "grpc_target"]
@@ -233,7 +233,7 @@ def checked_host(host: str) -> str:
             return f"{address}%{zone}"
     raise ConfigurationError(
         "it must be a DNS name or an IP address, without a port, such as 'shop.example', "
-        f"'10.0.0.7' or 'fe80::1%eth0', not {host!r}"
+        f"'10.0.0.7' or 'fe80::1%eth0', not {short_repr(host)}"
     )
 
 

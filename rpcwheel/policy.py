@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from tenacity import wait_random_exponential
 
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,8 +40,9 @@ __all__ = [
     "types_in",
 ]
 
-_LONGEST: Final = 200
-"""Characters of a value that a message shows."""
+_MAX_BEGINNING: Final = 600
+_MAX_END: Final = 300
+"""Characters at the beginning and at the end of what is said of one mistake."""
 
 R = TypeVar("R")
 
@@ -66,7 +67,7 @@ class Policy(BaseModel):
             if args:
                 name = type(self).short or next(iter(type(self).model_fields), "...")
                 raise TypeError(
-                    f"settings are given by name: {type(self).__name__}({name}={args[0]!r})"
+                    f"settings are given by name: {type(self).__name__}({name}={shown(args[0])})"
                 )
             try:
                 super().__init__(**settings)
@@ -130,7 +131,7 @@ def or_short(kind: type[Policy]) -> BeforeValidator:
             return value
         if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
             return checked(lambda number: kind(**{str(kind.short): number}), value)
-        said = f"it must be seconds or a {kind.__name__}, not {shown(value)}"
+        said = f"it must be seconds or {_a(kind.__name__)}, not {shown(value)}"
         raise PydanticCustomError("own_type", "{said}", {"said": said})
 
     return BeforeValidator(made)
@@ -180,10 +181,14 @@ def refusal(error: ValidationError, policy: type[BaseModel]) -> Exception:
 def findings(error: ValidationError, policy: type[BaseModel]) -> Iterator[tuple[Place, str]]:
     """What pydantic found: where, and what to say of it.
 
-    Missing settings come last: one that is misspelled explains why another is missing.
+    Missing settings come last: one that is misspelled explains why another is missing. Long texts
+    are cut in the middle, since what is allowed is said at the end.
     """
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing"):
-        yield one["loc"], _said(one, policy)
+        said = _said(one, policy)
+        if len(said) > _MAX_BEGINNING + _MAX_END:
+            said = f"{said[:_MAX_BEGINNING]} ... {said[-_MAX_END:]}"
+        yield one["loc"], said
 
 
 def field_at(policy: type[BaseModel], place: Place) -> tuple[type[BaseModel], Any]:
@@ -218,7 +223,7 @@ def _said(one: ErrorDetails, policy: type[BaseModel]) -> str:
             wanted = None if field is None else field.description
             return f"{inside}`{name}` is missing" + (f"; {wanted}" if wanted else "")
         case "extra_forbidden":
-            return f"{inside}there is no setting {name!r}; {_meant(name, one['input'], owner)}"
+            return f"{inside}there is no setting {shown(name)}; {_meant(name, one['input'], owner)}"
         case "tuple_type":
             given = one["input"] if isinstance(one["input"], str) else "..."
             return (
@@ -244,8 +249,13 @@ def _misplaced(one: ErrorDetails, policy: type[BaseModel]) -> str:
             for name, inner in kind.model_fields.items():
                 if given in types_in(inner.annotation):
                     written = f"{wanted}({name}={shown(one['input'])})"
-                    return f"it must be a {wanted}, not a {given.__name__}; write {written}"
-    return f"it must be a {wanted}, not a {given.__name__}"
+                    return f"it must be {_a(wanted)}, not {_a(given.__name__)}; write {written}"
+    return f"it must be {_a(wanted)}, not {_a(given.__name__)}"
+
+
+def _a(name: str) -> str:
+    """The name with its indefinite article."""
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
 
 
 def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
@@ -256,20 +266,14 @@ def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
     for outer, field in fields.items():
         for inner in types_in(field.annotation):
             if issubclass(inner, BaseModel) and name in inner.model_fields:
-                return f"did you mean {outer}={inner.__name__}({name}={value!r})?"
+                return f"did you mean {outer}={inner.__name__}({name}={shown(value)})?"
     near = difflib.get_close_matches(name, fields, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(fields)}"
 
 
 def shown(value: object) -> str:
-    """The value as a message shows it: short, whatever its `__repr__` does."""
-    if isinstance(value, Policy):
-        return f"{type(value).__name__}(...)"
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more than 4,300 digits; nested too deep
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    """The value as a message shows it: short, and of a policy only its class."""
+    return f"{type(value).__name__}(...)" if isinstance(value, Policy) else short_repr(value)
 
 
 def path_of(place: Place) -> str:

@@ -64,6 +64,8 @@ MAX_LEVELS: Final = 50
 MAX_BITS: Final = 64
 """The largest integer; a response's field of type `uint64` has as many bits."""
 
+_TOO_LARGE: Final = f"an integer may have at most {MAX_BITS} bits; give a smaller one"
+
 MAX_DOTS: Final = 200
 """How many dots a line of TOML may have. The time that `tomllib` takes for a key of n names joined
 by dots grows with n squared (CPython 3.11: 5 s for 16,000 names)."""
@@ -73,6 +75,9 @@ MAX_VALUES: Final = 50_000
 
 MAX_MISTAKES: Final = 20
 """How many mistakes an error lists."""
+
+MAX_EXAMPLE: Final = 200
+"""How many characters of a variable are written as a list, as an example."""
 
 
 def policy_from_file(path: str | os.PathLike[str]) -> KitPolicy:
@@ -162,10 +167,7 @@ def _checked(tree: dict[str, Any], where: str) -> dict[str, Any]:
             for name, part in named:
                 check(part, (*place, str(name)))
         elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise ConfigurationError(
-                f"{where}: {path_of(place)}: an integer may have at most {MAX_BITS} bits; "
-                "give a smaller one"
-            )
+            raise ConfigurationError(f"{where}: {path_of(place)}: {_TOO_LARGE}")
 
     check(tree, ())
     return tree
@@ -173,8 +175,8 @@ def _checked(tree: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _too_deep(where: str) -> str:
     return (
-        f"{where}: nested more than {MAX_LEVELS} levels deep; the settings are described in "
-        "docs/policies.md"
+        f"{where}: nested more than {MAX_LEVELS} levels deep; settings need five, see "
+        "docs/policies.md: reduce the nesting"
     )
 
 
@@ -206,11 +208,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigurationError(
+                f"{path}: it is larger than {MAX_FILE_BYTES:,} bytes; settings need a few "
+                "thousand: check that it is the right file"
+            )
         text = content.decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: it can't be read: {error}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigurationError(f"{path}: it is larger than {MAX_FILE_BYTES:,} bytes")
     tree = _toml(text, path) if form == "TOML" else _yaml(text, path)
     if not isinstance(tree, dict):
         raise ConfigurationError(f"{path}: it must hold settings by name, not {shown(tree)}")
@@ -230,7 +235,7 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ConfigurationError(_too_deep(str(path))) from None
     except ValueError as error:  # a TOMLDecodeError, or an integer of too many digits
-        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+        raise ConfigurationError(f"{path}: not valid TOML: {_reason(error)}") from error
 
 
 def _yaml(text: str, path: Path) -> object:
@@ -249,8 +254,13 @@ def _yaml(text: str, path: Path) -> object:
         raise
     except (YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
         # What does not fit its tag raises any of these: `!!int a`, `!!bool a`, `!!timestamp a`.
-        raise ConfigurationError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigurationError(f"{path}: not valid YAML: {_reason(error)}") from error
     return {} if tree is None else tree
+
+
+def _reason(error: Exception) -> str:
+    """The parser's message; for CPython's limit of digits, which ends with wrong advice, ours."""
+    return _TOO_LARGE if "sys.set_int_max_str_digits" in str(error) else str(error)
 
 
 def _check_events(events: Iterable[Any], path: Path) -> None:
@@ -331,7 +341,9 @@ def _as_list(text: str) -> str:
     parts = [part.strip(" []\"'") for part in text.split(",")]
     if len(parts) == 1 and not text.lstrip().startswith("["):
         return ""
-    return f" (no JSON; a list is {json.dumps([part for part in parts if part])})"
+    written = json.dumps([part for part in parts if part])
+    example = written if len(written) <= MAX_EXAMPLE else '["...", "..."]'
+    return f" (no JSON; a list is {example})"
 
 
 def _nested(place: Place, value: object) -> dict[str, Any]:

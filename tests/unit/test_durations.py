@@ -56,6 +56,13 @@ def test_a_tick_must_be_finite_and_above_zero() -> None:
         assert positive_ns(1e-9, what="tick") == 1
 
 
+def test_a_long_value_is_shortened_in_the_message() -> None:
+    for wrong in ("x" * 50_000, [1] * 50_000, -(10**5000)):
+        with pytest.raises((TypeError, ConfigurationError)) as refused:
+            positive_ns(wrong, what="tick")  # type: ignore[arg-type]
+        assert len(str(refused.value)) < 300
+
+
 def test_seconds_come_back() -> None:
     assert to_seconds(1_500_000_000) == 1.5
     assert to_seconds(NEVER) == float("inf")

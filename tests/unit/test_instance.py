@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import ServiceInstance, Snapshot, joined, started_now
+from rpcwheel.instance import ServiceInstance, Snapshot, checked_host, joined, started_now
 
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 
@@ -240,6 +240,13 @@ def test_one_bad_host_is_told_once():
     with pytest.raises(ConfigurationError) as caught:
         ServiceInstance(service="a", host="a b", port=1)
     assert ";" not in str(caught.value)
+
+
+def test_a_long_host_is_shortened_in_the_message():
+    for refused in (checked_host, lambda host: ServiceInstance.decoded(record_of(host))):
+        with pytest.raises(ValueError, match="it must be a DNS name or an IP address") as caught:
+            refused("a" * 50_000)
+        assert len(str(caught.value)) < 400
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,20}", fullmatch=True)

@@ -102,10 +102,10 @@ def test_a_setting_of_an_inner_policy_is_refused_with_where_it_belongs():
 
 def test_a_policy_of_another_kind_is_refused_with_where_it_belongs():
     with pytest.raises(
-        TypeError, match=r"^inners\.x: it must be a Middle, not a Inner; write Middle\(inner="
+        TypeError, match=r"^inners\.x: it must be a Middle, not an Inner; write Middle\(inner="
     ):
         Around(inners={"x": Inner(on="a")})
-    with pytest.raises(TypeError, match=r"^inner: it must be a Inner, not a Middle$"):
+    with pytest.raises(TypeError, match=r"^inner: it must be an Inner, not a Middle$"):
         Middle(inner=Middle())
 
 
