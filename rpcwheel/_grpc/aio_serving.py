@@ -40,13 +40,16 @@ def is_receiving(task: asyncio.Task[Any]) -> bool:
 
 
 def context_of(task: asyncio.Task[Any]) -> Any:  # noqa: ANN401 - grpc shows no class for it
-    """A context of the call whose request a task waits for; None if that can't be known.
+    """Return a context of the call whose request a task waits for; None if that can't be done.
 
-    grpc makes one only when the request has arrived. To cancel the task alone would leave the
-    client without a status for ever. So the state of the call is taken from what the coroutine of
-    the task holds. On the loop, while `is_receiving`: later the call is no longer there.
+    gRPC makes a context only when the request has arrived. Without one, only the task could be
+    canceled, and the client would never get a status. So the state of the call is taken from what
+    the coroutine of the task refers to. On the loop, while `is_receiving`: later the call is freed.
     """
+    kind, make = getattr(cygrpc, "RPCState", None), getattr(cygrpc, "_ServicerContext", None)
+    if kind is None or make is None:
+        return None
     for state in gc.get_referents(*gc.get_referents(task.get_coro())):
-        if isinstance(state, cygrpc.RPCState):
-            return cygrpc._ServicerContext(state, None, None, task.get_loop())  # noqa: SLF001
+        if isinstance(state, kind):
+            return make(state, None, None, task.get_loop())
     return None

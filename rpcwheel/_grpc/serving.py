@@ -37,12 +37,16 @@ __all__ = [
     "is_running",
     "pool_of",
     "services_of",
+    "shows_receiving",
 ]
 
 T = TypeVar("T")
 
 BY_GRPC: Final = "experimental_thread_pool"
 """Of a behavior: the pool in which it is to run."""
+
+RECEIVING: Final = "_RECEIVE_MESSAGE_TOKEN"
+"""The token in `due` of a call's state while the server waits for a message of the client."""
 
 
 class Ends(Protocol):
@@ -69,10 +73,15 @@ def end_call(
         call.cancel(code.value[0], details)
 
 
+def shows_receiving() -> bool:
+    """Whether this version of gRPC lets `is_receiving` find out."""
+    return hasattr(grpc_server, RECEIVING)
+
+
 def is_receiving(context: Any) -> bool:  # noqa: ANN401
     """Whether the server waits for a message of a call's client; False if that can't be known."""
     due = getattr(getattr(context, "_state", None), "due", ())
-    return grpc_server._RECEIVE_MESSAGE_TOKEN in due  # noqa: SLF001
+    return shows_receiving() and getattr(grpc_server, RECEIVING) in due
 
 
 def is_plain(context: grpc.ServicerContext) -> bool:

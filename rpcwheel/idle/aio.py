@@ -145,14 +145,21 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
                     loop.call_soon_threadsafe(self._end_late, task, late_details(limit_ns))
 
     def _end_late(self, task: Task, details: str) -> None:
-        """On the loop. The status takes its first step before the task is cancelled."""
-        context = context_of(task) if is_receiving(task) else None
-        if context is not None:
-            loop = task.get_loop()
-            ending = loop.create_task(_abort_late(context, task, details))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-            loop.call_soon(task.cancel)
+        """Start the task that ends the call. On the loop."""
+        ending = task.get_loop().create_task(self._abort_late(task, details))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _abort_late(self, task: Task, details: str) -> None:
+        if not is_receiving(task):  # the request has arrived meanwhile
+            return
+        context = context_of(task)
+        if context is None:
+            self.can_end_late_requests = False
+            return
+        task.cancel()  # takes effect in the next round of the loop, when `abort` sends the status
+        with suppress(Exception):  # `abort` always raises
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
     def coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
         """That of `Look`, if told whether the loop had a moment for what has come in. Any thread.
@@ -251,12 +258,6 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
                 call.ended()
             return None
         return call
-
-
-async def _abort_late(context: Any, task: Task, details: str) -> None:  # noqa: ANN401 - grpc's
-    if is_receiving(task):
-        with suppress(Exception):  # it raises when the status is out
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
 
 def _begins_on_the_loop(handler: grpc.RpcMethodHandler) -> bool:

@@ -56,6 +56,18 @@ UNSEEN: Final = (
 
 TLS: Final = "a client under TLS can't be asked to leave: its connection is shut down"
 
+STOPPED: Final = (
+    "detection has stopped because its timer was stopped; create a new IdleConnectionDetector with "
+    "a running timer"
+)
+
+PAUSED: Final = "detection has stopped until check() or change() is called"
+
+NO_REQUEST_TIMEOUT: Final = (
+    "request_timeout has no effect with this version of grpcio: rpcwheel can't find or end calls "
+    "whose request has not arrived; install an older grpcio"
+)
+
 
 class Detector:
     """What the twins of `IdleConnectionDetector` have in common."""
@@ -242,7 +254,7 @@ class Detector:
             self.timer_stopped()
             return None
         except TimerError as error:
-            self._limit("timer", f"no more looks, until check() or change(): {error}")
+            self._limit("timer", f"{PAUSED}: {error}")
             return None
 
     def hand_over(self, work: Callable[[], object]) -> None:
@@ -251,8 +263,7 @@ class Detector:
 
     def timer_stopped(self) -> None:
         """Internal: report that no more rounds will come."""
-        said = "no more looks, as its timer was stopped; make another detector, on another timer"
-        self._limit("stopped", said)
+        self._limit("stopped", STOPPED)
 
     # A round
 
@@ -297,6 +308,8 @@ class Detector:
             if not self._closed:
                 try:
                     self._connections.end_late_requests(self._limits.request_ns)
+                    if not self._connections.can_end_late_requests:
+                        self._limit("requests", NO_REQUEST_TIMEOUT)
                 finally:
                     self._arm_requests()
 

@@ -89,7 +89,7 @@ class Ports(NamedTuple):
 
 
 def _accepts(host: str, ip: str) -> bool:
-    """Whether who listens at a host that is all addresses accepts connections at this one."""
+    """Whether a socket that listens on `host`, a wildcard address, accepts connections to `ip`."""
     return host == ALL or (host == ALL_IPV4 and ":" not in ip)
 
 

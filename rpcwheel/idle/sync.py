@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from rpcwheel._grpc.handlers import behavior_of, is_pushing, kind_of
-from rpcwheel._grpc.serving import Door, calls_held, end_call, is_plain, is_receiving, pool_of
+from rpcwheel._grpc.serving import (
+    Door,
+    calls_held,
+    end_call,
+    is_plain,
+    is_receiving,
+    pool_of,
+    shows_receiving,
+)
 
 from .core import NOTHING
 from .detector import Detector
@@ -184,6 +192,9 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
 
     def end_late_requests(self, limit_ns: int) -> None:
         """End calls whose only request has not arrived for so long; for the detector."""
+        if not shows_receiving():
+            self.can_end_late_requests = False
+            return
         with self.lock:
             calls = [call for entry in self.entries() for call in entry.calls]
         now_ns = self.now_ns()

@@ -50,7 +50,7 @@ MOST_ENTRIES: Final = 1 << 16
 
 
 def late_details(limit_ns: int) -> str:
-    """What the client of a call is told whose request has not arrived."""
+    """Status details for a call whose request did not arrive."""
     return f"the request did not arrive within {limit_ns / 1e9:g} s"
 
 
@@ -91,6 +91,8 @@ class Connections:
         """Those that are known to be open, on all connections together."""
         self.total = 0
         """All that were seen."""
+        self.can_end_late_requests = True
+        """False once `end_late_requests` has found that this version of gRPC does not allow it."""
         self.heard_ns = time.monotonic_ns()
         """Calls that had come in by then are known, or known to be on their way. The table is made
         before its server is, so that at first none had."""

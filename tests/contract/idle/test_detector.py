@@ -585,14 +585,15 @@ def test_a_table_has_one_detector_at_a_time(server):
     make(server).close()
 
 
-def test_a_stopped_timer_ends_the_looks_and_is_reported(server, channel, events):
+def test_a_stopped_timer_ends_detection_and_is_reported(server, channel, events):
     timer = ManualTimer()
     detector = make(server, ports=server.port, timer=timer)
     echo(channel)
     timer.advance(29)
     timer.stop()
     assert wait_until(lambda: events_of(events, IdleLimited))
-    assert "its timer was stopped" in events_of(events, IdleLimited)[0].reason
+    reason = events_of(events, IdleLimited)[0].reason
+    assert reason.startswith("detection has stopped because its timer was stopped")
     assert detector.check() == []
     detector.change(idle_timeout=60)
     detector.close()
@@ -603,7 +604,7 @@ def test_a_timer_that_is_full_is_reported(server, events):
         taken = timer.new_timeout(lambda _: None, 1000)
         with make(server, timer=timer) as detector:
             assert wait_until(lambda: events_of(events, IdleLimited))
-            assert "no more looks, until check() or change()" in events[0].reason
+            assert "detection has stopped until check() or change()" in events[0].reason
             taken.cancel()
             detector.check()
             assert timer.pending == 1

@@ -1,18 +1,24 @@
 """`request_timeout` of IdlePolicy: calls whose only request does not arrive, in both worlds."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import grpc
+import grpc._server
 import pytest
+from grpc._cython import cygrpc
 
+import rpcwheel.idle.aio
 from fixtures.idle_aio_server import idle_server
-from fixtures.idle_server import IdleServer, echo
+from fixtures.idle_server import IdleServer, echo, events_of
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.observe import IdleLimited
 
 ECHO, UP = "/test.Idle/Echo", "/test.Idle/Up"
 LATE = "the request did not arrive within 30 s"
+NO_EFFECT = "request_timeout has no effect with this version of grpcio"
 
 
 @pytest.fixture
@@ -29,6 +35,11 @@ def headers_only(opened: ExitStack, channel: grpc.Channel, method: str):
     opened.callback(go_on.set)
     requests = iter(lambda: go_on.wait(WAIT_S) and b"late", None)
     return channel.stream_unary(method).future(requests), go_on
+
+
+def limits_reported(events):
+    """The reasons of the `IdleLimited` events, without explanations."""
+    return [event.reason.partition(":")[0] for event in events_of(events, IdleLimited)]
 
 
 # --- grpc ----------------------------------------------------------------------------------------
@@ -82,6 +93,16 @@ def test_the_request_timeout_may_be_changed_and_taken_away(small_server):
     detector.change(request_timeout=None)
     assert small_server.timer.pending == 0
     assert echo(small_server.channel()) == b"x"
+
+
+def test_a_request_timeout_that_has_no_effect_with_this_grpcio_is_reported_once(
+    small_server, events, monkeypatch
+):
+    monkeypatch.delattr(grpc._server, "_RECEIVE_MESSAGE_TOKEN")
+    small_server.detect(None, request_timeout=30)
+    assert wait_until(lambda: small_server.advance(10) or events_of(events, IdleLimited))
+    small_server.advance(30)
+    assert limits_reported(events) == [NO_EFFECT]
 
 
 # --- grpc.aio ------------------------------------------------------------------------------------
@@ -138,3 +159,56 @@ async def test_an_aio_request_stream_may_be_silent_for_longer_than_the_request_t
                 await call.done_writing()
                 assert await call == b"late"
                 await aio_wait_until(lambda: server.table.open_calls == 0)
+
+
+async def test_an_aio_request_that_arrives_before_its_call_is_ended_is_served(timer):
+    tasks, arrived, answer = [], asyncio.Event(), asyncio.Event()
+
+    async def serve(request, context):
+        await answer.wait()
+        return request
+
+    def delaying(loop, coroutine, **options):
+        """Start the tasks of `rpcwheel.idle.aio` only when the request has arrived."""
+        code = getattr(coroutine, "cr_code", None)
+        if code is None or code.co_filename != rpcwheel.idle.aio.__file__:
+            return asyncio.Task(coroutine, loop=loop, **options)
+
+        async def delayed():
+            await arrived.wait()
+            return await coroutine
+
+        tasks.append(asyncio.Task(delayed(), loop=loop, **options))
+        return tasks[-1]
+
+    async with idle_server(timer) as server, server.channel() as channel:
+        server.add("Serve", grpc.unary_unary_rpc_method_handler(serve))
+        with closing(server.detect(None, request_timeout=30)):
+            call = channel.stream_unary("/test.Idle/Serve")(timeout=WAIT_S)
+            await aio_wait_until(lambda: server.waiting_calls() == 1)
+            asyncio.get_running_loop().set_task_factory(delaying)
+            await server.advance_until(lambda: tasks)
+            await call.write(b"x")
+            await call.done_writing()
+            await aio_wait_until(lambda: server.waiting_calls() == 0)
+            arrived.set()
+            await asyncio.gather(*tasks)
+            answer.set()
+            assert await call == b"x"
+
+
+@pytest.mark.parametrize("missing", ["RPCState", "_ServicerContext"])
+async def test_an_aio_request_timeout_that_has_no_effect_with_this_grpcio_is_reported_once(
+    timer, events, monkeypatch, missing
+):
+    monkeypatch.delattr(cygrpc, missing)
+    async with idle_server(timer) as server, server.channel() as channel:
+        with closing(server.detect(None, request_timeout=30)):
+            call = channel.stream_unary("/test.Idle/await_call")()
+            await aio_wait_until(lambda: server.waiting_calls() == 1)
+            await server.advance_until(lambda: events_of(events, IdleLimited))
+            await server.advance(30)
+            assert limits_reported(events) == [NO_EFFECT]
+            await call.write(b"late")
+            await call.done_writing()
+            assert await call == b"late"
