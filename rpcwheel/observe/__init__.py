@@ -1,8 +1,8 @@
 """What happened, and who is told.
 
-Whatever loses, delays or saves work says so with an event: a frozen record such as `CallParked` or
-`TaskSlow`. One sink is there from the start, `log_event`, which writes to the loggers
-`rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
+Each time rpcwheel loses, delays or saves work, it emits an event: a frozen record such as
+`CallParked` or `TaskSlow`. One sink is there from the start, `log_event`, which writes to the
+loggers `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
 `rpcwheel.registry`. Add your own::
 
     from rpcwheel.observe import CallAbandoned, Event, add_sink

@@ -8,7 +8,8 @@ is the same for all events of a kind, so that log collectors can group them.
 
 One event is one line. Names and error texts come from peers: whitespace in them becomes one space,
 other characters that are not printable are escaped. A failed call is logged with its status and
-details. Only errors without a status have a traceback, where they show a bug or a lost call.
+details. Only errors without a status have a traceback, where they show a bug or a lost call. It is
+in `record.exc_text`, escaped; `record.exc_info` is None, as some handlers print it as it came.
 
 Lines are limited for each kind of event and each method, target or service. What was suppressed is
 counted; the number is logged with the next such line, at the next event after the period, or when
@@ -39,7 +40,13 @@ _LONGEST_ERROR: Final = 240
 """Characters of an error's text."""
 
 _LONGEST_FIELD: Final = 500
-"""Characters of any other text."""
+"""Characters of any other text, and of a line of a traceback."""
+
+_LONGEST_TRACEBACK: Final = 16_384
+"""Characters of a traceback."""
+
+_MOST_LINES: Final = 100
+"""Lines of a traceback."""
 
 BURST: Final = 10
 """Lines of one kind and subject in a period."""
@@ -53,26 +60,15 @@ RARELY_S: Final = 60.0
 """Seconds between two lines that say the same of one target, or of one service of a registry: what
 is gone may stay so for days."""
 
-_SUBJECTS: Final = (
-    ("method",),
-    ("name", "function"),
-    ("name",),
-    ("timer", "task"),
-    ("target",),
-    ("peer",),
-    ("channel", "member"),
-    ("registry", "service"),
-    ("registry",),
-    ("server",),
-)
-"""What an event may be about, by its fields; the first that it has counts."""
-
 _LIMITER: Final = RateLimiter()
 
 
 class _Line(NamedTuple):
     logger: logging.Logger
     level: int
+    subject: str
+    """The fields that say what the event is about, separated by spaces: its rate is limited for
+    each value of them."""
     text: str
     """A template over the event's fields, with some more: `error` in one line, `call`
     the failback's name and the function, or one of them where both are the same, `next` when it is
@@ -83,98 +79,120 @@ class _Line(NamedTuple):
     """It is written at most once in so many seconds for each subject; 0: at most `BURST` times in
     `PERIOD_S`."""
     ends: type[events.Event] | None = None
-    """The kind of event that it is the end of: after such a line it is written in any case."""
+    """The kind of event that it is the end of, of the same subject: after such a line it is written
+    in any case."""
 
 
 _LINES: Final[dict[type[events.Event], _Line]] = {
     events.TaskSlow: _Line(
         TIMER,
         logging.WARNING,
+        "timer task",
         "%(timer)s: task %(task)s held the timer's thread for %(duration_s).3f s; "
         "what may block belongs on an executor",
     ),
     events.TaskFailed: _Line(
-        TIMER, logging.ERROR, "%(timer)s: task %(task)s raised %(error)s", traceback=True
+        TIMER,
+        logging.ERROR,
+        "timer task",
+        "%(timer)s: task %(task)s raised %(error)s",
+        traceback=True,
     ),
     events.HandOffRefused: _Line(
-        TIMER, logging.WARNING, "%(timer)s: task %(task)s was not taken: %(error)s"
+        TIMER, logging.WARNING, "timer task", "%(timer)s: task %(task)s was not taken: %(error)s"
     ),
     events.TimersTooMany: _Line(
         TIMER,
         logging.WARNING,
+        "",
         "%(live)d timers are live, more than %(limit)d; use one for all "
         "(rpcwheel.timer.shared_timer), and stop those that are done with",
     ),
     events.CallParked: _Line(
         FAILBACK,
         logging.WARNING,
+        "name function",
         "%(call)s failed, next try in %(delay_s).3g s, %(pending)d pending: %(error)s",
     ),
     events.CallRetried: _Line(
         FAILBACK,
         logging.INFO,
+        "name function",
         "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
         "next try in %(delay_s).3g s: %(error)s",
     ),
     events.CallDelivered: _Line(
         FAILBACK,
         logging.INFO,
+        "name function",
         "%(call)s delivered at try %(attempts)d, after %(waited_s).3g s",
     ),
     events.CallAbandoned: _Line(
         FAILBACK,
         logging.ERROR,
+        "name function",
         "%(call)s abandoned after %(attempts)d tries in %(waited_s).3g s, %(reason)s: %(error)s",
         traceback=True,
     ),
     events.CallDropped: _Line(
         FAILBACK,
         logging.ERROR,
+        "name function",
         "%(call)s dropped, the queue is full, %(pending)d pending: %(error)s",
         every_s=SELDOM_S,
     ),
     events.CallsUndelivered: _Line(
         FAILBACK,
         logging.ERROR,
+        "name",
         "%(name)s: %(count)d call(s) not delivered, %(reason)s; "
         "the oldest waited %(oldest_s).3g s: %(functions)s",
     ),
     events.DeadLetterFailed: _Line(
         FAILBACK,
         logging.ERROR,
+        "name function",
         "%(call)s: the dead_letter hook raised: %(error)s",
         traceback=True,
     ),
     events.CallSlow: _Line(
-        CALL, logging.WARNING, "%(method)s (%(side)s) still runs after %(elapsed_s).3g s"
+        CALL, logging.WARNING, "method", "%(method)s (%(side)s) still runs after %(elapsed_s).3g s"
     ),
     events.CallRetrying: _Line(
         CALL,
         logging.INFO,
+        "method",
         "%(method)s failed with %(code)s at try %(attempts)d, next try in %(delay_s).3g s",
     ),
     events.CallNotRetried: _Line(
         CALL,
         logging.INFO,
+        "method",
         "%(method)s failed with %(code)s at try %(attempts)d, no other follows: %(reason)s",
     ),
     events.CallExcused: _Line(
-        CALL, logging.WARNING, "%(method)s failed, answered with its default: %(error)s"
+        CALL, logging.WARNING, "method", "%(method)s failed, answered with its default: %(error)s"
     ),
     events.StreamSilent: _Line(
-        CALL, logging.WARNING, "%(method)s cancelled, no message for %(silent_s).3g s"
+        CALL, logging.WARNING, "method", "%(method)s cancelled, no message for %(silent_s).3g s"
     ),
     events.CallLate: _Line(
         CALL,
         logging.WARNING,
+        "method",
         "%(method)s refused, its deadline passed %(late_s).3g s before its turn came",
     ),
     events.HookFailed: _Line(
-        CALL, logging.ERROR, "%(method)s: a %(hook)s raised %(error)s", traceback=True
+        CALL,
+        logging.ERROR,
+        "method hook",
+        "%(method)s: a %(hook)s raised %(error)s",
+        traceback=True,
     ),
     events.ListenerFailed: _Line(
         CONNECTION,
         logging.ERROR,
+        "target listener",
         "%(target)s: listener %(listener)s raised %(error)s",
         traceback=True,
         every_s=RARELY_S,
@@ -182,6 +200,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.HeartbeatMissed: _Line(
         CONNECTION,
         logging.INFO,
+        "target",
         "%(target)s: heartbeat missed, %(misses)d in a row, "
         "nothing read for %(silent_s).3g s (%(answer)s)",
         every_s=RARELY_S,
@@ -189,6 +208,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.ConnectionDead: _Line(
         CONNECTION,
         logging.WARNING,
+        "target",
         "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses)d heartbeat(s) "
         "missed, %(calls)d call(s) in flight",
         every_s=RARELY_S,
@@ -196,6 +216,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.ConnectionReplaced: _Line(
         CONNECTION,
         logging.INFO,
+        "target",
         "%(target)s: connection %(number)d in the place of the last, %(reason)s, "
         "which had %(calls)d call(s) in flight",
         every_s=RARELY_S,
@@ -203,6 +224,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.ConnectionAlive: _Line(
         CONNECTION,
         logging.INFO,
+        "target",
         "%(target)s: connection alive after %(after_s).3g s of silence",
         every_s=RARELY_S,
         ends=events.ConnectionDead,
@@ -210,6 +232,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.ConnectionIdle: _Line(
         CONNECTION,
         logging.INFO,
+        "peer",
         "%(peer)s: unused for %(idle_s).3g s, %(reason)s, "
         "%(calls)d call(s) and %(streams)d stream(s) open",
         every_s=RARELY_S,
@@ -217,38 +240,54 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.ConnectionClosed: _Line(
         CONNECTION,
         logging.INFO,
+        "peer",
         "%(peer)s: connection closed (%(how)s) after %(idle_s).3g s, %(reason)s",
     ),
     events.ConnectionKept: _Line(
         CONNECTION,
         logging.INFO,
+        "peer",
         "%(peer)s: connection not closed, %(reason)s",
         every_s=RARELY_S,
     ),
-    events.IdleLimited: _Line(CONNECTION, logging.WARNING, "idle connections: %(reason)s"),
+    events.IdleLimited: _Line(
+        CONNECTION, logging.WARNING, "reason", "idle connections: %(reason)s"
+    ),
     events.AnswerLate: _Line(
         CALL,
         logging.WARNING,
+        "name",
         "%(name)s: the answer to %(key)s came %(late_s).3g s after the call had %(ending)s",
     ),
     events.AnswerUnknown: _Line(
-        CALL, logging.WARNING, "%(name)s: an answer came to %(key)s, which no call waits for"
+        CALL,
+        logging.WARNING,
+        "name",
+        "%(name)s: an answer came to %(key)s, which no call waits for",
     ),
     events.InstancePublished: _Line(
-        REGISTRY, logging.INFO, "%(registry)s: %(service)s at %(instance)s is published%(back)s"
+        REGISTRY,
+        logging.INFO,
+        "registry service instance",
+        "%(registry)s: %(service)s at %(instance)s is published%(back)s",
     ),
     events.InstanceWithdrawn: _Line(
-        REGISTRY, logging.INFO, "%(registry)s: %(service)s at %(instance)s is withdrawn"
+        REGISTRY,
+        logging.INFO,
+        "registry service instance",
+        "%(registry)s: %(service)s at %(instance)s is withdrawn",
     ),
     events.RegistryFailed: _Line(
         REGISTRY,
         logging.WARNING,
+        "registry",
         "%(registry)s: %(request)s failed, %(items)d item(s), %(next)s: %(error)s",
         every_s=RARELY_S,
     ),
     events.RegistryRecovered: _Line(
         REGISTRY,
         logging.INFO,
+        "registry",
         "%(registry)s: the registry answers again, after %(after_s).3g s",
         every_s=RARELY_S,
         ends=events.RegistryFailed,
@@ -256,12 +295,14 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.InstancesChanged: _Line(
         REGISTRY,
         logging.INFO,
+        "registry service",
         "%(registry)s: %(service)s has %(instances)d instance(s) (%(source)s), "
         "%(added)d more and %(removed)d gone",
     ),
     events.InstancesHeld: _Line(
         REGISTRY,
         logging.WARNING,
+        "registry service",
         "%(registry)s: %(service)s keeps %(instances)d instance(s) that the registry has lost, "
         "%(reason)s",
         every_s=RARELY_S,
@@ -269,40 +310,36 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.RecordSkipped: _Line(
         REGISTRY,
         logging.WARNING,
+        "registry service",
         "%(registry)s: %(service)s: the record %(key)s is skipped: %(error)s",
         every_s=RARELY_S,
     ),
     events.SnapshotFailed: _Line(
         REGISTRY,
         logging.WARNING,
+        "registry path",
         "%(registry)s: the file %(path)s can't be used, which harms only a start while the "
         "registry is down: %(error)s",
     ),
     events.MemberDown: _Line(
         CONNECTION,
         logging.WARNING,
+        "channel member",
         "%(channel)s: %(member)s is down, and not called until it answers a probe: %(reason)s",
         every_s=RARELY_S,
     ),
     events.MemberUp: _Line(
         CONNECTION,
         logging.INFO,
+        "channel member",
         "%(channel)s: %(member)s is up again, after %(after_s).3g s",
         every_s=RARELY_S,
         ends=events.MemberDown,
     ),
-    events.ServingEnds: _Line(REGISTRY, logging.INFO, "%(server)s ends, %(step)s: %(reason)s"),
+    events.ServingEnds: _Line(
+        REGISTRY, logging.INFO, "server", "%(server)s ends, %(step)s: %(reason)s"
+    ),
 }
-
-
-_SUBJECT_OF: Final = {
-    kind: next(
-        (names for names in _SUBJECTS if {field.name for field in fields(kind)}.issuperset(names)),  # type: ignore[arg-type]
-        (),
-    )
-    for kind in _LINES
-}
-"""By kind of event, the fields that say what it is about."""
 
 
 def log_event(event: events.Event) -> None:
@@ -316,7 +353,7 @@ def log_event(event: events.Event) -> None:
     now_s = time.monotonic()
     suppressed = _LIMITER.admit(
         type(event),
-        " ".join(_plain(str(getattr(event, name))) for name in _SUBJECT_OF[type(event)]),
+        " ".join(_plain(getattr(event, name)) for name in line.subject.split()),
         now_s,
         burst=1 if line.every_s else BURST,
         period_s=line.every_s or PERIOD_S,
@@ -339,13 +376,12 @@ def _write(line: _Line, event: events.Event, suppressed: int) -> None:
         0,
         line.text + "%(more)s",
         (_told(event) | {"error": _one_line(error), "more": more},),
-        None if traced is None else (type(traced), traced, traced.__traceback__),
+        None,  # formatters would print the error as it came
         "log_event",
         {"event": event},
     )
-    if traced is not None:  # formatters take it as it is
-        lines = "".join(traceback.format_exception(traced)).rstrip().split("\n")
-        record.exc_text = "\n".join(f"  {_escaped(one)}" for one in lines)
+    if traced is not None:
+        record.exc_text = _traceback(traced)
     line.logger.handle(record)
 
 
@@ -403,18 +439,43 @@ def _one_line(error: BaseException | None) -> str:
     return _plain(f"{kind}: {text}" if text else kind, _LONGEST_ERROR)
 
 
+def _traceback(error: BaseException) -> str:
+    """The traceback, escaped and indented; of a long one its beginning and its end."""
+    lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
+    beginning, end = _fitting(lines), _fitting(lines[::-1])[::-1]
+    left_out = len(lines) - len(beginning) - len(end)
+    if left_out > 0:
+        beginning.append(f"... {left_out:,} lines are left out ...")
+    return "\n".join(f"  {line}" for line in beginning + end[max(-left_out, 0) :])
+
+
+def _fitting(lines: list[str]) -> list[str]:
+    """The first lines, escaped, that take at most half of what a traceback may have."""
+    fitting: list[str] = []
+    rest = _LONGEST_TRACEBACK // 2
+    for line in lines[: _MOST_LINES // 2]:
+        escaped = _escaped(line, _LONGEST_FIELD)
+        rest -= len(escaped)
+        if rest < 0:
+            break
+        fitting.append(escaped)
+    return fitting
+
+
 def _plain(text: str, longest: int = _LONGEST_FIELD) -> str:
     """The text with each run of whitespace as one space, and no other control characters."""
-    return _escaped(" ".join(text.split()))[:longest]
+    return _escaped(" ".join(text.split()), longest)
 
 
-def _escaped(text: str) -> str:
-    r"""The text with all that is not printable as Python escapes it: `\x1b`, `\u202e`."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
+def _escaped(text: str, longest: int) -> str:
+    r"""The text, cut, with all that is not printable as Python escapes it: `\x1b`, `\u202e`."""
+    beginning = text[:longest]
+    if not beginning.isprintable():
+        beginning = "".join(
+            one if one.isprintable() else one.encode("unicode_escape").decode() for one in beginning
+        )
+    is_cut = len(text) > longest or len(beginning) > longest
+    return f"{beginning[:longest]}..." if is_cut else beginning
 
 
 atexit.register(_report_all)

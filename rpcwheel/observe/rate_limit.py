@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["OTHERS", "RateLimiter", "Suppressed"]
 
 OTHERS: Final = "others"
-"""The subject of all events whose own subject is one too many."""
+"""The subject of all events whose own subject is not kept, because there are `MAX_SUBJECTS`."""
 
 MAX_SUBJECTS: Final = 1024
-"""Subjects of a kind that are told apart. Clients can invent any number of method names."""
+"""Subjects of a kind that have a limit of their own. Clients can invent method names."""
 
 SWEEP_S: Final = 1.0
 """Seconds between two searches for periods that are over."""

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import grpc
+import pytest
 
 from fixtures.waiting import WAIT_S
 from rpcwheel.errors import FailbackFull
@@ -121,7 +122,7 @@ def test_a_failure_with_a_status_is_logged_as_one_line_of_code_and_details(caplo
     for error in FAILURES:
         log_event(events.CallAbandoned("audit", "push", 4, 1.0, error, "no retries left"))
         log_event(events.HookFailed("/shop.Orders/Get", "done callback", error))
-    assert [record.exc_info for record in caplog.records] == [None] * 4
+    assert [record.exc_text for record in caplog.records] == [None] * 4
     assert all(said.endswith(" UNAVAILABLE: the shop is closed") for said in caplog.messages)
 
 
@@ -138,8 +139,10 @@ def test_an_error_that_is_no_status_is_logged_with_its_traceback_if_the_call_is_
     log_event(events.CallParked("audit", "push", BOOM, 5.0, 1))
     log_event(events.CallAbandoned("audit", "push", 4, 1.0, BOOM, "no retries left"))
     parked, abandoned = caplog.records
-    assert not parked.exc_info
-    assert abandoned.exc_info[1] is BOOM
+    assert not parked.exc_text
+    assert abandoned.exc_text.startswith("  ")
+    assert abandoned.exc_text.endswith("\n  such   shop")
+    assert abandoned.event.error is BOOM
 
 
 HOSTILE = "a\r\n2026-01-01 ERROR forged\x1b[31m\x00\x7f\x85\u202e\u2028\ud800z"
@@ -178,6 +181,41 @@ def test_a_traceback_has_no_control_characters_and_no_line_that_looks_like_a_rec
     assert all(line.startswith("  ") and line.isprintable() for line in others)
 
 
+def test_a_record_has_no_exc_info_which_handlers_would_print_as_it_came(caplog):
+    log_event(events.TaskFailed("wheel", "push", ValueError(HOSTILE)))
+    assert caplog.records[0].exc_info is None
+
+
+def test_a_traceback_of_long_lines_is_cut(caplog):
+    log_event(events.TaskFailed("wheel", "push", ValueError("y" * 10**6)))
+    text = logging.Formatter("%(message)s").format(caplog.records[0])
+    assert len(text) < 1000
+    assert text.endswith("yyy...")
+
+
+def test_a_traceback_of_many_lines_keeps_its_beginning_and_its_end(caplog):
+    number = 10**5
+    for line, most in (("y", 110), ("y" * 400, 60), ("\x00" * 100, 60)):
+        error = ValueError("\n".join([line] * number) + "\nthe end")
+        log_event(events.TaskFailed("wheel", "push", error))
+        text = caplog.records[-1].exc_text
+        lines = text.split("\n")
+        assert len(text) < 20_000
+        assert len(lines) < most
+        assert lines[0].startswith("  ValueError: ")
+        (cut,) = [line for line in lines if "lines are left out" in line]
+        assert cut == f"  ... {number + 1 - (len(lines) - 1):,} lines are left out ..."
+        assert lines[-1] == "  the end"
+
+
+def test_a_traceback_that_is_not_too_long_is_complete(caplog):
+    for number in (1, 49, 50, 51, 60, 99):
+        text = "\n".join(f"line {line}" for line in range(number))
+        log_event(events.TaskFailed("wheel", f"push {number}", ValueError(text)))
+        _, *lines = caplog.records[-1].exc_text.split("\n")
+        assert lines == [f"  line {line}" for line in range(1, number)]
+
+
 def test_a_long_name_is_cut(caplog):
     log_event(events.CallSlow("/" + "x" * 10_000, "server", 1.0))
     assert len(caplog.messages[0]) < 600
@@ -207,6 +245,26 @@ def test_each_method_is_limited_by_itself(caplog, monkeypatch):
         log_event(events.CallAbandoned("*", "/shop.Orders/Get", 4, 1.0, BOOM, "closed"))
         log_event(events.CallAbandoned("*", "/shop.Orders/Put", 4, 1.0, BOOM, "closed"))
     assert len(caplog.messages) == 40
+
+
+@pytest.mark.parametrize(
+    "kind_of",
+    [
+        lambda n: events.InstancePublished(REGISTRY, "shop.Orders", f"10.0.0.{n}:1"),
+        lambda n: events.InstanceWithdrawn(REGISTRY, "shop.Orders", f"10.0.0.{n}:1"),
+        lambda n: events.IdleLimited(f"port {n} can't be watched"),
+        lambda n: events.HookFailed("/shop.Orders/Get", f"callback {n}", BOOM),
+        lambda n: events.ListenerFailed("shop:1", f"listener {n}", BOOM),
+        lambda n: events.SnapshotFailed(REGISTRY, f"{n}.json", BOOM),
+        lambda n: events.MemberDown("shop.Orders", f"10.0.0.{n}:1", "refused"),
+    ],
+)
+def test_events_of_different_subjects_do_not_share_one_limit(caplog, monkeypatch, kind_of):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    for number in range(30):
+        log_event(kind_of(number))
+    assert len(caplog.messages) == 30
 
 
 def test_what_was_suppressed_is_reported_at_the_next_event_after_the_period(caplog, monkeypatch):
