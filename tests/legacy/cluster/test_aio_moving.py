@@ -64,7 +64,7 @@ async def test_one_that_was_sent_is_the_callers_though_its_member_is_down(
     await aio_wait_until(hang.begun.is_set)
     await asyncio.to_thread(shops[0].kill)
     assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
-    assert [type(event) for event in events] == [MemberDown]
+    await aio_wait_until(lambda: [type(event) for event in events] == [MemberDown])
     assert await caller(channel)() == b"x"
     assert counts(shops) == [1, 1, 0]
 

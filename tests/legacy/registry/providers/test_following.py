@@ -127,6 +127,7 @@ def test_a_failure_is_a_doubt_once_and_is_tried_again_until_it_ends(following, e
     for _ in range(8):
         assert quiet(following)
         timer.advance(RETRY)
+    assert quiet(following)
     assert len(engine.reads) > 5
     engine.error = None
     timer.advance(RETRY)
