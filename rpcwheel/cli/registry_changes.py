@@ -92,9 +92,9 @@ def summary(one: ServiceInstance) -> str:
 
 
 def facts_of(one: ServiceInstance) -> dict[str, Any]:
-    """An instance for machines: all its values by name, and `target`."""
+    """An instance for machines: all its values by name, and `address`."""
     told: dict[str, Any] = one.model_dump(mode="json")
-    return {**told, "target": one.address}
+    return {**told, "address": one.address}
 
 
 def as_facts(change: Change) -> dict[str, Any]:

@@ -22,7 +22,7 @@ Found: TypeAlias = "Mapping[str, Sequence[ServiceInstance]]"
 """By service."""
 
 COLUMNS: Final = (
-    "service", "id", "target", "weight", "version", "group", "zone", "status", "up since",
+    "service", "id", "address", "weight", "version", "group", "zone", "status", "up since",
     "metadata",
 )  # fmt: skip
 
@@ -42,8 +42,8 @@ def table(found: Found) -> tuple[list[str], list[list[str]]]:
 
 
 def _row(one: ServiceInstance) -> list[str]:
-    target = one.address if one.protocol == "grpc" else f"{one.protocol}://{one.address}"
-    words = [one.service, one.id, target, str(one.weight), one.version, one.group, one.zone]
+    address = one.address if one.protocol == "grpc" else f"{one.protocol}://{one.address}"
+    words = [one.service, one.id, address, str(one.weight), one.version, one.group, one.zone]
     words += [one.status, _since(one.started_at), pairs(one.metadata)]
     return [printable(word) for word in words]
 

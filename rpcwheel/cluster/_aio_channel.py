@@ -309,20 +309,18 @@ class _Ways:
         """The channel of one."""
         if self._connect is not None:
             return ReconnectingChannel(
-                instance.address,
+                instance.target,
                 options=self._options,
                 connect=partial(self._connect, instance),
                 timer=self._timer,
             )
-        channel = ReconnectingChannel(
+        return ReconnectingChannel(
             instance.target,
             credentials_for(instance.protocol, self._credentials),
             options=self._options,
             compression=self._compression,
             timer=self._timer,
         )
-        channel.target = instance.address  # the name of the connection in events and errors
-        return channel
 
 
 def _state_of(link: ReconnectingChannel | None) -> State:

@@ -204,11 +204,13 @@ class ForkingInvoker(_View):
 
 
 class BroadcastInvoker(_View):
-    """Makes each unary call on every member; the answers come as a dict, by target.
+    """Makes each unary call on every member and returns a dict of the answers.
 
-    Of several members with one target the second is `"target #2"`, and so on. All at once, each
-    with the caller's timeout. A failure of any raises `BroadcastFailed`, which has the answers of
-    the others. Members that are down, or want no new calls, are asked too.
+    Its keys are the addresses of the members (`10.0.0.7:50051`), or the targets of the channels if
+    a list of channels was given. A second member with the same address has the key `"address #2"`,
+    and so on. All calls are made at once, each with the caller's timeout. If one fails, raises
+    `BroadcastFailed`, which has the answers of the others. Members that are down, or want no new
+    calls, are called too.
 
     (Dubbo's `broadcast` asks one after the other.)
     """

@@ -79,7 +79,7 @@ class OfCluster:
             forks = Forks(list(members))
             if options["wait_for_ready"]:  # or each would wait for its own member only
                 options = options | {"wait_for_ready": False}
-        names = told_apart(one.target for one in members)
+        names = told_apart(one.address for one in members)
         begun = _all([partial(calls.on, one, request, options, forks) for one in members])
         return list(zip(names, begun, strict=True)), forks
 

@@ -305,7 +305,7 @@ def _member_channel(
 ) -> ReconnectingChannel:
     """The channel of one member."""
     made = partial(connect, instance)
-    return ReconnectingChannel(instance.address, options=options, connect=made, timer=timer)
+    return ReconnectingChannel(instance.target, options=options, connect=made, timer=timer)
 
 
 def _connect(

@@ -81,7 +81,7 @@ class Spread:
         self._used = list(members)
         self._all_unsent = True
         begun = [self._begin(member) for member in members]
-        names = told_apart(member.target for member in members)
+        names = told_apart(member.address for member in members)
         self.running = list(zip(names, begun, strict=True))
         return self.running
 

@@ -24,7 +24,7 @@ C = TypeVar("C", bound=_OfMembers)
 class BroadcastFailed(grpc.RpcError):
     """A broadcast that some members have not answered, or none of them; the others did their work.
 
-    Its code and metadata are those of the first error, by the order of the targets.
+    Its code and metadata are those of the first error, by the order of the keys of `errors`.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class BroadcastFailed(grpc.RpcError):
 
         Args:
             method: In full.
-            answers: The good ones, by target.
-            errors: The others, by target; one at least.
+            answers: The answers, by member: its address, or the target of its channel.
+            errors: The errors, by member; one at least.
         """
         grpc.RpcError.__init__(self)
         self.method = method
         self.answers = dict(answers)
-        """By target."""
+        """By member, with the keys that `BroadcastInvoker` uses."""
         self.errors = dict(errors)
-        """By target."""
+        """By member, with the same keys."""
         self._first: Any = self.errors[min(self.errors)]
 
     def code(self) -> grpc.StatusCode:
@@ -64,7 +64,7 @@ class BroadcastFailed(grpc.RpcError):
 
     def __str__(self) -> str:
         told = "; ".join(
-            f"{target}: {_said(self.errors[target])}" for target in sorted(self.errors)
+            f"{member}: {_said(self.errors[member])}" for member in sorted(self.errors)
         )
         count = len(self.errors) + len(self.answers)
         return f"{self.method}: {len(self.errors)} of {count} members failed: {told}"

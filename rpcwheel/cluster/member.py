@@ -108,7 +108,7 @@ class MemberCore:
         return self.instance.id
 
     @property
-    def target(self) -> str:
+    def address(self) -> str:
         """Host and port of its instance: `10.0.0.7:50051`."""
         return self.instance.address
 

@@ -75,7 +75,7 @@ def test_ls_tells_machines_all_that_an_instance_is(url, registry, capsys) -> Non
     registered(registry, one)
     main(["registry", "ls", url, "--json"])
     (told,) = json.loads(capsys.readouterr().out)["services"]["shop.Orders"]
-    assert told.pop("target") == "10.0.0.7:50051"
+    assert told.pop("address") == "10.0.0.7:50051"
     assert ServiceInstance(**told) == one
 
 
@@ -83,7 +83,7 @@ def test_ls_shows_people_a_table_and_how_many_there_are(url, registry, capsys) -
     registered(registry, instance(weight=7), instance(port=50052))
     assert main(["registry", "ls", url]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:4] == ["SERVICE", "ID", "TARGET", "WEIGHT"]
+    assert lines[0].split()[:4] == ["SERVICE", "ID", "ADDRESS", "WEIGHT"]
     assert lines[1].split()[:5] == ["shop.Orders", *["10.0.0.7:50051"] * 2, "7", "UP"]
     assert lines[-1] == f"2 instances of 1 service at {url}"
 

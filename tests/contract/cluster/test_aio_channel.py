@@ -156,6 +156,11 @@ async def test_it_says_what_it_is(shops, dead, aio_cluster):
     assert repr(channel) == ("<ClusterChannel of grpc.aio 'test.Shop', closed, calls in flight: 0>")
 
 
+async def test_a_member_has_the_address_of_its_instance_and_its_channel_has_the_target(aio_cluster):
+    (member,) = aio_cluster(50051).members
+    assert (member.address, member.channel.target) == ("127.0.0.1:50051", "ipv4:127.0.0.1:50051")
+
+
 async def test_it_closes_at_the_end_of_a_with(shops, timer):
     async with ClusterChannel("s", [instance(shops[0])], timer=timer) as channel:
         assert await caller(channel)() == b"x"
@@ -183,7 +188,7 @@ async def test_other_threads_may_tell_its_members(shops, aio_cluster):
     assert await call == b"x"
     for number in range(50):  # the last one counts
         await asyncio.to_thread(channel.update, [instance(shops[number % 3])])
-    await aio_wait_until(lambda: [one.target for one in channel.members] == [shops[1].target])
+    await aio_wait_until(lambda: [one.address for one in channel.members] == [shops[1].target])
     unknown = aio_cluster()
     await asyncio.to_thread(unknown.fail, "nobody knows")
     assert "nobody knows" in (await refused(caller(unknown)())).details()

@@ -152,7 +152,7 @@ async def rolling(channel, shops):
             group.create_task(work(number))
         for place, old in enumerate(tuple(shops)):
             await aio_wait_until(lambda old=old: old.calls)
-            gone = next(one for one in channel.members if one.target == old.target)
+            gone = next(one for one in channel.members if one.address == old.target)
             channel.update([instance(one) for one in shops if one is not old])
             await aio_wait_until(lambda gone=gone: gone.state == "CLOSED")
             await asyncio.to_thread(old.kill)
@@ -214,7 +214,7 @@ async def test_a_kill_is_seen_by_the_calls_that_run_and_by_no_other(shops, aio_c
     channel = aio_cluster(*shops[:2])
     call = caller(channel)
     await call(), await call()
-    gone = next(one for one in channel.members if one.target == shops[0].target)
+    gone = next(one for one in channel.members if one.address == shops[0].target)
     running = await hanging(shops[0], gone.channel)
     await asyncio.to_thread(shops[0].kill)
     assert (await refused(running)).code().name in {"UNAVAILABLE", "CANCELLED"}
@@ -237,7 +237,7 @@ async def test_a_member_that_is_down_is_called_no_more(shops, dead, aio_cluster,
 async def test_it_is_called_again_once_it_answers_a_probe(shops, aio_cluster, timer, events):
     channel = aio_cluster(shops[0], shops[1], policy=PROBED)
     await many(channel, 2)
-    gone = next(one for one in channel.members if one.target == shops[0].target)
+    gone = next(one for one in channel.members if one.address == shops[0].target)
     await asyncio.to_thread(shops[0].kill)
     await aio_wait_until(lambda: gone.channel.get_state() is not READY)
     await many(channel, 4)

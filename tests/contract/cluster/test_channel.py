@@ -237,6 +237,11 @@ def test_it_says_what_it_is(shops, dead, open_cluster):
     assert repr(channel) == "<ClusterChannel 'test.Shop', closed, calls in flight: 0>"
 
 
+def test_a_member_has_the_address_of_its_instance_and_its_channel_has_the_target(open_cluster):
+    (member,) = open_cluster(50051).members
+    assert (member.address, member.channel.target) == ("127.0.0.1:50051", "ipv4:127.0.0.1:50051")
+
+
 def test_picks_are_as_for_calls(shops, open_cluster):
     channel = open_cluster(*shops)
     assert {one.id for one in channel.pick(2)} < {one.id for one in channel.members}

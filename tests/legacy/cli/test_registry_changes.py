@@ -58,4 +58,4 @@ def test_machines_are_told_the_event_and_the_whole_instance() -> None:
     assert told["event"] == "changed"
     assert told["note"] == "weight 100 -> 1"
     assert (told["service"], told["id"]) == ("shop.Orders", "a")
-    assert told["instance"]["target"] == "10.0.0.7:50051"
+    assert told["instance"]["address"] == "10.0.0.7:50051"

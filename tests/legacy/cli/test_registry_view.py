@@ -25,14 +25,14 @@ def shown(found, stream, *, plain=False):
 
 def test_columns_that_all_leave_empty_are_left_out() -> None:
     head, row = as_text({"shop.Orders": [instance()]}).splitlines()
-    assert head.split() == ["SERVICE", "ID", "TARGET", "WEIGHT", "STATUS", "UP", "SINCE"]
+    assert head.split() == ["SERVICE", "ID", "ADDRESS", "WEIGHT", "STATUS", "UP", "SINCE"]
     assert row.split() == ["shop.Orders", "10.0.0.7:50051", "10.0.0.7:50051", "100", "UP"]
 
 
 def test_columns_stand_under_each_other() -> None:
     found = {"a": [instance(zone="z", id="longer-than-the-others")], "b": [instance(version="v2")]}
     head, *rows = as_text(found).splitlines()
-    assert {row.index("10.0.0.7:50051", 30) for row in rows} == {head.index("TARGET")}
+    assert {row.index("10.0.0.7:50051", 30) for row in rows} == {head.index("ADDRESS")}
     assert rows[0][head.index("ZONE")] == "z"
     assert rows[1][head.index("VERSION") :].startswith("v2")
 

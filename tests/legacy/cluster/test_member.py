@@ -47,7 +47,7 @@ def test_who_is_gone_drains_until_it_is_closed(member):
 
 def test_a_member_says_who_it_is(member):
     assert repr(member) == "<MemberCore 10.0.0.7:50051 of 'shop.Orders', IDLE>"
-    assert (member.id, member.target, member.calls) == ("10.0.0.7:50051", "10.0.0.7:50051", 0)
+    assert (member.id, member.address, member.calls) == ("10.0.0.7:50051", "10.0.0.7:50051", 0)
 
 
 STATES = ["READY", "IDLE", "CONNECTING", "TRANSIENT_FAILURE", "SHUTDOWN", ""]
