@@ -1,23 +1,28 @@
-"""The host of an instance cannot select another scheme of gRPC than an address or a DNS name."""
+"""A host that is named as a scheme of gRPC does not select that scheme.
 
-import sys
+The calls go through an HTTP proxy, which gRPC uses for DNS names and not for Unix sockets. So the
+tests do not depend on the DNS of the machine. `tests/unit/test_instance.py` has all schemes.
+"""
+
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import pytest
 
 from fixtures.clusters import instance
+from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S
 
 AUTHORIZATION = (("authorization", "Bearer secret"),)
-NOT_REACHED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-"""DNS does not know the name, or does not answer. Of a wrong target gRPC says UNKNOWN."""
 
 
 @pytest.fixture
 def received(dead, tmp_path, monkeypatch):
-    """The metadata of calls that reached a gRPC server on Unix sockets that are named as a port."""
+    """The metadata of calls that reached a gRPC server on the Unix socket that a port names."""
     monkeypatch.chdir(tmp_path)
     metadata = []
 
@@ -31,29 +36,60 @@ def received(dead, tmp_path, monkeypatch):
         server = grpc.server(pool)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
         server.add_insecure_port(f"unix:{dead}")
-        if sys.platform == "linux":
-            server.add_insecure_port(f"unix-abstract:{dead}")
         server.start()
         yield metadata
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize("host", ["unix", "unix-abstract", "xds", "ipv4", "ipv6", "dns"])
-def test_a_host_that_is_named_as_a_scheme_is_looked_up_in_dns(received, open_cluster, dead, host):
-    channel = open_cluster()
-    channel.update([instance(dead, host=host)])
-    with pytest.raises(grpc.RpcError) as failed:
-        channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S, metadata=AUTHORIZATION)
-    assert failed.value.code() in NOT_REACHED
-    assert received == []
+class Proxy:
+    """An HTTP proxy that notes which address it is to connect to, and closes the connection."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        self._closed = False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.options = [("grpc.http_proxy", f"http://127.0.0.1:{self.port}"), *IMPATIENT]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return self._listening.getsockname()[1]
+
+    def _serve(self) -> None:
+        while not self._closed:
+            connection, _ = self._listening.accept()
+            with connection, suppress(OSError), connection.makefile("rb") as lines:
+                if line := lines.readline():  # "CONNECT shop.example:50051 HTTP/1.1"
+                    self.asked.add(line.split()[1].decode())
+
+    def close(self) -> None:
+        self._closed = True
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._thread.join(WAIT_S)
+        self._listening.close()
 
 
-async def test_a_host_that_is_named_as_a_scheme_is_looked_up_in_dns_in_aio(
-    received, aio_cluster, dead
-):
-    channel = aio_cluster()
+@pytest.fixture
+def proxy(monkeypatch):
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    proxy = Proxy()
+    yield proxy
+    proxy.close()
+
+
+def test_a_host_that_is_named_unix_is_a_dns_name(received, open_cluster, dead, proxy):
+    channel = open_cluster(options=proxy.options)
     channel.update([instance(dead, host="unix")])
-    with pytest.raises(grpc.RpcError) as failed:
+    with pytest.raises(grpc.RpcError):
+        channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S, metadata=AUTHORIZATION)
+    assert (proxy.asked, received) == ({f"unix:{dead}"}, [])
+
+
+async def test_a_host_that_is_named_unix_is_a_dns_name_in_aio(received, aio_cluster, dead, proxy):
+    channel = aio_cluster(options=proxy.options)
+    channel.update([instance(dead, host="unix")])
+    with pytest.raises(grpc.RpcError):
         await channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S, metadata=AUTHORIZATION)
-    assert failed.value.code() in NOT_REACHED
-    assert received == []
+    assert (proxy.asked, received) == ({f"unix:{dead}"}, [])
