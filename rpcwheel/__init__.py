@@ -195,6 +195,10 @@ else:
                 "shared_timer"
             ),
         },
+        submodules=(
+            "aio backoff call cluster deadline durations errors failback heartbeat idle instance "
+            "interceptors kit methods observe options policy probe registry timer workers"
+        ),
     )
 
     def __getattr__(name: str) -> object:

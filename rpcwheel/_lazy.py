@@ -18,23 +18,25 @@ __all__ = ["lazy_names"]
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str]
+    package: str, modules: Mapping[str, str], submodules: str = ""
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Make the `__getattr__` and `__dir__` of a module.
-
-    Public submodules too are attributes of their package before something imports them.
 
     Args:
         package: The module's `__name__`.
         modules: By module, absolute or relative to `package`, its names, separated by spaces.
+        submodules: Modules of the package that are its attributes before something imports them.
     """
+    loadable = frozenset(submodules.split())
     where = {name: module for module, names in modules.items() for name in names.split()}
 
     def load(name: str) -> object:
         value: object
         if name in where:
             value = getattr(import_module(where[name], package), name)
-        elif name.startswith("_") or (value := _submodule(f"{package}.{name}")) is None:
+        elif name in loadable:
+            value = import_module(f".{name}", package)
+        else:
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}",
                 name=name,
@@ -44,16 +46,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *where})
+        return sorted({*vars(sys.modules[package]), *where, *loadable})
 
     return load, names
-
-
-def _submodule(name: str) -> object:
-    """The module; None if there is none of this name."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name in {name, name.rpartition(".")[0]}:
-            return None
-        raise

@@ -33,6 +33,7 @@ else:
         {
             ".sync": "ReconnectingChannel",
         },
+        submodules="aio sync",
     )
 
 __all__ = ["ReconnectingChannel"]

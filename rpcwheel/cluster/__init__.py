@@ -46,6 +46,7 @@ else:
             ".policy": "ClusterPolicy",
             ".sync": "BroadcastInvoker ClusterChannel ForkingInvoker",
         },
+        submodules="aio sync",
     )
 
 __all__ = [

@@ -45,6 +45,7 @@ else:
             ".policy": "DeadlinePolicy RetryPolicy",
             ".sync": "CallFuture PendingCalls",
         },
+        submodules="aio sync",
     )
 
 __all__ = [

@@ -48,6 +48,7 @@ else:
             ".policy": "FailbackPolicy",
             ".sync": "FailbackInvoker",
         },
+        submodules="aio sync",
     )
 
 __all__ = [

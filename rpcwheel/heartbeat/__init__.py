@@ -41,6 +41,7 @@ else:
             ".rules": "HeartbeatState",
             ".sync": "Heartbeat HeartbeatManager",
         },
+        submodules="aio sync",
     )
 
 __all__ = [

@@ -40,6 +40,7 @@ else:
             ".policy": "IdlePolicy",
             ".sync": "ConnectionTable IdleConnectionDetector",
         },
+        submodules="aio sync",
     )
 
 __all__ = ["Connection", "ConnectionTable", "IdleConnectionDetector", "IdlePolicy"]

@@ -56,6 +56,7 @@ else:
             ".policy": "CallPolicy FailsafePolicy MethodPolicy",
             ".sync": "Queues client_interceptors intercept_channel server_interceptors",
         },
+        submodules="aio sync",
     )
 
 __all__ = [

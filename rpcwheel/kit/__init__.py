@@ -32,6 +32,7 @@ else:
             ".policy": "KitPolicy",
             ".sync": "Kit",
         },
+        submodules="aio sync",
     )
 
 __all__ = ["Kit", "KitPolicy"]

@@ -60,6 +60,7 @@ else:
                 "open_registry"
             ),
         },
+        submodules="aio provider providers sync",
     )
 
 __all__ = [

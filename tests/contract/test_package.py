@@ -216,8 +216,30 @@ def test_the_channel_function_is_not_replaced_when_the_channel_package_is_loaded
 
 
 def test_a_subpackage_is_an_attribute_of_the_package_without_an_import_of_its_own() -> None:
-    code = "import rpcwheel; rpcwheel.observe.add_sink; rpcwheel.failback.aio.FailbackInvoker"
-    assert python("-c", code).returncode == 0
+    code = """if True:
+        import rpcwheel
+
+        rpcwheel.observe.add_sink, rpcwheel.failback.aio.FailbackInvoker, rpcwheel.timer.queue.FORM
+        for name in {names}:
+            getattr(rpcwheel, name)
+    """
+    assert python("-c", code.format(names=[*packages(), "aio", "observe"])).stderr == ""
+
+
+def test_an_attribute_that_does_not_exist_imports_nothing() -> None:
+    """Also not modules that need an extra: `hasattr` would raise what their imports raise."""
+    code = """if True:
+        import sys, rpcwheel, rpcwheel.failback
+
+        class Import:
+            def find_spec(self, name, path=None, target=None):
+                raise ModuleNotFoundError(name)
+
+        sys.meta_path.insert(0, Import())
+        for module, name in ((rpcwheel, "cli"), (rpcwheel, "x"), (rpcwheel.failback, "x")):
+            assert not hasattr(module, name), name
+    """
+    assert python("-c", code).stderr == ""
 
 
 def test_dir_lists_the_public_names_before_they_are_used() -> None:
