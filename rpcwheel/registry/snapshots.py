@@ -111,7 +111,8 @@ class Snapshots:
         self._serial = Serial()
         self._closed = False
         self._told: set[str] = set()  # what fails, and has been told
-        self._skipped: set[tuple[str, str]] = set()  # services and records that have been told
+        self._skipped: dict[str, frozenset[int]] = {}
+        """By service: hashes of the unreadable records in the file, which have been reported."""
         self._known: tuple[object, dict[str, Entry]] = (None, {})  # by what the file looked like
         self._kept: dict[str, _Kept] = {}
         self.reset()
@@ -306,29 +307,41 @@ class Snapshots:
         """Raise ValueError if another user than root and our own can write to the file."""
         if not hasattr(os, "geteuid"):
             return
-        mode = stat.S_IMODE(looks.st_mode)
-        if looks.st_uid not in {os.geteuid(), ROOT} or mode & (stat.S_IWGRP | stat.S_IWOTH):
+        user, mode = os.geteuid(), stat.S_IMODE(looks.st_mode)
+        others_write = bool(mode & (stat.S_IWGRP | stat.S_IWOTH))
+        chmod = f"chmod 600 {self.path}"
+        if looks.st_uid not in {user, ROOT}:
+            chown = f"chown {user} {self.path}"
             raise ValueError(
-                f"it is not read, as other users can write to it (owner {looks.st_uid}, mode "
-                f"{mode:04o}); it must belong to the user {os.geteuid()} or to root, and only the "
-                f"owner may write to it: chmod 600 {self.path}, or delete it"
+                f"the file is not read because its owner is the user {looks.st_uid}, not the user "
+                f"{user} of this process or root: delete the file, or run as root: "
+                + (f"{chown}; {chmod}" if others_write else chown)
+            )
+        if others_write:
+            raise ValueError(
+                f"the file is not read because its mode {mode:04o} lets other users write to it: "
+                f"delete the file, or run: {chmod}"
             )
 
     def _instances(self, service: str, entry: Entry) -> tuple[ServiceInstance, ...]:
-        """Return those that can be read, by id; each other record is reported once."""
+        """Return the instances in the order of their ids. Reports each unreadable record once."""
         found: dict[str, ServiceInstance] = {}
+        reported = self._skipped.get(service, frozenset())
+        skipped: set[int] = set()
         for record in entry["instances"]:
             text = ""
             try:
                 text = json.dumps(record)
                 instance = ServiceInstance.decoded(text)
             except (ValueError, RecursionError) as error:
-                if (service, text) not in self._skipped:
-                    self._skipped.add((service, text))
+                content = hash(text)
+                if content not in reported and content not in skipped:
                     key = record.get("id") if isinstance(record, dict) else None
                     emit(RecordSkipped(self._registry, service, str(key or "?"), error))
+                skipped.add(content)
             else:
                 found[instance.id] = instance
+        self._skipped[service] = frozenset(skipped)
         return tuple(found[key] for key in sorted(found))
 
     def _failed(self, what: str, error: Exception) -> None:

@@ -211,8 +211,10 @@ def test_a_file_that_others_can_write_is_not_read_and_is_replaced(make, path, ev
     assert second.load(SERVICE) is None
     assert second.load(SERVICE) is None
     (told,) = failures(events)
-    assert f"mode {mode:04o}" in str(told.error)
-    assert "chmod 600" in str(told.error)
+    assert str(told.error) == (
+        f"the file is not read because its mode {mode:04o} lets other users write to it: delete "
+        f"the file, or run: chmod 600 {path}"
+    )
     second.keep("shop.Bills", instances("b"))
     second.close()
     assert set(services(path)) == {"shop.Bills"}
@@ -222,16 +224,25 @@ def test_a_file_that_others_can_write_is_not_read_and_is_replaced(make, path, ev
 
 
 @posix
-def test_a_file_of_another_user_is_not_read_unless_it_is_of_root(make, path, events, monkeypatch):
+@pytest.mark.parametrize("mode", [0o600, 0o666])
+def test_a_file_of_another_user_is_not_read_unless_it_is_of_root(
+    make, path, events, monkeypatch, mode
+):
     first = make()
     first.keep(SERVICE, instances("a"))
     first.close()
+    path.chmod(mode)
     owner = path.stat().st_uid
     monkeypatch.setattr(module, "ROOT", owner + 1)
     monkeypatch.setattr(module.os, "geteuid", lambda: owner + 2)
     assert make().load(SERVICE) is None
     (told,) = failures(events)
-    assert f"owner {owner}" in str(told.error)
+    assert str(told.error) == (
+        f"the file is not read because its owner is the user {owner}, not the user {owner + 2} of "
+        f"this process or root: delete the file, or run as root: chown {owner + 2} {path}"
+        + (f"; chmod 600 {path}" if mode == 0o666 else "")
+    )
+    path.chmod(0o600)
     monkeypatch.setattr(module, "ROOT", owner)
     assert make().load(SERVICE).instances == instances("a")
 
@@ -246,6 +257,20 @@ def test_a_record_whose_host_is_no_host_is_skipped_and_reported_once(make, path,
     (skipped,) = (event for event in events if isinstance(event, RecordSkipped))
     assert (skipped.registry, skipped.service, skipped.key) == (REGISTRY, SERVICE, "b")
     assert "DNS name or an IP address" in str(skipped.error)
+
+
+def test_a_skipped_record_that_left_the_file_and_came_back_is_reported_again(make, path, events):
+    record = json.loads(instance("b").encoded()) | {"host": "?"}
+    written = time.time()
+    with_record = {"v": 1, "services": {SERVICE: {"written": written, "instances": [record]}}}
+    without = {"v": 1, "services": {SERVICE: {"written": written, "instances": []}}}
+    put(path, with_record)
+    snapshots = make()
+    for content in (with_record, without, with_record):
+        path.write_text(json.dumps(content))
+        assert snapshots.load(SERVICE) is None
+    skipped = [event.key for event in events if isinstance(event, RecordSkipped)]
+    assert skipped == ["b", "b"]
 
 
 def test_a_place_that_is_a_directory_is_told_once_and_harms_nothing(make, path, events, timer):
