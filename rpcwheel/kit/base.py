@@ -16,8 +16,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.policy import shown
 
-from .config import PREFIX, policy_from_env, policy_from_file
-from .policy import KitPolicy
+from .policy import PREFIX, KitPolicy
 
 if TYPE_CHECKING:
     import os
@@ -216,6 +215,8 @@ class KitBase(Generic[Q, M, T, D]):
             ConfigurationError: The file can't be read, or settings in it are wrong; the message
                 names the file and each place.
         """
+        from .config import policy_from_file
+
         return cls.of(policy_from_file(path), timer=timer)
 
     @classmethod
@@ -230,6 +231,8 @@ class KitBase(Generic[Q, M, T, D]):
         Raises:
             ConfigurationError: A variable that begins so is no setting, or is wrong.
         """
+        from .config import policy_from_env
+
         return cls.of(policy_from_env(prefix), timer=timer)
 
     def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:

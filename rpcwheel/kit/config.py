@@ -38,17 +38,14 @@ from pydantic import ValidationError
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, field_at, findings, path_of, shown, types_in
 
-from .policy import KitPolicy
+from .policy import PREFIX, KitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     Place = tuple[str, ...]
 
-__all__ = ["PREFIX", "policy_from_env", "policy_from_file"]
-
-PREFIX: Final = "RPCWHEEL_"
-"""How the names of the variables begin."""
+__all__ = ["policy_from_env", "policy_from_file"]
 
 NO_SETTINGS: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
 """Variables of ours that say how to build and test."""

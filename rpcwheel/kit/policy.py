@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from rpcwheel.heartbeat.policy import HeartbeatPolicy
 from rpcwheel.idle.policy import IdlePolicy
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
 
-__all__ = ["KitPolicy"]
+__all__ = ["PREFIX", "KitPolicy"]
+
+PREFIX: Final = "RPCWHEEL_"
+"""How the names of the variables begin that `Kit.from_env` reads."""
 
 
 class KitPolicy(CallPolicy):
