@@ -182,8 +182,8 @@ def _said(error: object, name: str) -> Any:  # noqa: ANN401
 def blurred(call: Any) -> bool:  # noqa: ANN401
     """Whether a finished call may have another status than the one that it tells.
 
-    The server's own comes an instant before the made-up one, or after it: then grpc.aio replaces
-    the one by the other. It does not call the done-callbacks again (1.85.1).
+    The server's own status arrives an instant before or after the one that gRPC made up. If it
+    arrives after, grpc.aio replaces the status but does not call the done-callbacks again (1.85.1).
     """
     return bool(immediately(call.details()) == BLURRED)
 

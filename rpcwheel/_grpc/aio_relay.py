@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Conductor", "Relay", "Signal", "call_back", "cancels_of_task", "tell_weakly"]
 
 STATUS_LOOKS_S: Final = tuple(0.001 * 2**look for look in range(9))
-"""Seconds between looks for a status that is on its way to this process already; 0.5 in all."""
+"""Delays in seconds between checks whether the server's own status has arrived; 0.5 s in all."""
 
 
 class Writing(Protocol):
@@ -146,7 +146,7 @@ class Relay(grpc.aio.Call):
     _final: Any = None
     _source: Any = None  # of messages, once there is an end
     _blurred: Any = None  # a try whose own status may be still to come
-    _looks = 0  # for that status
+    _looks = 0  # checks so far whether it has come
     _number = 0  # of the try that runs, or ran last
     _awaited = False  # whether somebody awaits the try, and so will learn how it ends
     _signal: Signal | None = None
@@ -259,9 +259,10 @@ class Relay(grpc.aio.Call):
         return True
 
     def _waits_for_status(self, call: Any) -> bool:  # noqa: ANN401
-        """Whether a try has told a status that is not its own; then wait for that one, not long.
+        """Whether to wait for the server's own status, because gRPC made the first one up.
 
-        grpc.aio calls the done-callbacks for the first status only (1.85.1), so this looks again.
+        grpc.aio calls the done-callbacks for the first status only (1.85.1), so this schedules
+        another check.
         """
         if not self._conductor.kind.streams_requests or not blurred(call):
             return False

@@ -1,4 +1,4 @@
-"""What a server of grpc.aio knows of itself and its calls and does not show.
+"""State of a `grpc.aio` server and its calls that gRPC does not expose.
 
 Tried with grpcio 1.66.2 and 1.85.1. `tests/legacy/_grpc/test_aio_serving.py` and
 `tests/contract/idle/test_request_timeout.py` fail if that changes.
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["context_of", "is_receiving", "is_running"]
 
 RECEIVING: Final = ("_handle_exceptions", "_handle_rpc", "_handle_unary_", "_receive_message")
-"""How the coroutines begin in which a call with one request waits for it, from the task's on."""
+"""How the names of gRPC's nested coroutines begin while a call waits for its single request; the
+coroutine of the task first."""
 
 
 def is_running(server: Any) -> bool | None:  # noqa: ANN401 - grpc.aio's, or one around it
@@ -27,9 +28,9 @@ def is_running(server: Any) -> bool | None:  # noqa: ANN401 - grpc.aio's, or one
 
 
 def is_receiving(task: asyncio.Task[Any]) -> bool:
-    """Whether a task that serves a call waits for its only request; False if that can't be known.
+    """Whether a task that serves a call waits for its single request; False if unknown.
 
-    It tells by the functions of grpc's in which the task waits.
+    Decided by the names of gRPC's coroutines in which the task is suspended.
     """
     names: list[str] = []
     waiting: Any = None if task.done() else task.get_coro()

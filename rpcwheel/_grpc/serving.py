@@ -32,12 +32,12 @@ __all__ = [
     "calls_held",
     "end_call",
     "has_ended",
+    "has_receiving_token",
     "is_plain",
     "is_receiving",
     "is_running",
     "pool_of",
     "services_of",
-    "shows_receiving",
 ]
 
 T = TypeVar("T")
@@ -73,15 +73,15 @@ def end_call(
         call.cancel(code.value[0], details)
 
 
-def shows_receiving() -> bool:
-    """Whether this version of gRPC lets `is_receiving` find out."""
+def has_receiving_token() -> bool:
+    """Whether gRPC has the private token that `is_receiving` looks for."""
     return hasattr(grpc_server, RECEIVING)
 
 
 def is_receiving(context: Any) -> bool:  # noqa: ANN401
-    """Whether the server waits for a message of a call's client; False if that can't be known."""
+    """Whether the server waits for a message from the client; False if that can't be known."""
     due = getattr(getattr(context, "_state", None), "due", ())
-    return shows_receiving() and getattr(grpc_server, RECEIVING) in due
+    return has_receiving_token() and getattr(grpc_server, RECEIVING) in due
 
 
 def is_plain(context: grpc.ServicerContext) -> bool:

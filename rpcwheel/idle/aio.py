@@ -79,7 +79,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         """Calls whose handler has not begun, and after when each has come in: the `heard_ns` of
         then. When it was seen says less, as the loop may have been late."""
         self._receiving: weakref.WeakKeyDictionary[Task, int] = weakref.WeakKeyDictionary()
-        """Those whose only request has not arrived, and since when that is known."""
+        """Calls that wait for their single request, and when they were first found waiting."""
         self._ending: set[Task] = set()
         self._here = threading.local()
 
@@ -134,7 +134,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         self._arriving.pop(task, None)
 
     def end_late_requests(self, limit_ns: int) -> None:
-        """End calls whose only request has not arrived for so long; for the detector."""
+        """End calls that have waited for their single request for `limit_ns`; for the detector."""
         now_ns, known = self.now_ns(), self._receiving
         found = [task for task in list(self._arriving) if is_receiving(task)]
         self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})

@@ -262,7 +262,7 @@ class Detector:
         POOL.submit(("idle", id(self)), work)
 
     def timer_stopped(self) -> None:
-        """Internal: report that no more rounds will come."""
+        """Internal: report that detection has stopped."""
         self._limit("stopped", STOPPED)
 
     # A round
@@ -400,7 +400,7 @@ class Detector:
 
 
 class _Look:
-    """The timer's task for a round: on the timer's thread it only hands over."""
+    """The timer's task that starts a round. The round itself runs on a worker."""
 
     __slots__ = ("_detector", "_work")
 

@@ -35,7 +35,7 @@ class Limits(NamedTuple):
 
     @property
     def request_check_ns(self) -> int:
-        """Between two looks whether requests have arrived."""
+        """Time between two checks for calls whose request has not arrived."""
         return NEVER if self.request_ns == NEVER else max(1, self.request_ns // CHECKS)
 
     @classmethod

@@ -59,12 +59,12 @@ class IdlePolicy(Policy):
     """No message written for so long, whatever is read. None: no such limit."""
 
     request_timeout: Seconds | None = 60.0
-    """How long the request of a call that has only one may take to arrive, in seconds: from when
-    the server waits for it, and up to a third more. Then the call ends with DEADLINE_EXCEEDED,
-    whatever `close` says; its connection and other calls are not affected. Without a limit a client
-    that sends the headers of a call and no request holds a thread of the server for ever, and keeps
-    the connection open. Streams of requests have no such limit. On a threaded server it needs
-    `ConnectionTable` as the first interceptor. None: no limit."""
+    """How long the request of a unary or response-streaming call may take to arrive, in seconds:
+    from when the server waits for it, and up to a third more. Then the call ends with
+    DEADLINE_EXCEEDED, whatever `close` is; its connection and other calls are not affected. Without
+    a limit, a client that sends the headers of a call and no request keeps the connection open and
+    occupies a thread of a threaded server for ever. Calls with a request stream have no such limit.
+    A threaded server needs `ConnectionTable` as the first interceptor. None: no limit."""
 
     max_age: Seconds | None = None
     """Open for so long, and up to a tenth more, so that clients which came together do not come

@@ -27,8 +27,8 @@ UNIX: Final = "a unix socket"
 
 NAMED: Final = {"localhost": ("127.0.0.1", "::1"), "": (None,), "*": (None,)}
 
-ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 - not bound here, but known
-ALL: Final = "::"  # with gRPC IPv4 too
+ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 - only compared with, never bound
+ALL: Final = "::"  # gRPC accepts IPv4 connections there, too
 
 
 class Ports(NamedTuple):
@@ -72,8 +72,9 @@ class Ports(NamedTuple):
         Args:
             local: Its own end.
             learned: Where calls of the server's were seen.
-            listening: Where this process listens. A port alone stands for the one address at which
-                it does so; where there are several, the port does not say which are the server's.
+            listening: The addresses and ports at which this process listens. A port that was given
+                without an address means the only address at which the process listens on it. If
+                there are several such addresses, that port matches no socket.
         """
         if local in learned:
             return True

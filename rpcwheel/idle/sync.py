@@ -24,10 +24,10 @@ from rpcwheel._grpc.serving import (
     Door,
     calls_held,
     end_call,
+    has_receiving_token,
     is_plain,
     is_receiving,
     pool_of,
-    shows_receiving,
 )
 
 from .core import NOTHING
@@ -191,8 +191,8 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
         return call
 
     def end_late_requests(self, limit_ns: int) -> None:
-        """End calls whose only request has not arrived for so long; for the detector."""
-        if not shows_receiving():
+        """End calls that have waited for their single request for `limit_ns`; for the detector."""
+        if not has_receiving_token():
             self.can_end_late_requests = False
             return
         with self.lock:
@@ -218,7 +218,7 @@ class _Served(Call):
     ) -> None:
         self.context = context
         self.awaits_request = False
-        """Whether what its thread receives can only be its request, which begins its handler."""
+        """Whether the server must receive a single request before it can call the handler."""
         self._receives_since_ns: int | None = None
         super().__init__(connections, peer, streams=streams, heartbeat=heartbeat)
 
@@ -228,9 +228,10 @@ class _Served(Call):
             self.entry.seen.plain = is_plain(self.context)
 
     def receiving_ns(self, now_ns: int) -> int:
-        """For how long, since this was asked first, a thread waits for its request; 0: none does.
+        """Return how long the call has waited for its single request; 0 if it does not wait for it.
 
-        A call that waits for a thread is not asked for its request yet.
+        Counted from the first call of this method that finds it waiting. A call that waits for a
+        free thread does not wait for its request: gRPC receives the request on that thread.
         """
         if not (self.awaits_request and is_receiving(self.context)):
             return 0

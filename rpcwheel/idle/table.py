@@ -181,9 +181,10 @@ class Connections:
             self.total += 1
 
     def end_late_requests(self, limit_ns: int) -> None:
-        """End calls whose only request has not arrived for so long. Of a twin; any thread.
+        """End calls that have waited for their single request for `limit_ns`. Any thread.
 
-        To be called again and again: the time counts from the first call that finds a call waiting.
+        Must be called at regular intervals: the waiting time of a call counts from the first time
+        that this method finds it waiting. Implemented by both subclasses.
         """
         raise NotImplementedError
 

@@ -43,7 +43,7 @@ class Alarm:
         Args:
             timer: None for `shared_timer()`, when it is first needed.
             ring: Called on the timer's thread, without the lock; must not block. It takes the lock,
-                and calls `rang`. It may be called once too often, on the shared timer's thread.
+                and calls `rang`. It may be called one extra time, on the shared timer's thread.
             refused: Told if the timer is full, or was stopped. The shared one goes on in its place.
         """
         self.now_ns = clock_of(timer)

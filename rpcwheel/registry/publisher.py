@@ -156,7 +156,7 @@ class Publisher(PublisherBase[Registry]):
         wait_s = checked_wait(timeout, "timeout")
         until = None if wait_s is None else time.monotonic() + wait_s
         left_s = SIGNAL_CHECK_S if wait_s is None else min(wait_s, SIGNAL_CHECK_S)
-        # A signal that arrives just before the main thread begins to wait does not interrupt that.
+        # A signal that arrives just before the main thread begins to wait does not end the wait.
         while not self._over.wait(left_s):
             if until is not None:
                 left_s = min(until - time.monotonic(), SIGNAL_CHECK_S)

@@ -68,9 +68,9 @@ LATEST_S: Final = 1e11
 MOST_BYTES: Final = 64 * 2**20
 """A larger file is none of ours."""
 READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""Flags that open any path at once, also a pipe that nobody writes to."""
+"""Flags for `os.open` that do not block, even for a pipe without a writer."""
 ROOT: Final = 0
-"""The user id that may replace any file anyway."""
+"""The user id of root, who can write to any file anyway."""
 
 
 class _Kept(NamedTuple):
@@ -292,7 +292,7 @@ class Snapshots:
         try:
             looks = os.fstat(descriptor)
             if not stat.S_ISREG(looks.st_mode) or looks.st_size > MOST_BYTES:
-                raise ValueError("it is no file of snapshots")
+                raise ValueError("it is not a snapshot file")
             self._check_writers(looks)
             form = looks.st_ino, looks.st_size, looks.st_mtime_ns
             known = self._known
@@ -304,7 +304,7 @@ class Snapshots:
         return known[1]
 
     def _check_writers(self, looks: os.stat_result) -> None:
-        """Raise ValueError if another user than root and our own can write to the file."""
+        """Raise ValueError if a user other than ours and root can write to the file."""
         if not hasattr(os, "geteuid"):
             return
         user, mode = os.geteuid(), stat.S_IMODE(looks.st_mode)
@@ -393,7 +393,7 @@ def _parsed(data: bytes) -> dict[str, Entry]:
         raise ValueError(str(error)) from None
     services = told.get("services") if isinstance(told, dict) else None
     if not isinstance(services, dict):
-        raise ValueError("it is no file of snapshots")  # noqa: TRY004 - of a file, not an argument
+        raise ValueError("it is not a snapshot file")  # noqa: TRY004 - of a file, not an argument
     return {name: entry for name, entry in services.items() if _is_entry(entry)}
 
 

@@ -248,8 +248,8 @@ class EtcdClient:
     def pause(self) -> bool:
         """Close the channels on which nothing was received, and open none until `resume()`.
 
-        For the thread that forks. Returns False, and nothing is to be resumed, if that is not
-        possible soon.
+        Called by the thread that forks. Returns False if that is not possible within a second;
+        then `resume()` must not be called.
         """
         if self.forked or not self._lock.acquire(timeout=PAUSE_S):
             return False
@@ -265,11 +265,11 @@ class EtcdClient:
         self._lock.release()
 
     def keep_channels(self) -> None:
-        """Never let go of the parent's channels, in a forked child."""
+        """Keep the parent's channels referenced for ever: a forked child can't close them."""
         _KEPT.extend(self._opened)
 
     def answered(self, channel: grpc.Channel) -> None:
-        """Take note that something was received on a channel."""
+        """Note that something was received on a channel."""
         self._answered.add(channel)
 
     def _closed_meanwhile(self, channel: grpc.Channel | None) -> RegistryError:
@@ -424,13 +424,14 @@ class _Watching:
 
 _CLIENTS: Final[weakref.WeakSet[EtcdClient]] = weakref.WeakSet()
 _FORKING: Final = threading.RLock()
-"""For `_CLIENTS`; held while this process forks, so that the child has it too."""
+"""Protects `_CLIENTS`. Held during a fork, so that the child gets it in a known state."""
 
 _PAUSED: Final[list[EtcdClient]] = []
-"""While this process forks."""
+"""Clients paused for the fork that is under way."""
 
 _KEPT: Final[list[grpc.Channel]] = []
-"""A parent's, in a forked child. gRPC's threads are not there: to end a channel could hang."""
+"""The parent's channels, in a forked child. gRPC's threads do not exist there, so closing a channel
+could hang."""
 
 
 def _before_fork() -> None:

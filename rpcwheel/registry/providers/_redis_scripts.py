@@ -12,9 +12,9 @@ Keys, of which all are in one slot of a cluster; `ns` is the namespace:
 `{ns}:c` is the channel of hints: `<service> <number>`. Numbers begin with the time in microseconds,
 so that after a loss of memory they don't come again.
 
-A server at `maxmemory` that evicts nothing refuses commands that may need memory, but not those
-that free some. So the scripts make sure that leases can be renewed whenever ended leases can be
-removed: else the removal would unpublish instances whose renewals were refused.
+A server at `maxmemory` with `noeviction` refuses commands that may need memory, but not commands
+that free some. Therefore a script removes ended leases only if leases can also be renewed.
+Otherwise it would remove instances whose renewals were refused.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ local number, count = ARGV[5], tonumber(ARGV[6])
 local late = redis.call('ZRANGEBYSCORE', ends, '-inf', now)
 if #late > 0 then
   write_at_maxmemory()
-  -- a server that refuses this refuses renewals: then the script fails, and nothing is removed
+  -- if the server refuses renewals, it refuses this: the script fails, and removes nothing
   redis.call('ZADD', ends, 'XX', now, late[1])
 end
 for _, id in ipairs(late) do drop(id) end
