@@ -11,7 +11,8 @@ other characters that are not printable are escaped. A failed call is logged wit
 details. Only errors without a status have a traceback, where they show a bug or a lost call. It is
 in `record.exc_text`, escaped; `record.exc_info` is None, as some handlers print it as it came.
 
-Lines are limited for each kind of event and each method, target or service. What was suppressed is
+Lines are limited for each kind of event and each method (and status of its failure), target or
+service. What was suppressed is
 counted; the number is logged with the next such line, at the next event after the period, or when
 the process exits.
 """
@@ -353,7 +354,7 @@ def log_event(event: events.Event) -> None:
     now_s = time.monotonic()
     suppressed = _LIMITER.admit(
         type(event),
-        " ".join(_plain(getattr(event, name)) for name in line.subject.split()),
+        _subject(line, event),
         now_s,
         burst=1 if line.every_s else BURST,
         period_s=line.every_s or PERIOD_S,
@@ -363,6 +364,16 @@ def log_event(event: events.Event) -> None:
         _write(line, event, suppressed)
     for one in _LIMITER.over(now_s):
         _report(one)
+
+
+def _subject(line: _Line, event: events.Event) -> str:
+    """What the rate limit tells apart: another failure of the same method must not be hidden."""
+    parts = [_plain(getattr(event, name)) for name in line.subject.split()]
+    if not line.every_s:
+        error: BaseException | None = getattr(event, "error", None)
+        failure = getattr(event, "code", None) if error is None else _kind_of(error)
+        parts += [failure] if failure else []
+    return " ".join(parts)
 
 
 def _write(line: _Line, event: events.Event, suppressed: int) -> None:
@@ -425,6 +436,16 @@ def _is_status(error: BaseException | None) -> bool:
     """Whether it is a `grpc.RpcError`. Without importing grpc, which costs 0.1 s."""
     grpc = sys.modules.get("grpc")
     return grpc is not None and isinstance(error, grpc.RpcError)
+
+
+def _kind_of(error: BaseException) -> str:
+    """The status code of an error that has one, or its class."""
+    try:
+        if _is_status(error) and not isinstance(error, RpcWheelError):
+            return str(error.code().name)  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001, S110 - a user's class; its name will do
+        pass
+    return type(error).__name__
 
 
 def _one_line(error: BaseException | None) -> str:

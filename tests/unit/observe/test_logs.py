@@ -267,6 +267,13 @@ def test_events_of_different_subjects_do_not_share_one_limit(caplog, monkeypatch
     assert len(caplog.messages) == 30
 
 
+def test_another_failure_of_the_same_method_is_not_suppressed_with_the_first(caplog):
+    for number in range(300):
+        error = OSError("disk full") if number == 150 else BOOM
+        log_event(events.CallExcused("/shop.Orders/Get", error))
+    assert [line for line in caplog.messages if "disk full" in line]
+
+
 def test_what_was_suppressed_is_reported_at_the_next_event_after_the_period(caplog, monkeypatch):
     now_s = 0.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
@@ -276,9 +283,11 @@ def test_what_was_suppressed_is_reported_at_the_next_event_after_the_period(capl
     now_s = 30.0
     log_event(events.TimersTooMany(65, 64))
     (_, record) = caplog.records
-    assert record.getMessage() == ("/shop.Orders/Get: 290 more CallExcused not logged within 10 s")
+    assert record.getMessage() == (
+        "/shop.Orders/Get ValueError: 290 more CallExcused not logged within 10 s"
+    )
     assert (record.name, record.levelname) == ("rpcwheel.call", "WARNING")
-    assert record.event == Suppressed(events.CallExcused, "/shop.Orders/Get", 290, 10.0)
+    assert record.event == Suppressed(events.CallExcused, "/shop.Orders/Get ValueError", 290, 10.0)
 
 
 def test_what_was_suppressed_is_reported_at_exit():
@@ -297,7 +306,8 @@ def test_what_was_suppressed_is_reported_at_exit():
     *lines, last = run.stderr.splitlines()
     assert len(lines) == 10
     assert last == (
-        "rpcwheel.call WARNING /shop.Orders/Get: 49990 more CallExcused not logged within 10 s"
+        "rpcwheel.call WARNING /shop.Orders/Get ValueError: 49990 more CallExcused "
+        "not logged within 10 s"
     )
 
 
