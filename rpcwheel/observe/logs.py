@@ -12,9 +12,8 @@ details. Only errors without a status have a traceback, where they show a bug or
 in `record.exc_text`, escaped; `record.exc_info` is None, as some handlers print it as it came.
 
 Lines are limited for each kind of event and each method (and status of its failure), target or
-service. What was suppressed is
-counted; the number is logged with the next such line, at the next event after the period, or when
-the process exits.
+service. What was suppressed is counted; the number is logged with the next such line, at the next
+event after the period, or when the process exits.
 """
 
 import atexit
