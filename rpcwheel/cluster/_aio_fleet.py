@@ -19,6 +19,7 @@ from rpcwheel._grpc.aio_relay import Signal
 from rpcwheel.call import Kind
 from rpcwheel.channel._aio_members import CLOSED
 from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import ListenerFailed, MemberDown, MemberUp, emit
 from rpcwheel.probe import MARK, UNANSWERED, HealthProbe
 from rpcwheel.timer.clock import clock_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.aio_interceptors import Interceptors
     from rpcwheel.channel.aio import ReconnectingChannel
+    from rpcwheel.exiting import BackgroundCall
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
@@ -222,10 +224,22 @@ class Fleet:
         self._probe(member, spell)
 
     def _probe(self, member: Member, spell: int) -> None:
-        if self.roster.wants_probe(member, spell):
-            task = self.home.enter().create_task(self._asked(member, spell))
-            self._probes.add(task)
-            task.add_done_callback(self._probes.discard)
+        if not self.roster.wants_probe(member, spell):
+            return
+        background = BACKGROUND.begin_call()
+        if background is None:
+            self.up(member)  # nobody asks it any more: the next call will tell
+            return
+        loop = self.home.enter()
+        task = loop.create_task(self._asked(member, spell))
+        background.is_lost = loop.is_closed
+        background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        self._probes.add(task)
+        task.add_done_callback(partial(self._probe_ended, background))
+
+    def _probe_ended(self, background: BackgroundCall, task: asyncio.Task[None]) -> None:
+        self._probes.discard(task)
+        BACKGROUND.end_call(background)
 
     async def _asked(self, member: Member, spell: int) -> None:
         answers = await self._answers(member)

@@ -17,11 +17,13 @@ import grpc
 from rpcwheel._grpc.styles import OwnHook
 from rpcwheel.channel._drain import timeout_on
 from rpcwheel.durations import to_seconds
+from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import ListenerFailed, emit
 from rpcwheel.probe import MARK, UNANSWERED, HealthProbe
 from rpcwheel.workers import POOL
 
 if TYPE_CHECKING:
+    from rpcwheel.exiting import BackgroundCall
     from rpcwheel.timer import Timeout
 
     from ._fleet import Fleet, Member
@@ -76,6 +78,10 @@ class Probes:
         fleet = self._fleet()
         if fleet is None or not fleet.roster.wants_probe(member, spell):
             return
+        background = BACKGROUND.begin_call()
+        if background is None:
+            fleet.up(member)  # nobody asks it any more: the next call will tell
+            return
         held = waits = self._takes(MOST_WAIT)
         asked = None
         try:
@@ -90,11 +96,13 @@ class Probes:
             if not isinstance(error, ValueError):
                 emit(ListenerFailed(fleet.name, listener=f"connect {member.id}", error=error))
         if asked is None:
+            BACKGROUND.end_call(background)
             if held:
                 self._gives()
             self._settle(member, spell, None)
             return
-        hook = OwnHook(_asked, weakref.ref(self), weakref.ref(member), spell)
+        background.cancel = asked.cancel
+        hook = OwnHook(_asked, background, weakref.ref(self), weakref.ref(member), spell)
         asked.add_done_callback(hook)
 
     def _takes(self, most: int) -> bool:
@@ -154,12 +162,14 @@ def _due(member: weakref.ref[Member], probes: weakref.ref[Probes], spell: int, _
 
 
 def _asked(
+    background: BackgroundCall,
     probes: weakref.ref[Probes],
     member: weakref.ref[Member],
     spell: int,
     asked: Any,  # noqa: ANN401
 ) -> None:
     """On gRPC's thread."""
+    BACKGROUND.end_call(background)
     alive = probes()
     if alive is not None:
         alive.asked(member(), spell, asked)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from rpcwheel.workers import POOL
 
 from .core import First
-from .entry import Call
+from .entry import Call, State
 from .invoker import InvokerBase
 
 if TYPE_CHECKING:
@@ -201,6 +201,8 @@ async def _wait_empty(ledger: Ledger, seconds: float) -> bool:
 
 
 def _launch(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> None:
+    if entry.background is not None:
+        entry.background.is_lost = loop.is_closed
     try:
         loop.call_soon_threadsafe(_start_task, ledger, loop, entry)
     except RuntimeError:  # closed; a worker reports it, this may be the timer's thread
@@ -212,9 +214,13 @@ def _start_task(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -
     task = loop.create_task(_try(ledger, entry), name=f"retry of {entry.label}", context=context)
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
+    if entry.background is not None:
+        entry.background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
 
 
 async def _try(ledger: Ledger, entry: Entry) -> None:
+    if entry.state is State.GONE:  # reported as undelivered, while it waited for the loop
+        return
     ledger.mark()
     try:
         result = entry.call()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.exiting import BackgroundCall
     from rpcwheel.timer import Timeout
 
 __all__ = ["Call", "Entry", "FailedCall", "State", "label_of"]
@@ -127,6 +128,8 @@ class Entry:
     state: State = State.WAITING
     timeout: Timeout | None = None
     """The handle of the wake-up that is armed, None while none is."""
+    background: BackgroundCall | None = None
+    """The try that is under way."""
 
     @property
     def label(self) -> str:

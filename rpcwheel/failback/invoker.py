@@ -1,8 +1,9 @@
 """What the invokers of both twins have: a ledger, its figures, and an end that is never silent.
 
 An invoker that is dropped with calls pending warns (`ResourceWarning`), and they go on. A program
-that ends with calls pending logs them. A forked child begins with an empty queue: the calls are the
-parent's.
+that ends with calls pending logs them: when it exits, or when its main thread ends if a server of
+`grpc` runs in it (see `rpcwheel.exiting`). A forked child begins with an empty queue: the calls are
+the parent's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Final
+
+from rpcwheel.exiting import BACKGROUND
 
 from .ledger import Ledger
 
@@ -41,6 +44,8 @@ class InvokerBase:
         """
         self._ledger = Ledger(policy, timer)
         _LEDGERS.add(self._ledger)
+        if not BACKGROUND.add(self._ledger):
+            self._ledger.end_at_exit()
 
     @property
     def pending(self) -> int:
@@ -69,13 +74,13 @@ class InvokerBase:
 def _at_exit() -> None:
     """Report what the end of the program leaves undelivered."""
     for ledger in list(_LEDGERS):
-        ledger.book.close(ledger.now_ns())
-        ledger.end_close("the program ended")
+        ledger.end_at_exit()
 
 
 def _in_child() -> None:
     for ledger in list(_LEDGERS):
         ledger.book.disown()
+        BACKGROUND.add(ledger)  # it was reset before: `rpcwheel.workers` was imported earlier
 
 
 atexit.register(_at_exit)

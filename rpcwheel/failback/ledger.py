@@ -7,6 +7,7 @@ references and the workers' keep the ledger.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,7 @@ from rpcwheel.errors import (
     TimerStopped,
     TooManyTimeouts,
 )
+from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import (
     CallAbandoned,
     CallDelivered,
@@ -40,7 +42,7 @@ from .entry import Entry, FailedCall, State
 from .policy import checked_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rpcwheel.durations import Duration
     from rpcwheel.timer import Timeout
@@ -126,7 +128,7 @@ class Ledger:
             case Admission.CLOSED:
                 raise FailbackClosed(
                     f"{self.name}: {entry.label} failed and was not queued, because it came after "
-                    "close()"
+                    "close(), or at the end of the program"
                 ) from error
 
     def _parked(self, entry: Entry, error: BaseException, delay_ns: int, pending: int) -> None:
@@ -177,8 +179,13 @@ class Ledger:
             self._undelivered(entries, TIMER_STOPPED)
 
     def start(self, entry: Entry) -> None:
-        """Begin the entry's next try, if it waits for one. Any thread; runs nothing here."""
-        if self.book.claim(entry, self.now_ns()):
+        """Begin the entry's next try, if it waits for one. Any thread; runs nothing here.
+
+        If no background call may begin any more, `end_at_exit` reports the entry.
+        """
+        background = BACKGROUND.begin_call()  # that it is dropped ends it
+        if background is not None and self.book.claim(entry, self.now_ns()):
+            entry.background = background
             entry.launch(entry)
 
     def run_inside(self, entry: Entry, step: Callable[[], object]) -> None:
@@ -197,9 +204,10 @@ class Ledger:
 
     def delivered(self, entry: Entry) -> None:
         """Note that a retry has succeeded; also one that `close` has reported as undelivered."""
-        waited_s = (self.now_ns() - entry.started_ns) / 1e9
-        emit(CallDelivered(self.name, entry.label, entry.attempts, waited_s))
-        self.book.remove(entry, Last.DELIVERED)
+        with _ending(entry):
+            waited_s = (self.now_ns() - entry.started_ns) / 1e9
+            emit(CallDelivered(self.name, entry.label, entry.attempts, waited_s))
+            self.book.remove(entry, Last.DELIVERED)
 
     def failed(self, entry: Entry, error: BaseException) -> FailedCall | None:
         """Decide what follows after a retry has failed.
@@ -209,7 +217,8 @@ class Ledger:
             then `bury` the entry.
         """
         now_ns = self.now_ns()
-        end = self._again(entry, error, now_ns)
+        with _ending(entry):
+            end = self._again(entry, error, now_ns)
         if end is None or not self.book.give_up(entry, error):
             return None
         failed = entry.given_up(now_ns, end.reason)
@@ -263,7 +272,9 @@ class Ledger:
 
     def lost(self, entry: Entry, reason: str) -> None:
         """Give the entry up because there is no place any more to try it at."""
-        if self.book.give_up(entry, entry.error):
+        with _ending(entry):
+            given_up = self.book.give_up(entry, entry.error)
+        if given_up:
             (failed,) = self._undelivered([entry], reason)
             self.book.keep(failed)
             self.book.remove(entry, Last.UNDELIVERED)
@@ -311,6 +322,11 @@ class Ledger:
             failed += self._undelivered(entries, reason + suffix) if entries else []
         return failed
 
+    def end_at_exit(self) -> None:
+        """Refuse failing calls from now on, and report what the end of the program leaves."""
+        self.book.close(self.now_ns())
+        self.end_close("the program ended")
+
     def _undelivered(self, entries: list[Entry], reason: str) -> list[FailedCall]:
         now_ns = self.now_ns()
         failed = [entry.given_up(now_ns, reason) for entry in entries]
@@ -347,6 +363,16 @@ class _WakeUp:
 
     def __repr__(self) -> str:
         return f"retry of {self._entry.label}"
+
+
+@contextlib.contextmanager
+def _ending(entry: Entry) -> Iterator[None]:
+    """Note that a try has ended, when what follows from it is in the book."""
+    background, entry.background = entry.background, None  # the next try has one of its own
+    try:
+        yield
+    finally:
+        BACKGROUND.end_call(background)
 
 
 def _let_go(error: BaseException) -> None:

@@ -19,7 +19,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.workers import POOL
 
 from .core import First
-from .entry import Call, label_of
+from .entry import Call, State, label_of
 from .invoker import InvokerBase
 from .policy import checked_policy
 
@@ -278,6 +278,8 @@ def _launch(ledger: Ledger, entry: Entry) -> None:
 
 
 def _try(ledger: Ledger, entry: Entry) -> None:
+    if entry.state is State.GONE:  # reported as undelivered, while it waited for a worker
+        return
     try:
         result = entry.call()
     except BaseException as error:  # noqa: BLE001 - the ledger decides and reports
@@ -286,6 +288,8 @@ def _try(ledger: Ledger, entry: Entry) -> None:
     if inspect.isawaitable(result):
         _failed(ledger, entry, _no_loop(entry.call, result))
     elif _is_future(result):
+        if entry.background is not None:
+            entry.background.cancel = getattr(result, "cancel", None)
         result.add_done_callback(partial(_on_retry_done, ledger, entry))
     else:
         ledger.delivered(entry)

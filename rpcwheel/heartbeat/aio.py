@@ -7,19 +7,22 @@ listeners and events. The timer may be another thread's; it only hands over.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import grpc
 
 from rpcwheel.durations import to_seconds
+from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK
 
 from .base import SLACK_S, HeartbeatBase
-from .exiting import HEARTBEATS
 from .manager import ManagerBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rpcwheel.exiting import BackgroundCall
 
     from .rules import Send
 
@@ -53,7 +56,13 @@ class Heartbeat(HeartbeatBase):
 
     _soon_users = _soon_replaced = _soon_told = _soon
 
-    def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
+    def _start(
+        self,
+        call: Any,  # noqa: ANN401
+        step: Send,
+        settle: Callable[[int, str, object], None],
+        background: BackgroundCall,
+    ) -> Any:  # noqa: ANN401
         made = call(
             self._probe.request,
             timeout=to_seconds(step.limit_ns) + SLACK_S,
@@ -62,12 +71,13 @@ class Heartbeat(HeartbeatBase):
         )
         task = self._loop.create_task(self._watch(made, settle))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        background.is_lost = self._loop.is_closed
+        task.add_done_callback(partial(self._ended, background))
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, background: BackgroundCall, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        HEARTBEATS.end_call()
+        BACKGROUND.end_call(background)
 
     async def _watch(self, call: Any, settle: Callable[[int, str, object], None]) -> None:  # noqa: ANN401
         """Wait for the answer; cancelled if nobody waits for it any more."""

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel.channel.core import Traffic
 from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe.events import HandOffRefused, ListenerFailed
 from rpcwheel.probe import ALIVE, UNANSWERED, Verdict
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
 
 from .core import HeartbeatCore
-from .exiting import HEARTBEATS
 from .rules import HeartbeatState, Replace, Seen, Send
 from .teller import Teller, checked_listener
 from .view import HeartbeatView
@@ -35,6 +35,7 @@ from .watched import Watched, seen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.exiting import BackgroundCall
     from rpcwheel.probe import Probe
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
@@ -132,6 +133,10 @@ class HeartbeatBase(HeartbeatView):
             self._tidy()
         self._flush()
 
+    def end_at_exit(self) -> None:
+        """Detach it: the main thread has ended."""
+        self.detach()
+
     # The timer
 
     def _begin(self) -> None:
@@ -141,7 +146,7 @@ class HeartbeatBase(HeartbeatView):
             TimerStopped, TooManyTimeouts: The timer doesn't take it.
         """
         with self._lock:
-            if self._watched.is_closed() or not HEARTBEATS.add(self):
+            if self._watched.is_closed() or not BACKGROUND.add(self):
                 self._core.close()
             now_ns = self._now_ns()
             at_ns = self._core.next_ns(now_ns, self._seen())
@@ -224,7 +229,7 @@ class HeartbeatBase(HeartbeatView):
         if self.orphaned:
             self.detach()
             return
-        due = not HEARTBEATS.closed
+        due = not BACKGROUND.closed
         while due:
             idle = self._watched.is_idle()
             with self._lock:
@@ -274,14 +279,16 @@ class HeartbeatBase(HeartbeatView):
 
     def _send(self, step: Send, traffic: Traffic) -> None:
         """Start the call; what comes of it goes to `_settle`."""
-        if not HEARTBEATS.begin_call():
+        background = BACKGROUND.begin_call()
+        if background is None:
             return
         began_ns = self._now_ns()
         settle = partial(self._settle, _Sent(step.number, began_ns, traffic))
         try:
-            call = self._start(self._watched.member(self._probe.method), step, settle)
+            member = self._watched.member(self._probe.method)
+            call = self._start(member, step, settle, background)
         except Exception as error:  # noqa: BLE001 - a closed channel, the user's interceptor
-            HEARTBEATS.end_call()
+            BACKGROUND.end_call(background)
             if not self._watched.ours and _says_closed(error):
                 self.detach()
             else:
@@ -379,10 +386,16 @@ class HeartbeatBase(HeartbeatView):
         """As `_soon`, for events and listeners."""
         raise NotImplementedError
 
-    def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
+    def _start(
+        self,
+        call: Any,  # noqa: ANN401
+        step: Send,
+        settle: Callable[[int, str, object], None],
+        background: BackgroundCall,
+    ) -> Any:  # noqa: ANN401
         """Begin a heartbeat; `settle(at_ns, code, response)` once, where `_soon` would run it.
 
-        If this returns, `HEARTBEATS.end_call()` is called when the call has ended.
+        When the call has ended, `BACKGROUND.end_call(background)` is called.
         """
         raise NotImplementedError
 

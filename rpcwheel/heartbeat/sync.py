@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import grpc
 
 from rpcwheel.durations import to_seconds
+from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK, HealthProbe, MethodProbe
 from rpcwheel.workers import POOL, Serial
 
 from .answers import Answers
 from .base import SLACK_S, HeartbeatBase
-from .exiting import HEARTBEATS
 from .manager import ManagerBase
 from .rules import HeartbeatState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rpcwheel.exiting import BackgroundCall
 
     from .rules import Send
 
@@ -66,34 +68,49 @@ class Heartbeat(HeartbeatBase):
     def _soon_told(self, job: Callable[[], object]) -> None:
         POOL.submit((self, TOLD) if self._teller.has_listeners else TOLD, job)
 
-    def _start(self, call: Any, step: Send, settle: Callable[[int, str, object], None]) -> Any:  # noqa: ANN401
+    def _start(
+        self,
+        call: Any,  # noqa: ANN401
+        step: Send,
+        settle: Callable[[int, str, object], None],
+        background: BackgroundCall,
+    ) -> Any:  # noqa: ANN401
         request, limit_s = self._probe.request, to_seconds(step.limit_ns) + SLACK_S
         # One that is unlikely to be answered at once needs a thread: gRPC's will do.
         if self._watched.ours and self._core.state is HeartbeatState.PROBING and not step.patient:
             asked = call.begin(request, timeout=limit_s, metadata=MARK)
             if asked is not None:
-                ANSWERS.expect(asked, partial(self._answered, settle))
+                ANSWERS.expect(asked, partial(self._answered, settle, background))
                 return asked
         future = call.future(
             request, timeout=limit_s, metadata=MARK, wait_for_ready=step.patient or None
         )
-        future.add_done_callback(partial(self._ended, settle))
+        future.add_done_callback(partial(self._ended, settle, background))
         return future
 
     def _answered(
-        self, settle: Callable[[int, str, object], None], code: str, response: bytes | None
+        self,
+        settle: Callable[[int, str, object], None],
+        background: BackgroundCall,
+        code: str,
+        response: bytes | None,
     ) -> None:
         """On a worker, as `_ended` is on gRPC's thread."""
-        HEARTBEATS.end_call()
+        BACKGROUND.end_call(background)
         settled = partial(settle, self._now_ns(), code, response)
         if type(self._probe) in OWN:
             settled()
         else:
             self._soon_users(settled)
 
-    def _ended(self, settle: Callable[[int, str, object], None], future: Any) -> None:  # noqa: ANN401
+    def _ended(
+        self,
+        settle: Callable[[int, str, object], None],
+        background: BackgroundCall,
+        future: Any,  # noqa: ANN401
+    ) -> None:
         """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""
-        HEARTBEATS.end_call()
+        BACKGROUND.end_call(background)
         read = partial(_read, settle, self._now_ns(), future)
         if self._watched.pure and type(self._probe) in OWN:
             read()

@@ -1,0 +1,138 @@
+"""Calls that rpcwheel makes in the background when the program ends, in processes of their own.
+
+A call that reaches a `grpc.server` of the process after `concurrent.futures` was shut down hangs
+the process; see docs/grpcio.md.
+"""
+
+import asyncio
+import threading
+
+import pytest
+
+from fixtures.clusters import dead  # noqa: F401 - fixtures
+from fixtures.exiting_process import ends_beside_its_server, goes_on
+from fixtures.heartbeat_twins import asked  # noqa: F401
+from fixtures.waiting import aio_wait_until
+from rpcwheel.aio import FailbackInvoker, HeartbeatManager, ReconnectingChannel
+from rpcwheel.errors import FailbackClosed
+from rpcwheel.exiting import BackgroundCalls
+from rpcwheel.failback import FailbackInvoker as SyncFailbackInvoker
+from rpcwheel.failback import FailbackPolicy
+
+HEARTBEATS, FAILBACK = ["heartbeat", "aio_heartbeat"], ["failback", "aio_failback"]
+
+
+@pytest.mark.parametrize("kind", [*HEARTBEATS, "probe", "aio_probe"])
+def test_heartbeats_and_probes_end_when_the_main_thread_ends_beside_a_running_server(kind):
+    assert ends_beside_its_server(kind) == "ended\n"
+
+
+@pytest.mark.parametrize("kind", FAILBACK)
+def test_failback_reports_queued_calls_when_the_main_thread_ends_beside_a_running_server(kind):
+    assert ends_beside_its_server(kind) == "undelivered: 1, the program ended\nended\n"
+
+
+@pytest.mark.parametrize("kind", FAILBACK)
+def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(kind):
+    reason = "the program ended in the middle of a try, which may still arrive"
+    assert ends_beside_its_server(kind, "unanswered") == f"undelivered: 1, {reason}\nended\n"
+
+
+@pytest.mark.parametrize("kind", HEARTBEATS)
+def test_heartbeats_go_on_for_other_threads_without_a_server_in_the_process(asked, kind):  # noqa: F811
+    assert goes_on(kind, asked.target) == "went on\n"
+
+
+@pytest.mark.parametrize("kind", FAILBACK)
+def test_failback_goes_on_for_other_threads_without_a_server_in_the_process(dead, kind):  # noqa: F811
+    assert goes_on(kind, f"127.0.0.1:{dead}") == "went on\n"
+
+
+# In this process, whose own background calls go on
+
+
+@pytest.fixture
+def background(monkeypatch):
+    """Those of this test alone."""
+    background = BackgroundCalls()
+    for module in ("heartbeat.base", "heartbeat.aio", "failback.ledger", "failback.invoker"):
+        monkeypatch.setattr(f"rpcwheel.{module}.BACKGROUND", background)
+    return background
+
+
+def run_and_close(coroutine):
+    """Run it on a loop that is then closed while tasks of it wait."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+
+
+MANY = 10**6
+"""Steps for which the exit would wait: more than a test may take."""
+
+
+def test_the_exit_does_not_wait_for_a_heartbeat_whose_loop_was_closed(asked, timer, background):  # noqa: F811
+    kept = []
+
+    async def begin():
+        manager = HeartbeatManager(timer=timer, interval=1.0)
+        channel = ReconnectingChannel(asked.target, timer=timer)
+        kept.extend([manager, channel])
+        await channel.unary_unary("/test.Shop/Push")(b"")
+        asked.answer = threading.Event()
+        assert manager.attach(channel).beat()
+        await aio_wait_until(lambda: asked.checks)
+
+    run_and_close(begin())
+    background.close(MANY)
+
+
+def test_the_exit_does_not_wait_for_a_delivery_whose_loop_was_closed(timer, background):
+    tries, kept = [], []
+
+    async def hangs():
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise OSError
+        await asyncio.Event().wait()
+
+    async def begin():
+        queue = FailbackInvoker(FailbackPolicy(on=OSError, wait=1.0), timer=timer)
+        kept.append(queue)
+        await queue.invoke(hangs)
+        timer.advance(1.0)
+        await aio_wait_until(lambda: len(tries) == 2)
+
+    run_and_close(begin())
+    background.close(MANY)
+
+
+def test_a_queue_made_after_the_end_refuses_calls_that_fail(background):
+    def fail():
+        raise OSError
+
+    background.close()
+    queue = SyncFailbackInvoker(FailbackPolicy(on=OSError))
+    with pytest.raises(FailbackClosed, match="at the end of the program"):
+        queue.invoke(fail)
+    assert queue.flush() is True
+
+
+def test_calls_queued_when_background_calls_end_are_reported_and_flush_returns(timer, background):
+    queue = SyncFailbackInvoker(FailbackPolicy(on=OSError, wait=1.0), timer=timer)
+    tries = []
+
+    def fail():
+        tries.append(len(tries))
+        raise OSError
+
+    queue.invoke(fail)
+    flushed = []
+    background.closed = True
+    flushing = threading.Thread(target=lambda: flushed.append(queue.flush()))
+    flushing.start()
+    background.close()
+    flushing.join()
+    assert (tries, flushed, queue.stats().undelivered) == ([0], [True], 1)
