@@ -105,6 +105,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
+        self.has_intercepted = True
         made = self.around(handler, details.method, self._wrapped)
         task = asyncio.current_task()
         if task is not None:

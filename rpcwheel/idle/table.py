@@ -83,6 +83,8 @@ class Connections:
         self.lock = threading.RLock()
         self.owner: object = None
         """The detector that closes what is in here."""
+        self.has_intercepted = False
+        """Whether a call came to the table whose handler may not have begun: only aio tells."""
         self.uncounted = 0
         """Calls whose peer could not be told."""
         self.hidden_ns: int | None = None
@@ -195,7 +197,7 @@ class Connections:
 
     def has_seen_calls(self) -> bool:
         """Whether any came by; if not, it may be no interceptor of the server's."""
-        return bool(self.total or self.uncounted)
+        return self.has_intercepted or bool(self.total or self.uncounted)
 
     def is_new(self, call: Call) -> bool:
         """Whether it is the first call on its connection, of which more may be asked."""

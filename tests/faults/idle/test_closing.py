@@ -39,7 +39,7 @@ def closed(events) -> set[str]:
     return {event.peer for event in events if isinstance(event, ConnectionClosed)}
 
 
-def headers_of_a_call(method: str) -> Frame:
+def headers_of_a_call(method: str, stream: int = 1) -> Frame:
     """What opens a call in HTTP/2. The numbers of the fields are those of RFC 7541, appendix A."""
 
     def text(value: str) -> bytes:
@@ -51,7 +51,7 @@ def headers_of_a_call(method: str) -> Frame:
     fields += b"\x0f\x10" + text("application/grpc")  # "content-type"
     fields += b"\x00" + text("te") + text("trailers")
     end_headers = 4
-    return Frame(Kind.HEADERS, fields, end_headers, stream=1)
+    return Frame(Kind.HEADERS, fields, end_headers, stream=stream)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,12 @@ def test_a_frozen_client_that_takes_nothing_more_is_closed_all_the_same(world):
         assert wait_until(lambda: not served.peers())
 
 
-def test_a_connection_with_a_request_that_never_arrives_is_closed(world, events):
+@pytest.mark.parametrize("calls", [1, 4])
+def test_a_connection_with_requests_that_never_arrive_is_closed(world, calls, events):
     limits = {"idle_timeout": IDLE_TIMEOUT, "request_timeout": IDLE_TIMEOUT}
     with world.serve(**limits) as served, raw_client(served.target) as client:
-        client.send(headers_of_a_call(ECHO))  # and nothing more
+        for number in range(calls):
+            client.send(headers_of_a_call(ECHO, stream=2 * number + 1))  # and nothing more
         assert wait_until(lambda: not served.peers())
         assert wait_until(lambda: len(closed(events)) == 1)
         assert echo(served.client()) == b"x"
