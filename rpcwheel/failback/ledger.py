@@ -123,7 +123,8 @@ class Ledger:
             case Admission.FULL:
                 raise FailbackFull(
                     f"{self.name}: {entry.label} failed and was not queued, because max_pending "
-                    f"({pending}) calls are already"
+                    f"({pending}) calls are queued already; raise max_pending, or drop such calls "
+                    'with overflow="drop"'
                 ) from error
             case Admission.CLOSED:
                 raise FailbackClosed(
