@@ -235,7 +235,8 @@ class HeartbeatCore:
         """Leave a connection alone that is none; not one whose first call is about to make it."""
         tick_ns = self._rules.tick_ns
         used = seen.use_ns is not None and seen.use_ns > now_ns - tick_ns
-        if used or self.on_way:  # a heartbeat that has not ended makes the connection, too
+        # A heartbeat that has not ended makes the connection, too, if nothing was read since.
+        if used or (self.on_way and self.state is HeartbeatState.SUSPECT):
             self._hold_ns = now_ns + tick_ns
             return
         self._floor_ns = now_ns
@@ -244,6 +245,7 @@ class HeartbeatCore:
         self._heard_ns = None
         self._acquit()
         self._excused_ns = 0
+        self.on_way.clear()
         self.misses = 0
         self._look_ns = now_ns + self._rules.interval_ns
         self._become(HeartbeatState.UNUSED)

@@ -314,6 +314,15 @@ def test_an_idle_channel_is_not_left_alone_while_a_heartbeat_is_about_to_connect
     assert driver.state is ALIVE
 
 
+def test_an_idle_channel_is_left_alone_though_a_heartbeat_before_the_last_read_is_unanswered():
+    driver = Driver().called(at=0)
+    assert isinstance(driver.step(at=60 * S + 1), Send)
+    driver.called(at=61 * S)
+    driver.idle = True
+    assert driver.step(at=121 * S + 1) is None
+    assert driver.state is UNUSED
+
+
 def test_a_heartbeat_that_was_asked_for_is_sent_whatever_is_read_meanwhile():
     driver = Driver().called(at=0)
     assert driver.core.beat()
