@@ -36,6 +36,7 @@ NOT_EXPORTED = {
     "call",
     "cli",
     "durations",
+    "exiting",
     "instance",
     "methods",
     "observe",
