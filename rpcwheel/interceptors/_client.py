@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Message: TypeAlias = Any
     Continuation: TypeAlias = Callable[[Any, Any], AnyCall]
 
-__all__ = ["ClientInterceptor"]
+__all__ = ["ClientInterceptor", "go_on", "hold_stream", "hold_unary", "wait_for"]
 
 
 class ClientInterceptor(
@@ -57,7 +57,7 @@ class ClientInterceptor(
         blocking = blocks(continuation)
         if blocking:
             return _blocking(self._state, continuation, client_call_details, request)
-        return _unary(
+        return hold_unary(
             Outgoing(self._state, Kind.UNARY_UNARY, continuation, client_call_details, request),
             known=blocking is not None,
         )
@@ -73,7 +73,7 @@ class ClientInterceptor(
             self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
         )
         blocking = blocks(continuation)
-        return _wait_for(outgoing) if blocking else _unary(outgoing, known=blocking is not None)
+        return wait_for(outgoing) if blocking else hold_unary(outgoing, known=blocking is not None)
 
     def intercept_unary_stream(
         self,
@@ -82,7 +82,7 @@ class ClientInterceptor(
         request: Message,
     ) -> AnyCall:
         """Carry out a call with one request and many responses."""
-        return _stream(
+        return hold_stream(
             Outgoing(self._state, Kind.UNARY_STREAM, continuation, client_call_details, request)
         )
 
@@ -93,7 +93,7 @@ class ClientInterceptor(
         request_iterator: Iterator[Any],
     ) -> AnyCall:
         """Carry out a call with many requests and many responses."""
-        return _stream(
+        return hold_stream(
             Outgoing(
                 self._state, Kind.STREAM_STREAM, continuation, client_call_details, request_iterator
             )
@@ -120,7 +120,7 @@ def _blocking(
         call = continuation(details_with(details, seconds_left(try_ns, now_ns)), request)
         if failure_of(call) is None:
             return call
-        return _go_on(
+        return go_on(
             Outgoing(state, Kind.UNARY_UNARY, continuation, details, request, opened), call
         )
     finally:
@@ -128,14 +128,14 @@ def _blocking(
             watch.cancel()
 
 
-def _unary(outgoing: Outgoing, *, known: bool) -> AnyCall:
+def hold_unary(outgoing: Outgoing, *, known: bool) -> AnyCall:
     """Carry out a unary call by `.future()`, if it is `known` to be one."""
     if not outgoing.rules.recovers:
         return _hand_through(outgoing)
     return _hold(outgoing, LiveCall, known=known)
 
 
-def _stream(outgoing: Outgoing) -> AnyCall:
+def hold_stream(outgoing: Outgoing) -> AnyCall:
     if outgoing.rules.recovers or outgoing.rules.has_message_timeout:
         return _hold(outgoing, LiveStream, known=True)
     return _hand_through(outgoing)
@@ -154,7 +154,7 @@ def _hold(outgoing: Outgoing, kind: type[LiveCall], *, known: bool) -> AnyCall:
         outgoing.state.note_bare(outgoing.method)
         return call
     if not known and has_ended(call):  # somebody's own continuation: see what it gave
-        return _wait_for(outgoing, call)
+        return wait_for(outgoing, call)
     outgoing.keep()
     return kind(outgoing, call)
 
@@ -175,20 +175,20 @@ def _hand_through(outgoing: Outgoing) -> AnyCall:
     return call
 
 
-def _wait_for(outgoing: Outgoing, call: AnyCall = None) -> AnyCall:
+def wait_for(outgoing: Outgoing, call: AnyCall = None) -> AnyCall:
     """Carry out a call on this thread to its end; `call` is its first try, if that is made."""
     if outgoing.is_late:
         return outgoing.late()
     watch = outgoing.state.watch(outgoing.method, outgoing.rules)
     try:
-        return _go_on(outgoing, outgoing.first() if call is None else call)
+        return go_on(outgoing, outgoing.first() if call is None else call)
     finally:
         if watch is not None:
             watch.cancel()
         outgoing.close()
 
 
-def _go_on(outgoing: Outgoing, call: AnyCall) -> AnyCall:
+def go_on(outgoing: Outgoing, call: AnyCall) -> AnyCall:
     """Wait for a try's end, and make others after it as its failure asks."""
     while (error := failure_of(call)) is not None:
         step = outgoing.after(error)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-import grpc
-
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
@@ -19,8 +17,11 @@ from ._client import ClientInterceptor
 from ._server import server_interceptors
 from .queues import QueuesBase
 from .state import ClientState
+from .sync_channel import InterceptedChannel
 
 if TYPE_CHECKING:
+    import grpc
+
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.timer.api import Timer
@@ -112,10 +113,7 @@ def client_interceptors(
         One object, for all four kinds of call. It has one retry budget: make others for a channel
         to another target.
     """
-    given: object = Queues(timer) if queues is None else queues
-    if not isinstance(given, Queues):
-        raise TypeError(f"queues must be a Queues, or None, not {given!r}")
-    return [ClientInterceptor(ClientState(policy, timer=timer, invoker_of=given.of))]
+    return [ClientInterceptor(_state(policy, timer, queues))]
 
 
 def intercept_channel(
@@ -133,11 +131,13 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is no channel of grpc.
     """
-    if not isinstance(channel, grpc.Channel):
-        raise TypeError(
-            f"channel must be a grpc channel, not {channel!r}; for those of grpc.aio there is "
-            "rpcwheel.interceptors.aio.intercept_channel, or rpcwheel.aio.Kit"
-        )
-    interceptors = client_interceptors(policy, timer=timer, queues=queues)
-    intercepted: grpc.Channel = grpc.intercept_channel(channel, *interceptors)
-    return intercepted
+    return InterceptedChannel(channel, _state(policy, timer, queues))
+
+
+def _state(
+    policy: CallPolicy, timer: Timer | None, queues: Queues | None
+) -> ClientState[FailbackInvoker]:
+    given: object = Queues(timer) if queues is None else queues
+    if not isinstance(given, Queues):
+        raise TypeError(f"queues must be a Queues, or None, not {given!r}")
+    return ClientState(policy, timer=timer, invoker_of=given.of)
