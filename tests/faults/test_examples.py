@@ -16,6 +16,9 @@ PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHARED = {"audit_server", "registry_process"}
 
+GRPC_ROUNDING = 1.01
+"""gRPC rounds a timeout up on the wire, by at most a hundredth (docs/grpcio.md)."""
+
 
 def story(name: str) -> str:
     """What an example prints; it ends with 0 if what it shows was true."""
@@ -59,7 +62,7 @@ def test_a_deadline_shrinks_from_hop_to_hop(name: str) -> None:
     found = re.fullmatch(r"A gives (.*) s\nB has (.*) s\nC has (.*) s\n", story(name))
     assert found is not None
     entry, middle, leaf = (float(each) for each in found.groups())
-    assert entry >= middle > leaf > 0
+    assert entry * GRPC_ROUNDING >= middle > leaf > 0
 
 
 def test_retries_tell_the_server_how_many_went_before_and_end_before_the_deadline() -> None:
