@@ -102,9 +102,10 @@ def test_while_it_is_live_its_entry_stays_young(make, tmp_path, timer, monkeypat
 
     directory = make(snapshots=snapshots)
     directory.saw(view("a"))
-    assert shows(directory, "a")
+    assert wait_until(lambda: timer.pending)  # the first write, a moment after it is shown
     pass_time(1)
     assert wait_until(path.exists)
+    assert wait_until(lambda: timer.pending)  # the next one
     pass_time(100)
     assert wait_until(lambda: age_s() < 1)
     directory.suspect("the connection was lost")
