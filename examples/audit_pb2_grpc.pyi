@@ -7,7 +7,7 @@ from audit_pb2 import Line, Receipt
 
 class _Answer(Receipt):  # the receipt itself on a channel of grpc; to be awaited on one of grpc.aio
     def __await__(self) -> Generator[None, None, Receipt]: ...
-    async def trailing_metadata(self) -> Any: ...  # noqa: ANN401 - pairs of words
+    async def trailing_metadata(self) -> Any: ...
 
 class _Push:
     def __call__(
@@ -27,8 +27,8 @@ class AuditStub:
     def Follow(self, request: Line, timeout: float | None = None) -> _Lines: ...  # noqa: N802
 
 class AuditServicer:  # `context` is grpc's, or grpc.aio's
-    def Push(self, request: Line, context: Any) -> Receipt | Awaitable[Receipt]: ...  # noqa: ANN401, N802
-    def Follow(self, request: Line, context: Any) -> Iterator[Line]: ...  # noqa: ANN401, N802
+    def Push(self, request: Line, context: Any) -> Receipt | Awaitable[Receipt]: ...  # noqa: N802
+    def Follow(self, request: Line, context: Any) -> Iterator[Line]: ...  # noqa: N802
 
 def add_AuditServicer_to_server(  # noqa: N802
     servicer: AuditServicer, server: grpc.Server | grpc.aio.Server

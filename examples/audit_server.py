@@ -66,7 +66,7 @@ class Audit(AuditServicer):
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
 
-    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: ARG002, N802
+    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: N802
         """Take one line."""
         print(f"    {sys.argv[2]}: {request.text}", flush=True)
         return Receipt(number=next(self._numbers))

@@ -25,7 +25,7 @@ class B(AuditServicer):
     def __init__(self, c: AuditStub) -> None:
         self._c = c
 
-    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: ARG002, D102, N802
+    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
         deadline = current_deadline()
         print(f"B has {deadline.remaining():.2f} s" if deadline else "B may take for ever")
         time.sleep(WORK)
@@ -35,7 +35,7 @@ class B(AuditServicer):
 class C(AuditServicer):
     """Answers with the milliseconds that it has."""
 
-    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: ARG002, D102, N802
+    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
         print(f"C has {context.time_remaining():.2f} s")
         return Receipt(number=round(context.time_remaining() * 1000))
 

@@ -26,7 +26,7 @@ class B(AuditServicer):
     def __init__(self, c: AuditStub) -> None:
         self._c = c
 
-    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: ARG002, D102, N802
+    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: D102, N802
         deadline = current_deadline()
         print(f"B has {deadline.remaining():.2f} s" if deadline else "B may take for ever")
         await asyncio.sleep(WORK)
@@ -36,7 +36,7 @@ class B(AuditServicer):
 class C(AuditServicer):
     """Answers with the milliseconds that it has."""
 
-    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: ARG002, D102, N802
+    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: D102, N802
         print(f"C has {context.time_remaining():.2f} s")
         return Receipt(number=round(context.time_remaining() * 1000))
 

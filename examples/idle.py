@@ -21,7 +21,7 @@ IDLE, PATIENCE = 1.0, 10.0  # three minutes, if nothing is said
 class Audit(AuditServicer):
     """Yours does more."""
 
-    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: ARG002, D102, N802
+    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
         return Receipt(number=1)
 
 

@@ -22,7 +22,7 @@ IDLE, PATIENCE = 1.0, 10.0  # three minutes, if nothing is said
 class Audit(AuditServicer):
     """Yours does more."""
 
-    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: ARG002, D102, N802
+    async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: D102, N802
         return Receipt(number=1)
 
 

@@ -21,7 +21,7 @@ POLICY = rpcwheel.RegistryPolicy(lease=3.0, snapshot=False)  # no file: all ends
 class Audit(AuditServicer):
     """Says who it is, beside the answer."""
 
-    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: ARG002, N802
+    def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: N802
         """Take one line."""
         context.set_trailing_metadata((("server", sys.argv[1]),))
         return Receipt(number=1)

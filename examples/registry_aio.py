@@ -21,7 +21,7 @@ MORE = 50  # calls that the last one answers
 class Audit(AuditServicer):
     """Says who it is, beside the answer."""
 
-    async def Push(self, request: Line, context: Any) -> Receipt:  # noqa: ANN401, ARG002, N802
+    async def Push(self, request: Line, context: Any) -> Receipt:  # noqa: N802
         """Take one line."""
         context.set_trailing_metadata((("server", sys.argv[1]),))
         return Receipt(number=1)

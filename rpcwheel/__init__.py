@@ -5,13 +5,14 @@ The map, from what you import down to what it stands on:
 ==============  ====================================================================================
 `kit`           All of it in one object: `Kit(timeout=2.0, retry=...)`, from code or a file.
 `interceptors`  Where gRPC's calls come in, client and server: `client_interceptors`, `CallPolicy`.
-`deadline`      Every call ends in time: `RetryPolicy`, `current_deadline`, `PendingCalls`.
+`call`          Deadlines, retries and default responses: `RetryPolicy`, `current_deadline`.
+`pending`       Calls of your own transport that wait for answers: `PendingCalls`.
 `heartbeat`     Silent connections are asked whether they live: `HeartbeatManager`.
 `idle`          Connections of a server that nobody uses are closed: `IdleConnectionDetector`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
 `registry`      Services that stay published, and channels that find them: `channel("etcd://...")`.
 `cluster`       One channel over many servers, and who is called: `ClusterChannel`.
-`channel`       Stubs that outlive connections: `ReconnectingChannel`.
+`transport`     Channels whose connection can be replaced: `ReconnectingChannel`.
 `options`       Options of grpc that do what they say, and a check of yours: `channel_options`.
 `timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
 `observe`       What happened, and who is told: events, `add_sink`, the standard log.
@@ -25,20 +26,24 @@ demo` shows it at work on a real server that is killed (it needs `pip install 'r
 `python -m rpcwheel doctor HOST:PORT` says what it finds there, and `python -m rpcwheel registry
 ls URL` who is published.
 
-To read the code, begin with `call.py` (the words), `failback/core.py` (a decision) and
+To read the code, begin with `rpc.py` (the terms), `failback/core.py` (a decision) and
 `failback/sync.py` (its hands).
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from rpcwheel.channel import (
-        ReconnectingChannel,
+    from rpcwheel.call import (
+        CallPolicy,
+        Deadline,
+        DeadlinePolicy,
+        DefaultResponsePolicy,
+        MethodPolicy,
+        RetryPolicy,
+        current_deadline,
+        deadline_scope,
     )
     from rpcwheel.cluster import (
         BroadcastFailed,
@@ -52,27 +57,17 @@ if TYPE_CHECKING:
         RoundRobin,
         WeightedRandom,
     )
-    from rpcwheel.deadline import (
-        CallFuture,
-        Deadline,
-        DeadlinePolicy,
-        PendingCalls,
-        PendingStats,
-        RetryPolicy,
-        current_deadline,
-        deadline_scope,
-    )
     from rpcwheel.errors import (
         CallError,
         CallsClosed,
         CallTimeout,
         ConfigurationError,
+        DuplicateKey,
         ExtraMissing,
         FailbackClosed,
         FailbackError,
         FailbackFull,
         InstanceContested,
-        KeyPending,
         NotPublished,
         RegistryClosed,
         RegistryError,
@@ -108,10 +103,7 @@ if TYPE_CHECKING:
         IdlePolicy,
     )
     from rpcwheel.interceptors import (
-        CallPolicy,
-        FailsafePolicy,
-        MethodPolicy,
-        Queues,
+        FailbackQueues,
         client_interceptors,
         intercept_channel,
         server_interceptors,
@@ -123,6 +115,7 @@ if TYPE_CHECKING:
         check_options,
         server_options,
     )
+    from rpcwheel.pending import CallFuture, PendingCalls, PendingStats
     from rpcwheel.registry import (
         FailbackRegistry,
         Provider,
@@ -152,24 +145,24 @@ if TYPE_CHECKING:
         WheelTimer,
         shared_timer,
     )
+    from rpcwheel.transport import ReconnectingChannel
 
     from . import aio
 else:
-    _load, __dir__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".channel": "ReconnectingChannel",
             ".cluster": (
                 "BroadcastFailed BroadcastInvoker ClusterChannel ClusterPolicy ConsistentHash "
                 "ForkingInvoker LeastActive Picker RoundRobin WeightedRandom"
             ),
-            ".deadline": (
-                "CallFuture Deadline DeadlinePolicy PendingCalls PendingStats RetryPolicy "
+            ".call": (
+                "CallPolicy Deadline DeadlinePolicy DefaultResponsePolicy MethodPolicy RetryPolicy "
                 "current_deadline deadline_scope"
             ),
             ".errors": (
                 "CallError CallsClosed CallTimeout ConfigurationError ExtraMissing FailbackClosed "
-                "FailbackError FailbackFull InstanceContested KeyPending NotPublished "
+                "FailbackError FailbackFull InstanceContested DuplicateKey NotPublished "
                 "RegistryClosed RegistryError RegistryRefused RegistryUnavailable RpcWheelError "
                 "TimerError TimerStopped TooManyCalls TooManyTimeouts"
             ),
@@ -180,15 +173,16 @@ else:
             ),
             ".idle": "Connection ConnectionTable IdleConnectionDetector IdlePolicy",
             ".interceptors": (
-                "CallPolicy FailsafePolicy MethodPolicy Queues client_interceptors "
-                "intercept_channel server_interceptors"
+                "FailbackQueues client_interceptors intercept_channel server_interceptors"
             ),
             ".kit": "Kit KitPolicy",
             ".options": "Finding channel_options check_options server_options",
+            ".pending": "CallFuture PendingCalls PendingStats",
             ".registry": (
                 "FailbackRegistry Provider Publisher Registration Registry RegistryPolicy "
                 "ServiceInstance Snapshot Subscription channel open_registry"
             ),
+            ".transport": "ReconnectingChannel",
             ".timer": (
                 "AsyncWheelTimer DeadlineHeap HashedWheel HierarchicalWheel Lateness ManualTimer "
                 "PeriodicTask RetryTask SparseWheel Timeout TimerStats TimerTask WheelTimer "
@@ -196,35 +190,11 @@ else:
             ),
         },
         submodules=(
-            "aio backoff call cluster deadline durations errors failback heartbeat idle instance "
-            "interceptors kit methods observe options policy probe registry timer workers"
+            "aio backoff call cluster durations errors failback heartbeat idle instance "
+            "interceptors kit methods observe options pending policy probe registry rpc timer "
+            "transport"
         ),
     )
-
-    def __getattr__(name: str) -> object:
-        """Load what the name stands for (PEP 562)."""
-        value = _load(name)
-        if name == "channel":
-            package = import_module("rpcwheel.channel")
-            for part in ("aio", *package.__all__):  # which load all its modules
-                getattr(package, part)
-            names = vars(package)
-            vars(value).update({part: names[part] for part in names if part[:2] != "__"})
-        return value
-
-    class _Package(ModuleType):
-        """`rpcwheel`, in which `channel` is the function, although a subpackage has that name.
-
-        The import system binds a subpackage to the attribute of its name. That is ignored for
-        `channel`. `from rpcwheel.channel import ReconnectingChannel` never reads the attribute;
-        `import rpcwheel.channel.aio as ...` does, and finds the subpackage's names on the function.
-        """
-
-        def __setattr__(self, name: str, value: object) -> None:
-            if name != "channel" or not isinstance(value, ModuleType):
-                super().__setattr__(name, value)
-
-    sys.modules[__name__].__class__ = _Package
 
 __version__ = "0.1.0"
 
@@ -246,16 +216,18 @@ __all__ = [
     "Deadline",
     "DeadlineHeap",
     "DeadlinePolicy",
+    "DefaultResponsePolicy",
+    "DuplicateKey",
     "ExtraMissing",
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
     "FailbackInvoker",
     "FailbackPolicy",
+    "FailbackQueues",
     "FailbackRegistry",
     "FailbackStats",
     "FailedCall",
-    "FailsafePolicy",
     "Finding",
     "ForkingInvoker",
     "HashedWheel",
@@ -268,7 +240,6 @@ __all__ = [
     "IdleConnectionDetector",
     "IdlePolicy",
     "InstanceContested",
-    "KeyPending",
     "Kit",
     "KitPolicy",
     "Lateness",
@@ -284,7 +255,6 @@ __all__ = [
     "Probe",
     "Provider",
     "Publisher",
-    "Queues",
     "ReconnectingChannel",
     "Registration",
     "Registry",

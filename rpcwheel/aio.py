@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from rpcwheel.channel.aio import ReconnectingChannel
+    from rpcwheel.call import (
+        CallPolicy,
+        Deadline,
+        DeadlinePolicy,
+        DefaultResponsePolicy,
+        MethodPolicy,
+        RetryPolicy,
+        current_deadline,
+        deadline_scope,
+    )
     from rpcwheel.cluster import (
         BroadcastFailed,
         ClusterPolicy,
@@ -27,29 +36,17 @@ if TYPE_CHECKING:
         WeightedRandom,
     )
     from rpcwheel.cluster.aio import BroadcastInvoker, ClusterChannel, ForkingInvoker
-    from rpcwheel.deadline import (
-        Deadline,
-        DeadlinePolicy,
-        PendingStats,
-        RetryPolicy,
-        current_deadline,
-        deadline_scope,
-    )
-    from rpcwheel.deadline.aio import (
-        CallFuture,
-        PendingCalls,
-    )
     from rpcwheel.errors import (
         CallError,
         CallsClosed,
         CallTimeout,
         ConfigurationError,
+        DuplicateKey,
         ExtraMissing,
         FailbackClosed,
         FailbackError,
         FailbackFull,
         InstanceContested,
-        KeyPending,
         NotPublished,
         RegistryClosed,
         RegistryError,
@@ -79,13 +76,8 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
     from rpcwheel.idle import Connection, IdlePolicy
     from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
-    from rpcwheel.interceptors import (
-        CallPolicy,
-        FailsafePolicy,
-        MethodPolicy,
-    )
     from rpcwheel.interceptors.aio import (
-        Queues,
+        FailbackQueues,
         client_interceptors,
         intercept_channel,
         server_interceptors,
@@ -93,6 +85,8 @@ if TYPE_CHECKING:
     from rpcwheel.kit import KitPolicy
     from rpcwheel.kit.aio import Kit
     from rpcwheel.options import Finding, channel_options, check_options, server_options
+    from rpcwheel.pending import PendingStats
+    from rpcwheel.pending.aio import CallFuture, PendingCalls
     from rpcwheel.registry import Provider, RegistryPolicy, ServiceInstance, Snapshot
     from rpcwheel.registry.aio import (
         FailbackRegistry,
@@ -119,6 +113,7 @@ if TYPE_CHECKING:
         WheelTimer,
         shared_timer,
     )
+    from rpcwheel.transport.aio import ReconnectingChannel
 
 __all__ = [
     "AsyncWheelTimer",
@@ -138,16 +133,18 @@ __all__ = [
     "Deadline",
     "DeadlineHeap",
     "DeadlinePolicy",
+    "DefaultResponsePolicy",
+    "DuplicateKey",
     "ExtraMissing",
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
     "FailbackInvoker",
     "FailbackPolicy",
+    "FailbackQueues",
     "FailbackRegistry",
     "FailbackStats",
     "FailedCall",
-    "FailsafePolicy",
     "Finding",
     "ForkingInvoker",
     "HashedWheel",
@@ -160,7 +157,6 @@ __all__ = [
     "IdleConnectionDetector",
     "IdlePolicy",
     "InstanceContested",
-    "KeyPending",
     "Kit",
     "KitPolicy",
     "Lateness",
@@ -176,7 +172,6 @@ __all__ = [
     "Probe",
     "Provider",
     "Publisher",
-    "Queues",
     "ReconnectingChannel",
     "Registration",
     "Registry",
@@ -222,14 +217,14 @@ if not TYPE_CHECKING:
         __name__,
         {
             "rpcwheel": " ".join(__all__),  # all that is the same in both worlds, but for:
-            "rpcwheel.channel.aio": "ReconnectingChannel",
+            "rpcwheel.transport.aio": "ReconnectingChannel",
             "rpcwheel.cluster.aio": "BroadcastInvoker ClusterChannel ForkingInvoker",
-            "rpcwheel.deadline.aio": "CallFuture PendingCalls",
+            "rpcwheel.pending.aio": "CallFuture PendingCalls",
             "rpcwheel.failback.aio": "FailbackInvoker",
             "rpcwheel.heartbeat.aio": "Heartbeat HeartbeatManager",
             "rpcwheel.idle.aio": "ConnectionTable IdleConnectionDetector",
             "rpcwheel.interceptors.aio": (
-                "Queues client_interceptors intercept_channel server_interceptors"
+                "FailbackQueues client_interceptors intercept_channel server_interceptors"
             ),
             "rpcwheel.kit.aio": "Kit",
             "rpcwheel.registry.aio": (

@@ -11,7 +11,7 @@ Each class says whose fault it is and what to do next::
     │   ├── FailbackFull      load: `max_pending` failed calls wait already
     │   └── FailbackClosed    yours: the call failed after `close()`, or its timer was stopped
     ├── CallError
-    │   ├── KeyPending        yours: a call with this key waits already     (a ValueError too)
+    │   ├── DuplicateKey        yours: a call with this key waits already     (a ValueError too)
     │   ├── CallTimeout       no answer in time; `side` says who was slow  (a TimeoutError too)
     │   ├── TooManyCalls      load: `max_pending` calls wait for an answer already
     │   └── CallsClosed       yours: the table of pending calls was closed
@@ -36,12 +36,12 @@ __all__ = [
     "CallTimeout",
     "CallsClosed",
     "ConfigurationError",
+    "DuplicateKey",
     "ExtraMissing",
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
     "InstanceContested",
-    "KeyPending",
     "NotPublished",
     "RegistryClosed",
     "RegistryError",
@@ -95,7 +95,7 @@ class CallError(RpcWheelError):
     """A call of a `PendingCalls` table was not begun, or ended without an answer."""
 
 
-class KeyPending(CallError, ValueError):
+class DuplicateKey(CallError, ValueError):
     """A call with this key waits already, and goes on; give each call a key of its own."""
 
 

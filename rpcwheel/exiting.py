@@ -24,8 +24,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Final, Protocol
 
+from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.observe import TaskFailed, emit
-from rpcwheel.workers import reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -126,7 +126,7 @@ class ServiceInstance(Policy):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_an_id(cls, given: Any) -> Any:  # noqa: ANN401 - whatever was given
+    def _has_an_id(cls, given: Any) -> Any:
         if isinstance(given, dict) and not given.get("id"):
             host, port = given.get("host"), given.get("port")
             if isinstance(host, str) and isinstance(port, int) and _ID.fullmatch(host):

@@ -82,7 +82,7 @@ class MethodProbe:
         self.method = method
         self.request = request
 
-    def judge(self, response: bytes) -> Verdict:  # noqa: ARG002
+    def judge(self, response: bytes) -> Verdict:
         """Any answer means that it lives."""
         return ALIVE
 

@@ -16,7 +16,7 @@ from rpcwheel import DeadlinePolicy, MethodPolicy, RetryPolicy
 TIMEOUT_ALONE: dict[str, Any] = {"timeout": TIMEOUT_S}
 
 WHOLE: dict[str, Any] = {
-    "timeout": DeadlinePolicy(timeout=TIMEOUT_S, slow_after=TIMEOUT_S / 2),
+    "timeout": DeadlinePolicy(timeout=TIMEOUT_S, slow_call_threshold=TIMEOUT_S / 2),
     "retry": RetryPolicy(on={"UNAVAILABLE", "RESOURCE_EXHAUSTED"}, attempts=4),
     "methods": {
         f"/{SERVICE}/*": MethodPolicy(idempotent=True),
@@ -27,7 +27,7 @@ WHOLE: dict[str, Any] = {
 
 SILENCE = WHOLE | {
     "timeout": DeadlinePolicy(
-        timeout=TIMEOUT_S, slow_after=TIMEOUT_S / 2, message_timeout=TIMEOUT_S / 2
+        timeout=TIMEOUT_S, slow_call_threshold=TIMEOUT_S / 2, message_timeout=TIMEOUT_S / 2
     )
 }
 """And an eye on response streams that fall silent."""

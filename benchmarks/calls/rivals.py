@@ -1,7 +1,5 @@
 """What rpcwheel is measured beside: interceptors that only hand on, or that make spans."""
 
-# ruff: noqa: ANN401 - grpc gives its details, calls and continuations no types
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -76,7 +74,7 @@ class AioServerNoOp(grpc.aio.ServerInterceptor):
 
 def grpc_interceptor_client() -> Any:
     """What its README shows, doing nothing. It has none for grpc.aio."""
-    from grpc_interceptor import ClientInterceptor  # noqa: PLC0415 - not everybody has it
+    from grpc_interceptor import ClientInterceptor
 
     class Interceptor(ClientInterceptor):
         def intercept(self, method: Any, request_or_iterator: Any, call_details: Any) -> Any:
@@ -87,14 +85,14 @@ def grpc_interceptor_client() -> Any:
 
 def grpc_interceptor_server(*, aio: bool) -> Any:
     """What its README shows, doing nothing."""
-    from grpc_interceptor import AsyncServerInterceptor, ServerInterceptor  # noqa: PLC0415
+    from grpc_interceptor import AsyncServerInterceptor, ServerInterceptor
 
     class Interceptor(ServerInterceptor):
-        def intercept(self, method: Any, request: Any, context: Any, method_name: str) -> Any:  # noqa: ARG002
+        def intercept(self, method: Any, request: Any, context: Any, method_name: str) -> Any:
             return method(request, context)
 
     class AsyncInterceptor(AsyncServerInterceptor):
-        async def intercept(self, method: Any, request: Any, context: Any, method_name: str) -> Any:  # noqa: ARG002
+        async def intercept(self, method: Any, request: Any, context: Any, method_name: str) -> Any:
             answer = method(request, context)
             return answer if hasattr(answer, "__aiter__") else await answer
 
@@ -103,22 +101,22 @@ def grpc_interceptor_server(*, aio: bool) -> Any:
 
 def otel_channel(channel: grpc.Channel) -> grpc.Channel:
     """Its interceptor in front of a channel of grpc."""
-    from opentelemetry.instrumentation.grpc import client_interceptor  # noqa: PLC0415
-    from opentelemetry.instrumentation.grpc.grpcext import intercept_channel  # noqa: PLC0415
+    from opentelemetry.instrumentation.grpc import client_interceptor
+    from opentelemetry.instrumentation.grpc.grpcext import intercept_channel
 
     return intercept_channel(channel, client_interceptor(tracer_provider=_tracers()))
 
 
 def otel_aio() -> Sequence[Any]:
     """Its interceptors for a channel of grpc.aio."""
-    from opentelemetry.instrumentation.grpc import aio_client_interceptors  # noqa: PLC0415
+    from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
     return aio_client_interceptors(tracer_provider=_tracers())
 
 
 def otel_server(*, aio: bool) -> Any:
     """Its interceptor for a server."""
-    from opentelemetry.instrumentation import grpc as otel  # noqa: PLC0415
+    from opentelemetry.instrumentation import grpc as otel
 
     make = otel.aio_server_interceptor if aio else otel.server_interceptor
     return make(tracer_provider=_tracers())
@@ -127,6 +125,6 @@ def otel_server(*, aio: bool) -> Any:
 @cache
 def _tracers() -> Any:
     """Spans are made and recorded, and exported nowhere."""
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider
 
     return TracerProvider()

@@ -16,8 +16,8 @@ from benchmarks.connections.subjects import (
     OURS,
     WORKING,
 )
-from rpcwheel.channel import ReconnectingChannel
-from rpcwheel.channel.aio import ReconnectingChannel as AioReconnectingChannel
+from rpcwheel.transport import ReconnectingChannel
+from rpcwheel.transport.aio import ReconnectingChannel as AioReconnectingChannel
 
 Options = list[tuple[str, Any]]
 
@@ -58,7 +58,7 @@ def bare(target: str, options: Options | None = None) -> grpc.Channel:
 def aio_bare(
     target: str,
     options: Options | None = None,
-    interceptors: Any = None,  # noqa: ANN401
+    interceptors: Any = None,
 ) -> grpc.aio.Channel:
     """A channel of grpc.aio's."""
     options = OWN_CONNECTION if options is None else options

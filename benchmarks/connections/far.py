@@ -26,7 +26,7 @@ class Far(FarSide):
         """The process."""
         return self._process.pid
 
-    def ask(self, question: str, *about: str) -> Any:  # noqa: ANN401 - whatever it answers
+    def ask(self, question: str, *about: str) -> Any:
         """Have a question answered; see `server.py`."""
         return json.loads(self._ask("\t".join((question, *about))))
 

@@ -23,8 +23,8 @@ from benchmarks.connections.subjects import (
     REPLACEMENT,
     REPLACERS,
 )
-from rpcwheel.channel import ReconnectingChannel
-from rpcwheel.channel.aio import ReconnectingChannel as AioReconnectingChannel
+from rpcwheel.transport import ReconnectingChannel
+from rpcwheel.transport.aio import ReconnectingChannel as AioReconnectingChannel
 
 Taken = dict[str, list[tuple[int, int]]]
 """Of each subject: nanoseconds until there was another channel, and until a call was answered."""

@@ -102,7 +102,7 @@ def _timed(work: Callable[[], int]) -> dict[str, float]:
 
 
 def _psutil_lists() -> int:
-    import psutil  # noqa: PLC0415 - not everybody has it
+    import psutil
 
     return len(psutil.Process().net_connections("tcp"))
 
@@ -180,7 +180,7 @@ def _finish(result: object, loop: asyncio.AbstractEventLoop) -> object:
     return result
 
 
-def _handlers(echo: Callable[..., Any], check: Callable[..., Any]) -> Any:  # noqa: ANN401
+def _handlers(echo: Callable[..., Any], check: Callable[..., Any]) -> Any:
     handler = grpc.unary_unary_rpc_method_handler
     return (
         grpc.method_handlers_generic_handler(SERVICE, {"UnaryUnary": handler(echo)}),

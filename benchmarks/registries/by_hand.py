@@ -22,7 +22,7 @@ class _InTurn:
         """Make a member of a stub."""
         following = cycle([channel.unary_unary(method) for channel in self._channels]).__next__
 
-        def call(request: bytes, *, timeout: float | None = None) -> Any:  # noqa: ANN401
+        def call(request: bytes, *, timeout: float | None = None) -> Any:
             return following()(request, timeout=timeout)
 
         return call

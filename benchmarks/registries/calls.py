@@ -30,10 +30,10 @@ from benchmarks.registries.subjects import (
     RECONNECTING,
     UNARY,
 )
-from rpcwheel.channel import ReconnectingChannel
-from rpcwheel.channel.aio import ReconnectingChannel as AioReconnectingChannel
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import RegistryPolicy, aio_named, named, open_registry
+from rpcwheel.transport import ReconnectingChannel
+from rpcwheel.transport.aio import ReconnectingChannel as AioReconnectingChannel
 
 POLICY = RegistryPolicy(snapshot=False)
 IN_TURN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
@@ -80,7 +80,7 @@ def _target(name: str, targets: Sequence[str], scale: Scale) -> str:
 LISTED = [*OWN_CONNECTION, ("grpc.service_config", IN_TURN)]
 
 
-def _channel(name: str, target: str) -> Any:  # noqa: ANN401 - or what is like one
+def _channel(name: str, target: str) -> Any:
     if name == BY_HAND:
         return InTurn([_channel(BARE, one) for one in target.split(",")])
     if name in BALANCES:
@@ -90,7 +90,7 @@ def _channel(name: str, target: str) -> Any:  # noqa: ANN401 - or what is like o
     return grpc.insecure_channel(target, options=OWN_CONNECTION if name == BARE else LISTED)
 
 
-def _aio_channel(name: str, target: str) -> Any:  # noqa: ANN401
+def _aio_channel(name: str, target: str) -> Any:
     if name == BY_HAND:
         return AioInTurn([_aio_channel(BARE, one) for one in target.split(",")])
     if name in BALANCES:
@@ -118,7 +118,7 @@ def _aio(targets: Sequence[str], scale: Scale) -> list[Row]:
     return rows
 
 
-async def _open(target: Any, stack: AsyncExitStack) -> dict[str, grpc.aio.Channel]:  # noqa: ANN401
+async def _open(target: Any, stack: AsyncExitStack) -> dict[str, grpc.aio.Channel]:
     return {
         name: await stack.enter_async_context(_aio_channel(name, target(name))) for name in CALLERS
     }

@@ -49,7 +49,7 @@ def running(name: str) -> Iterator[Running]:
             yield Running(engine.url(), engine.wipe)
 
 
-def _kind(name: str) -> Any:  # noqa: ANN401 - the tests are not typed
+def _kind(name: str) -> Any:
     tests = str(ROOT / "tests")
     if tests not in sys.path:
         sys.path.append(tests)

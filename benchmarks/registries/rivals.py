@@ -48,7 +48,7 @@ Listener = Callable[[Seen], None]
 
 def _etcd(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
     """A stream of watches that begins with nothing, and takes every event as it comes."""
-    from rpcwheel.registry.providers._etcd_messages import messages  # noqa: PLC0415 - an extra
+    from rpcwheel.registry.providers._etcd_messages import messages
 
     words, parsed, stack = messages(), parse_url(url), ExitStack()
     prefix = f"/{parsed.namespace}/v1/{service}/".encode()
@@ -59,7 +59,7 @@ def _etcd(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
     channel = stack.enter_context(grpc.insecure_channel(url.removeprefix("etcd://"), options=own))
     over = threading.Event()
 
-    def requests() -> Any:  # noqa: ANN401 - messages are made at run time
+    def requests() -> Any:
         yield first
         over.wait()
 
@@ -93,7 +93,7 @@ def _etcd(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
 
 def _zookeeper(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
     """Kazoo's recipe; it reads all names again at each change, and no records."""
-    from kazoo.client import KazooClient  # noqa: PLC0415 - an extra
+    from kazoo.client import KazooClient
 
     parsed, stack = parse_url(url), ExitStack()
     client = KazooClient(url.removeprefix("zookeeper://"), timeout=30)
@@ -115,7 +115,7 @@ def _zookeeper(url: str, service: str, listeners: Sequence[Listener]) -> ExitSta
 
 def _redis(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
     """Asks for the whole hash, and has the listeners called if it is another than before."""
-    from redis import Redis  # noqa: PLC0415 - an extra
+    from redis import Redis
 
     parsed, stack = parse_url(url), ExitStack()
     client = stack.enter_context(Redis.from_url(url))

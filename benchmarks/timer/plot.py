@@ -44,9 +44,9 @@ def available() -> bool:
 
 def draw(results: Results, scale: Scale, path: Path) -> None:
     """Write the plot."""
-    import matplotlib as mpl  # noqa: PLC0415 - an extra
-    from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     mpl.rcParams |= {"svg.hashsalt": "rpcwheel", "font.size": 10}
     drawing = Figure(figsize=(12, 8.4), layout="constrained")

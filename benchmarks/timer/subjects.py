@@ -64,6 +64,6 @@ def default_queue(form: str) -> str:
 
 
 def _uvloop() -> asyncio.AbstractEventLoop:
-    import uvloop  # noqa: PLC0415 - an extra
+    import uvloop
 
     return uvloop.new_event_loop()

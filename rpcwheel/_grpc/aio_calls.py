@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel.call import Kind
 from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
@@ -60,7 +60,7 @@ class NotAtOnceError(Exception):
     """A coroutine had to wait."""
 
 
-def immediately(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
+def immediately(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine returns that has nothing to wait for, such as `code()` of a finished call.
 
     Raises:
@@ -75,7 +75,7 @@ def immediately(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
     raise NotAtOnceError
 
 
-def failure_of(call: Any) -> BaseException | None:  # noqa: ANN401
+def failure_of(call: Any) -> BaseException | None:
     """What awaiting a finished call raises; None if it ended well.
 
     Raises:
@@ -110,7 +110,7 @@ def status_of(error: BaseException) -> grpc.aio.AioRpcError:
     )
 
 
-def has_ended(call: Any) -> bool:  # noqa: ANN401
+def has_ended(call: Any) -> bool:
     """Whether a call has ended, if only because an interceptor of it raised.
 
     Before grpcio 1.83 its `done()` raises that too, if it is neither a status nor a cancellation;
@@ -122,7 +122,7 @@ def has_ended(call: Any) -> bool:  # noqa: ANN401
         return True
 
 
-def give_up(call: Any) -> bool:  # noqa: ANN401
+def give_up(call: Any) -> bool:
     """Cancel a try, so that whoever writes to it learns of it; False if it had ended.
 
     Who waits to write the first request to a call of grpc.aio (1.60 to 1.85) waits for ever if it
@@ -174,12 +174,12 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
     return made
 
 
-def _said(error: object, name: str) -> Any:  # noqa: ANN401
+def _said(error: object, name: str) -> Any:
     method = getattr(error, name, None)
     return method() if callable(method) else None
 
 
-def blurred(call: Any) -> bool:  # noqa: ANN401
+def blurred(call: Any) -> bool:
     """Whether a finished call may have another status than the one that it tells.
 
     The server's own status arrives an instant before or after the one that gRPC made up. If it
@@ -206,9 +206,9 @@ class Ended(grpc.aio.Call):
     def __init__(
         self,
         *,
-        result: Any = None,  # noqa: ANN401 - the user's
+        result: Any = None,
         error: BaseException | None = None,
-        status: Any = None,  # noqa: ANN401
+        status: Any = None,
     ) -> None:
         """Make a call that has ended.
 
@@ -247,7 +247,7 @@ class Ended(grpc.aio.Call):
         code: grpc.StatusCode = self._tell("code")
         return code
 
-    async def details(self) -> Any:  # noqa: ANN401 - None where there are none, as grpc.aio
+    async def details(self) -> Any:
         return self._tell("details")
 
     async def debug_error_string(self) -> str | None:
@@ -261,7 +261,7 @@ class Ended(grpc.aio.Call):
         if self.error is not None:
             raise self.error
 
-    def _tell(self, name: str) -> Any:  # noqa: ANN401
+    def _tell(self, name: str) -> Any:
         """What the status says; an inner interceptor's own error may know no more than a code."""
         return _said(self._status, name)
 
@@ -285,7 +285,7 @@ class _Answers(Ended):
             self._unread = self._iterate()
         return self._unread
 
-    async def read(self) -> Any:  # noqa: ANN401
+    async def read(self) -> Any:
         async for message in self:
             return message
         self._raise()
@@ -338,7 +338,7 @@ def ended(
     code: grpc.StatusCode,
     details: str | None,
     *,
-    result: Any = None,  # noqa: ANN401
+    result: Any = None,
     error: BaseException | None = None,
     initial: Iterable[tuple[str, str | bytes]] | None = None,
     trailing: Iterable[tuple[str, str | bytes]] | None = None,

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 from grpc.aio import _channel
 
-from rpcwheel.call import Kind
+from rpcwheel.rpc import Kind
 
 __all__ = ["LISTS", "Interceptors", "give_lists", "is_patched", "lists_of"]
 

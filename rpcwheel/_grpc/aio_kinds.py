@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel.call import Kind
+from rpcwheel.rpc import Kind
 
 from .aio_calls import FINISHED, Ended, failure_of, has_ended
 from .aio_relay import Relay, cancels_of_task
@@ -75,12 +75,12 @@ class _Awaited(Relay):
             self.finish(call)
         return call is self._final
 
-    def _until_decided(self, call: Any) -> Generator[Any, None, None]:  # noqa: ANN401
+    def _until_decided(self, call: Any) -> Generator[Any, None, None]:
         """Wait until it is decided what follows a try that has ended."""
         while call is self._try:
             yield from self._change().__await__()
 
-    def _ended(self, call: Any, error: BaseException) -> None:  # noqa: ANN401
+    def _ended(self, call: Any, error: BaseException) -> None:
         """Do what was left to us when the try ended."""
         self._awaited = False
         if call is not None and call is self._try and has_ended(call):
@@ -114,7 +114,7 @@ class _Read(Relay):
             self._iterator = self._iterate()
         return self._iterator
 
-    async def read(self) -> Any:  # noqa: ANN401
+    async def read(self) -> Any:
         if self._over:
             failure = None if self._final is None else failure_of(self._final)
             if failure is not None:
@@ -129,7 +129,7 @@ class _Read(Relay):
         while (message := await self._next()) is not grpc.aio.EOF:
             yield message
 
-    async def _next(self) -> Any:  # noqa: ANN401
+    async def _next(self) -> Any:
         """The next message, or EOF; raises how the call has failed."""
         try:
             while True:
@@ -165,7 +165,7 @@ class _Read(Relay):
         own = self._final.error if isinstance(self._final, Ended) else None
         return error if own is None else own
 
-    async def _receive(self, call: Any) -> Any:  # noqa: ANN401
+    async def _receive(self, call: Any) -> Any:
         if call is not self._unread_of:
             self._unread_of, self._unread = call, call.__aiter__()
         listening, cancels = self._conductor.listen(self, call), cancels_of_task()
@@ -234,7 +234,7 @@ class _Written(Relay):
                 self.handed = self.handed or self.moves  # a try has taken it
                 return
 
-    async def _decided(self, call: Any, name: str) -> None:  # noqa: ANN401
+    async def _decided(self, call: Any, name: str) -> None:
         """Wait until it is decided what follows, if this try has ended."""
         if has_ended(call) or name == "done_writing":  # which fails for no other reason
             while call is self._try:

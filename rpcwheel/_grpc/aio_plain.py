@@ -27,7 +27,7 @@ import grpc
 from grpc._cython import cygrpc
 from grpc.aio import _call, _channel
 
-from rpcwheel.call import Kind
+from rpcwheel.rpc import Kind
 
 from .aio_calls import ended
 from .aio_kinds import relay_of
@@ -50,7 +50,7 @@ class Owner(Protocol):
     method: str
     """In full."""
 
-    def conductor(self, note: list[Any], native: Any) -> Follower:  # noqa: ANN401
+    def conductor(self, note: list[Any], native: Any) -> Follower:
         """Who decides about a call that turns; it is counted by it from now on.
 
         Args:
@@ -77,7 +77,7 @@ class PlainCall(Native):  # type: ignore[misc]  # grpc has no types for it
     _relay: Any = None  # once it has turned
     _native: Any = None  # the first try, then
 
-    def turn(self) -> Any:  # noqa: ANN401 - a `Relay` of one response
+    def turn(self) -> Any:
         """Have a relay do it from now on; None if the call has ended well, and needs none."""
         note = self.note
         if note[0] is None:
@@ -124,11 +124,11 @@ class PlainCall(Native):  # type: ignore[misc]  # grpc has no types for it
                     return response
         return (yield from self._turned().__await__())
 
-    def _turned(self) -> Any:  # noqa: ANN401
+    def _turned(self) -> Any:
         """Who knows how it ends, or has ended."""
         return self.turn() or super()
 
-    def _now(self) -> Any:  # noqa: ANN401
+    def _now(self) -> Any:
         """Who knows what is now, for which it need not turn."""
         return self._relay or super()
 
@@ -154,27 +154,27 @@ class PlainCall(Native):  # type: ignore[misc]  # grpc has no types for it
         else:
             relay.add_done_callback(callback, self)
 
-    async def initial_metadata(self) -> Any:  # noqa: ANN401
+    async def initial_metadata(self) -> Any:
         return await self._turned().initial_metadata()
 
-    async def trailing_metadata(self) -> Any:  # noqa: ANN401
+    async def trailing_metadata(self) -> Any:
         return await self._turned().trailing_metadata()
 
     async def code(self) -> grpc.StatusCode:
         code: grpc.StatusCode = await self._turned().code()
         return code
 
-    async def details(self) -> Any:  # noqa: ANN401
+    async def details(self) -> Any:
         return await self._turned().details()
 
-    async def debug_error_string(self) -> Any:  # noqa: ANN401
+    async def debug_error_string(self) -> Any:
         return await self._turned().debug_error_string()
 
     async def wait_for_connection(self) -> None:
         await self._turned().wait_for_connection()
 
 
-def plain_beginner(multicallable: Any) -> Callable[..., PlainCall] | None:  # noqa: ANN401
+def plain_beginner(multicallable: Any) -> Callable[..., PlainCall] | None:
     """What begins plain calls of a multi-callable of grpc.aio; None where there are none of it.
 
     It does what the multi-callable does, but for the empty metadata of most calls, which take
@@ -189,12 +189,12 @@ def plain_beginner(multicallable: Any) -> Callable[..., PlainCall] | None:  # no
     running = getattr(getattr(made, "_python_channel", None), "_active_calls", None)
     as_metadata, now_s = made._init_metadata, time.time  # noqa: SLF001
 
-    def begin(  # noqa: PLR0917
-        request: Any,  # noqa: ANN401
+    def begin(
+        request: Any,
         timeout: float | None,
-        metadata: Any,  # noqa: ANN401
+        metadata: Any,
         credentials: grpc.CallCredentials | None,
-        wait_for_ready: bool | None,  # noqa: FBT001
+        wait_for_ready: bool | None,
         compression: grpc.Compression | None,
         note: list[Any],
         at_end: Callable[[list[Any]], None],

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 
-from rpcwheel.observe import HookFailed, emit
+from rpcwheel.observe import CallbackFailed, emit
 
 from .aio_calls import (
     CANCELLED,
@@ -41,7 +41,7 @@ from .aio_calls import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.call import Kind
+    from rpcwheel.rpc import Kind
 
     from .aio_calls import Ended
 
@@ -86,7 +86,7 @@ class Conductor(Protocol):
     def requests(self) -> Writing | None:
         """Where they are written to; None: to the try itself."""
 
-    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:  # noqa: ANN401
+    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:
         """Act on a try that has not succeeded: finish the relay, now or later, or go on.
 
         `error` is what it raised, or None: ask the call. Must not raise.
@@ -98,7 +98,7 @@ class Conductor(Protocol):
     def time_remaining(self) -> float | None:
         """Seconds until the deadline of the whole call."""
 
-    def listen(self, relay: Relay, call: object) -> Any:  # noqa: ANN401
+    def listen(self, relay: Relay, call: object) -> Any:
         """Begin to wait for a message; what is returned has `cancel()`, or is None."""
 
 
@@ -164,7 +164,7 @@ class Relay(grpc.aio.Call):
 
     # --- For the conductor ---
 
-    def begin(self, call: Any) -> None:  # noqa: ANN401
+    def begin(self, call: Any) -> None:
         """Show the try that runs from now on."""
         self._try = call
         self._number += 1
@@ -183,7 +183,7 @@ class Relay(grpc.aio.Call):
         """Show that there is no try now, and that another will follow."""
         self._try = None
 
-    def finish(self, call: Any, source: Any = None) -> None:  # noqa: ANN401
+    def finish(self, call: Any, source: Any = None) -> None:
         """End, with what this finished call says; only the first end counts.
 
         Args:
@@ -211,7 +211,7 @@ class Relay(grpc.aio.Call):
             if running is not None:
                 give_up(running)
 
-    def _settle(self, call: Any) -> None:  # noqa: ANN401
+    def _settle(self, call: Any) -> None:
         """Act on the end of a try that was left to whoever awaits it."""
         if call is not None and self._awaited and has_ended(call):
             self._awaited = False
@@ -243,7 +243,7 @@ class Relay(grpc.aio.Call):
             return True  # it comes out of the `await`; or it was superseded
         return self._on_done(self._try)
 
-    def _on_done(self, call: Any) -> bool:  # noqa: ANN401
+    def _on_done(self, call: Any) -> bool:
         """Act on the end of the try that runs; False if there is more to come from it."""
         try:
             succeeded = immediately(call.code()) is OK
@@ -258,7 +258,7 @@ class Relay(grpc.aio.Call):
             self._conductor.failed(self, call, None)
         return True
 
-    def _waits_for_status(self, call: Any) -> bool:  # noqa: ANN401
+    def _waits_for_status(self, call: Any) -> bool:
         """Whether to wait for the server's own status, because gRPC made the first one up.
 
         grpc.aio calls the done-callbacks for the first status only (1.85.1), so this schedules
@@ -299,8 +299,8 @@ class Relay(grpc.aio.Call):
     def add_done_callback(self, callback: Callback, face: object = None) -> None:
         """Have `callback(call)` called on the loop when the call has ended, at once if it has.
 
-        One that raises is told as an event `HookFailed`, and nobody else hears of it. (Of a call of
-        grpc.aio 1.85 it comes out of `await call`.) `face` is what its caller has, if not this.
+        If it raises, that is an event `CallbackFailed` and nothing else. (A call of grpc.aio 1.85
+        raises it in `await call`.) `face` is what its caller has, if not this.
         """
         if self._final is not None:
             call_back(callback, face or self, self._conductor.method)
@@ -309,7 +309,7 @@ class Relay(grpc.aio.Call):
         else:
             self._callbacks.append((callback, face))
 
-    async def initial_metadata(self) -> Any:  # noqa: ANN401
+    async def initial_metadata(self) -> Any:
         while self._final is None:
             call = self._try
             if call is None:
@@ -323,17 +323,17 @@ class Relay(grpc.aio.Call):
                 await self._change()  # it is being decided what follows
         return await self._final.initial_metadata()
 
-    async def trailing_metadata(self) -> Any:  # noqa: ANN401
+    async def trailing_metadata(self) -> Any:
         return await (await self._end()).trailing_metadata()
 
     async def code(self) -> grpc.StatusCode:
         code: grpc.StatusCode = await (await self._end()).code()
         return code
 
-    async def details(self) -> Any:  # noqa: ANN401
+    async def details(self) -> Any:
         return await (await self._end()).details()
 
-    async def debug_error_string(self) -> Any:  # noqa: ANN401
+    async def debug_error_string(self) -> Any:
         say = getattr(await self._end(), "debug_error_string", None)
         return None if say is None else await say()
 
@@ -357,7 +357,7 @@ class Relay(grpc.aio.Call):
             else:
                 return
 
-    async def _end(self) -> Any:  # noqa: ANN401
+    async def _end(self) -> Any:
         while self._final is None:
             await self._change()
         return self._final
@@ -385,7 +385,7 @@ def call_back(callback: Callback, call: object, method: str) -> None:
         callback(call)
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a hook can't hurt
         name = getattr(callback, "__qualname__", None) or repr(callback)
-        emit(HookFailed(method, name, error))
+        emit(CallbackFailed(method, name, error))
 
 
 def cancels_of_task() -> int:

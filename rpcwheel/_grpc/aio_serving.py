@@ -21,7 +21,7 @@ RECEIVING: Final = ("_handle_exceptions", "_handle_rpc", "_handle_unary_", "_rec
 coroutine of the task first."""
 
 
-def is_running(server: Any) -> bool | None:  # noqa: ANN401 - grpc.aio's, or one around it
+def is_running(server: Any) -> bool | None:
     """Whether it has started and not stopped; None if that can't be known."""
     ask = getattr(getattr(server, "_server", None), "is_running", None)
     return None if ask is None else bool(ask())
@@ -40,7 +40,7 @@ def is_receiving(task: asyncio.Task[Any]) -> bool:
     return len(names) == len(RECEIVING) and all(map(str.startswith, names, RECEIVING))
 
 
-def context_of(task: asyncio.Task[Any]) -> Any:  # noqa: ANN401 - grpc shows no class for it
+def context_of(task: asyncio.Task[Any]) -> Any:
     """Return a context of the call whose request a task waits for; None if that can't be done.
 
     gRPC makes a context only when the request has arrived. Without one, only the task could be

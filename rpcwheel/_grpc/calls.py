@@ -117,17 +117,17 @@ class EndedCall(grpc.RpcError, _Ended):
     def cancelled(self) -> bool:
         return self._cancelled
 
-    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401, ARG002
+    def result(self, timeout: float | None = None) -> Any:
         if self._cancelled:
             raise grpc.FutureCancelledError
         raise self._error
 
-    def exception(self, timeout: float | None = None) -> BaseException:  # noqa: ARG002
+    def exception(self, timeout: float | None = None) -> BaseException:
         if self._cancelled:
             raise grpc.FutureCancelledError
         return self._error
 
-    def traceback(self, timeout: float | None = None) -> TracebackType | None:  # noqa: ARG002
+    def traceback(self, timeout: float | None = None) -> TracebackType | None:
         if self._cancelled:
             raise grpc.FutureCancelledError
         return self._error.__traceback__
@@ -135,7 +135,7 @@ class EndedCall(grpc.RpcError, _Ended):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Any:
         raise self._error
 
     next = __next__
@@ -148,7 +148,7 @@ class EndedCall(grpc.RpcError, _Ended):
 class _Refused(EndedCall):
     """A call that failed and could not be queued: the error's words, the failed try's status."""
 
-    def __init__(self, refusal: FailbackError, error: Any) -> None:  # noqa: ANN401 - has a status
+    def __init__(self, refusal: FailbackError, error: Any) -> None:
         super().__init__(
             error.code(),
             str(refusal),
@@ -189,7 +189,7 @@ class AnsweredCall(_Ended):
 
     def __init__(
         self,
-        answer: Any,  # noqa: ANN401 - the user's
+        answer: Any,
         details: str,
         *,
         initial: Metadata = (),
@@ -206,7 +206,7 @@ class AnsweredCall(_Ended):
         super().__init__(grpc.StatusCode.OK, details, initial, trailing)
         self._answer = answer
 
-    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401, ARG002
+    def result(self, timeout: float | None = None) -> Any:
         return self._answer
 
     def exception(self, timeout: float | None = None) -> None:
@@ -233,7 +233,7 @@ class AnsweredStream(AnsweredCall):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Any:
         return next(self._messages)
 
     next = __next__

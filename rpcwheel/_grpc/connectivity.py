@@ -36,7 +36,7 @@ POLL_S: Final = 0.005
 twice that if it has just been asked to connect."""
 
 
-def core_below(channel: Any) -> Any:  # noqa: ANN401 - any make of channel, and core's own
+def core_below(channel: Any) -> Any:
     """The channel of grpc's core below a channel and its interceptors; None if it can't be found.
 
     grpcio 1.60 to 1.85 keep it, and each channel that interceptors are put on, as `_channel`.
@@ -48,13 +48,13 @@ def core_below(channel: Any) -> Any:  # noqa: ANN401 - any make of channel, and 
     return None
 
 
-def is_bare(channel: Any) -> bool:  # noqa: ANN401
+def is_bare(channel: Any) -> bool:
     """Whether it is a channel of grpc's make, without interceptors or wrappers on top."""
     return hasattr(getattr(channel, "_channel", None), "check_connectivity_state")
 
 
 def state_below(
-    channel: Any,  # noqa: ANN401
+    channel: Any,
     *,
     try_to_connect: bool = False,
 ) -> grpc.ChannelConnectivity | None:
@@ -92,7 +92,7 @@ def end_calls(channel: grpc.Channel, details: str) -> None:
         channel.close()
 
 
-def is_polled(channel: Any) -> bool:  # noqa: ANN401
+def is_polled(channel: Any) -> bool:
     """Whether a thread of grpc's still looks for changes of a channel's state.
 
     It does so for up to 0.2 s after nobody has subscribed any more, and raises if the channel is
@@ -116,5 +116,5 @@ def wait_unpolled(*channels: object) -> None:
         time.sleep(POLL_S)
 
 
-def _state_of(core: Any, try_to_connect: bool = False) -> int:  # noqa: ANN401, FBT001, FBT002 - as core has it
+def _state_of(core: Any, try_to_connect: bool = False) -> int:
     return int(core.check_connectivity_state(try_to_connect))

@@ -38,13 +38,13 @@ class Details(
     """`grpc`'s call details; `_replace` makes a changed copy."""
 
 
-def details_of(given: Any) -> Details:  # noqa: ANN401 - whatever an outer interceptor made
+def details_of(given: Any) -> Details:
     """Make ours of any call details; attributes that are missing are None, as grpc takes them."""
     fields: Any = (getattr(given, name, None) for name in Details._fields)
     return Details(*fields)
 
 
-def details_with(given: Any, timeout: float | None) -> Details:  # noqa: ANN401
+def details_with(given: Any, timeout: float | None) -> Details:
     """The same with another timeout. In one go where nothing is missing: it runs for every call."""
     try:
         return Details(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel.call import Kind
+from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,18 +32,18 @@ FOR_EVER_S: Final = 4e9
 """More seconds than this are no deadline: the threaded server says 9.2e18, aio says None."""
 
 
-def kind_of(handler: Any) -> Kind:  # noqa: ANN401 - grpc's base class names no attribute
+def kind_of(handler: Any) -> Kind:
     """Which of the four kinds of call it handles."""
     return Kind((bool(handler.request_streaming), bool(handler.response_streaming)))
 
 
-def behavior_of(handler: Any) -> Behavior | None:  # noqa: ANN401
+def behavior_of(handler: Any) -> Behavior | None:
     """The function that does the work; None in a handler that was made wrongly."""
     behavior: Behavior | None = getattr(handler, kind_of(handler).name.lower(), None)
     return behavior
 
 
-def with_behavior(handler: Any, behavior: Behavior) -> grpc.RpcMethodHandler:  # noqa: ANN401
+def with_behavior(handler: Any, behavior: Behavior) -> grpc.RpcMethodHandler:
     """A handler of the same kind and (de)serializers, with another behavior.
 
     The new one is made to look like the one it stands for, in all that grpc and others read off it.
@@ -63,13 +63,13 @@ def is_pushing(behavior: Behavior) -> bool:
     return bool(getattr(behavior, "experimental_non_blocking", False))
 
 
-def time_left(context: Any) -> float | None:  # noqa: ANN401 - of either world
+def time_left(context: Any) -> float | None:
     """Seconds that are left for the call being served; 0 if none, None if it has no deadline."""
     left: float | None = context.time_remaining()
     return None if left is None or left > FOR_EVER_S else left
 
 
-def late_s(context: Any) -> float:  # noqa: ANN401
+def late_s(context: Any) -> float:
     """How long ago the call's deadline passed; 0.0 where that can't be told.
 
     `time_remaining()` stops at zero. grpc's own context knows more, grpc.aio's does not show it.

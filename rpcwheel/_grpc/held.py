@@ -34,7 +34,7 @@ class Course(Protocol):
     def initial_metadata(self) -> Metadata:
         """Wait for the server's first metadata."""
 
-    def next_message(self) -> Any:  # noqa: ANN401 - the user's
+    def next_message(self) -> Any:
         """Give the next message of a response stream."""
 
     def cancel(self) -> bool:
@@ -114,7 +114,7 @@ class HeldCall(grpc.Call, grpc.Future):
         self._course.look()
         return self._course.final is not None
 
-    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401
+    def result(self, timeout: float | None = None) -> Any:
         """Wait for the end and give the response.
 
         Raises:
@@ -155,7 +155,7 @@ class HeldStream(HeldCall):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Any:
         """Wait for the next message."""
         return self._course.next_message()
 

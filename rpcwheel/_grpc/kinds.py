@@ -32,39 +32,39 @@ class UnaryUnary(_Kind, grpc.UnaryUnaryMultiCallable):
 
     __slots__ = ()
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
+    def __call__(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._wait("__call__", request, *options)
 
-    def with_call(  # noqa: PLR0917 - as grpc has it
+    def with_call(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._wait("with_call", request, *options)
 
-    def future(  # noqa: PLR0917 - as grpc has it
+    def future(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._begin("future", request, *options)
 
@@ -74,39 +74,39 @@ class StreamUnary(_Kind, grpc.StreamUnaryMultiCallable):
 
     __slots__ = ()
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
+    def __call__(
         self,
-        request_iterator: Any,  # noqa: ANN401
+        request_iterator: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._wait("__call__", request_iterator, *options)
 
-    def with_call(  # noqa: PLR0917 - as grpc has it
+    def with_call(
         self,
-        request_iterator: Any,  # noqa: ANN401
+        request_iterator: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._wait("with_call", request_iterator, *options)
 
-    def future(  # noqa: PLR0917 - as grpc has it
+    def future(
         self,
-        request_iterator: Any,  # noqa: ANN401
+        request_iterator: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._begin("future", request_iterator, *options)
 
@@ -116,15 +116,15 @@ class UnaryStream(_Kind, grpc.UnaryStreamMultiCallable):
 
     __slots__ = ()
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
+    def __call__(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._begin("__call__", request, *options)
 
@@ -134,14 +134,14 @@ class StreamStream(_Kind, grpc.StreamStreamMultiCallable):
 
     __slots__ = ()
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
+    def __call__(
         self,
-        request_iterator: Any,  # noqa: ANN401
+        request_iterator: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._begin("__call__", request_iterator, *options)

@@ -57,7 +57,7 @@ class Ends(Protocol):
 
 
 def end_call(
-    context: Any,  # noqa: ANN401 - grpc's, or one around it
+    context: Any,
     details: str,
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
 ) -> None:
@@ -78,7 +78,7 @@ def has_receiving_token() -> bool:
     return hasattr(grpc_server, RECEIVING)
 
 
-def is_receiving(context: Any) -> bool:  # noqa: ANN401
+def is_receiving(context: Any) -> bool:
     """Whether the server waits for a message from the client; False if that can't be known."""
     due = getattr(getattr(context, "_state", None), "due", ())
     return has_receiving_token() and getattr(grpc_server, RECEIVING) in due
@@ -178,7 +178,7 @@ class Door(ThreadPoolExecutor):
         else:
             setattr(behavior, BY_GRPC, cls(pool, accept, here))
 
-    def submit(self, run: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:  # noqa: ANN401 - grpc's
+    def submit(self, run: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Tell of the call, and hand it on."""
         pool = self._pool()
         if pool is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel.call import Outcome
+from rpcwheel.rpc import AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,10 +77,10 @@ def is_channel_closed(error: BaseException) -> bool:
 
 
 def outcome_of_error(
-    error: Any,  # noqa: ANN401
+    error: Any,
     *,
     committed: bool = False,
-) -> Outcome:
+) -> AttemptResult:
     """How a try ended that gave `error`: a `grpc.RpcError` with a code, or anything else.
 
     Takes the finished calls of `grpc` and the errors of both worlds, which answer at once, and
@@ -92,8 +92,8 @@ def outcome_of_error(
     """
     code = _said(error, "code") if isinstance(error, grpc.RpcError) else None
     if not isinstance(code, grpc.StatusCode):
-        return Outcome(code="UNKNOWN", error=error, committed=True)
-    return Outcome(
+        return AttemptResult(code="UNKNOWN", error=error, committed=True)
+    return AttemptResult(
         code=code.name,
         error=error,
         pushback_ns=pushback_ns(_said(error, "trailing_metadata")),
@@ -101,6 +101,6 @@ def outcome_of_error(
     )
 
 
-def _said(error: grpc.RpcError, name: str) -> Any:  # noqa: ANN401
+def _said(error: grpc.RpcError, name: str) -> Any:
     answer = getattr(error, name, None)
     return answer() if callable(answer) else None

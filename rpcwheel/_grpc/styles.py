@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnyCall",
-    "OwnHook",
+    "InternalCallback",
     "blocks",
     "call_at_end",
     "failure_of",
@@ -29,7 +29,7 @@ AnyCall: TypeAlias = Any
 """A call of grpc, or whatever another interceptor made of one."""
 
 
-class OwnHook(partial):  # type: ignore[type-arg]
+class InternalCallback(partial):  # type: ignore[type-arg]
     """A function of ours, called when a call has ended: it takes note or hands over, no more.
 
     So it may run on any thread at once, where a user's has to wait for a worker. A partial for
@@ -93,5 +93,5 @@ def call_at_end(call: AnyCall, hook: Callable[[], object]) -> None:
     it.
     """
     add = getattr(call, "add_callback", None)
-    if add is None or not add(OwnHook(hook)):
+    if add is None or not add(InternalCallback(hook)):
         hook()

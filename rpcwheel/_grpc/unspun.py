@@ -37,7 +37,7 @@ class UnspunCall:
 
     __slots__ = ("_call", "_done")
 
-    def __init__(self, call: Any) -> None:  # noqa: ANN401 - cygrpc's
+    def __init__(self, call: Any) -> None:
         self._call = call
         self._done = False
 
@@ -67,7 +67,7 @@ class UnspunCall:
 
 
 def begin_unspun(
-    channel: Any,  # noqa: ANN401
+    channel: Any,
     method: str,
     request: bytes,
     *,

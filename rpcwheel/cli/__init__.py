@@ -59,13 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _demo(args: argparse.Namespace) -> int:
     try:
-        from rpcwheel.cli import demo  # noqa: PLC0415 - `--version` must work without protobuf
+        from rpcwheel.cli import demo
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "google":
             raise
         sys.stderr.write("rpcwheel demo needs protobuf: pip install 'rpcwheel[cli]'\n")
         return 2
-    from rpcwheel.cli import view  # noqa: PLC0415 - as above
+    from rpcwheel.cli import view
 
     return demo.run(
         demo.Settings(events=args.events, outage=args.outage), view.choose(plain=args.plain)

@@ -36,7 +36,7 @@ class _Intermixed(argparse.ArgumentParser):
 
     _inside = False
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self._inside:
             return super().parse_known_args(args, namespace)
         self._inside = True
@@ -62,7 +62,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     _add_unregister(jobs)
 
 
-def _add_ls(jobs: Any) -> None:  # noqa: ANN401 - argparse's
+def _add_ls(jobs: Any) -> None:
     parser = _job(
         jobs,
         "ls",
@@ -76,7 +76,7 @@ def _add_ls(jobs: Any) -> None:  # noqa: ANN401 - argparse's
     parser.add_argument("--plain", action="store_true", help="plain text on a terminal too")
 
 
-def _add_watch(jobs: Any) -> None:  # noqa: ANN401
+def _add_watch(jobs: Any) -> None:
     parser = _job(
         jobs,
         "watch",
@@ -89,7 +89,7 @@ def _add_watch(jobs: Any) -> None:  # noqa: ANN401
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
-def _add_register(jobs: Any) -> None:  # noqa: ANN401
+def _add_register(jobs: Any) -> None:
     parser = _job(
         jobs,
         "register",
@@ -118,7 +118,7 @@ def _add_register(jobs: Any) -> None:  # noqa: ANN401
     )
 
 
-def _add_unregister(jobs: Any) -> None:  # noqa: ANN401
+def _add_unregister(jobs: Any) -> None:
     parser = _job(
         jobs,
         "unregister",
@@ -131,8 +131,8 @@ def _add_unregister(jobs: Any) -> None:  # noqa: ANN401
     parser.add_argument("words", nargs="+", metavar="SERVICE ID")
 
 
-def _job(  # noqa: PLR0917 - what a parser is made of
-    jobs: Any,  # noqa: ANN401
+def _job(
+    jobs: Any,
     name: str,
     action: Callable[[argparse.Namespace], int],
     words: str,

@@ -103,7 +103,7 @@ def show(registry: str, found: Found, stream: TextIO, *, plain: bool) -> None:
 
 def _show_rich(found: Found, stream: TextIO) -> None:
     try:
-        from . import registry_rich  # noqa: PLC0415 - rich is an extra
+        from . import registry_rich
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise

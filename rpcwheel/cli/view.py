@@ -47,7 +47,7 @@ def choose(*, plain: bool, stream: TextIO | None = None) -> View:
     stream = stream or sys.stdout
     if not plain and stream.isatty() and os.environ.get("TERM") != "dumb":
         try:
-            from rpcwheel.cli.rich_view import RichView  # noqa: PLC0415 - rich is an extra
+            from rpcwheel.cli.rich_view import RichView
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "rich":
                 raise

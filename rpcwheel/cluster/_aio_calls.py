@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_kinds import relay_of
-from rpcwheel.call import Kind
-from rpcwheel.channel._aio_members import MEMBERS, began, left_well, turned
+from rpcwheel.rpc import Kind
+from rpcwheel.transport._aio_members import MEMBERS, began, left_well, turned
 
 from ._aio_firsts import as_now, firsts_of, sealed
 from ._aio_leg import Leg
@@ -28,7 +28,7 @@ __all__ = ["CALLS", "Calls"]
 OPTIONS: Final = ("timeout", "metadata", "credentials", "wait_for_ready", "compression")
 
 
-def options_of(*given: Any) -> dict[str, Any]:  # noqa: ANN401
+def options_of(*given: Any) -> dict[str, Any]:
     """What grpc.aio takes by name."""
     return dict(zip(OPTIONS, given, strict=True))
 
@@ -46,8 +46,8 @@ class Calls:
         method: str,
         request_serializer: Callable[[Any], bytes] | None = None,
         response_deserializer: Callable[[bytes], Any] | None = None,
-        *args: Any,  # noqa: ANN401
-        **options: Any,  # noqa: ANN401
+        *args: Any,
+        **options: Any,
     ) -> None:
         self.fleet = fleet
         self.roster = fleet.roster
@@ -61,7 +61,7 @@ class Calls:
         self._seals = request_serializer is not None and not is_seen
         self._given = (response_deserializer, args, options)
 
-    def bound(self, at: Member) -> Any:  # noqa: ANN401
+    def bound(self, at: Member) -> Any:
         """The same method of a member's own channel, made anew.
 
         Raises:
@@ -80,10 +80,10 @@ class Calls:
     def on(
         self,
         at: Member,
-        request: Any,  # noqa: ANN401
+        request: Any,
         options: dict[str, Any],
         forks: Forks | None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Begin a call with one request on this member, as one of several at once.
 
         Args:
@@ -95,7 +95,7 @@ class Calls:
         """
         return Leg(self, request, self.sealed(request), options, forks).begin_on(at)
 
-    def sealed(self, request: Any) -> Any:  # noqa: ANN401
+    def sealed(self, request: Any) -> Any:
         """A request as it is sent."""
         return sealed(request, self.serializer) if self._seals else request
 
@@ -105,30 +105,30 @@ class _OneRequest(Calls):
 
     def __call__(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         *,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         metadata = metadata if metadata is None else as_now(metadata)
         pick = self.roster.pick
         at = None if pick is None else pick(self.method, request, metadata)
         options = timeout, metadata, credentials, wait_for_ready, compression
         return self._begin(at, request, *options)
 
-    def _begin(  # noqa: PLR0917
+    def _begin(
         self,
         at: Member | None,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None,
-        metadata: Any,  # noqa: ANN401
+        metadata: Any,
         credentials: grpc.CallCredentials | None,
-        wait_for_ready: bool | None,  # noqa: FBT001
+        wait_for_ready: bool | None,
         compression: grpc.Compression | None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Begin on who was picked, or wait for somebody to be there."""
         ready = False if wait_for_ready else wait_for_ready
         options = options_of(timeout, metadata, credentials, ready, compression)
@@ -145,15 +145,15 @@ class _OneRequest(Calls):
 class _ManyRequests(Calls):
     """The caller gives an iterator of requests, or writes them."""
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
+    def __call__(
         self,
-        request_iterator: Any = None,  # noqa: ANN401
+        request_iterator: Any = None,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         metadata = metadata if metadata is None else as_now(metadata)
         ready = False if wait_for_ready else wait_for_ready
         options = options_of(timeout, metadata, credentials, ready, compression)
@@ -176,14 +176,14 @@ class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
 
     def __call__(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         *,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Begin a plain call where that can be: on a member that was called before."""
         metadata = metadata if metadata is None else as_now(metadata)
         pick = self.roster.pick
@@ -204,12 +204,12 @@ class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
         ready = False if wait_for_ready else wait_for_ready
         options = timeout, metadata, credentials, ready, compression
         began_ns = 0 if timeout is None else self.fleet.now_ns()
-        given = request, sent, options, wait_for_ready, began_ns, state_of(False)  # noqa: FBT003
+        given = request, sent, options, wait_for_ready, began_ns, state_of(False)
         call = begin(sent, *options, [None, self, at, made, link, given], _ended)
         began(call, links, link)
         return call
 
-    def conductor(self, note: list[Any], native: Any) -> Passage:  # noqa: ANN401
+    def conductor(self, note: list[Any], native: Any) -> Passage:
         """Who decides about a plain call that turns."""
         call, _, at, made, link, given = note
         request, sent, options, patient, began_ns, began_in = given

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from rpcwheel._grpc.aio_interceptors import give_lists, is_patched
-from rpcwheel.call import Kind
-from rpcwheel.channel.aio import ReconnectingChannel
-from rpcwheel.channel.arguments import refuse_both
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import checked_timer
+from rpcwheel.transport.aio import ReconnectingChannel
+from rpcwheel.transport.arguments import refuse_both
 
 from ._aio_calls import CALLS
 from ._aio_fleet import Fleet
@@ -165,36 +165,36 @@ class ClusterChannel(grpc.aio.Channel):
         """Whether `close` was called."""
         return self._fleet.roster.closed
 
-    def pick(self, count: int, method: str = "", request: Any = None) -> tuple[Member, ...]:  # noqa: ANN401
+    def pick(self, count: int, method: str = "", request: Any = None) -> tuple[Member, ...]:
         """Pick members as for calls: `count` different ones, or all if those are fewer."""
         return self._fleet.roster.several(count, (method, request, ()))
 
     # A channel of grpc.aio. Its members take whatever grpc's take: `_registered_method`, for one.
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a member of a stub."""
         return self._method(Kind.UNARY_UNARY, method, *args, **options)
 
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a member of a stub."""
         return self._method(Kind.UNARY_STREAM, method, *args, **options)
 
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a member of a stub."""
         return self._method(Kind.STREAM_UNARY, method, *args, **options)
 
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a member of a stub."""
         return self._method(Kind.STREAM_STREAM, method, *args, **options)
 
-    def _method(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def _method(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         made = CALLS[kind](self._fleet, method, *args, **options)
         made.owner = self
         return made
 
     # What is known of it
 
-    def get_state(self, try_to_connect: bool = False) -> State:  # noqa: FBT001, FBT002 - as grpc has it
+    def get_state(self, try_to_connect: bool = False) -> State:
         """The best state of any member, as gRPC's round robin has it; SHUTDOWN once closed.
 
         CONNECTING until it is known which members there are; TRANSIENT_FAILURE if there are none.
@@ -263,7 +263,7 @@ class ClusterChannel(grpc.aio.Channel):
     def on_close(self, callback: Callable[[], object]) -> Callable[[], object]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
-        On the loop; at once if it is closed. One that raises is told as `ListenerFailed`.
+        On the loop; at once if it is closed. One that raises is told as `CallbackFailed`.
 
         Returns:
             What to call to have it forgotten.

@@ -27,7 +27,7 @@ LOG: Final = logging.getLogger("grpc._common")
 """Where grpc logs what a serializer raises."""
 
 
-def sealed(request: Any, serializer: Callable[[Any], bytes]) -> bytes | None:  # noqa: ANN401 - the user's
+def sealed(request: Any, serializer: Callable[[Any], bytes]) -> bytes | None:
     """One request as it is sent, be it more than once: its caller may change it afterwards.
 
     What can't be serialized is None, and is logged, as grpc.aio (1.60 to 1.85) does before it ends
@@ -40,7 +40,7 @@ def sealed(request: Any, serializer: Callable[[Any], bytes]) -> bytes | None:  #
         return None
 
 
-def as_now(metadata: Any) -> Any:  # noqa: ANN401 - as grpc.aio takes it
+def as_now(metadata: Any) -> Any:
     """A copy of what its caller may change afterwards, of the same type where that tells more."""
     return (
         grpc.aio.Metadata(*metadata) if isinstance(metadata, grpc.aio.Metadata) else tuple(metadata)
@@ -50,7 +50,7 @@ def as_now(metadata: Any) -> Any:  # noqa: ANN401 - as grpc.aio takes it
 class Firsts:
     """The requests of a plain iterator."""
 
-    def __init__(self, given: Any) -> None:  # noqa: ANN401 - the user's
+    def __init__(self, given: Any) -> None:
         self._source: Iterator[Any] = iter(given)
         self._first: Any = UNREAD
         self.whole = True
@@ -94,7 +94,7 @@ class AsyncFirsts:
         """What the next try sends."""
         return _Feed(self)
 
-    async def first(self) -> Any:  # noqa: ANN401
+    async def first(self) -> Any:
         """The first request; raises what the iterator has raised, `StopAsyncIteration` too."""
         if self._reader is None:
             self._reader = asyncio.current_task()
@@ -111,7 +111,7 @@ class AsyncFirsts:
             raise self._error
         return self._first
 
-    async def further(self) -> Any:  # noqa: ANN401
+    async def further(self) -> Any:
         """The next one, once the first was written."""
         self.whole = False
         self._first = None  # it is kept no longer than needed
@@ -133,13 +133,13 @@ class _Feed:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:  # noqa: ANN401
+    async def __anext__(self) -> Any:
         if self._began:
             return await self._firsts.further()
         self._began = True
         return await self._firsts.first()
 
 
-def firsts_of(given: Any) -> Firsts | AsyncFirsts:  # noqa: ANN401 - the user's
+def firsts_of(given: Any) -> Firsts | AsyncFirsts:
     """Begin with a caller's iterator, without taking anything."""
     return AsyncFirsts(given) if isinstance(given, AsyncIterable) else Firsts(given)

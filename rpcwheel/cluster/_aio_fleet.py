@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_relay import Signal
-from rpcwheel.call import Kind
-from rpcwheel.channel._aio_members import CLOSED
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe import ListenerFailed, MemberDown, MemberUp, emit
+from rpcwheel.observe import CallbackFailed, MemberDown, MemberUp, emit
 from rpcwheel.probe import MARK, UNANSWERED, HealthProbe
+from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import clock_of
+from rpcwheel.transport._aio_members import CLOSED
 
 from ._aio_home import Home
 from ._aio_member import Member
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rpcwheel._grpc.aio_interceptors import Interceptors
-    from rpcwheel.channel.aio import ReconnectingChannel
     from rpcwheel.exiting import BackgroundCall
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
+    from rpcwheel.transport.aio import ReconnectingChannel
 
     from .member import Rules
     from .pickers import Picker
@@ -207,7 +207,7 @@ class Fleet:
         try:
             delay_ns = self.roster.probe_delay_ns(member)
         except Exception as error:  # noqa: BLE001 - the user's wait object; told as an event
-            emit(ListenerFailed(self.name, listener="the wait between probes", error=error))
+            emit(CallbackFailed(self.name, callback="the wait between probes", error=error))
             delay_ns = PATIENCE_NS
         due = partial(_due, weakref.ref(self), weakref.ref(member), member.spell)
         self._forget_probe(member)
@@ -264,7 +264,7 @@ class Fleet:
             return getattr(code, "name", "CANCELLED") not in UNANSWERED
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
             if not isinstance(error, grpc.aio.UsageError):
-                emit(ListenerFailed(self.name, listener=f"connect {member.id}", error=error))
+                emit(CallbackFailed(self.name, callback=f"connect {member.id}", error=error))
             return False
         return PROBE.judge(response).serving is not False
 
@@ -336,7 +336,7 @@ class Fleet:
         try:
             job()
         except Exception as error:  # noqa: BLE001 - told as an event; the others must be told too
-            emit(ListenerFailed(target=self.name, listener=repr(listener), error=error))
+            emit(CallbackFailed(subject=self.name, callback=repr(listener), error=error))
 
 
 # What others hold keeps no channel alive

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 import grpc
 
 from rpcwheel._grpc.aio_calls import ended, failed_with, status_of
-from rpcwheel.call import Kind
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import Kind
 
 from ._aio_channel import ClusterChannel
 from ._aio_several import OfChannels, OfCluster, Several, answer_of, cancel_all
@@ -41,14 +41,14 @@ class _Unary(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  # not
 
     def __call__(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         *,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = {
             "timeout": timeout,
             "metadata": metadata,
@@ -60,7 +60,7 @@ class _Unary(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  # not
         return several.begin(partial(self._carry_out, several, request))
 
     @abstractmethod
-    async def _carry_out(self, several: Several, request: Any) -> Any: ...  # noqa: ANN401
+    async def _carry_out(self, several: Several, request: Any) -> Any: ...
 
 
 class _Forked(_Unary):
@@ -68,7 +68,7 @@ class _Forked(_Unary):
         super().__init__(source, method)
         self._forks = forks
 
-    async def _carry_out(self, several: Several, request: Any) -> Any:  # noqa: ANN401
+    async def _carry_out(self, several: Several, request: Any) -> Any:
         while True:
             legs, forks = await several.legs(self._forks, request)
             call, error = await _first_of([call for _, call in legs])
@@ -82,7 +82,7 @@ class _Forked(_Unary):
 
 
 class _Broadcast(_Unary):
-    async def _carry_out(self, several: Several, request: Any) -> Any:  # noqa: ANN401
+    async def _carry_out(self, several: Several, request: Any) -> Any:
         legs, _ = await several.legs(None, request)
         answers, errors = {}, {}
         try:
@@ -128,18 +128,18 @@ class _View(grpc.aio.Channel):
     def __init__(self, channel: Channels) -> None:
         self._channels = _checked(channel)
 
-    def _source(self, *given: Any, **options: Any) -> Source:  # noqa: ANN401
+    def _source(self, *given: Any, **options: Any) -> Source:
         if isinstance(self._channels, ClusterChannel):
             return OfCluster(self._channels.unary_unary(*given, **options))
         methods = [channel.unary_unary(*given, **options) for channel in self._channels]
         return OfChannels(told_apart(map(_name, self._channels)), methods)
 
-    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
         return partial(_refuse, f"{method} streams; {type(self).__name__} is for unary calls")
 
     unary_stream = stream_unary = stream_stream = _refuse
 
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 - as grpc has it
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Tell the state of the channel, if it is one of many members.
 
         Raises:
@@ -198,7 +198,7 @@ class ForkingInvoker(_View):
         super().__init__(channel)
         self._forks = checked_count(forks, what="forks")
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a member of a stub."""
         return _Forked(self._source(method, *args, **options), method, self._forks)
 
@@ -215,16 +215,16 @@ class BroadcastInvoker(_View):
     (Dubbo's `broadcast` asks one after the other.)
     """
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a member of a stub."""
         return _Broadcast(self._source(method, *args, **options), method)
 
 
-def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:
     raise ConfigurationError(said)
 
 
-def _checked(channel: Any) -> Channels:  # noqa: ANN401 - whatever was given
+def _checked(channel: Any) -> Channels:
     if isinstance(channel, ClusterChannel):
         return with_members(channel)
     several = isinstance(channel, (list, tuple))

@@ -8,8 +8,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rpcwheel.channel._drain import timeout_on
 from rpcwheel.durations import to_seconds
+from rpcwheel.transport._drain import timeout_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class Home:
             else:
                 self._run(job, "a change of its members")
 
-    def after(self, delay_ns: int, job: Job) -> Any:  # noqa: ANN401 - has `cancel()`
+    def after(self, delay_ns: int, job: Job) -> Any:
         """Do it on the running loop after a while."""
         loop = self.enter()
         timeout = timeout_on(self._timer, partial(_call_soon, loop, job), delay_ns)

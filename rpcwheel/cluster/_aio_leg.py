@@ -36,15 +36,15 @@ class Leg(Passage):
     def __init__(
         self,
         calls: Calls,
-        request: Any,  # noqa: ANN401
-        sent: Any,  # noqa: ANN401
+        request: Any,
+        sent: Any,
         options: dict[str, Any],
         forks: Forks | None,
     ) -> None:
         super().__init__(calls, request, sent, options, patient=False)
         self._forks = forks
 
-    def _unmade(self, unmade: UnmadeError) -> Any:  # noqa: ANN401
+    def _unmade(self, unmade: UnmadeError) -> Any:
         if self._forks is not None:
             self._forks.heard = True  # it is not waited past
         return ended(self.kind, grpc.StatusCode.UNAVAILABLE, str(unmade))  # the others go on

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from .member import MemberCore
 
 if TYPE_CHECKING:
-    from rpcwheel.channel.aio import ReconnectingChannel
     from rpcwheel.instance import ServiceInstance
+    from rpcwheel.transport.aio import ReconnectingChannel
 
     from ._aio_fleet import Fleet
 

@@ -26,9 +26,9 @@ import grpc
 
 from rpcwheel._grpc.aio_calls import OK, ended, ended_by, immediately
 from rpcwheel._grpc.connectivity import STATES
-from rpcwheel.channel._aio_members import CLOSED, Running
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.probe import UNANSWERED
+from rpcwheel.transport._aio_members import CLOSED, Running
 
 from ._aio_fleet import UnmadeError
 from ._aio_unsent import is_unsent, state_of
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from rpcwheel._grpc.aio_relay import Relay
-    from rpcwheel.call import Kind
-    from rpcwheel.channel._aio_members import Wire
-    from rpcwheel.channel.core import Link
+    from rpcwheel.rpc import Kind
+    from rpcwheel.transport._aio_members import Wire
+    from rpcwheel.transport.core import Link
 
     from ._aio_calls import Calls
     from ._aio_firsts import AsyncFirsts, Firsts
@@ -75,10 +75,10 @@ class Passage(Running):
     def __init__(
         self,
         calls: Calls,
-        request: Any,  # noqa: ANN401 - the user's, as a picker sees it
-        sent: Any,  # noqa: ANN401 - as it is sent
+        request: Any,
+        sent: Any,
         options: dict[str, Any],
-        patient: bool | None,  # noqa: FBT001 - grpc's `wait_for_ready`
+        patient: bool | None,
     ) -> None:
         self._calls = calls
         self._request = request
@@ -123,7 +123,7 @@ class Passage(Running):
         self,
         at: Member,
         plain: tuple[Any, Link[Wire]],
-        native: Any,  # noqa: ANN401
+        native: Any,
         began_in: int,
         began_ns: int,
     ) -> None:
@@ -144,7 +144,7 @@ class Passage(Running):
         """What comes of it that no member has a channel."""
         raise unmade.error
 
-    def _reach(self, at: Member, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _reach(self, at: Member, options: dict[str, Any]) -> Any:
         """Begin a try on a member, or on the next one to which there is a channel.
 
         Raises:
@@ -162,7 +162,7 @@ class Passage(Running):
                     raise
                 at = other
 
-    def go(self, at: Member, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    def go(self, at: Member, options: dict[str, Any]) -> Any:
         """Begin a try on a member, and leave the one before; gives grpc's call.
 
         Raises:
@@ -270,7 +270,7 @@ class Passage(Running):
 
     # While there is nobody to call
 
-    def wait(self) -> Any:  # noqa: ANN401 - what the caller holds
+    def wait(self) -> Any:
         """Begin without a try; or end at once, if there is nothing to wait for.
 
         Raises:
@@ -376,7 +376,7 @@ class Passage(Running):
         if self._at.down_ns is not None:
             self._heard_of(self._call)
 
-    def _heard_of(self, call: Any) -> None:  # noqa: ANN401
+    def _heard_of(self, call: Any) -> None:
         try:
             code = immediately(call.code()) if call.done() else None
         except BaseException:  # noqa: BLE001 - of a foreign interceptor: nothing is known

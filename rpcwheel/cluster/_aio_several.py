@@ -17,8 +17,8 @@ from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, failed_wit
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel._grpc.aio_relay import cancels_of_task
 from rpcwheel._grpc.status import is_channel_closed
-from rpcwheel.call import Kind
 from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import clock_of
 
 from ._aio_leg import Forks
@@ -55,7 +55,7 @@ class OfCluster:
     async def legs(
         self,
         count: int | None,
-        request: Any,  # noqa: ANN401
+        request: Any,
         options: dict[str, Any],
         left_ns: int,
     ) -> tuple[list[Leg], Forks | None]:
@@ -131,7 +131,7 @@ class OfChannels:
     async def legs(
         self,
         count: int | None,
-        request: Any,  # noqa: ANN401
+        request: Any,
         options: dict[str, Any],
         _: int,
     ) -> tuple[list[Leg], None]:
@@ -148,7 +148,7 @@ class OfChannels:
         return False
 
 
-def _begun(method: Any, request: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _begun(method: Any, request: Any, options: dict[str, Any]) -> Any:
     """A call, or the end of one whose channel is closed."""
     try:
         return method(request, **options)
@@ -197,7 +197,7 @@ class Several:
         self._task = asyncio.get_running_loop().create_task(_settle(relay, work))
         return relay
 
-    async def legs(self, count: int | None, request: Any) -> tuple[list[Leg], Forks | None]:  # noqa: ANN401
+    async def legs(self, count: int | None, request: Any) -> tuple[list[Leg], Forks | None]:
         """Begin it on so many members; on all if None."""
         return await self.source.legs(count, request, self.options, self.left_ns())
 
@@ -205,7 +205,7 @@ class Several:
         """Until the deadline."""
         return NEVER if self._deadline_ns == NEVER else self._deadline_ns - self.source.now_ns()
 
-    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:  # noqa: ANN401
+    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:
         """Not called: there is no try."""
 
     def finished(self) -> None:
@@ -231,7 +231,7 @@ async def _settle(relay: Relay, work: Callable[[], Coroutine[Any, Any, Any]]) ->
         relay.finish(ended_by(KIND, error))
 
 
-async def answer_of(call: Any) -> tuple[Any, BaseException | None]:  # noqa: ANN401
+async def answer_of(call: Any) -> tuple[Any, BaseException | None]:
     """What comes of a call: its response, or its error."""
     cancels = cancels_of_task()
     try:

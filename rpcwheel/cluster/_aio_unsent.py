@@ -11,9 +11,9 @@ from rpcwheel._grpc.status import is_unprocessed
 from .member import proves_unsent
 
 if TYPE_CHECKING:
-    from rpcwheel.channel._aio_members import Wire
-    from rpcwheel.channel.core import Link
     from rpcwheel.instance import ServiceInstance
+    from rpcwheel.transport._aio_members import Wire
+    from rpcwheel.transport.core import Link
 
 __all__ = ["is_unsent", "state_of"]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import grpc
 
-from rpcwheel.call import Kind
-from rpcwheel.channel.arguments import refuse_both
-from rpcwheel.channel.sync import ReconnectingChannel
+from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import checked_timer
+from rpcwheel.transport.arguments import refuse_both
+from rpcwheel.transport.sync import ReconnectingChannel
 
 from ._fleet import Fleet, Member
 from ._members import StreamStream, StreamUnary, UnaryStream, UnaryUnary
@@ -160,7 +160,7 @@ class ClusterChannel(grpc.Channel):
         """Whether `close` was called."""
         return self._fleet.roster.closed
 
-    def pick(self, count: int, method: str = "", request: Any = None) -> tuple[Member, ...]:  # noqa: ANN401
+    def pick(self, count: int, method: str = "", request: Any = None) -> tuple[Member, ...]:
         """Pick members as for calls: `count` different ones, or all that are called if fewer."""
         with self._fleet.changed:
             return self._fleet.roster.several(count, (method, request, ()))
@@ -172,8 +172,8 @@ class ClusterChannel(grpc.Channel):
         method: str,
         request_serializer: Convert | None = None,
         response_deserializer: Convert | None = None,
-        *args: Any,  # noqa: ANN401 - `_registered_method` came with 1.63, for one
-        **options: Any,  # noqa: ANN401
+        *args: Any,
+        **options: Any,
     ) -> UnaryUnary:
         """Make a member of a stub."""
         given = method, request_serializer, response_deserializer, args, options
@@ -184,8 +184,8 @@ class ClusterChannel(grpc.Channel):
         method: str,
         request_serializer: Convert | None = None,
         response_deserializer: Convert | None = None,
-        *args: Any,  # noqa: ANN401
-        **options: Any,  # noqa: ANN401
+        *args: Any,
+        **options: Any,
     ) -> UnaryStream:
         """Make a member of a stub."""
         given = method, request_serializer, response_deserializer, args, options
@@ -196,8 +196,8 @@ class ClusterChannel(grpc.Channel):
         method: str,
         request_serializer: Convert | None = None,
         response_deserializer: Convert | None = None,
-        *args: Any,  # noqa: ANN401
-        **options: Any,  # noqa: ANN401
+        *args: Any,
+        **options: Any,
     ) -> StreamUnary:
         """Make a member of a stub."""
         given = method, request_serializer, response_deserializer, args, options
@@ -208,8 +208,8 @@ class ClusterChannel(grpc.Channel):
         method: str,
         request_serializer: Convert | None = None,
         response_deserializer: Convert | None = None,
-        *args: Any,  # noqa: ANN401
-        **options: Any,  # noqa: ANN401
+        *args: Any,
+        **options: Any,
     ) -> StreamStream:
         """Make a member of a stub."""
         given = method, request_serializer, response_deserializer, args, options
@@ -218,12 +218,12 @@ class ClusterChannel(grpc.Channel):
     def subscribe(
         self,
         callback: Callable[[grpc.ChannelConnectivity], None],
-        try_to_connect: bool | None = False,  # noqa: FBT001, FBT002 - as grpc has it
+        try_to_connect: bool | None = False,
     ) -> None:
         """Call `callback(state)` now and at each change; see `get_state`.
 
         On a worker, one callback at a time; a change is told within 0.2 s. One that raises is told
-        as `ListenerFailed` and goes on being called.
+        as `CallbackFailed` and goes on being called.
 
         Args:
             callback: Told the state of the whole.
@@ -265,7 +265,7 @@ class ClusterChannel(grpc.Channel):
 
     def get_state(
         self,
-        try_to_connect: bool = False,  # noqa: FBT001, FBT002 - as grpc.aio has it
+        try_to_connect: bool = False,
     ) -> grpc.ChannelConnectivity:
         """The best state of any member, as gRPC's round robin has it; SHUTDOWN once closed.
 
@@ -276,7 +276,7 @@ class ClusterChannel(grpc.Channel):
         """
         return self._look(try_to_connect)
 
-    def _look(self, try_to_connect: bool) -> grpc.ChannelConnectivity:  # noqa: FBT001
+    def _look(self, try_to_connect: bool) -> grpc.ChannelConnectivity:
         roster = self._fleet.roster
         if roster.closed:
             return SHUTDOWN
@@ -292,7 +292,7 @@ class ClusterChannel(grpc.Channel):
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
         On the thread that closes it; at once if it is closed. One that raises is told as
-        `ListenerFailed`.
+        `CallbackFailed`.
 
         Returns:
             What to call to have it forgotten.

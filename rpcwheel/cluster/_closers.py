@@ -7,7 +7,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rpcwheel.observe import ListenerFailed, emit
+from rpcwheel.observe import CallbackFailed, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def told(name: str, job: Callable[[], object], listener: object = None) -> None:
     try:
         job()
     except Exception as error:  # noqa: BLE001 - told as an event; the others must be told too
-        emit(ListenerFailed(target=name, listener=repr(listener or job), error=error))
+        emit(CallbackFailed(subject=name, callback=repr(listener or job), error=error))
 
 
 def _forget(closers: weakref.ref[Closers], callback: Callable[[], object]) -> None:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.status import is_unprocessed, outcome_of_error
-from rpcwheel.channel._drain import timeout_on
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import MemberDown, MemberUp
 from rpcwheel.probe import UNANSWERED
 from rpcwheel.timer.clock import clock_of
-from rpcwheel.workers import POOL
+from rpcwheel.transport._drain import timeout_on
 
 from ._closers import Closers, told
 from ._probes import Probes
@@ -32,10 +32,10 @@ from .member import MemberCore, address_dialled, proves_unsent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rpcwheel.channel.sync import ReconnectingChannel
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
+    from rpcwheel.transport.sync import ReconnectingChannel
 
     from ._journey import Journey
     from .member import Rules
@@ -120,7 +120,7 @@ class Member(MemberCore):
 class Fleet:
     """The members, and what is known of them. Thread-safe."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         name: str,
         connect: Callable[[ServiceInstance], ReconnectingChannel],
@@ -197,7 +197,7 @@ class Fleet:
         """Have those who wait for something look: something has changed."""
         self.watch()
         if self.waiting:
-            POOL.submit(self.jobs, self._serve)
+            EXECUTOR.submit(self.jobs, self._serve)
 
     def _serve(self) -> None:
         """On a worker."""
@@ -255,7 +255,7 @@ class Fleet:
 
     # Up and down
 
-    def failed(self, member: Member, error: Any, began: Began) -> bool:  # noqa: ANN401
+    def failed(self, member: Member, error: Any, began: Began) -> bool:
         """Judge a call that has just ended; True if it is sure that nothing was sent.
 
         What proves that is in `proves_unsent`.
@@ -378,7 +378,7 @@ def when(began: Began) -> Began:
     return None, None, False, began[-1]
 
 
-def _said(error: Any, name: str) -> Any:  # noqa: ANN401
+def _said(error: Any, name: str) -> Any:
     """What a call that has failed says; None if an interceptor's error can't say it."""
     tell = getattr(error, name, None)
     return tell() if callable(tell) else None
@@ -401,4 +401,4 @@ def _grow(fleet: weakref.ref[Fleet], _: Timeout) -> None:
     """On the timer's thread."""
     alive = fleet()
     if alive is not None:
-        POOL.submit(alive.jobs, alive.grow)
+        EXECUTOR.submit(alive.jobs, alive.grow)

@@ -15,7 +15,7 @@ import grpc
 
 from rpcwheel._grpc.calls import AnsweredCall, EndedCall
 from rpcwheel._grpc.connectivity import core_below
-from rpcwheel._grpc.styles import OwnHook
+from rpcwheel._grpc.styles import InternalCallback
 from rpcwheel.errors import ConfigurationError
 
 from ._channel import ClusterChannel
@@ -41,7 +41,7 @@ class _OfChannels:
         self._named = list(zip(names, methods, strict=True))
         self._turn = 0
 
-    def spread(self, count: int | None, request: Any, options: tuple[Any, ...]) -> _Fixed:  # noqa: ANN401
+    def spread(self, count: int | None, request: Any, options: tuple[Any, ...]) -> _Fixed:
         """Begin it on so many channels, in turn; on all if None."""
         size = len(self._named)
         first = self._turn = (self._turn + 1) % size  # two threads may take the same: no matter
@@ -60,7 +60,7 @@ class _Fixed:
     def __init__(self, running: list[Running]) -> None:
         self.running = running
 
-    def moved(self, _: Any) -> None:  # noqa: ANN401
+    def moved(self, _: Any) -> None:
         """Tell that it goes to no other."""
 
     def anew(self, error: BaseException) -> NoReturn:
@@ -75,30 +75,30 @@ class _Unary(grpc.UnaryUnaryMultiCallable):
         self._source = source
         self._method = method
 
-    def __call__(self, request: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def __call__(self, request: Any, *args: Any, **options: Any) -> Any:
         """Carry out the call; takes what grpc's own does."""
         return self.with_call(request, *args, **options)[0]
 
-    def with_call(  # noqa: PLR0917 - as grpc has it
+    def with_call(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Carry out the call, and give it too."""
         return self._carry_out(
             request, (timeout, metadata, credentials, wait_for_ready, compression)
         )
 
-    def future(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+    def future(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: these calls are waited for."""
         raise ConfigurationError(f"{self._method}: .future() is not for calls on several members")
 
     @abstractmethod
-    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any: ...  # noqa: ANN401
+    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any: ...
 
 
 class _Forked(_Unary):
@@ -106,13 +106,13 @@ class _Forked(_Unary):
         super().__init__(source, method)
         self._forks = forks
 
-    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any:
         spread = self._source.spread(self._forks, request, options)
         done: SimpleQueue[Any] = SimpleQueue()
         running = [call for _, call in spread.running]
         try:
             for call in running:
-                call.add_done_callback(OwnHook(done.put))
+                call.add_done_callback(InternalCallback(done.put))
             ended = 0
             while True:
                 call, ended = done.get(), ended + 1
@@ -125,7 +125,7 @@ class _Forked(_Unary):
                     more = spread.anew(error)
                 for one in more:
                     running.append(one)
-                    one.add_done_callback(OwnHook(done.put))
+                    one.add_done_callback(InternalCallback(done.put))
         finally:
             for call in running:
                 call.cancel()
@@ -140,7 +140,7 @@ class BroadcastFailedRpc(BroadcastFailed, EndedCall):
 
 
 class _Broadcast(_Unary):
-    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def _carry_out(self, request: Any, options: tuple[Any, ...]) -> Any:
         running = self._source.spread(None, request, options).running
         answers, errors = {}, {}
         try:
@@ -158,7 +158,7 @@ class _Broadcast(_Unary):
         return answers, AnsweredCall(answers, "")
 
 
-def _error_of(call: Any) -> BaseException | None:  # noqa: ANN401
+def _error_of(call: Any) -> BaseException | None:
     try:
         error: BaseException | None = call.exception()
     except grpc.FutureCancelledError:  # by somebody's interceptor, or the channel's end
@@ -172,13 +172,13 @@ class _View(grpc.Channel):
     def __init__(self, channel: Channels) -> None:
         self._channels = _checked(channel)
 
-    def _source(self, *given: Any, **options: Any) -> OfCluster | _OfChannels:  # noqa: ANN401
+    def _source(self, *given: Any, **options: Any) -> OfCluster | _OfChannels:
         if isinstance(self._channels, ClusterChannel):
             return OfCluster(self._channels.unary_unary(*given, **options))
         methods = [channel.unary_unary(*given, **options) for channel in self._channels]
         return _OfChannels(told_apart(map(_name, self._channels)), methods)
 
-    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
         return partial(_refuse, f"{method} streams; {type(self).__name__} is for unary calls")
 
     unary_stream = stream_unary = stream_stream = _refuse
@@ -186,7 +186,7 @@ class _View(grpc.Channel):
     def subscribe(
         self,
         callback: Callable[[grpc.ChannelConnectivity], None],
-        try_to_connect: bool | None = False,  # noqa: FBT001, FBT002 - as grpc has it
+        try_to_connect: bool | None = False,
     ) -> None:
         """Tell the state of the channel, if it is one of many members.
 
@@ -240,7 +240,7 @@ class ForkingInvoker(_View):
         super().__init__(channel)
         self._forks = checked_count(forks, what="forks")
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:  # noqa: ANN401
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
         """Make a member of a stub."""
         return _Forked(self._source(method, *args, **options), method, self._forks)
 
@@ -257,16 +257,16 @@ class BroadcastInvoker(_View):
     (Dubbo's `broadcast` asks one after the other.)
     """
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:  # noqa: ANN401
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
         """Make a member of a stub."""
         return _Broadcast(self._source(method, *args, **options), method)
 
 
-def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:
     raise ConfigurationError(said)
 
 
-def _checked(channel: Any) -> Channels:  # noqa: ANN401 - whatever was given
+def _checked(channel: Any) -> Channels:
     if isinstance(channel, ClusterChannel):
         return with_members(channel)
     several = isinstance(channel, (list, tuple))

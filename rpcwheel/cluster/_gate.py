@@ -45,7 +45,7 @@ class Gate:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - the user's
+    def __next__(self) -> Any:
         if not self._taken:
             self._pass()
         return next(self._requests)

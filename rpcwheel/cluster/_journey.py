@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import EndedCall
 from rpcwheel._grpc.details import metadata_of
-from rpcwheel._grpc.styles import OwnHook, failure_of, has_ended, is_single_threaded
-from rpcwheel.channel._drain import timeout_on
+from rpcwheel._grpc.styles import InternalCallback, failure_of, has_ended, is_single_threaded
 from rpcwheel.durations import to_ns
-from rpcwheel.observe import ListenerFailed, emit
-from rpcwheel.workers import POOL
+from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.transport._drain import timeout_on
 
 from ._fleet import UnmadeError
 from ._gate import Gate
@@ -68,7 +68,7 @@ class Journey:
         self,
         method: Method,
         name: str,
-        request: Any,  # noqa: ANN401
+        request: Any,
         until_s: float | None,
         options: tuple[Any, ...],
         *,
@@ -207,7 +207,7 @@ class Journey:
         if is_single_threaded(one.call):
             self._finish(one.call)  # it makes progress only while it is read: from now on it is it
         else:
-            one.call.add_done_callback(OwnHook(self._ended, one))
+            one.call.add_done_callback(InternalCallback(self._ended, one))
 
     def _begun_on(self, member: Member) -> _Try | None:
         """Begin it on a member; None if that is gone, and another one is to be looked for."""
@@ -233,7 +233,7 @@ class Journey:
         if failure_of(one.call) is None and one.member.down_ns is None:
             self._finish(one.call)
         else:
-            POOL.submit(self, partial(self._judge, one, taken=taken))
+            EXECUTOR.submit(self, partial(self._judge, one, taken=taken))
 
     def _judge(self, one: _Try, *, taken: bool) -> None:
         """Decide what follows. On a worker."""
@@ -271,14 +271,14 @@ class Journey:
             hooks, self._hooks = self._hooks, []
             self._changed.notify_all()
         for hook, args in hooks:
-            POOL.submit(self._hooks_key, partial(self._tell, hook, args))
+            EXECUTOR.submit(self._hooks_key, partial(self._tell, hook, args))
         return True
 
     def _tell(self, hook: Callable[..., object], args: tuple[object, ...]) -> None:
         try:
             hook(*args)
         except Exception as error:  # noqa: BLE001 - the user's; told as an event
-            emit(ListenerFailed(self._method.name, listener=repr(hook), error=error))
+            emit(CallbackFailed(self._method.name, callback=repr(hook), error=error))
 
     # --- What its caller asks ---
 
@@ -335,7 +335,7 @@ class Journey:
                 return metadata
             self._settled(begun)
 
-    def next_message(self) -> Any:  # noqa: ANN401 - the user's
+    def next_message(self) -> Any:
         """Give the caller the next message, from whichever try it is to come."""
         while True:
             begun = self._current()
@@ -363,4 +363,4 @@ def _overdue(journey: weakref.ref[Journey], _: Timeout) -> None:
     """On the timer's thread, which keeps no call alive."""
     alive = journey()
     if alive is not None:
-        POOL.submit(alive, partial(alive.look_for_members, overdue=True))
+        EXECUTOR.submit(alive, partial(alive.look_for_members, overdue=True))

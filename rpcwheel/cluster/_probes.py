@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.styles import OwnHook
-from rpcwheel.channel._drain import timeout_on
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc.styles import InternalCallback
 from rpcwheel.durations import to_seconds
 from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe import ListenerFailed, emit
+from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK, UNANSWERED, HealthProbe
-from rpcwheel.workers import POOL
+from rpcwheel.transport._drain import timeout_on
 
 if TYPE_CHECKING:
     from rpcwheel.exiting import BackgroundCall
@@ -60,7 +60,7 @@ class Probes:
         try:
             delay_ns = fleet.roster.probe_delay_ns(member)
         except Exception as error:  # noqa: BLE001 - the user's wait object; told as an event
-            emit(ListenerFailed(fleet.name, listener="the wait between probes", error=error))
+            emit(CallbackFailed(fleet.name, callback="the wait between probes", error=error))
             delay_ns = PATIENCE_NS
         due = partial(_due, weakref.ref(member), weakref.ref(self), spell)
         timeout = timeout_on(fleet.timer, due, delay_ns)
@@ -71,7 +71,7 @@ class Probes:
 
     def soon(self, member: Member, spell: int) -> None:
         """Ask it now, on a worker."""
-        POOL.submit(self._jobs, partial(self.ask, member, spell))
+        EXECUTOR.submit(self._jobs, partial(self.ask, member, spell))
 
     def ask(self, member: Member, spell: int) -> None:
         """Ask a member that is down whether it answers. On a worker."""
@@ -94,7 +94,7 @@ class Probes:
                 asked = call.future(PROBE.request, limit_s, MARK, None, waits)
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
             if not isinstance(error, ValueError):
-                emit(ListenerFailed(fleet.name, listener=f"connect {member.id}", error=error))
+                emit(CallbackFailed(fleet.name, callback=f"connect {member.id}", error=error))
         if asked is None:
             BACKGROUND.end_call(background)
             if held:
@@ -102,7 +102,7 @@ class Probes:
             self._settle(member, spell, None)
             return
         background.cancel = asked.cancel
-        hook = OwnHook(_asked, background, weakref.ref(self), weakref.ref(member), spell)
+        hook = InternalCallback(_asked, background, weakref.ref(self), weakref.ref(member), spell)
         asked.add_done_callback(hook)
 
     def _takes(self, most: int) -> bool:
@@ -117,7 +117,7 @@ class Probes:
         with self._lock:
             self._running -= 1
 
-    def _settle(self, member: Member, spell: int, asked: Any) -> None:  # noqa: ANN401 - a future
+    def _settle(self, member: Member, spell: int, asked: Any) -> None:
         """Draw the conclusion of a probe. On a worker."""
         fleet = self._fleet()
         if fleet is None:
@@ -132,14 +132,14 @@ class Probes:
         elif wanted:
             self.later(member, spell)
 
-    def asked(self, member: Member | None, spell: int, asked: Any) -> None:  # noqa: ANN401
+    def asked(self, member: Member | None, spell: int, asked: Any) -> None:
         """Take note that a probe has ended. On gRPC's thread."""
         self._gives()
         if member is not None:
-            POOL.submit(self._jobs, partial(self._settle, member, spell, asked))
+            EXECUTOR.submit(self._jobs, partial(self._settle, member, spell, asked))
 
 
-def _answers(asked: Any) -> bool:  # noqa: ANN401 - a future that is done
+def _answers(asked: Any) -> bool:
     """Whether a probe was answered, by one that serves."""
     try:
         response = asked.result(timeout=0)
@@ -166,7 +166,7 @@ def _asked(
     probes: weakref.ref[Probes],
     member: weakref.ref[Member],
     spell: int,
-    asked: Any,  # noqa: ANN401
+    asked: Any,
 ) -> None:
     """On gRPC's thread."""
     BACKGROUND.end_call(background)

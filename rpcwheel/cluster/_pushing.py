@@ -39,10 +39,10 @@ class Pushing(Method):
     def _wait(
         self,
         name: str,
-        requests: Any,  # noqa: ANN401
+        requests: Any,
         timeout: float | None,
-        *options: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        *options: Any,
+    ) -> Any:
         """Carry out a call on its caller's thread."""
         call = self.name, None, options[0]
         until_s = None if timeout is None else monotonic() + timeout
@@ -70,11 +70,11 @@ class Pushing(Method):
     def _wait_patiently(
         self,
         name: str,
-        requests: Any,  # noqa: ANN401
+        requests: Any,
         until_s: float | None,
         call: Call,
         options: tuple[Any, ...],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """The same, on one member after the other until one has a connection."""
         metadata, credentials, _, compression = options
         patient = True
@@ -112,10 +112,10 @@ class Pushing(Method):
     def _begin(
         self,
         name: str,
-        requests: Any,  # noqa: ANN401
+        requests: Any,
         timeout: float | None,
-        *options: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        *options: Any,
+    ) -> Any:
         """Begin a call that its caller holds."""
         call = self.name, None, options[0]
         until_s = None if timeout is None else monotonic() + timeout
@@ -143,7 +143,7 @@ class Pushing(Method):
     def _set_out(
         self,
         name: str,
-        requests: Any,  # noqa: ANN401
+        requests: Any,
         until_s: float | None,
         options: tuple[Any, ...],
     ) -> HeldCall:

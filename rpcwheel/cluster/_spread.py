@@ -35,7 +35,7 @@ class OfCluster:
     def __init__(self, method: UnaryUnary) -> None:
         self._method = method
 
-    def spread(self, count: int | None, request: Any, options: tuple[Any, ...]) -> Spread:  # noqa: ANN401
+    def spread(self, count: int | None, request: Any, options: tuple[Any, ...]) -> Spread:
         """Begin it on so many members, on all if None."""
         method, (timeout, metadata, _, wait_for_ready, _) = self._method, options
         until_s = None if timeout is None else monotonic() + timeout
@@ -51,11 +51,11 @@ class OfCluster:
 class Spread:
     """One call on some members; one that a member did not get may go to another."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         method: UnaryUnary,
         members: Sequence[Member],
-        request: Any,  # noqa: ANN401
+        request: Any,
         options: tuple[Any, ...],
         until_s: float | None,
         patient: int = 0,
@@ -85,7 +85,7 @@ class Spread:
         self.running = list(zip(names, begun, strict=True))
         return self.running
 
-    def _begin(self, member: Member) -> Any:  # noqa: ANN401 - grpc's future
+    def _begin(self, member: Member) -> Any:
         request, options, until_s = self._given
         method, began = self._method, member.began(patient=bool(self._patient))
         try:
@@ -104,7 +104,7 @@ class Spread:
         self._of[call] = member, began
         return call
 
-    def moved(self, call: Any) -> Any:  # noqa: ANN401
+    def moved(self, call: Any) -> Any:
         """The same call on another member, if it is sure that this one got nothing."""
         request, (_, metadata, *_), _ = self._given
         member, began = self._of[call]

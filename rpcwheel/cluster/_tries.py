@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import EndedCall
 from rpcwheel._grpc.held import HeldCall, HeldStream
 from rpcwheel._grpc.styles import call_at_end
 from rpcwheel.durations import to_seconds
-from rpcwheel.workers import POOL
 
 from ._fleet import CLOSED, UNREACHED, UnmadeError, when
 from ._journey import Journey
@@ -28,7 +28,7 @@ from ._journey import Journey
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rpcwheel.call import Kind
+    from rpcwheel.rpc import Kind
 
     from ._fleet import Began, Fleet, Member
 
@@ -52,7 +52,7 @@ class Method:
 
     __slots__ = ("_given", "_key", "_kind", "fleet", "name")
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         fleet: Fleet,
         kind: Kind,
@@ -69,7 +69,7 @@ class Method:
         # Of the name: the hash of a member of an enum is a function of Python, for each call.
         self._key = self._kind, method, id(serializer), id(deserializer), args, *options.items()
 
-    def bound(self, member: Member) -> Any:  # noqa: ANN401 - grpc's multi-callable, or like it
+    def bound(self, member: Member) -> Any:
         """The same method of one member's channel.
 
         Raises:
@@ -125,7 +125,7 @@ class Method:
         return EndedCall(code, self.fleet.roster.refusal() or self.fleet.roster.too_late())
 
     @staticmethod
-    def overdue_after(error: Any) -> EndedCall:  # noqa: ANN401 - of grpc, or anybody's
+    def overdue_after(error: Any) -> EndedCall:
         """How a call ends whose time is over, and whose last try ended so."""
         tell = getattr(error, "details", None)
         return EndedCall(OVERDUE, str(tell() if callable(tell) else error))
@@ -155,16 +155,16 @@ class Method:
             if member is not None:
                 return member
 
-    def _wait(  # noqa: PLR0917 - as grpc has it
+    def _wait(
         self,
         name: str,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None,
-        metadata: Any,  # noqa: ANN401
-        credentials: Any,  # noqa: ANN401
-        wait_for_ready: bool | None,  # noqa: FBT001
-        compression: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        metadata: Any,
+        credentials: Any,
+        wait_for_ready: bool | None,
+        compression: Any,
+    ) -> Any:
         """Carry out a call on its caller's thread, on one member after the other."""
         call = self.name, request, metadata
         until_s = None if timeout is None else monotonic() + timeout
@@ -247,8 +247,8 @@ class Method:
     def several(
         self,
         count: int | None,
-        request: Any,  # noqa: ANN401
-        metadata: Any,  # noqa: ANN401
+        request: Any,
+        metadata: Any,
         until_s: float | None,
         *,
         patient: bool,
@@ -269,10 +269,10 @@ class Method:
         self,
         member: Member,
         name: str,
-        request: Any,  # noqa: ANN401
+        request: Any,
         until_s: float | None,
         options: Sequence[Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Begin a call on one member.
 
         Raises:
@@ -286,10 +286,10 @@ class Method:
     def _begin(
         self,
         name: str,
-        request: Any,  # noqa: ANN401
+        request: Any,
         timeout: float | None,
-        *options: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        *options: Any,
+    ) -> Any:
         """Begin a call that its caller holds."""
         metadata, _, wait_for_ready, _ = options
         patient, call = bool(wait_for_ready), (self.name, request, metadata)
@@ -323,7 +323,7 @@ def is_connected(member: Member) -> bool:
     return member.link.get_state() in {grpc.ChannelConnectivity.READY, None}
 
 
-def judge_at_end(running: Any, fleet: Fleet, member: Member, began: Began) -> None:  # noqa: ANN401
+def judge_at_end(running: Any, fleet: Fleet, member: Member, began: Began) -> None:
     """Take note of how a call ends; it is not kept alive for that."""
     since = when(began)
     try:
@@ -335,7 +335,7 @@ def judge_at_end(running: Any, fleet: Fleet, member: Member, began: Began) -> No
         """On gRPC's thread, or whoever ends it."""
         over = call()
         if over is not None and (code_of(over) in UNREACHED or member.down_ns is not None):
-            POOL.submit(fleet.jobs, partial(fleet.failed, member, over, since))
+            EXECUTOR.submit(fleet.jobs, partial(fleet.failed, member, over, since))
 
     call_at_end(running, ended)
 
@@ -345,7 +345,7 @@ def left(until_s: float | None) -> float | None:
     return None if until_s is None else max(0.0, until_s - monotonic())
 
 
-def code_of(call: Any) -> str:  # noqa: ANN401 - a call that has ended, or an error
+def code_of(call: Any) -> str:
     """The name of its status code."""
     tell = getattr(call, "code", None)
     code = tell() if callable(tell) else None

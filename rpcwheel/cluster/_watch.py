@@ -13,9 +13,9 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.channel._drain import timeout_on
-from rpcwheel.observe import ListenerFailed, emit
-from rpcwheel.workers import POOL
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.transport._drain import timeout_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ class Watch:
                 self._again = True
                 return
             self._looking = True
-        POOL.submit(self, self._work)
+        EXECUTOR.submit(self, self._work)
 
     def _work(self) -> None:
         """On a worker, one at a time."""
@@ -111,7 +111,7 @@ class Watch:
         try:
             state = self._look(connects)
         except Exception as error:  # noqa: BLE001 - the user's `connect`; told as an event
-            emit(ListenerFailed(self._name, listener="connect", error=error))
+            emit(CallbackFailed(self._name, callback="connect", error=error))
             return
         with self._lock:
             news = [
@@ -122,7 +122,7 @@ class Watch:
             try:
                 callback(state)
             except BaseException as error:  # noqa: BLE001 - the user's; the others must be told
-                emit(ListenerFailed(self._name, listener=repr(callback), error=error))
+                emit(CallbackFailed(self._name, callback=repr(callback), error=error))
 
     def _later(self) -> None:
         with self._lock:

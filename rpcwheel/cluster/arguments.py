@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from rpcwheel.channel.arguments import checked_options
+from rpcwheel.transport.arguments import checked_options
 
 from .policy import ClusterPolicy
 
@@ -49,7 +49,7 @@ def checked_policy(policy: object) -> ClusterPolicy:
     return policy
 
 
-def checked_on_member(on_member: Any) -> Any:  # noqa: ANN401 - the user's function, or None
+def checked_on_member(on_member: Any) -> Any:
     """Give it back.
 
     Raises:

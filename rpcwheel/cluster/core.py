@@ -306,7 +306,7 @@ def _longest_down(members: Sequence[M]) -> Pick[M]:
     """In turn, from the one that was found to be down the longest ago."""
     size, turn = len(members), iter(range(1 << 62)).__next__
 
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         return members[turn() % size]
 
     return pick

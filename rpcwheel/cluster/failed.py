@@ -54,11 +54,11 @@ class BroadcastFailed(grpc.RpcError):
         """How many failed, and each of them."""
         return str(self)
 
-    def initial_metadata(self) -> Any:  # noqa: ANN401 - as the world has it
+    def initial_metadata(self) -> Any:
         """Of the first error."""
         return self._first.initial_metadata()
 
-    def trailing_metadata(self) -> Any:  # noqa: ANN401
+    def trailing_metadata(self) -> Any:
         """Of the first error."""
         return self._first.trailing_metadata()
 
@@ -73,7 +73,7 @@ class BroadcastFailed(grpc.RpcError):
         return f"BroadcastFailed({str(self)!r})"
 
 
-def _said(error: Any) -> str:  # noqa: ANN401 - a call too
+def _said(error: Any) -> str:
     code = error.code()
     return f"{code.name} {error.details()}" if code is not None else str(error)
 

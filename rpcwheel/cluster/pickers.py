@@ -123,7 +123,7 @@ class RoundRobin(Picker):
 def _in_turn(members: tuple[M, ...], turn: Callable[[], int]) -> Pick[M]:
     size = len(members)
 
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         return members[turn() % size]
 
     return pick
@@ -137,7 +137,7 @@ def _stride(members: tuple[M, ...], weights: tuple[int, ...], turn: Callable[[],
     """
     size, heaviest = len(members), max(weights)
 
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         while True:
             lap, place = divmod(turn(), size)
             weight = weights[place]
@@ -156,7 +156,7 @@ def _evenly(members: tuple[M, ...], weights: tuple[int, ...], turn: Callable[[],
     sums = tuple(itertools.accumulate(weights))
     total = sums[-1]
 
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         at = turn() * GOLDEN % WHOLE  # whole numbers: fractions lose their last digits in time
         return members[bisect_right(sums, at * total // WHOLE)]
 
@@ -187,7 +187,7 @@ def _at_random(
     sums = tuple(itertools.accumulate(weights))
     total = sums[-1]
 
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         return members[bisect_right(sums, int(chance() * total))]
 
     return pick
@@ -224,7 +224,7 @@ def _least_alike(members: tuple[M, ...], chance: Callable[[], float]) -> Pick[M]
     """Begins anywhere and goes round; the first without any calls is taken at once."""
     size, around = len(members), members * 2
 
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         first = int(chance() * size)
         best, fewest = around[first], around[first].calls
         for member in around[first + 1 : first + size] if fewest else ():
@@ -241,7 +241,7 @@ def _least_alike(members: tuple[M, ...], chance: Callable[[], float]) -> Pick[M]
 def _least(
     members: tuple[M, ...], weights: tuple[int, ...], chance: Callable[[], float]
 ) -> Pick[M]:
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         calls = [member.calls for member in members]
         fewest = min(calls)
         if calls.count(fewest) == 1:
@@ -260,7 +260,7 @@ def _least_of_some(
     sums = tuple(itertools.accumulate(weights))
     total = sums[-1]
 
-    def pick(_: str, __: Any, ___: Any) -> M:  # noqa: ANN401
+    def pick(_: str, __: Any, ___: Any) -> M:
         best = members[bisect_right(sums, int(chance() * total))]
         fewest = best.calls
         for _look in range(LOOKS - 1) if fewest else ():
@@ -307,7 +307,7 @@ class ConsistentHash(Picker):
         key_of, keyless = self._key, RoundRobin().prepare(members, weights)
         points, owners, size = ring.points, ring.owners, len(ring.points)
 
-        def pick(method: str, request: Any, metadata: Any) -> M:  # noqa: ANN401
+        def pick(method: str, request: Any, metadata: Any) -> M:
             key = key_of(method, request, metadata)
             if key is None:
                 return keyless(method, request, metadata)
@@ -330,7 +330,7 @@ def _header(name: str) -> Key:
         raise ConfigurationError(f"key must be the name of a header: 'x-user-id', not {name!r}")
     wanted = name.lower()
 
-    def key(_: str, __: Any, metadata: Any) -> str | bytes | None:  # noqa: ANN401
+    def key(_: str, __: Any, metadata: Any) -> str | bytes | None:
         for pair in metadata or ():
             if pair[0] == wanted:
                 value: str | bytes = pair[1]

@@ -12,7 +12,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from rpcwheel.workers import POOL
+from rpcwheel._concurrency.executor import EXECUTOR
 
 from .core import First
 from .entry import Call, State
@@ -49,7 +49,7 @@ class FailbackInvoker(InvokerBase):
 
     async def invoke(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> R | Any:  # noqa: ANN401
+    ) -> R | Any:
         """Call `function` and await what it returns; queue the call if `on` names how it fails.
 
         Args:
@@ -160,7 +160,7 @@ def _raise(error: Exception) -> None:
 
 async def _settle(
     ledger: Ledger, begun: Callable[[], Any], rest: Callable[[], Call], started_ns: int
-) -> Any:  # noqa: ANN401 - what the user's function gives
+) -> Any:
     """Await the first try, and answer its caller."""
     try:
         result = begun()
@@ -206,7 +206,7 @@ def _launch(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> No
     try:
         loop.call_soon_threadsafe(_start_task, ledger, loop, entry)
     except RuntimeError:  # closed; a worker reports it, this may be the timer's thread
-        POOL.submit(ledger, partial(ledger.lost, entry, "its event loop is closed"))
+        EXECUTOR.submit(ledger, partial(ledger.lost, entry, "its event loop is closed"))
 
 
 def _start_task(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> None:

@@ -224,7 +224,7 @@ def _guard_coroutine_function(
     function: Callable[..., Any], failback: aio.FailbackInvoker
 ) -> Callable[..., Any]:
     @functools.wraps(function)
-    async def guarded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
         return await failback.invoke(function, *args, **kwargs)
 
     guarded.failback = failback  # type: ignore[attr-defined]
@@ -235,7 +235,7 @@ def _guard_function(
     function: Callable[..., Any], failback: sync.FailbackInvoker
 ) -> Callable[..., Any]:
     @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def guarded(*args: Any, **kwargs: Any) -> Any:
         return failback.invoke(function, *args, **kwargs)
 
     guarded.failback = failback  # type: ignore[attr-defined]
@@ -255,19 +255,19 @@ class _EitherInvoker(sync.FailbackInvoker):
 
     _awaits = False
 
-    def invoke(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def invoke(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self._awaits:
             return aio.begin(self._ledger, function, args, kwargs)
         return super().invoke(function, *args, **kwargs)
 
-    def _await(self, result: Any, call: Call, started_ns: int) -> Any:  # noqa: ANN401
+    def _await(self, result: Any, call: Call, started_ns: int) -> Any:
         self._awaits = True
         return aio.follow(self._ledger, lambda: result, call, started_ns)
 
-    def flush(self, timeout: Duration | None = None) -> Any:  # noqa: ANN401
+    def flush(self, timeout: Duration | None = None) -> Any:
         return aio.flush(self._ledger, timeout) if self._awaits else super().flush(timeout)
 
-    def close(self, drain: Duration = 5.0) -> Any:  # noqa: ANN401
+    def close(self, drain: Duration = 5.0) -> Any:
         return aio.close(self._ledger, drain) if self._awaits else _Left(super().close(drain))
 
     async def __aenter__(self) -> Self:

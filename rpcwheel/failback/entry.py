@@ -95,7 +95,7 @@ class Call:
         """A copy of the caller's context: what one try sets there, the next does not see."""
         return self._context.copy()
 
-    def __call__(self) -> Any:  # noqa: ANN401 - whatever the user's function returns
+    def __call__(self) -> Any:
         """Make the call."""
         return self.function(*self.args, **self.kwargs)
 

@@ -80,7 +80,9 @@ def _at_exit() -> None:
 def _in_child() -> None:
     for ledger in list(_LEDGERS):
         ledger.book.disown()
-        BACKGROUND.add(ledger)  # it was reset before: `rpcwheel.workers` was imported earlier
+        BACKGROUND.add(
+            ledger
+        )  # it was reset before: `rpcwheel._concurrency.executor` was imported earlier
 
 
 atexit.register(_at_exit)

@@ -12,7 +12,7 @@ import math
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.call import DEADLINE
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     FailbackClosed,
@@ -32,9 +32,9 @@ from rpcwheel.observe import (
     DeadLetterFailed,
     emit,
 )
+from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.workers import POOL
 
 from .book import Book
 from .core import Admission, First, GiveUp, Last
@@ -171,7 +171,7 @@ class Ledger:
         """Have a worker report the calls that wait in the timer: it was stopped. Does not block."""
         if not self._told_stopped:
             self._told_stopped = True
-            POOL.submit((self, TIMER_STOPPED), self.lose_waiting)
+            EXECUTOR.submit((self, TIMER_STOPPED), self.lose_waiting)
 
     def lose_waiting(self, refused: Entry | None = None) -> None:
         """Report the calls that wait in a timer that was stopped; `end_close` returns them."""

@@ -14,8 +14,8 @@ import tenacity
 from tenacity import retry_base
 
 from rpcwheel.backoff import failed_state
-from rpcwheel.call import checked_code
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import checked_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

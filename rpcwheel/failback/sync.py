@@ -1,9 +1,9 @@
 """Failback for code that blocks: the caller gets its answer at once, worker threads do the rest.
 
 What is decided stands in `core.py`; here are the threads and the futures. The first try runs on
-the caller's thread. A retry runs on a worker (`rpcwheel.workers`), never on the timer's thread; a
-future that the function returns is finished on a worker too, never on the thread of gRPC that
-completes it.
+the caller's thread. A retry runs on a worker (`rpcwheel._concurrency.executor`), never on the
+timer's thread; a future that the function returns is finished on a worker too, never on the thread
+of gRPC that completes it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.workers import POOL
 
 from .core import First
 from .entry import Call, State, label_of
@@ -66,7 +66,7 @@ class FailbackInvoker(InvokerBase):
             )
         super().__init__(policy, timer=timer)
 
-    def invoke(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | Any:  # noqa: ANN401
+    def invoke(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | Any:
         """Call `function`; if it fails in a way that `on` names, queue the call.
 
         Args:
@@ -124,7 +124,7 @@ class FailbackInvoker(InvokerBase):
         rest = partial(Call.at_rest, function, args, kwargs)
         return ledger.park(rest, error, ledger.now_ns(), partial(_launch, ledger))
 
-    def _await(self, result: Any, call: Call, started_ns: int) -> Any:  # noqa: ANN401, ARG002
+    def _await(self, result: Any, call: Call, started_ns: int) -> Any:
         raise _no_loop(call, result)
 
     def flush(self, timeout: Duration | None = None) -> bool:
@@ -224,7 +224,7 @@ def _is_empty_by(ledger: Ledger, end: float) -> bool:
 # --- The first try, when it is a future ---
 
 
-def _follow(ledger: Ledger, inner: Any, call: Call, started_ns: int) -> Future[Any]:  # noqa: ANN401
+def _follow(ledger: Ledger, inner: Any, call: Call, started_ns: int) -> Future[Any]:
     """Make the future that the caller gets for `inner`."""
     outer: Future[Any] = Future()
     outer.add_done_callback(partial(_pass_cancel, inner))
@@ -242,7 +242,7 @@ def _on_done(
 ) -> None:
     # On gRPC's thread: only hand over. The key is not the retries', which may hang.
     step = partial(_settle, ledger, outer, call, started_ns, inner)
-    POOL.submit((ledger, "first tries"), step)
+    EXECUTOR.submit((ledger, "first tries"), step)
 
 
 def _settle(
@@ -274,7 +274,7 @@ def _settle(
 
 
 def _launch(ledger: Ledger, entry: Entry) -> None:
-    POOL.submit(ledger, partial(ledger.run_inside, entry, partial(_try, ledger, entry)))
+    EXECUTOR.submit(ledger, partial(ledger.run_inside, entry, partial(_try, ledger, entry)))
 
 
 def _try(ledger: Ledger, entry: Entry) -> None:
@@ -297,7 +297,9 @@ def _try(ledger: Ledger, entry: Entry) -> None:
 
 def _on_retry_done(ledger: Ledger, entry: Entry, future: Future[Any]) -> None:
     # On gRPC's thread: only hand over.
-    POOL.submit(ledger, partial(ledger.run_inside, entry, partial(_finish, ledger, entry, future)))
+    EXECUTOR.submit(
+        ledger, partial(ledger.run_inside, entry, partial(_finish, ledger, entry, future))
+    )
 
 
 def _finish(ledger: Ledger, entry: Entry, future: Future[Any]) -> None:

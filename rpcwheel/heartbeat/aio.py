@@ -35,7 +35,7 @@ class Heartbeat(HeartbeatBase):
     `detach`, `withdraw` and `beat` may be called from any thread.
     """
 
-    def __init__(self, connection: Any, **settings: Any) -> None:  # noqa: ANN401 - see the base
+    def __init__(self, connection: Any, **settings: Any) -> None:
         """For `HeartbeatManager.attach`; a loop must be running."""
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,11 +58,11 @@ class Heartbeat(HeartbeatBase):
 
     def _start(
         self,
-        call: Any,  # noqa: ANN401
+        call: Any,
         step: Send,
         settle: Callable[[int, str, object], None],
         background: BackgroundCall,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         made = call(
             self._probe.request,
             timeout=to_seconds(step.limit_ns) + SLACK_S,
@@ -79,7 +79,7 @@ class Heartbeat(HeartbeatBase):
         self._tasks.discard(task)
         BACKGROUND.end_call(background)
 
-    async def _watch(self, call: Any, settle: Callable[[int, str, object], None]) -> None:  # noqa: ANN401
+    async def _watch(self, call: Any, settle: Callable[[int, str, object], None]) -> None:
         """Wait for the answer; cancelled if nobody waits for it any more."""
         code, response = "OK", None
         try:

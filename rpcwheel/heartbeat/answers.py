@@ -11,12 +11,12 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from rpcwheel.workers import POOL, reset_after_fork
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rpcwheel.workers import Serial
+    from rpcwheel._concurrency.executor import SerialExecutor
 
     Ended: TypeAlias = Callable[[str, "bytes | None"], object]
 
@@ -36,7 +36,7 @@ class Unread(Protocol):
 class Answers:
     """Answers that are to come. Thread-safe; empty in a forked child."""
 
-    def __init__(self, books: Serial) -> None:
+    def __init__(self, books: SerialExecutor) -> None:
         """`books` is where heartbeats are sent: what is due is sent first, then it is read."""
         self._books = books
         self.reset()
@@ -57,9 +57,9 @@ class Answers:
         several = len(batch.left)
         if not several:  # one before has taken them all
             return
-        POOL.submit(batch, batch.read)
+        EXECUTOR.submit(batch, batch.read)
         if several > 1 and not batch.taken.wait(STALL_S):
-            POOL.submit(object(), batch.hurry)
+            EXECUTOR.submit(object(), batch.hurry)
 
 
 class _Batch:
@@ -83,7 +83,7 @@ class _Batch:
             try:
                 ended(*call.read())
             except BaseException:
-                POOL.submit(object(), self.read)  # the others; the pool tells of the error
+                EXECUTOR.submit(object(), self.read)  # the others; the pool tells of the error
                 raise
 
     def hurry(self) -> None:
@@ -92,7 +92,7 @@ class _Batch:
         while left := len(self.left):
             if left == before:
                 for _ in range(min(readers, left)):
-                    POOL.submit(object(), self.read)
+                    EXECUTOR.submit(object(), self.read)
                 readers *= 2
             before = left
             self.taken.wait(STALL_S)

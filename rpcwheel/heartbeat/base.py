@@ -18,13 +18,13 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpcwheel.channel.core import Traffic
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe.events import HandOffRefused, ListenerFailed
+from rpcwheel.observe.events import CallbackFailed, ExecutorRejected
 from rpcwheel.probe import ALIVE, UNANSWERED, Verdict
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
+from rpcwheel.transport.core import Traffic
 
 from .core import HeartbeatCore
 from .rules import HeartbeatState, Replace, Seen, Send
@@ -53,10 +53,10 @@ class HeartbeatBase(HeartbeatView):
 
     def __init__(
         self,
-        connection: Any,  # noqa: ANN401 - a channel of either world
+        connection: Any,
         *,
         rules: HeartbeatRules,
-        drain: Any,  # noqa: ANN401 - seconds, a timedelta or None
+        drain: Any,
         probe: Probe,
         timer: Timer | None,
         forget: Callable[[HeartbeatBase], object],
@@ -83,7 +83,7 @@ class HeartbeatBase(HeartbeatView):
         self._teller = Teller(self, self._lock, self._soon_told, self._watched.calls)
 
     @property
-    def connection(self) -> Any:  # noqa: ANN401
+    def connection(self) -> Any:
         """The channel that is watched, below interceptors; None once its user has dropped it."""
         return self._watched.channel
 
@@ -100,7 +100,7 @@ class HeartbeatBase(HeartbeatView):
         """Have `listener(heartbeat, old, new)` called at each change of state, in order.
 
         On a worker of rpcwheel's, in the aio twin on the loop; one call at a time. One that raises
-        is told as `ListenerFailed`, and goes on being called.
+        is told as `CallbackFailed`, and goes on being called.
 
         Raises:
             TypeError: It can't be called with those three, or is a coroutine function.
@@ -200,7 +200,7 @@ class HeartbeatBase(HeartbeatView):
             self._timeout = submit(self._expired, delay)
         except Exception as error:  # noqa: BLE001 - stopped, full, no thread: told, and it ends
             name = str(getattr(timer, "name", type(timer).__name__))
-            self._teller.take(HandOffRefused(name, f"heartbeat of {self.target}", error))
+            self._teller.take(ExecutorRejected(name, f"heartbeat of {self.target}", error))
             self._core.close()
             self._tidy()
 
@@ -266,7 +266,7 @@ class HeartbeatBase(HeartbeatView):
                 failure = error
         with self._lock:
             if failure is not None:
-                self._teller.take(ListenerFailed(self.target, "connect", failure))
+                self._teller.take(CallbackFailed(self.target, "connect", failure))
             if done:
                 self._traffic = self._watched.traffic() or self._traffic
                 self._core.renewed(self._now_ns(), by_us=True)
@@ -344,7 +344,7 @@ class HeartbeatBase(HeartbeatView):
                 return verdict
             raise TypeError(f"judge must return a rpcwheel.heartbeat.Verdict, not {verdict!r}")  # noqa: TRY301 - told as what it raises itself
         except Exception as error:  # noqa: BLE001 - the user's: told; an answer it was
-            self._teller.take(ListenerFailed(self.target, repr(self._probe), error))
+            self._teller.take(CallbackFailed(self.target, repr(self._probe), error))
             return ALIVE
 
     def _flush(self) -> None:
@@ -388,18 +388,18 @@ class HeartbeatBase(HeartbeatView):
 
     def _start(
         self,
-        call: Any,  # noqa: ANN401
+        call: Any,
         step: Send,
         settle: Callable[[int, str, object], None],
         background: BackgroundCall,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Begin a heartbeat; `settle(at_ns, code, response)` once, where `_soon` would run it.
 
         When the call has ended, `BACKGROUND.end_call(background)` is called.
         """
         raise NotImplementedError
 
-    def _give_up(self, call: Any) -> None:  # noqa: ANN401
+    def _give_up(self, call: Any) -> None:
         """Cancel a heartbeat whose answer nobody waits for; on any thread, must not block."""
         raise NotImplementedError
 

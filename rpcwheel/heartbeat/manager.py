@@ -80,7 +80,7 @@ class ManagerBase(Generic[H]):
         with self._lock:
             return tuple(self._kept.values())
 
-    def attach(self, connection: Any, *, probe: Probe | None = None) -> H:  # noqa: ANN401
+    def attach(self, connection: Any, *, probe: Probe | None = None) -> H:
         """Begin to watch a connection; a second time, gives the same heartbeat.
 
         Args:
@@ -132,7 +132,7 @@ class ManagerBase(Generic[H]):
     def __repr__(self) -> str:
         return f"<HeartbeatManager of {len(self._kept)} connections, {self.policy!r}>"
 
-    def _make(self, connection: Any, probe: Probe) -> H:  # noqa: ANN401
+    def _make(self, connection: Any, probe: Probe) -> H:
         made: H = self._kind(
             connection,
             rules=self._rules,

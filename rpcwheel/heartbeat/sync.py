@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
 from rpcwheel.durations import to_seconds
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK, HealthProbe, MethodProbe
-from rpcwheel.workers import POOL, Serial
 
 from .answers import Answers
 from .base import SLACK_S, HeartbeatBase
@@ -29,7 +29,7 @@ __all__ = ["Heartbeat", "HeartbeatManager"]
 OWN: Final = (HealthProbe, MethodProbe)
 """Probes whose answers may be read on gRPC's thread: they are not the user's code."""
 
-BOOKS: Final = Serial()
+BOOKS: Final = SerialExecutor()
 """What can't hang, of all heartbeats: on one worker, as heartbeats that are due together would
 only get in each other's way on several."""
 
@@ -56,25 +56,27 @@ class Heartbeat(HeartbeatBase):
         BOOKS.submit(job)
 
     def _soon_users(self, job: Callable[[], object]) -> None:
-        POOL.submit(self, job)
+        EXECUTOR.submit(self, job)
 
     def _soon_replaced(self, job: Callable[[], object]) -> None:
-        POOL.submit((REPLACED, self.target, id(self) // 64 % LANES), partial(self._after_told, job))
+        EXECUTOR.submit(
+            (REPLACED, self.target, id(self) // 64 % LANES), partial(self._after_told, job)
+        )
 
     def _after_told(self, job: Callable[[], object]) -> None:
         self._teller.wait(TOLD_S)
         job()
 
     def _soon_told(self, job: Callable[[], object]) -> None:
-        POOL.submit((self, TOLD) if self._teller.has_listeners else TOLD, job)
+        EXECUTOR.submit((self, TOLD) if self._teller.has_listeners else TOLD, job)
 
     def _start(
         self,
-        call: Any,  # noqa: ANN401
+        call: Any,
         step: Send,
         settle: Callable[[int, str, object], None],
         background: BackgroundCall,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         request, limit_s = self._probe.request, to_seconds(step.limit_ns) + SLACK_S
         # One that is unlikely to be answered at once needs a thread: gRPC's will do.
         if self._watched.ours and self._core.state is HeartbeatState.PROBING and not step.patient:
@@ -107,7 +109,7 @@ class Heartbeat(HeartbeatBase):
         self,
         settle: Callable[[int, str, object], None],
         background: BackgroundCall,
-        future: Any,  # noqa: ANN401
+        future: Any,
     ) -> None:
         """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""
         BACKGROUND.end_call(background)
@@ -117,7 +119,7 @@ class Heartbeat(HeartbeatBase):
         else:
             self._soon_users(read)
 
-    def _give_up(self, call: Any) -> None:  # noqa: ANN401
+    def _give_up(self, call: Any) -> None:
         if not call.done():
             self._soon(call.cancel)
 
@@ -152,7 +154,7 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
         self.close()
 
 
-def _read(settle: Callable[[int, str, object], None], at_ns: int, future: Any) -> None:  # noqa: ANN401
+def _read(settle: Callable[[int, str, object], None], at_ns: int, future: Any) -> None:
     """How a call that is done has ended."""
     code, response = "OK", None
     try:

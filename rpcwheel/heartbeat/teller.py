@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from rpcwheel.durations import to_seconds
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import (
+    CallbackFailed,
     ConnectionAlive,
     ConnectionDead,
     Event,
     HeartbeatMissed,
-    ListenerFailed,
 )
 
 from .rules import Changed, Died, Missed, Revived
@@ -39,7 +39,7 @@ class Teller:
 
     def __init__(
         self,
-        owner: Any,  # noqa: ANN401 - the heartbeat, as its listeners know it
+        owner: Any,
         lock: RLock,
         soon: Callable[[Callable[[], object]], object],
         calls: Callable[[], int],
@@ -122,7 +122,7 @@ class Teller:
         try:
             listener(self._owner, fact.old, fact.new)
         except BaseException as error:  # noqa: BLE001 - a listener of the user's harms nothing
-            emit(ListenerFailed(self._owner.target, repr(listener), error))
+            emit(CallbackFailed(self._owner.target, repr(listener), error))
 
     def _event(self, fact: object) -> Event:
         target = self._owner.target
@@ -138,7 +138,7 @@ class Teller:
                 return cast("Event", fact)
 
 
-def checked_listener(listener: object) -> Any:  # noqa: ANN401 - a callable of any kind
+def checked_listener(listener: object) -> Any:
     """Give `listener` back.
 
     Raises:

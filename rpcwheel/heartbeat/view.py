@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rpcwheel.durations import to_seconds
 
 if TYPE_CHECKING:
-    from rpcwheel.channel.core import Traffic
+    from rpcwheel.transport.core import Traffic
 
     from .core import HeartbeatCore
     from .rules import HeartbeatState

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.connectivity import core_below, state_below
-from rpcwheel.channel.core import Traffic
+from rpcwheel.transport.core import Traffic
 
 from .rules import Seen
 
@@ -35,7 +35,7 @@ class Watched:
 
     __slots__ = ("_own", "_ref", "ours", "pure", "target")
 
-    def __init__(self, channel: Any, now_ns: Callable[[], int]) -> None:  # noqa: ANN401
+    def __init__(self, channel: Any, now_ns: Callable[[], int]) -> None:
         channel = below(channel)
         self.ours: bool = callable(getattr(channel, "heartbeat_call", None))
         """Whether it is a `ReconnectingChannel`."""
@@ -49,7 +49,7 @@ class Watched:
         """Whether no code of the user's takes part in its calls."""
 
     @property
-    def channel(self) -> Any:  # noqa: ANN401
+    def channel(self) -> Any:
         """The channel; None once its user has dropped it."""
         return self._ref()
 
@@ -100,7 +100,7 @@ class Watched:
         """How many calls are in flight on it, as far as it tells."""
         return int(getattr(self._ref(), "calls", 0))
 
-    def member(self, method: str) -> Any:  # noqa: ANN401
+    def member(self, method: str) -> Any:
         """What makes a call of bytes on it."""
         channel = self._ref()
         return (channel.heartbeat_call if self.ours else channel.unary_unary)(method)
@@ -111,7 +111,7 @@ def seen(traffic: Traffic) -> Seen:
     return Seen(traffic.last_read_ns, traffic.last_write_ns, traffic.last_use_ns)
 
 
-def below(channel: Any) -> Any:  # noqa: ANN401
+def below(channel: Any) -> Any:
     """The `ReconnectingChannel` below a channel's interceptors, else the lowest channel."""
     for _ in range(DEEPEST):
         inner = getattr(channel, "_channel", None)
@@ -122,19 +122,19 @@ def below(channel: Any) -> Any:  # noqa: ANN401
     return channel
 
 
-def _is_pure(channel: Any) -> bool:  # noqa: ANN401
+def _is_pure(channel: Any) -> bool:
     switch = getattr(channel, "_switch", None)  # what `connect` made; of the sync twin
     bare = channel if switch is None else switch.links.active.channel
     return type(bare).__module__ == BARE
 
 
-def _target_of(channel: Any) -> str:  # noqa: ANN401
+def _target_of(channel: Any) -> str:
     target = getattr(channel, "target", None)
     core = core_below(channel)
     if target is None and hasattr(core, "target"):
         try:
             # grpcio 1.85 crashes if a closed channel is asked for its target; this raises.
-            core.check_connectivity_state(False)  # noqa: FBT003 - as core has it
+            core.check_connectivity_state(False)
             target = core.target
         except Exception:  # noqa: BLE001 - closed
             return repr(channel)

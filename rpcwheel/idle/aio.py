@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.aio_serving import context_of, is_receiving, is_running
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
-from rpcwheel.workers import POOL
 
 from .aio_calls import Answers, Context, Served, seen
 from .core import NOTHING
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from rpcwheel._grpc.handlers import Behavior
-    from rpcwheel.call import Kind
     from rpcwheel.durations import Duration
+    from rpcwheel.rpc import Kind
 
     from .entry import Connection
     from .table import Method
@@ -73,7 +73,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
     Give it first: calls that an interceptor before it refuses are not seen, and do not count.
     """
 
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of `Connections`
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._arriving: dict[Task, int] = {}
         """Calls whose handler has not begun, and after when each has come in: the `heard_ns` of
@@ -119,7 +119,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
 
     def _followed(
         self,
-        handler: Any,  # noqa: ANN401 - grpc's shows nothing
+        handler: Any,
         task: Callable[[], Task | None],
     ) -> grpc.RpcMethodHandler:
         """The handler for this one call, which tells the pool's thread whose task it serves."""
@@ -162,7 +162,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         with suppress(Exception):  # `abort` always raises
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
-    def coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
+    def coming_ago_ns(self, settled: bool) -> int:
         """That of `Look`, if told whether the loop had a moment for what has come in. Any thread.
 
         Without one, calls may have come of which not even the begin was seen.
@@ -183,7 +183,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         """For one answer, and for streams in the style of `context.read()` and `.write()`."""
         streams = kind.streams_requests or kind.streams_responses
 
-        async def serve(request: Any, context: Any) -> object:  # noqa: ANN401
+        async def serve(request: Any, context: Any) -> object:
             call = self._begin(context, method, streams=streams)
             if call is None:
                 return await behavior(request, context)
@@ -200,7 +200,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         return serve
 
     def _generating(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
-        async def serve(request: Any, context: Any) -> AsyncGenerator[object, None]:  # noqa: ANN401
+        async def serve(request: Any, context: Any) -> AsyncGenerator[object, None]:
             call = self._begin(context, method, streams=True)
             if call is not None:
                 request, context = seen(kind, request, call), Context(context, call)
@@ -221,7 +221,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         """For a function that grpc.aio runs in a pool, or calls, to iterate the result there."""
         streams = kind.streams_requests or kind.streams_responses
 
-        def serve(request: Any, context: Any) -> object:  # noqa: ANN401
+        def serve(request: Any, context: Any) -> object:
             call = self._begin(context, method, streams=streams)
             if call is None:
                 return behavior(request, context)
@@ -238,7 +238,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _begin(self, context: Any, method: Method, *, streams: bool) -> Served | None:  # noqa: ANN401
+    def _begin(self, context: Any, method: Method, *, streams: bool) -> Served | None:
         """Note that a call begins; None if it can't be told where it comes from."""
         task = TASK.get()()
         call = None
@@ -281,7 +281,7 @@ class IdleConnectionDetector(Detector):
         idle_timeout: Duration | None = IDLE_TIMEOUT_S,
         *,
         connections: ConnectionTable,
-        **settings: Any,  # noqa: ANN401 - those of `Detector`, which checks them
+        **settings: Any,
     ) -> None:
         """Begin to look; for the arguments and errors see `rpcwheel.idle.IdleConnectionDetector`.
 
@@ -334,7 +334,7 @@ class IdleConnectionDetector(Detector):
             return False
         return True
 
-    def _coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
+    def _coming_ago_ns(self, settled: bool) -> int:
         return self._table.coming_ago_ns(settled)
 
     async def check(self) -> list[Connection]:
@@ -355,7 +355,7 @@ class IdleConnectionDetector(Detector):
                 except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                     looked.set_exception(error)
 
-        POOL.submit(("idle", id(self)), look)
+        EXECUTOR.submit(("idle", id(self)), look)
         return await asyncio.wrap_future(looked)
 
     def close(self) -> None:

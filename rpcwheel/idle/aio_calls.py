@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
-    from rpcwheel.call import Kind
+    from rpcwheel.rpc import Kind
 
     from .table import Connections
 
@@ -49,7 +49,7 @@ class Served(Call):
         self._ending: Task | None = None
         super().__init__(connections, peer, streams=streams, heartbeat=heartbeat)
 
-    def served_by(self, task: Task | None, context: Any) -> None:  # noqa: ANN401
+    def served_by(self, task: Task | None, context: Any) -> None:
         """Follow the task, which ends the call with it."""
         if self._connections.is_new(self):
             self.entry.seen.plain = is_plain(context)
@@ -103,7 +103,7 @@ class Context:
 
     __slots__ = ("_rpcwheel_call", "_rpcwheel_context")
 
-    def __init__(self, context: Any, call: Call) -> None:  # noqa: ANN401
+    def __init__(self, context: Any, call: Call) -> None:
         object.__setattr__(self, "_rpcwheel_context", context)
         object.__setattr__(self, "_rpcwheel_call", call)
 
@@ -123,14 +123,14 @@ class Context:
         """As grpc's own; the callback gets what the handler was given."""
         self._rpcwheel_context.add_done_callback(lambda _: callback(self))
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._rpcwheel_context, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._rpcwheel_context, name, value)
 
 
-def seen(kind: Kind, request: Any, call: Call) -> Any:  # noqa: ANN401
+def seen(kind: Kind, request: Any, call: Call) -> Any:
     """What the handler gets: the one request, or a stream whose messages are seen."""
     if kind.streams_requests:
         return Requests(request, call)
@@ -143,7 +143,7 @@ class Requests:
 
     __slots__ = ("_call", "_requests")
 
-    def __init__(self, requests: Any, call: Call) -> None:  # noqa: ANN401
+    def __init__(self, requests: Any, call: Call) -> None:
         self._requests = requests
         self._call = call
 
@@ -163,7 +163,7 @@ class Requests:
         self._call.read()
         return request
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._requests, name)
 
 

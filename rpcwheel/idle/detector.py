@@ -16,12 +16,12 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
 from rpcwheel.observe import ConnectionIdle, Event, IdleLimited, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.workers import POOL, Serial
 
 from .closing import Closing, Settled
 from .core import NOTHING, Mark, judge
@@ -81,7 +81,7 @@ class Detector:
         ports: int | str | Iterable[int | str] | None = None,
         policy: IdlePolicy | None = None,
         timer: Timer | None = None,
-        **settings: Any,  # noqa: ANN401 - those of IdlePolicy, which checks them
+        **settings: Any,
     ) -> None:
         """Begin to look, every `check` seconds of the policy, until `close()`.
 
@@ -120,7 +120,7 @@ class Detector:
         self._again: Timeout | None = None
         self._requests: Timeout | None = None
         self._limited: set[str] = set()
-        self._events = Serial()
+        self._events = SerialExecutor()
         self._say_what_is_not_possible()  # which may raise, where warnings are errors
         self._scan = Scan(self._ports)
         try:
@@ -146,7 +146,7 @@ class Detector:
         """
         return True
 
-    def _coming_ago_ns(self, settled: bool) -> int:  # noqa: ARG002, FBT001 - a twin's
+    def _coming_ago_ns(self, settled: bool) -> int:
         """That of `Look`; told whether the server had its moment. Cheap, under the table's lock."""
         return NOTHING
 
@@ -167,7 +167,7 @@ class Detector:
         """Whether it has ended."""
         return self._closed
 
-    def change(self, **settings: Any) -> IdlePolicy:  # noqa: ANN401 - those of IdlePolicy
+    def change(self, **settings: Any) -> IdlePolicy:
         """Change settings of the policy while it runs; connections already marked are judged anew.
 
         Returns:
@@ -206,7 +206,7 @@ class Detector:
                 for entry in self._connections.entries():
                     entry.mark = None
         if not was:
-            POOL.submit(("idle", id(self)), self._free)
+            EXECUTOR.submit(("idle", id(self)), self._free)
         return not was
 
     def _free(self) -> None:
@@ -259,7 +259,7 @@ class Detector:
 
     def hand_over(self, work: Callable[[], object]) -> None:
         """Internal: run a round on a worker."""
-        POOL.submit(("idle", id(self)), work)
+        EXECUTOR.submit(("idle", id(self)), work)
 
     def timer_stopped(self) -> None:
         """Internal: report that detection has stopped."""

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from rpcwheel._grpc.handlers import Behavior
-    from rpcwheel.call import Kind
     from rpcwheel.durations import Duration
+    from rpcwheel.rpc import Kind
 
     from .entry import Connection
     from .table import Method
@@ -62,7 +62,7 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
     Give it first: calls that an interceptor before it refuses are not seen, and do not count.
     """
 
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of `Connections`
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._pool: weakref.ref[Any] | None = None
         self._here = threading.local()
@@ -114,7 +114,7 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
         return serve
 
     def _streaming(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
-        def serve(request: Any, context: grpc.ServicerContext) -> object:  # noqa: ANN401
+        def serve(request: Any, context: grpc.ServicerContext) -> object:
             call = self._begin(context, method, streams=True)
             if call is None:
                 return behavior(request, context)
@@ -132,7 +132,7 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
 
     def _pushing(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
         def serve(
-            request: Any,  # noqa: ANN401
+            request: Any,
             context: grpc.ServicerContext,
             push: Callable[[object], None],
         ) -> object:
@@ -213,8 +213,8 @@ class _Served(Call):
         connections: Connections,
         context: grpc.ServicerContext,
         peer: str,
-        streams: bool,  # noqa: FBT001 - by name takes longer, and this is each call
-        heartbeat: bool,  # noqa: FBT001
+        streams: bool,
+        heartbeat: bool,
     ) -> None:
         self.context = context
         self.awaits_request = False
@@ -313,7 +313,7 @@ class IdleConnectionDetector(Detector):
         idle_timeout: Duration | None = IDLE_TIMEOUT_S,
         *,
         connections: ConnectionTable,
-        **settings: Any,  # noqa: ANN401 - those of `Detector`, which checks them
+        **settings: Any,
     ) -> None:
         if isinstance(server, grpc.aio.Server) or not hasattr(server, "wait_for_termination"):
             raise TypeError(f"server must be what grpc.server() gave, not {server!r}")
@@ -356,7 +356,7 @@ class IdleConnectionDetector(Detector):
         held = calls_held(self._server())
         return held is not None and held <= self._connections.open_calls
 
-    def _coming_ago_ns(self, settled: bool) -> int:  # noqa: FBT001
+    def _coming_ago_ns(self, settled: bool) -> int:
         if settled and self._all_known():
             return NOTHING
         return time.monotonic_ns() - self._connections.heard_ns

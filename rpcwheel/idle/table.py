@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import grpc
 
     from rpcwheel._grpc.handlers import Behavior
-    from rpcwheel.call import Kind
+    from rpcwheel.rpc import Kind
     from rpcwheel.timer.api import Timer
 
     from .entry import Call, Connection, Sighting

@@ -28,16 +28,16 @@ The rules, in the order in which they act on a call:
    before (`x-retry-attempt`; gRFC A6's `grpc-previous-rpc-attempts` too, which gRPC's core drops
    where its own retries are on). Response streams only until something of theirs (a
    message, or metadata that is not empty) is in the caller's hands. Request streams are recorded up
-   to `retry.replay_bytes`, and sent again whole or not at all.
-3. *Failsafe* or *failback*, when it has failed for good: a default for the caller, and with
-   failback a delivery in the background, from a queue of `Queues`. Never after messages were
-   handed out. A request stream is queued if its end comes within a second.
+   to `retry.replay_buffer_bytes`, and sent again whole or not at all.
+3. *Default response* or *failback*, when it has failed for good: a default for the caller, and
+   with failback a delivery in the background, from a queue of `FailbackQueues`. Never after
+   messages were handed out. A request stream is queued if its end comes within a second.
 
 Cancelled calls, and errors without a status (a bug in another interceptor), pass unchanged.
 
 Users' wait objects, predicates and callbacks run on the caller's thread or on a worker, never on
-gRPC's or the timer's. One that raises is told as `HookFailed` and changes no call. One that hangs
-holds up its own call, and in time others of the same method that have failed.
+gRPC's or the timer's. If one raises, that is the event `CallbackFailed` and changes no call. If one
+hangs, it holds up its own call, and in time others of the same method that have failed.
 
 `rpcwheel.interceptors.aio` has the same for `grpc.aio`.
 """
@@ -47,23 +47,18 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .policy import CallPolicy, FailsafePolicy, MethodPolicy
-    from .sync import Queues, client_interceptors, intercept_channel, server_interceptors
+    from .sync import FailbackQueues, client_interceptors, intercept_channel, server_interceptors
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".policy": "CallPolicy FailsafePolicy MethodPolicy",
-            ".sync": "Queues client_interceptors intercept_channel server_interceptors",
+            ".sync": "FailbackQueues client_interceptors intercept_channel server_interceptors",
         },
         submodules="aio sync",
     )
 
 __all__ = [
-    "CallPolicy",
-    "FailsafePolicy",
-    "MethodPolicy",
-    "Queues",
+    "FailbackQueues",
     "client_interceptors",
     "intercept_channel",
     "server_interceptors",

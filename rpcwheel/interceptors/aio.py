@@ -16,33 +16,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel._grpc.aio_calls import immediately
+from rpcwheel.call.config import ClientState
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker
 
-from ._aio_client import interceptors_of
-from ._aio_server import server_interceptors
 from .aio_channel import InterceptedChannel
-from .queues import QueuesBase
-from .state import ClientState
+from .aio_client import interceptors_of
+from .aio_server import server_interceptors
+from .queues import FailbackQueuesBase
 
 if TYPE_CHECKING:
     import grpc
 
+    from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.timer.api import Timer
 
-    from .policy import CallPolicy
-
-__all__ = ["Queues", "client_interceptors", "intercept_channel", "server_interceptors"]
+__all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]
 
 
-class Queues(QueuesBase[FailbackInvoker]):
+class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
     """The failback queues of the calls of one or more clients; an async context that closes.
 
     Example::
 
-        async with Queues() as queues:
+        async with FailbackQueues() as queues:
             channel = intercept_channel(grpc.aio.insecure_channel(target), policy, queues=queues)
             ...
     """
@@ -86,7 +85,7 @@ class Queues(QueuesBase[FailbackInvoker]):
 
 
 def client_interceptors(
-    policy: CallPolicy, *, timer: Timer | None = None, queues: Queues | None = None
+    policy: CallPolicy, *, timer: Timer | None = None, queues: FailbackQueues | None = None
 ) -> list[grpc.aio.ClientInterceptor]:
     """Make the interceptors for one channel: `grpc.aio.insecure_channel(..., interceptors=...)`.
 
@@ -111,7 +110,7 @@ def intercept_channel(
     policy: CallPolicy,
     *,
     timer: Timer | None = None,
-    queues: Queues | None = None,
+    queues: FailbackQueues | None = None,
 ) -> grpc.aio.Channel:
     """Put the policies in front of a channel of the user's; arguments as `client_interceptors`.
 
@@ -124,10 +123,8 @@ def intercept_channel(
     return InterceptedChannel(channel, _state(policy, timer, queues))
 
 
-def _state(
-    policy: CallPolicy, timer: Timer | None, queues: Queues | None
-) -> ClientState[FailbackInvoker]:
-    given: object = Queues(timer) if queues is None else queues
-    if not isinstance(given, Queues):
-        raise TypeError(f"queues must be a Queues, or None, not {given!r}")
-    return ClientState(policy, timer=timer, invoker_of=given.of)
+def _state(policy: CallPolicy, timer: Timer | None, queues: FailbackQueues | None) -> ClientState:
+    given: object = FailbackQueues(timer) if queues is None else queues
+    if not isinstance(given, FailbackQueues):
+        raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
+    return ClientState(policy, timer=timer, queue_of=given.of)

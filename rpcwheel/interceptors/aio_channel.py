@@ -15,14 +15,12 @@ import grpc
 from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.details import metadata_of, with_attempt
-from rpcwheel.call import Kind
+from rpcwheel.call._aio_member import Member
+from rpcwheel.call._aio_resend import Resend
+from rpcwheel.call.aio_call import Tries, late
+from rpcwheel.call.config import kept_metadata, resend_timeout, seconds_left
 from rpcwheel.durations import to_ns
-
-from ._aio_member import Member
-from ._aio_resend import Resend
-from ._aio_tries import Tries, late
-from .parked import kept_metadata, resend_timeout
-from .state import seconds_left
+from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +28,8 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel._grpc.details import Metadata
+    from rpcwheel.call._aio_member import State
     from rpcwheel.failback.policy import FailbackPolicy
-
-    from ._aio_member import State
 
     Relays = weakref.WeakSet[Relay]
 
@@ -81,7 +78,7 @@ class InterceptedChannel(grpc.aio.Channel):
             if relay.shows(None):
                 relay.cancel()
 
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 - as grpc has it
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """As the user's channel."""
         return self._channel.get_state(try_to_connect)
 
@@ -95,22 +92,22 @@ class InterceptedChannel(grpc.aio.Channel):
 
     # What follows takes whatever the channel takes: `_registered_method` came with 1.63, for one.
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:  # noqa: ANN401
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
         """Make a member of a stub."""
         call = self._channel.unary_unary(method, *args, **options)
         return _UnaryUnary(call, Member(self._state, method, Kind.UNARY_UNARY), self)
 
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:  # noqa: ANN401
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:
         """Make a member of a stub."""
         call = self._channel.unary_stream(method, *args, **options)
         return _UnaryStream(call, Member(self._state, method, Kind.UNARY_STREAM), self)
 
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:  # noqa: ANN401
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:
         """Make a member of a stub."""
         call = self._channel.stream_unary(method, *args, **options)
         return _StreamUnary(call, Member(self._state, method, Kind.STREAM_UNARY), self)
 
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:  # noqa: ANN401
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:
         """Make a member of a stub."""
         call = self._channel.stream_stream(method, *args, **options)
         return _StreamStream(call, Member(self._state, method, Kind.STREAM_STREAM), self)
@@ -126,7 +123,7 @@ class _Member:
         self._member = member
         self._channel = channel
 
-    def _begin(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _begin(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:
         member = self._member
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
         now_ns, deadline_ns, try_ns = member.state.open(member.rules, own_ns)
@@ -157,7 +154,7 @@ class _Member:
         relay.begin(call)
         return relay
 
-    def start(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    def start(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:
         """Make a try."""
         return self._call(request, timeout=timeout, **options)
 
@@ -171,14 +168,14 @@ class _OneRequest(_Member):
 
     def __call__(
         self,
-        request: Any,  # noqa: ANN401
+        request: Any,
         *,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = {
             "metadata": metadata,
             "credentials": credentials,
@@ -191,15 +188,15 @@ class _OneRequest(_Member):
 class _ManyRequests(_Member):
     """The caller gives an iterator of requests, or writes them."""
 
-    def __call__(  # noqa: PLR0917 - as grpc has it
+    def __call__(
         self,
-        request_iterator: Any = None,  # noqa: ANN401
+        request_iterator: Any = None,
         timeout: float | None = None,
-        metadata: Any = None,  # noqa: ANN401
+        metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,  # noqa: FBT001
+        wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         options = {
             "metadata": metadata,
             "credentials": credentials,
@@ -250,7 +247,7 @@ class _Tries(Tries[_Member, dict[str, Any]]):
             attempts=attempts,
         )
 
-    async def _start_alone(self, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401, ASYNC109
+    async def _start_alone(self, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ASYNC109
         return self._start.start(request, timeout, self._with(metadata))
 
     def _metadata(self, number: int) -> Metadata:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rpcwheel.failback.core import FailbackStats
     from rpcwheel.failback.policy import FailbackPolicy
 
-__all__ = ["QueuesBase"]
+__all__ = ["FailbackQueuesBase"]
 
 
 class Invoker(Protocol):
@@ -28,7 +28,7 @@ class Invoker(Protocol):
 Queue = TypeVar("Queue", bound=Invoker)
 
 
-class QueuesBase(Generic[Queue]):
+class FailbackQueuesBase(Generic[Queue]):
     """One queue for each policy, made when first asked for. Thread-safe."""
 
     def __init__(self, make: Callable[[FailbackPolicy], Queue]) -> None:

@@ -10,33 +10,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from rpcwheel.call.config import ClientState
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
-from ._client import ClientInterceptor
-from ._server import server_interceptors
-from .queues import QueuesBase
-from .state import ClientState
+from .client import ClientInterceptor
+from .queues import FailbackQueuesBase
+from .server import server_interceptors
 from .sync_channel import InterceptedChannel
 
 if TYPE_CHECKING:
     import grpc
 
+    from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.timer.api import Timer
 
-    from .policy import CallPolicy
-
-__all__ = ["Queues", "client_interceptors", "intercept_channel", "server_interceptors"]
+__all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]
 
 
-class Queues(QueuesBase[FailbackInvoker]):
+class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
     """The failback queues of the calls of one or more clients. Thread-safe; closes as a context.
 
     Example::
 
-        with Queues() as queues:
+        with FailbackQueues() as queues:
             channel = intercept_channel(grpc.insecure_channel(target), policy, queues=queues)
             ...
     """
@@ -96,7 +95,7 @@ class Queues(QueuesBase[FailbackInvoker]):
 
 
 def client_interceptors(
-    policy: CallPolicy, *, timer: Timer | None = None, queues: Queues | None = None
+    policy: CallPolicy, *, timer: Timer | None = None, queues: FailbackQueues | None = None
 ) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptors for one channel, to be given to `grpc.intercept_channel`.
 
@@ -121,7 +120,7 @@ def intercept_channel(
     policy: CallPolicy,
     *,
     timer: Timer | None = None,
-    queues: Queues | None = None,
+    queues: FailbackQueues | None = None,
 ) -> grpc.Channel:
     """Put the policies in front of a channel of the user's; arguments as `client_interceptors`.
 
@@ -134,10 +133,8 @@ def intercept_channel(
     return InterceptedChannel(channel, _state(policy, timer, queues))
 
 
-def _state(
-    policy: CallPolicy, timer: Timer | None, queues: Queues | None
-) -> ClientState[FailbackInvoker]:
-    given: object = Queues(timer) if queues is None else queues
-    if not isinstance(given, Queues):
-        raise TypeError(f"queues must be a Queues, or None, not {given!r}")
-    return ClientState(policy, timer=timer, invoker_of=given.of)
+def _state(policy: CallPolicy, timer: Timer | None, queues: FailbackQueues | None) -> ClientState:
+    given: object = FailbackQueues(timer) if queues is None else queues
+    if not isinstance(given, FailbackQueues):
+        raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
+    return ClientState(policy, timer=timer, queue_of=given.of)

@@ -13,21 +13,19 @@ import grpc
 
 from rpcwheel._grpc import kinds
 from rpcwheel._grpc.details import Details
-from rpcwheel.call import Kind
+from rpcwheel.call.config import seconds_left
+from rpcwheel.call.sync_call import Outgoing
 from rpcwheel.durations import to_ns
+from rpcwheel.rpc import Kind
 
-from ._client import go_on, hold_stream, hold_unary, wait_for
-from ._client_call import Outgoing
-from .state import seconds_left
+from .client import go_on, hold_stream, hold_unary, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
     from rpcwheel._grpc.styles import AnyCall
-    from rpcwheel.failback.sync import FailbackInvoker
-
-    from .state import ClientState
+    from rpcwheel.call.config import ClientState
 
 __all__ = ["InterceptedChannel"]
 
@@ -35,7 +33,7 @@ __all__ = ["InterceptedChannel"]
 class InterceptedChannel(grpc.Channel):
     """The user's channel, with the policies in front. Closing it closes the user's channel."""
 
-    def __init__(self, channel: grpc.Channel, state: ClientState[FailbackInvoker]) -> None:
+    def __init__(self, channel: grpc.Channel, state: ClientState) -> None:
         """Put the policies in front of a channel.
 
         Raises:
@@ -52,7 +50,7 @@ class InterceptedChannel(grpc.Channel):
     def subscribe(
         self,
         callback: Callable[[grpc.ChannelConnectivity], None],
-        try_to_connect: bool | None = False,  # noqa: FBT001, FBT002 - as grpc has it
+        try_to_connect: bool | None = False,
     ) -> None:
         """As the user's channel."""
         self._channel.subscribe(callback, try_to_connect=try_to_connect)
@@ -78,22 +76,22 @@ class InterceptedChannel(grpc.Channel):
 
     # The arguments are those of the channel below: `_registered_method` came with 1.63, for one.
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:  # noqa: ANN401
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
         """Make a multicallable."""
         below = self._channel.unary_unary(method, *args, **options)
         return _UnaryUnary(self._state, Kind.UNARY_UNARY, method, below)
 
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:  # noqa: ANN401
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:
         """Make a multicallable."""
         below = self._channel.unary_stream(method, *args, **options)
         return _UnaryStream(self._state, Kind.UNARY_STREAM, method, below)
 
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:  # noqa: ANN401
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:
         """Make a multicallable."""
         below = self._channel.stream_unary(method, *args, **options)
         return _StreamUnary(self._state, Kind.STREAM_UNARY, method, below)
 
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:  # noqa: ANN401
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:
         """Make a multicallable."""
         below = self._channel.stream_stream(method, *args, **options)
         return _StreamStream(self._state, Kind.STREAM_STREAM, method, below)
@@ -106,10 +104,10 @@ class _Multicallable:
 
     def __init__(
         self,
-        state: ClientState[FailbackInvoker],
+        state: ClientState,
         kind: Kind,
         method: str,
-        below: Any,  # noqa: ANN401
+        below: Any,
     ) -> None:
         self._state = state
         self._kind = kind
@@ -117,7 +115,7 @@ class _Multicallable:
         self._rules = state.rules.of(method)
         self._below = below
 
-    def _begin(self, name: str, request: Any, *options: Any) -> Any:  # noqa: ANN401
+    def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call that the caller holds while it runs."""
         start = getattr(self._below, name)
         outgoing = self._outgoing(
@@ -127,11 +125,11 @@ class _Multicallable:
             return hold_stream(outgoing)
         return hold_unary(outgoing, known=True)
 
-    def _wait(self, name: str, request: Any, *options: Any) -> Any:  # noqa: ANN401
+    def _wait(self, name: str, request: Any, *options: Any) -> Any:
         """Carry out a call on its caller's thread."""
         return _finished(name, wait_for(self._outgoing(self._attempt, request, options)))
 
-    def _attempt(self, details: Details, request: Any) -> AnyCall:  # noqa: ANN401
+    def _attempt(self, details: Details, request: Any) -> AnyCall:
         """Make one attempt on the caller's thread; gives a call that has ended."""
         try:
             return _Answered(*self._below.with_call(request, *details[1:]))
@@ -141,7 +139,7 @@ class _Multicallable:
     def _outgoing(
         self,
         start: Callable[[Any, Any], AnyCall],
-        request: Any,  # noqa: ANN401
+        request: Any,
         options: tuple[Any, ...],
         opened: tuple[int, int, int] | None = None,
     ) -> Outgoing:
@@ -154,7 +152,7 @@ class _Answered:
 
     __slots__ = ("call", "response")
 
-    def __init__(self, response: Any, call: AnyCall) -> None:  # noqa: ANN401
+    def __init__(self, response: Any, call: AnyCall) -> None:
         self.response = response
         self.call = call
 
@@ -165,7 +163,7 @@ class _Answered:
         """It has ended."""
         return True
 
-    def result(self) -> Any:  # noqa: ANN401
+    def result(self) -> Any:
         """The response."""
         return self.response
 
@@ -174,7 +172,7 @@ class _Answered:
         callback(self)
 
 
-def _finished(name: str, call: AnyCall) -> Any:  # noqa: ANN401
+def _finished(name: str, call: AnyCall) -> Any:
     """What a blocking call by `__call__` or `with_call` returns when it has ended so, or raises."""
     if isinstance(call, _Answered):
         return call.response if name == "__call__" else (call.response, call.call)
@@ -188,7 +186,7 @@ def _finished(name: str, call: AnyCall) -> Any:  # noqa: ANN401
 class _UnaryUnary(_Multicallable, kinds.UnaryUnary):
     __slots__ = ()
 
-    def _wait(self, name: str, request: Any, *options: Any) -> Any:  # noqa: ANN401
+    def _wait(self, name: str, request: Any, *options: Any) -> Any:
         state, rules, timeout = self._state, self._rules, options[0]
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
         opened = now_ns, deadline_ns, attempt_ns = state.open(rules, own_ns)

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
-    from rpcwheel.interceptors.aio import Queues
+    from rpcwheel.interceptors.aio import FailbackQueues
     from rpcwheel.probe import Probe
     from rpcwheel.registry.aio import Publisher, Registry
 
 __all__ = ["Kit"]
 
 
-class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnectionDetector"]):
+class Kit(
+    KitBase["FailbackQueues", "HeartbeatManager", "ConnectionTable", "IdleConnectionDetector"]
+):
     """What `rpcwheel.Kit` is, for your own channels and servers of `grpc.aio`.
 
     As `rpcwheel.Kit`, with coroutines where it waits; an async context manager that closes.
@@ -39,10 +41,10 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
             server = grpc.aio.server(interceptors=kit.server_interceptors())
     """
 
-    def _make_queues(self) -> Queues:
-        from rpcwheel.interceptors.aio import Queues
+    def _make_queues(self) -> FailbackQueues:
+        from rpcwheel.interceptors.aio import FailbackQueues
 
-        return Queues(self._timer)
+        return FailbackQueues(self._timer)
 
     def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
         from rpcwheel.heartbeat.aio import HeartbeatManager
@@ -84,7 +86,7 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
 
             channel = channel_by_name(target, credentials, **given, **by_name)
         else:
-            from rpcwheel.channel.aio import ReconnectingChannel
+            from rpcwheel.transport.aio import ReconnectingChannel
 
             channel = ReconnectingChannel(
                 target, credentials, **given, interceptors=interceptors, timer=self._timer
@@ -149,7 +151,7 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
         ports: int | str | Iterable[int | str] | None = None,
         connections: ConnectionTable | None = None,
         signals: bool = True,
-        **settings: Any,  # noqa: ANN401 - those of `Publisher`, which checks them
+        **settings: Any,
     ) -> Publisher:
         """Have a server published while it serves, its idle connections closed, its end ordered.
 
@@ -182,8 +184,8 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
         from rpcwheel.interceptors.aio import intercept_channel
 
         if self._manager is not None:
-            from rpcwheel.channel.aio import ReconnectingChannel
             from rpcwheel.heartbeat.watched import below
+            from rpcwheel.transport.aio import ReconnectingChannel
 
             if isinstance(below(channel), ReconnectingChannel):
                 self._manager.attach(channel)

@@ -11,9 +11,9 @@ import inspect
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.policy import shown
 
 from .policy import PREFIX, KitPolicy
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import timedelta
 
-    from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy
+    from rpcwheel.call.policy import (
+        DeadlinePolicy,
+        DefaultResponsePolicy,
+        MethodPolicy,
+        RetryPolicy,
+    )
     from rpcwheel.failback.core import FailbackStats
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.idle.policy import IdlePolicy
-    from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
     from rpcwheel.probe import Probe
     from rpcwheel.registry.policy import RegistryPolicy
     from rpcwheel.registry.publishing import PublisherBase
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["KitBase", "check_served"]
 
 
-class Queues(Protocol):
+class FailbackQueues(Protocol):
     """What the queues of both worlds have."""
 
     @property
@@ -69,7 +73,7 @@ class Detector(Protocol):
         """End it."""
 
 
-Q = TypeVar("Q", bound=Queues)
+Q = TypeVar("Q", bound=FailbackQueues)
 M = TypeVar("M", bound=Manager)
 T = TypeVar("T")
 D = TypeVar("D", bound=Detector)
@@ -78,7 +82,7 @@ P = ParamSpec("P")
 SETTINGS: Final = (
     "timeout",
     "retry",
-    "failsafe",
+    "default_response",
     "failback",
     "idempotent",
     "heartbeat",
@@ -143,7 +147,7 @@ class KitBase(Generic[Q, M, T, D]):
         *,
         timeout: float | timedelta | DeadlinePolicy | None = None,
         retry: RetryPolicy | None = None,
-        failsafe: FailsafePolicy | None = None,
+        default_response: DefaultResponsePolicy | None = None,
         failback: FailbackPolicy | None = None,
         idempotent: bool = False,
         methods: Mapping[str, MethodPolicy] | None = None,
@@ -158,7 +162,7 @@ class KitBase(Generic[Q, M, T, D]):
             timeout: Seconds for each call, all attempts included, or a `DeadlinePolicy`.
             retry: Which failed calls are retried within their deadline. Only methods marked
                 `idempotent` are retried.
-            failsafe: Which failed calls are logged and answered with a default.
+            default_response: Which failed calls are logged and answered with a default.
             failback: Which failed calls are answered with a default and delivered later.
             idempotent: Whether a server may execute a call of any method twice without harm. Better
                 mark single methods with `methods`, by `MethodPolicy(idempotent=True)`.
@@ -179,7 +183,7 @@ class KitBase(Generic[Q, M, T, D]):
         policy = KitPolicy(
             timeout=timeout,
             retry=retry,
-            failsafe=failsafe,
+            default_response=default_response,
             failback=failback,
             idempotent=idempotent,
             methods={} if methods is None else methods,
@@ -256,7 +260,7 @@ class KitBase(Generic[Q, M, T, D]):
         """All settings. Immutable."""
         return self._policy
 
-    def server_options(self, **settings: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - theirs
+    def server_options(self, **settings: Any) -> list[tuple[str, int]]:
         """Make the options for a server: `grpc.server(pool, options=kit.server_options())`.
 
         With them the server finds dead clients by pings, and permits those of clients. With
@@ -312,7 +316,7 @@ class KitBase(Generic[Q, M, T, D]):
 
     def _beside(
         self,
-        server: Any,  # noqa: ANN401 - of either world
+        server: Any,
         ports: Ports,
         connections: T | None,
     ) -> Callable[[Any], Callable[[], object]] | None:
@@ -327,7 +331,7 @@ class KitBase(Generic[Q, M, T, D]):
 
         return begin
 
-    def detect_idle(self, server: Any, ports: Ports = None, *, connections: T | None = None) -> D:  # noqa: ANN401
+    def detect_idle(self, server: Any, ports: Ports = None, *, connections: T | None = None) -> D:
         """Begin to close the connections of a server that do nothing."""
         raise NotImplementedError
 

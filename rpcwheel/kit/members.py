@@ -26,7 +26,7 @@ class MemberHeartbeats:
     when it answers. Of a member that is gone nothing more is asked.
     """
 
-    def __init__(self, manager: Any, probe: Probe | None) -> None:  # noqa: ANN401
+    def __init__(self, manager: Any, probe: Probe | None) -> None:
         """For one channel.
 
         Args:
@@ -37,13 +37,13 @@ class MemberHeartbeats:
         self._probe = probe
         self._of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    def made(self, member: Any) -> None:  # noqa: ANN401
+    def made(self, member: Any) -> None:
         """Take note that a member has a connection."""
         heartbeat = self._manager.attach(member.channel, probe=self._probe)
         self._of[member] = heartbeat
         heartbeat.add_listener(partial(_heard, weakref.ref(member)))
 
-    def removed(self, member: Any) -> None:  # noqa: ANN401
+    def removed(self, member: Any) -> None:
         """Take note that a member is gone."""
         heartbeat = self._of.pop(member, None)
         if heartbeat is not None:

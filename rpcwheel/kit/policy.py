@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
+from rpcwheel.call.policy import CallPolicy
 from rpcwheel.heartbeat.policy import HeartbeatPolicy
 from rpcwheel.idle.policy import IdlePolicy
-from rpcwheel.interceptors.policy import CallPolicy
 from rpcwheel.policy import or_short
 from rpcwheel.registry.policy import RegistryPolicy
 
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
-    from rpcwheel.deadline.policy import DeadlinePolicy, RetryPolicy
+    from rpcwheel.call.policy import (
+        DeadlinePolicy,
+        DefaultResponsePolicy,
+        MethodPolicy,
+        RetryPolicy,
+    )
     from rpcwheel.failback.policy import FailbackPolicy
-    from rpcwheel.interceptors.policy import FailsafePolicy, MethodPolicy
 
 __all__ = ["PREFIX", "KitPolicy"]
 
@@ -51,7 +55,7 @@ class KitPolicy(CallPolicy):
             *,
             timeout: float | timedelta | DeadlinePolicy | None = None,
             retry: RetryPolicy | None = None,
-            failsafe: FailsafePolicy | None = None,
+            default_response: DefaultResponsePolicy | None = None,
             failback: FailbackPolicy | None = None,
             idempotent: bool = False,
             methods: Mapping[str, MethodPolicy] = ...,

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.heartbeat.sync import Heartbeat, HeartbeatManager
     from rpcwheel.idle.sync import ConnectionTable, IdleConnectionDetector
-    from rpcwheel.interceptors.sync import Queues
+    from rpcwheel.interceptors.sync import FailbackQueues
     from rpcwheel.probe import Probe
     from rpcwheel.registry.sync import Publisher, Registry
 
 __all__ = ["Kit"]
 
 
-class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnectionDetector"]):
-    """Deadlines, retries, failsafe, failback, heartbeats and idle detection for your own gRPC.
+class Kit(
+    KitBase["FailbackQueues", "HeartbeatManager", "ConnectionTable", "IdleConnectionDetector"]
+):
+    """Deadlines, retries, default responses, failback, heartbeats, idle detection for your gRPC.
 
     One kit serves any number of channels and servers; `rpcwheel.aio.Kit` is that of `grpc.aio`.
     Close it at the end: calls may be queued. Thread-safe; a context manager that closes.
@@ -44,14 +46,14 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
             server = grpc.server(pool, interceptors=kit.server_interceptors())
     """
 
-    def _make_queues(self) -> Queues:
+    def _make_queues(self) -> FailbackQueues:
         from rpcwheel.failback.sync import FailbackInvoker
-        from rpcwheel.interceptors.sync import Queues
+        from rpcwheel.interceptors.sync import FailbackQueues
 
         for policy in (self._policy, *self._policy.methods.values()):
             if policy.failback is not None:
                 FailbackInvoker(policy.failback)  # refuses now what no thread could carry out
-        return Queues(self._timer)
+        return FailbackQueues(self._timer)
 
     def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
         from rpcwheel.heartbeat.sync import HeartbeatManager
@@ -109,7 +111,7 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
 
             channel = channel_by_name(target, credentials, **given, **by_name)
         else:
-            from rpcwheel.channel.sync import ReconnectingChannel
+            from rpcwheel.transport.sync import ReconnectingChannel
 
             channel = ReconnectingChannel(target, credentials, **given, timer=self._timer)
         try:
@@ -190,7 +192,7 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
         ports: int | str | Iterable[int | str] | None = None,
         connections: ConnectionTable | None = None,
         signals: bool = True,
-        **settings: Any,  # noqa: ANN401 - those of `Publisher`, which checks them
+        **settings: Any,
     ) -> Publisher:
         """Have a server published while it serves, its idle connections closed, its end ordered.
 
@@ -243,8 +245,8 @@ class Kit(KitBase["Queues", "HeartbeatManager", "ConnectionTable", "IdleConnecti
         from rpcwheel.interceptors.sync import intercept_channel
 
         if self._manager is not None:
-            from rpcwheel.channel.sync import ReconnectingChannel
             from rpcwheel.heartbeat.watched import below
+            from rpcwheel.transport.sync import ReconnectingChannel
 
             if isinstance(below(channel), ReconnectingChannel):
                 self._manager.attach(channel)

@@ -33,7 +33,7 @@ class TaskFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HandOffRefused(Event):
+class ExecutorRejected(Event):
     """The executor or loop that should run a task would not take it."""
 
     timer: str
@@ -42,7 +42,7 @@ class HandOffRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TimersTooMany(Event):
+class TooManyTimers(Event):
     """More timers live than any program needs: one shared timer serves them all."""
 
     live: int
@@ -135,7 +135,7 @@ class CallSlow(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallRetrying(Event):
+class RetryScheduled(Event):
     """A try of a call failed; the next one begins within the call, after `delay_s`."""
 
     method: str
@@ -145,7 +145,7 @@ class CallRetrying(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallNotRetried(Event):
+class RetryStopped(Event):
     """A try failed with a status that `RetryPolicy.on` names, and is not retried.
 
     `reason` says why, and what to do: only methods marked `idempotent` are retried.
@@ -158,15 +158,15 @@ class CallNotRetried(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallExcused(Event):
-    """A call failed for good, and its caller was answered with the failsafe's default."""
+class DefaultResponseUsed(Event):
+    """A call failed for good, and its caller was answered with the default_response's default."""
 
     method: str
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSilent(Event):
+class StreamStalled(Event):
     """A response stream gave no message for `silent_s`, and was cancelled."""
 
     method: str
@@ -174,7 +174,7 @@ class StreamSilent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallLate(Event):
+class DeadlineExceededBeforeStart(Event):
     """A call was refused by the server because its deadline had passed before its turn came."""
 
     method: str
@@ -183,20 +183,15 @@ class CallLate(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HookFailed(Event):
-    """A callback of the user's raised; the call it belongs to is not changed by it."""
+class CallbackFailed(Event):
+    """A user's callback, listener, predicate or wait object raised. Nothing else is changed by it.
 
-    method: str
-    hook: str
-    error: BaseException
+    A listener goes on being called.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ListenerFailed(Event):
-    """A listener of the user's raised; it goes on being called."""
-
-    target: str
-    listener: str
+    subject: str
+    """The method, target, service or queue that it was called for."""
+    callback: str
     error: BaseException
 
 
@@ -281,7 +276,7 @@ class IdleLimited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerLate(Event):
+class LateResponse(Event):
     """An answer came to a pending call that had ended `late_s` before; `ending` says how."""
 
     name: str
@@ -291,7 +286,7 @@ class AnswerLate(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerUnknown(Event):
+class UnmatchedResponse(Event):
     """An answer came that no pending call waits for, nor one that ended lately unanswered."""
 
     name: str

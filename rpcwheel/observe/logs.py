@@ -33,6 +33,7 @@ from .rate_limit import RateLimiter, Suppressed
 TIMER: Final = logging.getLogger("rpcwheel.timer")
 FAILBACK: Final = logging.getLogger("rpcwheel.failback")
 CALL: Final = logging.getLogger("rpcwheel.call")
+CALLBACK: Final = logging.getLogger("rpcwheel.callback")
 CONNECTION: Final = logging.getLogger("rpcwheel.connection")
 REGISTRY: Final = logging.getLogger("rpcwheel.registry")
 OTHER: Final = logging.getLogger("rpcwheel")
@@ -98,10 +99,10 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "%(timer)s: task %(task)s raised %(error)s",
         traceback=True,
     ),
-    events.HandOffRefused: _Line(
+    events.ExecutorRejected: _Line(
         TIMER, logging.WARNING, "timer task", "%(timer)s: task %(task)s was not taken: %(error)s"
     ),
-    events.TimersTooMany: _Line(
+    events.TooManyTimers: _Line(
         TIMER,
         logging.WARNING,
         "",
@@ -158,44 +159,36 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.CallSlow: _Line(
         CALL, logging.WARNING, "method", "%(method)s (%(side)s) still runs after %(elapsed_s).3g s"
     ),
-    events.CallRetrying: _Line(
+    events.RetryScheduled: _Line(
         CALL,
         logging.INFO,
         "method",
         "%(method)s failed with %(code)s at try %(attempts)d, next try in %(delay_s).3g s",
     ),
-    events.CallNotRetried: _Line(
+    events.RetryStopped: _Line(
         CALL,
         logging.INFO,
         "method",
         "%(method)s failed with %(code)s at try %(attempts)d, no other follows: %(reason)s",
     ),
-    events.CallExcused: _Line(
+    events.DefaultResponseUsed: _Line(
         CALL, logging.WARNING, "method", "%(method)s failed, answered with its default: %(error)s"
     ),
-    events.StreamSilent: _Line(
+    events.StreamStalled: _Line(
         CALL, logging.WARNING, "method", "%(method)s cancelled, no message for %(silent_s).3g s"
     ),
-    events.CallLate: _Line(
+    events.DeadlineExceededBeforeStart: _Line(
         CALL,
         logging.WARNING,
         "method",
         "%(method)s refused, its deadline passed %(late_s).3g s before its turn came",
     ),
-    events.HookFailed: _Line(
-        CALL,
+    events.CallbackFailed: _Line(
+        CALLBACK,
         logging.ERROR,
-        "method hook",
-        "%(method)s: a %(hook)s raised %(error)s",
+        "subject callback",
+        "%(subject)s: %(callback)s raised %(error)s",
         traceback=True,
-    ),
-    events.ListenerFailed: _Line(
-        CONNECTION,
-        logging.ERROR,
-        "target listener",
-        "%(target)s: listener %(listener)s raised %(error)s",
-        traceback=True,
-        every_s=RARELY_S,
     ),
     events.HeartbeatMissed: _Line(
         CONNECTION,
@@ -253,13 +246,13 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
     events.IdleLimited: _Line(
         CONNECTION, logging.WARNING, "reason", "idle connections: %(reason)s"
     ),
-    events.AnswerLate: _Line(
+    events.LateResponse: _Line(
         CALL,
         logging.WARNING,
         "name",
         "%(name)s: the answer to %(key)s came %(late_s).3g s after the call had %(ending)s",
     ),
-    events.AnswerUnknown: _Line(
+    events.UnmatchedResponse: _Line(
         CALL,
         logging.WARNING,
         "name",

@@ -138,7 +138,7 @@ class Listed:
         elif changed and members[0].link is not None:
             await self._swap(members[0].link)
 
-    async def _swap(self, inner: Any) -> None:  # noqa: ANN401 - a ReconnectingChannel
+    async def _swap(self, inner: Any) -> None:
         """Calls in flight take as long as they take: most are on servers that stay."""
         if inner.is_idle():  # nobody calls: so nobody need be connected
             inner.replace(CHANGED, force=True)

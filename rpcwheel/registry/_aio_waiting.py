@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from rpcwheel.workers import POOL
+from rpcwheel._concurrency.executor import EXECUTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,5 +76,5 @@ async def on_worker(work: Callable[[], R]) -> R:
         except BaseException as error:  # noqa: BLE001 - it goes to whoever awaits
             future.set_exception(error)
 
-    POOL.submit(future, run)
+    EXECUTOR.submit(future, run)
     return await awaited(future, None)

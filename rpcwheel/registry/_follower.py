@@ -7,8 +7,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import RegistryError
-from rpcwheel.workers import POOL
 
 from .alarm import Alarm
 from .doubting import tell_why
@@ -77,7 +77,7 @@ class Follower:
         """
         self._channel = weakref.ref(channel)
         self._subscription = self._registry.subscribe(self._selection.service, self._tell)
-        POOL.submit(self, self._ask)
+        EXECUTOR.submit(self, self._ask)
 
     def close(self) -> None:
         """Follow no more. Idempotent."""
@@ -112,7 +112,7 @@ class Follower:
         """On the timer's thread."""
         with self._lock:
             self._doubt.rang()
-        POOL.submit(self, partial(self._ask, last=True))
+        EXECUTOR.submit(self, partial(self._ask, last=True))
 
 
 def _not_told(_: TimerError) -> None:

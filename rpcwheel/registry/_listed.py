@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.cluster.arguments import credentials_for
 from rpcwheel.durations import NEVER
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import emit
-from rpcwheel.workers import Serial
 
 from .alarm import Alarm
 from .listing import PLAIN, LeftOut, Listing, one_protocol, protocol_of, spread, wanted_of
@@ -59,7 +59,7 @@ class Listed:
         self._core = Listing()
         self._left_out = LeftOut(registry, name)
         self._alarm = Alarm(timer, self._rang, _not_told)
-        self._row = Serial()
+        self._row = SerialExecutor()
         self._channel: Callable[[], ClusterChannel | None] = _nobody
         self._using = "", ""  # the target and the protocol
         self._options: Options = []
@@ -133,7 +133,7 @@ class Listed:
             if inner is not None:
                 self._swap(inner)
 
-    def _swap(self, inner: Any) -> None:  # noqa: ANN401 - a ReconnectingChannel
+    def _swap(self, inner: Any) -> None:
         """Calls in flight take as long as they take: most are on servers that stay."""
         if inner.is_idle():  # nobody calls: so nobody need be connected
             inner.replace(CHANGED, force=True)
@@ -169,7 +169,7 @@ def _nobody() -> None:
     """There is no channel yet."""
 
 
-def _channel_of(member: Member) -> Any:  # noqa: ANN401 - a ReconnectingChannel
+def _channel_of(member: Member) -> Any:
     """Made if there is none; None if the member is gone, as all has been closed meanwhile."""
     try:
         return member.channel

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from rpcwheel.errors import NotPublished
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 
 from ._aio_waiting import awaited, bounded, hand_over, on_worker, reached, running_loop
 from .base import (
@@ -226,7 +226,7 @@ class Subscription:
             self._tell(listener, *self._latest)
 
     def _tell_failed(self, listener: object, error: BaseException) -> None:
-        failed = ListenerFailed(self.service, repr(listener), error)
+        failed = CallbackFailed(self.service, repr(listener), error)
         self._owner._session.tell([failed])  # noqa: SLF001
 
     async def _news(self) -> None:
@@ -320,7 +320,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
             service: Its name.
             listener: A function or a coroutine function, called as `listener(snapshot)` on the
                 loop, first with what is known, then at each change; one call at a time, only the
-                latest. What it raises is an event (`ListenerFailed`), and harms nothing.
+                latest. What it raises is an event (`CallbackFailed`), and harms nothing.
 
         Raises:
             RegistryClosed: After `close()`.

@@ -11,10 +11,10 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.cluster._closers import told
 from rpcwheel.cluster.aio import ClusterChannel
 from rpcwheel.durations import to_ns
-from rpcwheel.workers import POOL
 
 from ._aio_follower import Follower
 from ._aio_listed import Listed
@@ -57,9 +57,9 @@ class NamedChannel(ClusterChannel):
 
     def __init__(
         self,
-        *args: Any,  # noqa: ANN401 - those of the base
+        *args: Any,
         on_removed: Callable[[Member], object] | None = None,
-        **settings: Any,  # noqa: ANN401
+        **settings: Any,
     ) -> None:
         """As the base; `on_removed` is told each member that is gone."""
         super().__init__(*args, **settings)
@@ -80,7 +80,7 @@ class NamedChannel(ClusterChannel):
 
     def ends_with(self, end: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Have it awaited once at the end: at the close, or by a worker when it is dropped."""
-        dropped = weakref.finalize(self, POOL.submit, end, partial(_run, end))
+        dropped = weakref.finalize(self, EXECUTOR.submit, end, partial(_run, end))
         dropped.atexit = False
 
         async def once() -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import grpc
 import grpc.aio
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.aio_serving import is_running
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
-from rpcwheel.workers import POOL
 
 from ._aio_waiting import bounded, hand_over, on_worker
 from .aio_face import Registry, open_registry
@@ -69,7 +69,7 @@ class Publisher(PublisherBase[Registry]):
         self._tasks: set[asyncio.Future[Any]] = set()
         self._heard = 0
 
-    def _checked_server(self, server: Any) -> Any:  # noqa: ANN401
+    def _checked_server(self, server: Any) -> Any:
         if isinstance(server, grpc.Server):
             raise TypeError(
                 f"{server!r} is a server of grpc with threads: for those there is "
@@ -83,7 +83,9 @@ class Publisher(PublisherBase[Registry]):
         return open_registry(url, policy=policy, timer=self._timer)
 
     def _discard(self, registry: Registry) -> None:
-        POOL.submit(registry, lambda: asyncio.run(_closed(registry)))  # here nobody can wait for it
+        EXECUTOR.submit(
+            registry, lambda: asyncio.run(_closed(registry))
+        )  # here nobody can wait for it
 
     def _is_running(self) -> bool:
         return bool(is_running(self._server))
@@ -147,7 +149,7 @@ class Publisher(PublisherBase[Registry]):
             )
         self._check(grace)
         if self._loop.is_closed():
-            POOL.submit(self, lambda: asyncio.run(self.stop(grace, reason=reason)))
+            EXECUTOR.submit(self, lambda: asyncio.run(self.stop(grace, reason=reason)))
             return
         hand_over(self._loop, partial(self._stop_soon, reason, grace))
 

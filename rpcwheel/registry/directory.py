@@ -20,11 +20,11 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor, reset_after_fork
 from rpcwheel.durations import to_ns
 from rpcwheel.observe import emit
-from rpcwheel.observe.events import ListenerFailed, RegistryFailed
+from rpcwheel.observe.events import CallbackFailed, RegistryFailed
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.workers import POOL, Serial, reset_after_fork
 
 from .alarm import Alarm
 from .policy import RegistryPolicy
@@ -73,7 +73,7 @@ class Listening:
         self._closed = True
         self._directory.remove(self)
 
-    def due(self, row: Serial) -> None:
+    def due(self, row: SerialExecutor) -> None:
         """Have it told of what is shown by then, once for all that comes until then."""
         if not self._waits:
             self._waits = True
@@ -88,7 +88,7 @@ class Listening:
         try:
             self._tell(snapshot)
         except BaseException as error:  # noqa: BLE001 - a listener of the user's harms nothing
-            emit(ListenerFailed(snapshot.service, repr(self._tell), error))
+            emit(CallbackFailed(snapshot.service, repr(self._tell), error))
 
 
 class _Heard(NamedTuple):
@@ -138,10 +138,10 @@ class Directory:
         self._seen = Seen(registry, service, Rules.of(policy or RegistryPolicy()), self._clock())
         self._shown: Shown | None = None
         self._closed = False
-        self._hearing, self._events = Serial(), Serial(MOST)
-        self._rows = tuple(Serial() for _ in range(ROWS))
+        self._hearing, self._events = SerialExecutor(), SerialExecutor(MOST)
+        self._rows = tuple(SerialExecutor() for _ in range(ROWS))
         self._turn = itertools.count()
-        self._listeners: dict[Listening, Serial] = {}
+        self._listeners: dict[Listening, SerialExecutor] = {}
         self.reset()
         reset_after_fork(self)
         if snapshots is not None:
@@ -163,7 +163,7 @@ class Directory:
         """Tell it of what is known, if anything is, and of what will be.
 
         It is called on a worker, one call at a time, each with all that is known then: of several
-        changes it may see only the last. What it raises is an event, `ListenerFailed`.
+        changes it may see only the last. What it raises is an event, `CallbackFailed`.
         """
         listening = Listening(self, listener)
         row = self._rows[next(self._turn) % ROWS]
@@ -236,7 +236,7 @@ class Directory:
             finally:
                 done.set()
 
-        POOL.submit((snapshots, "file"), load)
+        EXECUTOR.submit((snapshots, "file"), load)
         done.wait(LOAD_S)
 
     def _hear(self, what: _Heard | str) -> None:

@@ -6,8 +6,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.observe import emit
-from rpcwheel.workers import Serial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ class EventRow:
     """Tells events, in order. Thread-safe; never blocks but in `flush`."""
 
     def __init__(self) -> None:
-        self._row = Serial(MOST)
+        self._row = SerialExecutor(MOST)
 
     def tell(self, events: Iterable[Any]) -> None:
         """Have all sinks told."""

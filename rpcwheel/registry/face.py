@@ -209,7 +209,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
             service: Its name.
             listener: Called as `listener(snapshot)` on a worker thread, first with what is known,
                 then at each change; one call at a time, only the latest. What it raises is an event
-                (`ListenerFailed`), and harms nothing.
+                (`CallbackFailed`), and harms nothing.
 
         Raises:
             RegistryClosed: After `close()`.

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.observe import RegistryFailed
-from rpcwheel.workers import POOL, reset_after_fork
 
 from .alarm import Alarm
 from .directory import Directory
@@ -162,7 +162,7 @@ class Following:
             if not self._working:
                 self._alarm.wake(wake_ns)
                 return
-        POOL.submit(self, self._work)
+        EXECUTOR.submit(self, self._work)
 
     def _work(self) -> None:
         """Begin and end watches, one after the other, as long as there is something to do."""

@@ -10,10 +10,10 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.cluster._closers import told
 from rpcwheel.cluster.sync import ClusterChannel
 from rpcwheel.durations import to_ns
-from rpcwheel.workers import POOL
 
 from ._follower import Follower
 from ._listed import Listed
@@ -55,9 +55,9 @@ class NamedChannel(ClusterChannel):
 
     def __init__(
         self,
-        *args: Any,  # noqa: ANN401 - those of the base
+        *args: Any,
         on_removed: Callable[[Member], object] | None = None,
-        **settings: Any,  # noqa: ANN401
+        **settings: Any,
     ) -> None:
         """As the base, which is to be told later who its members are.
 
@@ -84,7 +84,7 @@ class NamedChannel(ClusterChannel):
 
     def ends_with(self, end: Callable[[], object]) -> None:
         """Have it called at the end, once: when it is closed, or by a worker when it is dropped."""
-        dropped = weakref.finalize(self, POOL.submit, end, end)
+        dropped = weakref.finalize(self, EXECUTOR.submit, end, end)
         dropped.atexit = False
         self._end = lambda: end() if dropped.detach() else None
 

@@ -61,7 +61,7 @@ class RegistryPolicy(Policy):
 
     @field_validator("snapshot")
     @classmethod
-    def _check_snapshot(cls, snapshot: bool | str) -> bool | str:  # noqa: FBT001 - a value, not a switch
+    def _check_snapshot(cls, snapshot: bool | str) -> bool | str:
         if snapshot == "":
             raise ConfigurationError("it must be a file, True or False, not ''")
         if isinstance(snapshot, str) and snapshot.strip().lower() in SWITCHES:

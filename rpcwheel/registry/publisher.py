@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import grpc
 import grpc.aio
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.serving import has_ended, is_running, services_of
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
-from rpcwheel.workers import POOL
 
 from .base import checked_wait
 from .face import Registry, open_registry
@@ -75,7 +75,7 @@ class Publisher(PublisherBase[Registry]):
         self._is_driven = threading.Event()
         self._words: SimpleQueue[str | None] = SimpleQueue()
 
-    def _checked_server(self, server: Any) -> Any:  # noqa: ANN401
+    def _checked_server(self, server: Any) -> Any:
         if isinstance(server, grpc.aio.Server):
             raise TypeError(
                 f"{server!r} is a server of grpc.aio: for those there is rpcwheel.aio.Publisher"
@@ -136,12 +136,12 @@ class Publisher(PublisherBase[Registry]):
             return
         if self._turn(reason, grace):
             self._is_wanted = True
-            POOL.submit(self, self._drive_if_wanted)
+            EXECUTOR.submit(self, self._drive_if_wanted)
         if self._core.is_hurried:
             self._hurry.set()
             self._rest.set()
             if self._core.under_way is Step.STOP:
-                POOL.submit((self, "hurry"), partial(self._server.stop, 0))
+                EXECUTOR.submit((self, "hurry"), partial(self._server.stop, 0))
         if wait and self._driver != threading.get_ident():
             self._see_to_a_driver()
             self.wait()
@@ -325,7 +325,7 @@ class Publisher(PublisherBase[Registry]):
         ends: list[threading.Event] = []
         for job in jobs:
             ends.append(threading.Event())  # a key of its own: one that hangs holds up no other
-            POOL.submit(ends[-1], partial(self._run, job, ends[-1]))
+            EXECUTOR.submit(ends[-1], partial(self._run, job, ends[-1]))
         until = None if limit_s is None else time.monotonic() + limit_s
         for end in ends:
             while (left_s := self._left_s() if until is None else until - time.monotonic()) > 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished
 from rpcwheel.instance import ServiceInstance, joined, started_now
-from rpcwheel.observe import ListenerFailed, ServingEnds
+from rpcwheel.observe import CallbackFailed, ServingEnds
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .arguments import checked_port, named_services, said_in, several, span_ns, url_of
@@ -60,7 +60,7 @@ class PublisherBase(Generic[R]):
 
     def __init__(
         self,
-        server: Any,  # noqa: ANN401 - of either world
+        server: Any,
         registry: R | str | Sequence[R | str],
         *services: str,
         port: int,
@@ -72,7 +72,7 @@ class PublisherBase(Generic[R]):
         protocol: str = "grpc",
         zone: str = "",
         metadata: Mapping[str, str] | None = None,
-        health: Any = None,  # noqa: ANN401 - whatever has `set`
+        health: Any = None,
         lame_duck: Duration = 1.0,
         grace: Duration = 10.0,
         signals: bool = False,
@@ -162,10 +162,10 @@ class PublisherBase(Generic[R]):
         """Make what the twin waits with; before anything else."""
         raise NotImplementedError
 
-    def _checked_server(self, server: Any) -> Any:  # noqa: ANN401
+    def _checked_server(self, server: Any) -> Any:
         raise NotImplementedError
 
-    def _checked_health(self, health: Any) -> Any:  # noqa: ANN401
+    def _checked_health(self, health: Any) -> Any:
         if health is not None and not callable(getattr(health, "set", None)):
             raise TypeError(
                 "health must be the server's health servicer, or what has "
@@ -363,7 +363,7 @@ class PublisherBase(Generic[R]):
             self._events.tell([ServingEnds(self._name(), step.value, self._core.reason)])
 
     def _tell_failed(self, what: str, error: BaseException) -> None:
-        self._events.tell([ListenerFailed(self._name(), what, error)])
+        self._events.tell([CallbackFailed(self._name(), what, error)])
 
     def _draining(self, registry: R) -> list[Any]:
         """Have a registry tell that it ends; gives what is to be withdrawn there.

@@ -1,8 +1,9 @@
 """Carries out what `core.py` says: one provider, its requests one at a time, on worker threads.
 
 Both faces stand on this. What a user calls only changes what is wanted, under the lock, and has a
-worker (`rpcwheel.workers`) look at it; nothing of the provider's or the user's runs under the lock,
-on the timer's thread or on a caller's. One timeout waits for the next thing to come.
+worker (`rpcwheel._concurrency.executor`) look at it; nothing of the provider's or the user's runs
+under the lock, on the timer's thread or on a caller's. One timeout waits for the next thing to
+come.
 
 `close` withdraws on the worker. If a request hangs there, closing goes on without it (`abandon`):
 what could not be withdrawn is gone with the lease, as nobody renews it.
@@ -16,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.errors import (
     NotPublished,
     RegistryClosed,
@@ -23,7 +25,6 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.observe import RegistryFailed
-from rpcwheel.workers import POOL, reset_after_fork
 
 from .alarm import Alarm
 from .asking import Asking, Unreadable
@@ -208,7 +209,7 @@ class Session:
 
     def abandon(self) -> None:
         """The time to close is over: end all that can be ended beside a request that hangs."""
-        POOL.submit((self, "end"), self._finish)
+        EXECUTOR.submit((self, "end"), self._finish)
 
     def _finish(self) -> None:
         with self._lock:
@@ -251,7 +252,7 @@ class Session:
                 if not starts:
                     self._alarm.wake(wake_ns)
         if starts:
-            POOL.submit(self, self._work)
+            EXECUTOR.submit(self, self._work)
         _answer(settled)
 
     def _take_settled(self) -> list[tuple[Future[bool], bool]]:

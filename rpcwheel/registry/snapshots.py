@@ -26,12 +26,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.instance import ServiceInstance, Snapshot
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
 from rpcwheel.timer.clock import checked_timer
-from rpcwheel.workers import Serial, reset_after_fork
 
 from ._whole_file import locked, replace_whole
 from .alarm import Alarm
@@ -108,7 +108,7 @@ class Snapshots:
         self._registry = registry
         self._timer = checked_timer(timer)
         self._refresh_s = refresh_s
-        self._serial = Serial()
+        self._serial = SerialExecutor()
         self._closed = False
         self._told: set[str] = set()  # what fails, and has been told
         self._skipped: dict[str, frozenset[int]] = {}

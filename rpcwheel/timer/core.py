@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
-from rpcwheel.observe.events import HandOffRefused, TaskFailed, TaskSlow, TimersTooMany
+from rpcwheel.observe.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.observe.hub import emit
 from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness, TimerStats
 from rpcwheel.timer.queue import Front, Hub, TimerQueue, default_queue
@@ -183,7 +183,7 @@ class TimerCore(Front):
             executor.submit(self._run_elsewhere, timeout)
         except Exception as error:  # noqa: BLE001 - whatever it raises, it didn't take the task
             self._refused += 1
-            emit(HandOffRefused(self.name, task_name(timeout._task), error))
+            emit(ExecutorRejected(self.name, task_name(timeout._task), error))
             try:
                 refused = getattr(timeout._task, "refused", None)
                 if refused is not None:
@@ -272,7 +272,7 @@ class TimerCore(Front):
         live = len(_live)
         if live > LIVE_LIMIT and not _warned:
             _warned.append(live)
-            emit(TimersTooMany(live, LIVE_LIMIT))
+            emit(TooManyTimers(live, LIVE_LIMIT))
 
 
 def task_name(task: object) -> str:

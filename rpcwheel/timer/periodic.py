@@ -93,7 +93,7 @@ class _Resubmitting:
             self._resubmit(delay_ns)
         return None
 
-    def refused(self, timeout: Timeout, error: BaseException) -> None:  # noqa: ARG002
+    def refused(self, timeout: Timeout, error: BaseException) -> None:
         """The executor didn't take the run: wait for the next one."""
         with self._lock:
             if self._state == "armed" and timeout is self._timeout:
@@ -275,7 +275,7 @@ class RetryTask(_Resubmitting):
     def _first_delay_ns(self) -> int:
         return self._initial_ns
 
-    def _after(self, timeout: Timeout, result: object) -> None:  # noqa: ARG002
+    def _after(self, timeout: Timeout, result: object) -> None:
         self._attempts += 1
         self._last_error = None
 

@@ -128,7 +128,7 @@ class WheelTimer(TimerCore):
         except RuntimeError:
             """It rings already."""
 
-    def _wake(self, deadline_ns: int) -> None:  # noqa: ARG002 - the thread looks for itself
+    def _wake(self, deadline_ns: int) -> None:
         if self._thread is None and self._starting.acquire(blocking=False):
             thread = threading.Thread(
                 target=_turn,

@@ -33,7 +33,7 @@ TOP_ONLY = {"aio", "__version__"}
 NOT_EXPORTED = {
     "__main__",
     "backoff",
-    "call",
+    "rpc",
     "cli",
     "durations",
     "exiting",
@@ -179,43 +179,6 @@ def test_the_package_exports_the_public_names_of_its_subpackages_and_no_others()
     assert set(rpcwheel.__all__) == exported | TOP_ONLY
 
 
-def test_the_channel_package_can_be_imported_beside_the_function_of_the_same_name() -> None:
-    """`rpcwheel.channel` is a function and a package."""
-    code = """if True:
-        import rpcwheel.channel.aio as there
-        import rpcwheel, rpcwheel.channel.core
-        from rpcwheel.channel import ReconnectingChannel
-        from rpcwheel.channel.aio import ReconnectingChannel as Other
-
-        assert ReconnectingChannel is rpcwheel.channel.ReconnectingChannel
-        assert Other is there.ReconnectingChannel is rpcwheel.channel.aio.ReconnectingChannel
-        assert rpcwheel.channel is rpcwheel.registry.channel
-        try:
-            rpcwheel.channel("")
-        except rpcwheel.ConfigurationError:
-            pass
-    """
-    run = python("-c", code)
-    assert (run.returncode, run.stderr) == (0, "")
-
-
-def test_the_channel_function_is_not_replaced_when_the_channel_package_is_loaded() -> None:
-    code = """if True:
-        import rpcwheel.channel
-        from rpcwheel.channel.sync import ReconnectingChannel
-
-        assert rpcwheel.channel.ReconnectingChannel is ReconnectingChannel
-        import rpcwheel.registry, rpcwheel.channel.aio
-
-        assert rpcwheel.channel is rpcwheel.registry.channel
-        from rpcwheel import channel
-
-        assert channel is rpcwheel.channel
-    """
-    run = python("-c", code)
-    assert (run.returncode, run.stderr) == (0, "")
-
-
 def test_a_subpackage_is_an_attribute_of_the_package_without_an_import_of_its_own() -> None:
     code = """if True:
         import rpcwheel
@@ -258,7 +221,7 @@ def test_a_name_that_does_not_exist_raises_attribute_error() -> None:
         with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute"):
             module.RetryPolcy  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Kitt' from 'rpcwheel'"):
-        from rpcwheel import Kitt  # noqa: F401, PLC0415
+        from rpcwheel import Kitt  # noqa: F401
 
 
 def test_star_import_has_all_public_names() -> None:

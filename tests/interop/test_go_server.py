@@ -5,9 +5,8 @@ import pytest
 from fixtures.doors import DOORS, KINDS, REQUESTS
 from fixtures.foreign_servers import BUILD_S
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy
 
 pytestmark = pytest.mark.timeout(BUILD_S + 60)  # the server is built first
 

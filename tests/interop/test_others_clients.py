@@ -6,9 +6,8 @@ import pytest
 from fixtures.doors import DOORS, KINDS, REQUESTS, AioChannelDoor, SyncDoor
 from fixtures.shop import Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.deadline import RetryPolicy
+from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy
 
 ALL = b"".join(REQUESTS)
 RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)

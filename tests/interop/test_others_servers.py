@@ -8,8 +8,8 @@ from scenarios.served import KINDS, ONE_ANSWER, aio_answering, answering, ask, h
 
 from fixtures.small_servers import aio_serving, serving
 from fixtures.waiting import aio_wait_until, wait_until
-from rpcwheel.deadline import current_deadline
-from rpcwheel.interceptors import CallPolicy, aio, sync
+from rpcwheel.call import CallPolicy, current_deadline
+from rpcwheel.interceptors import aio, sync
 
 TIMEOUT = 30.0
 PACKAGES = ["opentelemetry", "grpc_interceptor"]

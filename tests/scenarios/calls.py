@@ -18,9 +18,8 @@ from fixtures.shop import (
     Hang,
 )
 from fixtures.waiting import WAIT_S
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy
 
 KINDS = {
     "unary-unary": UNARY_UNARY,
@@ -78,10 +77,10 @@ class Scenario:
 
 
 COMMON = {
-    "plain": {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_after=WAIT_S / 2)},
+    "plain": {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=WAIT_S / 2)},
     "all": {
         "timeout": DeadlinePolicy(
-            timeout=WAIT_S, slow_after=WAIT_S / 2, message_timeout=WAIT_S / 3
+            timeout=WAIT_S, slow_call_threshold=WAIT_S / 2, message_timeout=WAIT_S / 3
         ),
         "retry": RetryPolicy(on="UNAVAILABLE", wait=0.01, budget=None),
         "idempotent": True,

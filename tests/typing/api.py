@@ -23,22 +23,14 @@ from rpcwheel import (
     with_failback,
 )
 from rpcwheel import aio as rpcwheel_aio
-from rpcwheel.channel import ReconnectingChannel
-from rpcwheel.deadline import (
-    CallFuture,
-    Deadline,
-    DeadlinePolicy,
-    PendingCalls,
-    PendingStats,
-    RetryPolicy,
-    current_deadline,
-    deadline_scope,
-)
-from rpcwheel.deadline import aio as deadline_aio
+from rpcwheel.call import Deadline, DeadlinePolicy, RetryPolicy, current_deadline, deadline_scope
 from rpcwheel.errors import CallTimeout
 from rpcwheel.failback import aio
 from rpcwheel.observe import CallAbandoned, Event, add_sink
 from rpcwheel.options import Finding, channel_options, check_options, server_options
+from rpcwheel.pending import CallFuture, PendingCalls, PendingStats
+from rpcwheel.pending import aio as deadline_aio
+from rpcwheel.transport import ReconnectingChannel
 
 
 def the_timer() -> None:

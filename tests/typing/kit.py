@@ -12,10 +12,10 @@ import rpcwheel
 from rpcwheel import (
     CallPolicy,
     DeadlinePolicy,
+    DefaultResponsePolicy,
     FailbackPolicy,
     FailbackStats,
     FailedCall,
-    FailsafePolicy,
     Heartbeat,
     HeartbeatPolicy,
     IdleConnectionDetector,
@@ -33,7 +33,7 @@ from rpcwheel import (
 
 def settings() -> None:
     policy = CallPolicy(
-        timeout=DeadlinePolicy(timeout=timedelta(seconds=2), slow_after=1),
+        timeout=DeadlinePolicy(timeout=timedelta(seconds=2), slow_call_threshold=1),
         retry=RetryPolicy(on={grpc.StatusCode.UNAVAILABLE}, attempts=4, budget=None),
         methods={
             "/shop.Orders/Get*": MethodPolicy(timeout=5.0, idempotent=True),
@@ -48,7 +48,10 @@ def settings() -> None:
     assert_type(rpcwheel.aio.Kit.from_env("SHOP_RPC_"), aio.Kit)
     assert_type(Kit(timeout=timedelta(seconds=2)).policy, KitPolicy)
     assert_type(policy.changed(timeout=3.0), CallPolicy)
-    Kit(timeout=DeadlinePolicy(timeout=2.0), failsafe=FailsafePolicy(on=OSError, default=b""))
+    Kit(
+        timeout=DeadlinePolicy(timeout=2.0),
+        default_response=DefaultResponsePolicy(on=OSError, default=b""),
+    )
     Kit(timeout="2")  # type: ignore[arg-type]
     Kit(heartbeat=10.0, idle=timedelta(minutes=3))
     Kit(heartbeat=HeartbeatPolicy(interval=None), idle=IdlePolicy(close="goaway"))

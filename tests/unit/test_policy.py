@@ -10,7 +10,7 @@ import pytest
 import tenacity
 from pydantic import Field, StrictInt
 
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
+from rpcwheel.call import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.idle import IdlePolicy
 from rpcwheel.kit import KitPolicy

@@ -7,10 +7,10 @@ from grpc_health.v1 import health_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel.call import CODES
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.heartbeat import HealthProbe, MethodProbe, Probe
 from rpcwheel.probe import MARK, UNANSWERED, Verdict
+from rpcwheel.rpc import CODES
 
 STATUS = health_pb2.HealthCheckResponse
 

@@ -145,7 +145,7 @@ class EtcdClient:
         timeout_s: float | None = None,
         *,
         once: bool = False,
-    ) -> Any:  # noqa: ANN401 - a message, made at run time
+    ) -> Any:
         """Send a request, such as "KV/Range", and wait for the answer, from any member.
 
         Each member is asked in turn until one can answer, with half of the time that is left; the
@@ -180,7 +180,7 @@ class EtcdClient:
                     kind = RegistryRefused if refused else RegistryUnavailable
                     raise kind(str(error)) from error.__cause__
 
-    def _ask_one(self, what: str, request: object, timeout_s: float) -> Any:  # noqa: ANN401
+    def _ask_one(self, what: str, request: object, timeout_s: float) -> Any:
         end_s = time.monotonic() + timeout_s
         channel = self._current()
         token = self._login(channel, timeout_s)
@@ -344,7 +344,7 @@ class EtcdClient:
         request: object,
         token: str,
         timeout_s: float,
-    ) -> Any:  # noqa: ANN401 - a message, made at run time
+    ) -> Any:
         method = channel.unary_unary(
             f"/etcdserverpb.{what}",
             request_serializer=_serialized,
@@ -394,7 +394,7 @@ class _Watching:
 
     def __init__(
         self,
-        call: Any,  # noqa: ANN401 - grpc's, of a message made at run time
+        call: Any,
         client: EtcdClient,
         channel: grpc.Channel,
         token: str,
@@ -457,7 +457,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _serialized(message: Any) -> bytes:  # noqa: ANN401 - made at run time
+def _serialized(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
 

@@ -71,7 +71,7 @@ def messages() -> SimpleNamespace:
         ExtraMissing: protobuf is not installed.
     """
     try:
-        from google.protobuf import (  # noqa: PLC0415 - an extra
+        from google.protobuf import (
             descriptor_pb2,
             descriptor_pool,
             message_factory,
@@ -97,7 +97,7 @@ def messages() -> SimpleNamespace:
     )
 
 
-def _field(proto: ModuleType, name: str, number: str, kind: str) -> Any:  # noqa: ANN401 - as above
+def _field(proto: ModuleType, name: str, number: str, kind: str) -> Any:
     kinds = proto.FieldDescriptorProto
     types = {
         "i": kinds.TYPE_INT64,

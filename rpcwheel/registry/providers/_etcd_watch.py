@@ -12,6 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.observe import TaskFailed, emit
@@ -19,7 +20,6 @@ from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.alarm import Alarm
 from rpcwheel.registry.provider import View
 from rpcwheel.timer.clock import clock_of
-from rpcwheel.workers import POOL
 
 from ._etcd_core import (
     Break,
@@ -182,7 +182,7 @@ class EtcdWatches:
     def _end_stream(self, *, silent: bool = False) -> None:
         """`silent`: since it has not answered, which is its connection's fault."""
         if self._stream is not None:
-            POOL.submit(self, self._stream.leave if silent else self._stream.cancel)
+            EXECUTOR.submit(self, self._stream.leave if silent else self._stream.cancel)
 
     def _plan(self) -> None:
         """Have the alarm ring when the core wants to be woken."""
@@ -194,7 +194,7 @@ class EtcdWatches:
 
     def _refused(self, error: TimerError) -> None:
         failed = RegistryFailed(self._client.where, "watch", error, None)
-        POOL.submit(failed, partial(emit, failed))
+        EXECUTOR.submit(failed, partial(emit, failed))
 
     def _tick(self) -> None:
         if self._client.forked:
@@ -295,7 +295,7 @@ def end_of(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-def heard(answer: Any) -> Heard:  # noqa: ANN401 - a message, made at run time
+def heard(answer: Any) -> Heard:
     """A WatchResponse in our words."""
     return Heard(
         number=-1 if answer.watch_id in {-1, 0} else answer.watch_id,

@@ -1,4 +1,4 @@
-"""How a provider whose engine is asked keeps its watches true: one job at a time, on POOL.
+"""How a provider whose engine is asked keeps its watches true: one job at a time, on EXECUTOR.
 
 The engine's own notices (a node has changed, a message has come) are hints only: any thread may
 give them, and what follows is a look at the engine. It is looked at without a hint too, now and
@@ -14,11 +14,11 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
-from rpcwheel.observe import HandOffRefused, emit
+from rpcwheel.observe import ExecutorRejected, emit
 from rpcwheel.registry.alarm import Alarm
-from rpcwheel.workers import POOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ _JITTER: Final = random.SystemRandom()
 
 
 class Following:
-    """All watches of one provider. Thread-safe; nothing in here blocks but `read`, on POOL.
+    """All watches of one provider. Thread-safe; nothing in here blocks but `read`, on EXECUTOR.
 
     In a forked child it begins anew, without watches.
     """
@@ -130,7 +130,7 @@ class Following:
         """With the lock: have a job run if there is work."""
         if not self._running and not self._closed and (self._dirty or self._doubt is not None):
             self._running = True
-            POOL.submit(self, self._work)
+            EXECUTOR.submit(self, self._work)
 
     def _schedule(self, alarm: Alarm, delay_s: float) -> None:
         """With the lock: look again then, if that is not planned already."""
@@ -152,8 +152,8 @@ class Following:
         return planned
 
     def _refused(self, error: TimerError) -> None:
-        told = HandOffRefused(timer="registry", task=repr(self._read), error=error)
-        POOL.submit(told, partial(emit, told))
+        told = ExecutorRejected(timer="registry", task=repr(self._read), error=error)
+        EXECUTOR.submit(told, partial(emit, told))
 
     def _period_over(self) -> None:
         with self._changed:
@@ -173,14 +173,14 @@ class Following:
             self._late.clear()
             self._start()
 
-    # On a thread of POOL
+    # On a thread of EXECUTOR
 
     def _work(self) -> None:
         try:
             while self._step():
                 pass
         except BaseException:
-            with self._changed:  # a bug, told by POOL; those to come must not wait for this job
+            with self._changed:  # a bug, told by EXECUTOR; those to come must not wait for this job
                 self._running = False
             raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from rpcwheel.observe import ListenerFailed, emit
+from rpcwheel.observe import CallbackFailed, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class Telling:
                 else:
                     self._watcher.saw(news)
             except Exception as error:  # noqa: BLE001 - one watcher must not stop the others
-                emit(ListenerFailed(target="registry", listener=repr(self._watcher), error=error))
+                emit(CallbackFailed(subject="registry", callback=repr(self._watcher), error=error))
             finally:
                 with self._lock:
                     self._telling = False

@@ -65,7 +65,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._asked: tuple[str, int] | None = None  # who has not answered yet
         self._refused_by: set[tuple[str, int]] = set()  # those who hung up, since the last answer
 
-    def spawn(self, func: Callable[..., object], *args: object, **options: object) -> Any:  # noqa: ANN401
+    def spawn(self, func: Callable[..., object], *args: object, **options: object) -> Any:
         thread = threading.Thread(
             target=func, args=args, kwargs=options, name="rpcwheel-zookeeper", daemon=True
         )
@@ -106,7 +106,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         writes: Sequence[object],
         errors: Sequence[object],
         timeout: float | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Wait for one of them; for no longer than we wait for an answer, if there is none yet."""
         if self._end_s is None:
             return super().select(reads, writes, errors, timeout)
@@ -144,7 +144,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
 class _Log(logging.LoggerAdapter[logging.Logger]):
     """kazoo's log, without passwords, and quiet: what it warns of we tell as events."""
 
-    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:  # noqa: ANN401
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
         if not any(isinstance(arg, Auth) for arg in args):
             super().log(min(level, logging.DEBUG), msg, *args, **options)
 

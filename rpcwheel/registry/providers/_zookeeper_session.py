@@ -4,8 +4,8 @@ What keeps kazoo alone from coming back after a server has lost its data, or did
 mended in `_zookeeper_client.Handler`. If even that does not help, the client is replaced by a new
 one.
 
-kazoo's threads only post to POOL. What comes from there may overlap or change places, so it looks
-at the client's state instead of believing what it was posted for.
+kazoo's threads only post to EXECUTOR. These jobs may overlap or change places, so they look at the
+client's state instead of relying on why they were posted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import (
     RegistryClosed,
@@ -42,7 +43,6 @@ from rpcwheel.errors import (
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.alarm import Alarm
-from rpcwheel.workers import POOL
 
 from ._tls import TLS_ADVICE, Tls, refused_by_tls
 from ._zookeeper_client import Handler, client_of
@@ -85,8 +85,8 @@ class Session:
         Args:
             url: Where it is.
             settings: Its times, and its timer.
-            changed: Told, on POOL, why contact was lost, and None when there is contact again. What
-                kazoo had to watch is forgotten then. Calls may overlap.
+            changed: Called, on EXECUTOR, with why contact was lost, and with None when there is
+                contact again. What kazoo had to watch is forgotten then. Calls may overlap.
         """
         self._url = url
         tls = Tls.of(url, default=url.scheme == "zookeepers")
@@ -105,7 +105,7 @@ class Session:
         self._seen = 0  # the greatest zxid of all sessions
         self._refused = False
         self._tending = Alarm(
-            self._settings.timer, lambda: POOL.submit(self, self._tend), self._timer_refused
+            self._settings.timer, lambda: EXECUTOR.submit(self, self._tend), self._timer_refused
         )
         self.closed = False
 
@@ -180,7 +180,7 @@ class Session:
         ended = threading.Event()
         if not client.connected:
             handler.cut()
-        POOL.submit(ended, partial(_stop, client, ended))
+        EXECUTOR.submit(ended, partial(_stop, client, ended))
         limit_s = min(self._settings.timeout_s, CLOSE_S)
         if not ended.wait(max(limit_s - CUT_S, limit_s / 2)):
             handler.cut()
@@ -205,15 +205,15 @@ class Session:
     # On a thread of kazoo's
 
     def _hear(self, client: KazooClient, state: str) -> None:
-        """Take note, and look at it on POOL."""
+        """Take note, and look at it on EXECUTOR."""
         if not self._is_newest(client):
             return
         if state != KazooState.CONNECTED:
             self._seen = max(self._seen, client.last_zxid)  # kazoo forgets it with the session
             self._refused = client.client_state == KeeperState.AUTH_FAILED
-        POOL.submit(self, partial(self._look, client, state))
+        EXECUTOR.submit(self, partial(self._look, client, state))
 
-    # On POOL
+    # On EXECUTOR
 
     def _look(self, client: KazooClient, state: str) -> None:
         with self._lock:
@@ -258,7 +258,7 @@ class Session:
             self._client = self._handler = None
             self._tending.clear()
         handler.cut()
-        POOL.submit(client, partial(_stop, client, threading.Event()))
+        EXECUTOR.submit(client, partial(_stop, client, threading.Event()))
 
     def _tend_later(self) -> None:
         """With the lock."""
@@ -267,7 +267,7 @@ class Session:
 
     def _timer_refused(self, error: TimerError) -> None:
         failed = RegistryFailed(str(self._url), "watch", error, None)
-        POOL.submit(failed, partial(emit, failed))
+        EXECUTOR.submit(failed, partial(emit, failed))
 
 
 def refusal(url: RegistryUrl, error: KazooException) -> RegistryError:

@@ -186,10 +186,10 @@ class EtcdProvider(Provider):
     def _key(self, instance: ServiceInstance) -> bytes:
         return self._prefix(instance.service) + instance.id.encode()
 
-    def _range(self, prefix: bytes) -> Any:  # noqa: ANN401 - a message, made at run time
+    def _range(self, prefix: bytes) -> Any:
         return self._messages.RangeRequest(key=prefix, range_end=end_of(prefix))
 
-    def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:  # noqa: ANN401 - as above
+    def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:
         answer = self._client.ask("KV/Txn", self._messages.TxnRequest(**parts), once=once)
         self._revision = max(self._revision, answer.header.revision)
         return answer
@@ -235,7 +235,7 @@ class EtcdProvider(Provider):
             self._lose("wiped" if answer.header.revision < self._revision else "lease")
             self._revision = answer.header.revision
 
-    def _ask_lease(self, method: str, request: Any) -> Any:  # noqa: ANN401 - as above
+    def _ask_lease(self, method: str, request: Any) -> Any:
         """Begin the lease's time, anew perhaps; counted from before it was asked."""
         half_s = time.monotonic() + self.settings.lease_s / 2
         answer = self._client.ask(f"Lease/{method}", request)

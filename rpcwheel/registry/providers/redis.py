@@ -40,6 +40,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,
@@ -49,7 +50,6 @@ from rpcwheel.errors import (
 )
 from rpcwheel.registry.provider import Provider, View
 from rpcwheel.timer.clock import clock_of
-from rpcwheel.workers import POOL
 
 from ._following import Following
 from ._redis_hints import Hints
@@ -92,7 +92,7 @@ class RedisProvider(Provider):
     """One Redis server, by redis-py. Thread-safe.
 
     Threads: one that listens for hints, while something is watched; the rest runs on
-    `rpcwheel.workers.POOL`. In a forked child it begins anew, without watches.
+    `rpcwheel._concurrency.executor.EXECUTOR`. In a forked child it begins anew, without watches.
     """
 
     schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
@@ -163,7 +163,7 @@ class RedisProvider(Provider):
         return _view(number, records)
 
     def services(self) -> Sequence[str]:
-        def ask() -> Any:  # noqa: ANN401 - redis-py's
+        def ask() -> Any:
             seconds, micros = self._client.time()
             since = f"({seconds * 1000 + micros // 1000}"
             return self._client.zrangebyscore(self._keys.services, since, "+inf")
@@ -182,7 +182,7 @@ class RedisProvider(Provider):
         self._following.close()
         released = threading.Event()
         if self._published:
-            POOL.submit(released, lambda: self._release(released))
+            EXECUTOR.submit(released, lambda: self._release(released))
             released.wait(min(self.settings.timeout_s, CLOSE_S))
         self._closed = True
         self._hints.close(CUT_S)
@@ -223,13 +223,13 @@ class RedisProvider(Provider):
         self._quiet[service] = 0
         return _view(number, *changed)
 
-    def _run(self, script: Script, service: str, *args: str | bytes | int) -> Any:  # noqa: ANN401 - redis-py's
+    def _run(self, script: Script, service: str, *args: str | bytes | int) -> Any:
         """What one of the scripts gives."""
         lease_ms = int(self.settings.lease_s * 1000)
         given: list[str | bytes | int] = [service, self._keys.channel, lease_ms, *args]
         return self._asked(lambda: script(keys=self._keys.of(service), args=given))
 
-    def _asked(self, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - redis-py's
+    def _asked(self, ask: Callable[[], Any]) -> Any:
         if self._closed:
             raise RegistryClosed(f"{self.url}: this registry was closed")
         try:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError
 from rpcwheel.observe import emit
@@ -24,7 +25,6 @@ from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.alarm import Alarm
 from rpcwheel.registry.provider import Provider, View
 from rpcwheel.timer.clock import clock_of
-from rpcwheel.workers import POOL
 
 from ._following import Following
 from ._sqlite_file import SqliteFile
@@ -95,7 +95,7 @@ class SqliteProvider(Provider):
         self._lost: Lost = "missing"  # why there is no lease
         self._closed = False
         self._reset()
-        self._seen_at = "", ""  # which file and revision; like what follows, of jobs of POOL
+        self._seen_at = "", ""  # which file and revision; like what follows, of jobs of EXECUTOR
         self._seen_store: str | None = None
         self._failing = False
         _all.add(self)
@@ -249,11 +249,11 @@ class SqliteProvider(Provider):
             due, self._planned = self._planned, False
             self._looking |= due
         if due:
-            POOL.submit(self, self._look)
+            EXECUTOR.submit(self, self._look)
 
     def _refused(self, error: TimerError) -> None:
         failed = RegistryFailed(str(self.url), "watch", error, None)
-        POOL.submit(failed, partial(emit, failed))
+        EXECUTOR.submit(failed, partial(emit, failed))
 
     def _look(self) -> None:
         try:

@@ -53,8 +53,9 @@ MOST_ROUNDS: Final = 5
 class ZookeeperProvider(Provider):
     """One session with ZooKeeper, by kazoo. Thread-safe.
 
-    Threads: three of kazoo's while it is open, which only post to `rpcwheel.workers.POOL`. In a
-    forked child it begins anew, without a session and watches.
+    Threads: three of kazoo's while it is open, which only post to
+    `rpcwheel._concurrency.executor.EXECUTOR`. In a forked child it begins anew, without a session
+    and watches.
     """
 
     schemes: ClassVar[tuple[str, ...]] = SCHEMES
@@ -145,7 +146,7 @@ class ZookeeperProvider(Provider):
         self._session.close()
 
     def _contact_changed(self, reason: str | None) -> None:
-        """On POOL."""
+        """On EXECUTOR."""
         self._reader.forget()
         if reason is None:
             self._following.look()

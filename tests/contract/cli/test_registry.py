@@ -124,7 +124,7 @@ def test_unregister_says_which_there_are_if_there_is_none_such(url, registry, ca
 
 
 def test_a_record_that_is_no_instance_is_told_of_and_the_others_are_shown(tmp_path, capsys) -> None:
-    import sqlite3  # noqa: PLC0415 - as an outsider would
+    import sqlite3
 
     file = tmp_path / "shop.db"
     with open_registry(f"sqlite://{file}", policy=ALONE) as other:

@@ -18,7 +18,7 @@ from rpcwheel import aio
 from rpcwheel.cluster import ClusterPolicy, sync
 from rpcwheel.cluster import aio as cluster_aio
 from rpcwheel.cluster.aio import ClusterChannel
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 
 State = grpc.ChannelConnectivity
 
@@ -309,7 +309,7 @@ async def test_who_is_told_of_the_end_can_have_itself_forgotten_and_may_fail(
     forget()
     await channel.close()
     assert told == ["told"]
-    assert [type(event) for event in events] == [ListenerFailed]
+    assert [type(event) for event in events] == [CallbackFailed]
 
 
 async def test_one_that_is_dropped_is_gone(shops, timer):

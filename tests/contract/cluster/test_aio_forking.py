@@ -14,10 +14,10 @@ from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.aio import Kit
-from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.cluster import BroadcastFailed, ClusterPolicy
 from rpcwheel.cluster.aio import BroadcastInvoker, ForkingInvoker
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.transport.aio import ReconnectingChannel
 
 
 def forked(channel, forks=2):

@@ -11,11 +11,11 @@ from fixtures.aio_doors import others, refused
 from fixtures.clusters import instance
 from fixtures.shop import Fail, Shop
 from fixtures.waiting import aio_wait_until
-from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.cluster import ClusterPolicy
 from rpcwheel.cluster.aio import ClusterChannel
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 from rpcwheel.observe.events import MemberDown, MemberUp
+from rpcwheel.transport.aio import ReconnectingChannel
 
 PROBED = ClusterPolicy(probe=1.0)
 READY = grpc.ChannelConnectivity.READY
@@ -110,7 +110,7 @@ async def test_who_is_told_of_members_may_fail(shops, aio_cluster, events):
     channel = aio_cluster(shops[0], on_member=on_member)
     await many(channel, 2)
     assert told == [(channel.members[0], channel.members[0].channel)]
-    assert [type(event) for event in events] == [ListenerFailed]
+    assert [type(event) for event in events] == [CallbackFailed]
 
 
 async def test_what_connect_raises_is_the_callers(shops, aio_cluster):

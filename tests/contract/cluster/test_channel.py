@@ -16,7 +16,7 @@ from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import CallPolicy, Kit, RetryPolicy, intercept_channel
 from rpcwheel.cluster import ClusterChannel, ClusterPolicy, sync
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name]
@@ -206,7 +206,7 @@ def test_one_that_raises_goes_on_being_called_and_harms_nobody(shops, open_clust
     channel.update([instance(shops[0])])
     assert wait_until(lambda: len(states) == 2)
     assert wait_until(lambda: len(events) == 2)
-    assert [type(event) for event in events] == [ListenerFailed, ListenerFailed]
+    assert [type(event) for event in events] == [CallbackFailed, CallbackFailed]
 
 
 def test_a_connect_that_raises_is_told_and_tried_again(shops, open_cluster, events, timer):
@@ -318,7 +318,7 @@ def test_who_is_told_of_the_end_can_have_itself_forgotten_and_may_fail(shops, op
     forget()
     channel.close()
     assert told == ["told"]
-    assert [type(event) for event in events] == [ListenerFailed]
+    assert [type(event) for event in events] == [CallbackFailed]
 
 
 def test_members_that_drain_are_closed_with_the_rest(shops, open_cluster):

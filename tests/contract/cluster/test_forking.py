@@ -10,9 +10,9 @@ from fixtures.clusters import instance
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, MethodPolicy, RetryPolicy
-from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.cluster import BroadcastFailed, BroadcastInvoker, ClusterPolicy, ForkingInvoker
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.transport import ReconnectingChannel
 
 
 def forked(channel, forks=2):

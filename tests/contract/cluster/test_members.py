@@ -11,10 +11,10 @@ from fixtures.clusters import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Shop
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.cluster import ClusterPolicy, ConsistentHash
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 from rpcwheel.observe.events import MemberDown, MemberUp
+from rpcwheel.transport import ReconnectingChannel
 
 PROBED = ClusterPolicy(probe=1.0)
 
@@ -141,7 +141,7 @@ def test_who_is_told_of_members_may_fail(shops, open_cluster, events):
 
     channel = open_cluster(shops[0], on_member=on_member)
     assert call_of(channel)() == b"x"
-    assert [type(event) for event in events] == [ListenerFailed]
+    assert [type(event) for event in events] == [CallbackFailed]
 
 
 def test_what_connect_raises_is_the_callers(shops, open_cluster):
@@ -428,6 +428,6 @@ def test_a_wait_object_that_raises_is_told_and_stands_for_a_second(
     channel = open_cluster(shops[0], policy=ClusterPolicy(probe=wait))
     channel.members[0].down("the test says so")
     assert wait_until(lambda: len(events) == 2)
-    assert [type(event) for event in events] == [MemberDown, ListenerFailed]
+    assert [type(event) for event in events] == [MemberDown, CallbackFailed]
     timer.advance(1.1)
     assert wait_until(lambda: channel.members[0].state == "UP")

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 import pytest
 
 from fixtures.failback_queues import aplay, play
-from rpcwheel.call import DEADLINE
-from rpcwheel.deadline import current_deadline, deadline_scope
+from rpcwheel.call import current_deadline, deadline_scope
+from rpcwheel.rpc import DEADLINE
 
 
 class Look:

@@ -7,11 +7,11 @@ import grpc
 import pytest
 
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.channel import ReconnectingChannel as SyncChannel
-from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.heartbeat import HealthProbe, HeartbeatState
 from rpcwheel.heartbeat.aio import HeartbeatManager
 from rpcwheel.timer import AsyncWheelTimer, WheelTimer
+from rpcwheel.transport import ReconnectingChannel as SyncChannel
+from rpcwheel.transport.aio import ReconnectingChannel
 
 
 @pytest.fixture(params=[WheelTimer, AsyncWheelTimer], ids=["thread", "loop"])

@@ -28,12 +28,12 @@ from rpcwheel.aio import intercept_channel as aio_intercept_channel
 from rpcwheel.errors import TimerStopped, TooManyTimeouts
 from rpcwheel.heartbeat import HealthProbe, HeartbeatState, MethodProbe, Verdict
 from rpcwheel.observe import (
+    CallbackFailed,
     ConnectionAlive,
     ConnectionDead,
     ConnectionReplaced,
-    HandOffRefused,
+    ExecutorRejected,
     HeartbeatMissed,
-    ListenerFailed,
 )
 from rpcwheel.timer import ManualTimer, WheelTimer
 
@@ -242,7 +242,7 @@ def test_a_probe_of_the_user_s_is_called_and_may_raise(twin, asked, channel, man
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.answered == 1)
     assert asked.calls == 1
-    assert wait_until(lambda: ListenerFailed in kinds(events))
+    assert wait_until(lambda: CallbackFailed in kinds(events))
     assert heartbeat.state is ALIVE
 
 
@@ -326,8 +326,8 @@ def test_a_judge_that_gives_no_verdict_is_reported_and_harms_nothing(
     for count, probe.verdict in enumerate((True, None, (True, None)), 1):
         assert wait_until(heartbeat.beat)
         assert wait_until(lambda count=count: heartbeat.answered == count)
-        assert wait_until(lambda count=count: kinds(events).count(ListenerFailed) == count)
-    failed = next(event for event in events if isinstance(event, ListenerFailed))
+        assert wait_until(lambda count=count: kinds(events).count(CallbackFailed) == count)
+    failed = next(event for event in events if isinstance(event, CallbackFailed))
     assert "judge must return a rpcwheel.heartbeat.Verdict" in str(failed.error)
     assert heartbeat.state is ALIVE
 
@@ -335,7 +335,7 @@ def test_a_judge_that_gives_no_verdict_is_reported_and_harms_nothing(
 # --- Dead ----------------------------------------------------------------------------------------
 
 
-def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(  # noqa: PLR0917
+def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(
     twin, asked, channel, manager, timer, events
 ):
     asked.answer = NOT_SERVING
@@ -377,7 +377,7 @@ def test_drain_is_passed_on_to_the_replacement(twin, asked, channel, timer):
     twin.do(manager.close)
 
 
-def test_a_replacement_that_fails_is_reported_and_tried_again(  # noqa: PLR0917
+def test_a_replacement_that_fails_is_reported_and_tried_again(
     twin, asked, channel, manager, timer, events, caplog
 ):
     asked.answer = NOT_SERVING
@@ -394,7 +394,7 @@ def test_a_replacement_that_fails_is_reported_and_tried_again(  # noqa: PLR0917
     assert heartbeat.state is DEAD
     assert tried[2][0] - tried[1][0] >= 15  # a tick of 20, give or take when each was late
     assert threading.current_thread() not in {thread for _, thread in tried}
-    assert wait_until(lambda: ListenerFailed in kinds(events))
+    assert wait_until(lambda: CallbackFailed in kinds(events))
     assert kinds(events).count(ConnectionDead) == 1
     caplog.clear()  # an error keeps its frames, and they the channel
     events.clear()
@@ -432,7 +432,7 @@ def test_a_plain_channel_is_reported_dead_and_not_replaced(twin, asked, manager,
     assert heartbeat.sent > sent + 15
     assert wait_until(lambda: ConnectionDead in kinds(events))
     assert kinds(events).count(ConnectionDead) == 1
-    assert not {ConnectionReplaced, ListenerFailed} & set(kinds(events))
+    assert not {ConnectionReplaced, CallbackFailed} & set(kinds(events))
     asked.answer = SERVING
     starve(timer, heartbeat, until=lambda: heartbeat.state is ALIVE)
     assert heartbeat.last_use is None
@@ -441,7 +441,7 @@ def test_a_plain_channel_is_reported_dead_and_not_replaced(twin, asked, manager,
     assert wait_until(lambda: heartbeat.state is CLOSED)
 
 
-def test_unavailable_over_a_ready_connection_does_not_make_it_dead(  # noqa: PLR0917
+def test_unavailable_over_a_ready_connection_does_not_make_it_dead(
     twin, asked, channel, manager, timer, events
 ):
     """A proxy says it of its upstream, and gRPC where call credentials can't be had."""
@@ -454,7 +454,7 @@ def test_unavailable_over_a_ready_connection_does_not_make_it_dead(  # noqa: PLR
     assert ConnectionDead not in kinds(events)
 
 
-def test_a_heartbeat_that_cannot_be_sent_does_not_make_a_connection_dead(  # noqa: PLR0917
+def test_a_heartbeat_that_cannot_be_sent_does_not_make_a_connection_dead(
     twin, asked, channel, manager, timer, events
 ):
     heartbeat = twin.do(manager.attach, channel)
@@ -535,7 +535,7 @@ def test_a_channel_that_is_closed_detaches_itself(twin, asked, timer, manager):
     assert (late.state, timer.pending, manager.heartbeats) == (CLOSED, 0, ())
 
 
-def test_detaching_forgets_it_on_the_channel_and_cancels_the_heartbeat_on_its_way(  # noqa: PLR0917
+def test_detaching_forgets_it_on_the_channel_and_cancels_the_heartbeat_on_its_way(
     twin, asked, channel, manager, timer, events
 ):
     asked.answer = threading.Event()
@@ -611,8 +611,8 @@ def test_a_timer_that_stops_ends_the_heartbeat_with_an_event(twin, asked, channe
     timer.stop()
     asked.answer.set()
     assert wait_until(lambda: heartbeat.state is CLOSED)
-    assert wait_until(lambda: HandOffRefused in kinds(events))
-    event = next(event for event in events if isinstance(event, HandOffRefused))
+    assert wait_until(lambda: ExecutorRejected in kinds(events))
+    event = next(event for event in events if isinstance(event, ExecutorRejected))
     assert event.task == f"heartbeat of {asked.target}"
     assert isinstance(event.error, TimerStopped)
     assert manager.heartbeats == ()
@@ -692,11 +692,11 @@ def test_listeners_are_told_in_order_and_one_that_raises_harms_nothing(
     assert wait_until(lambda: len(told) == 6)
     assert all(one is heartbeat for one, _, _ in told)
     assert [old for _, old, _ in told[1:]] == [new for _, _, new in told[:-1]]
-    assert wait_until(lambda: kinds(events).count(ListenerFailed) == 6)
+    assert wait_until(lambda: kinds(events).count(CallbackFailed) == 6)
     heartbeat.remove_listener(listener)
     heartbeat.remove_listener(listener)
     heartbeat.detach()
-    assert wait_until(lambda: kinds(events).count(ListenerFailed) == 7)
+    assert wait_until(lambda: kinds(events).count(CallbackFailed) == 7)
     assert len(told) == 6
 
 

@@ -17,10 +17,10 @@ from fixtures.heartbeat_twins import (
     wait_until_books_are_done,
 )
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
 from rpcwheel.observe import add_sink, remove_sink
 from rpcwheel.timer import WheelTimer
+from rpcwheel.transport import ReconnectingChannel
 
 
 @pytest.fixture

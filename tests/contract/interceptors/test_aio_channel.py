@@ -12,8 +12,8 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, doors_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
-from rpcwheel.interceptors import CallPolicy, aio
+from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
+from rpcwheel.interceptors import aio
 
 try:
     import uvloop
@@ -63,7 +63,7 @@ async def test_a_call_with_only_a_timeout_is_the_users_own(own):
 
 async def test_a_call_that_goes_well_costs_no_task_of_ours(own):
     bare = own.open().unary_unary(UNARY_UNARY)
-    member = own.retrying(timeout=DeadlinePolicy(slow_after=9.0)).unary_unary(UNARY_UNARY)
+    member = own.retrying(timeout=DeadlinePolicy(slow_call_threshold=9.0)).unary_unary(UNARY_UNARY)
     call = bare(b"x")
     tasks = len(others())
     await call
@@ -73,7 +73,7 @@ async def test_a_call_that_goes_well_costs_no_task_of_ours(own):
 
 
 async def test_a_closed_channel_says_so_at_once(own):
-    channel = own.retrying(timeout=DeadlinePolicy(slow_after=9.0))
+    channel = own.retrying(timeout=DeadlinePolicy(slow_call_threshold=9.0))
     await channel.close()
     with pytest.raises(grpc.aio.UsageError):
         channel.unary_unary(UNARY_UNARY)(b"x")
@@ -260,7 +260,9 @@ def test_each_thread_may_have_a_loop_and_a_channel(shop):
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
 def test_it_runs_on_uvloop(shop):
     policy = CallPolicy(
-        timeout=DeadlinePolicy(timeout=WAIT_S, message_timeout=WAIT_S / 2, slow_after=WAIT_S / 2),
+        timeout=DeadlinePolicy(
+            timeout=WAIT_S, message_timeout=WAIT_S / 2, slow_call_threshold=WAIT_S / 2
+        ),
         retry=RetryPolicy(on="UNAVAILABLE", wait=0.01),
         idempotent=True,
     )

@@ -19,15 +19,14 @@ from fixtures.shop import (
     Silent,
 )
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy, deadline_scope
-from rpcwheel.interceptors import FailsafePolicy
+from rpcwheel.call import DeadlinePolicy, DefaultResponsePolicy, RetryPolicy, deadline_scope
 from rpcwheel.observe import (
-    CallExcused,
-    CallNotRetried,
-    CallRetrying,
+    CallbackFailed,
     CallSlow,
-    HookFailed,
-    StreamSilent,
+    DefaultResponseUsed,
+    RetryScheduled,
+    RetryStopped,
+    StreamStalled,
 )
 from rpcwheel.timer import WheelTimer
 
@@ -82,7 +81,7 @@ async def test_the_server_may_ask_not_to_try_again(shop, own, events):
     await refused(own.retrying().unary_unary(UNARY_UNARY)(b"x"))
     assert len(shop.calls) == 1
     await aio_wait_until(lambda: events)
-    assert [type(event) for event in events] == [CallNotRetried]
+    assert [type(event) for event in events] == [RetryStopped]
 
 
 async def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, own, timer, events):
@@ -118,7 +117,7 @@ async def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(s
         channel = own.retrying(idempotent=idempotent)
         await refused(channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S))
     shop.start()
-    kinds = [CallNotRetried, CallRetrying, CallRetrying, CallNotRetried]
+    kinds = [RetryStopped, RetryScheduled, RetryScheduled, RetryStopped]
     await aio_wait_until(lambda: len(events) == len(kinds))
     assert [type(event) for event in events] == kinds
 
@@ -151,7 +150,10 @@ async def test_calls_made_in_a_scope_share_its_deadline(shop, own):
 
 
 async def test_a_call_is_not_made_after_its_deadline(shop, doors):
-    for settings in ({}, {"failsafe": FailsafePolicy(on="UNAVAILABLE", default=b"safe")}):
+    for settings in (
+        {},
+        {"default_response": DefaultResponsePolicy(on="UNAVAILABLE", default=b"safe")},
+    ):
         channel = doors.retrying(**settings)
         with deadline_scope(0.0):
             call = channel.unary_unary(UNARY_UNARY)(b"x")
@@ -169,7 +171,7 @@ async def test_many_may_await_one_call(shop, own):
 
 async def test_a_call_is_slow_while_it_still_runs(shop, doors, timer, events):
     shop.then(hang := Hang())
-    deadline = DeadlinePolicy(slow_after=1.0)
+    deadline = DeadlinePolicy(slow_call_threshold=1.0)
     call = doors.retrying(timer=timer, timeout=deadline).unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(hang.begun.is_set)
     timer.advance(1.0)
@@ -181,7 +183,7 @@ async def test_a_call_is_slow_while_it_still_runs(shop, doors, timer, events):
 
 
 async def test_a_call_that_has_ended_is_not_slow(shop, doors, timer):
-    deadline = DeadlinePolicy(slow_after=1.0)
+    deadline = DeadlinePolicy(slow_call_threshold=1.0)
     channel = doors.retrying(timer=timer, timeout=deadline)
     await channel.unary_unary(UNARY_UNARY)(b"x")
     assert await read_all(channel.unary_stream(UNARY_STREAM)(b"xy")) == [b"x", b"y"]
@@ -223,7 +225,7 @@ async def test_a_silent_stream_is_cancelled_with_a_clear_error(shop, own, events
     assert error.details() == "no message for 2 s (message_timeout)"
     assert await call.code() is error.code()
     await aio_wait_until(shop.calls[0].ended.is_set)
-    await aio_wait_until(lambda: StreamSilent(UNARY_STREAM, 2.0) in events)
+    await aio_wait_until(lambda: StreamStalled(UNARY_STREAM, 2.0) in events)
 
 
 async def test_silence_before_the_first_message_may_be_tried_again(shop, own, timer):
@@ -268,33 +270,36 @@ async def test_reading_and_iterating_do_not_mix(doors):
 @pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
 async def test_a_default_response_answers_a_failed_call(shop, doors, events, kind):
     shop.then(Fail("NOT_FOUND", "gone", (("k", "v"),)))
-    failsafe = FailsafePolicy(on="NOT_FOUND", default=(b"1", b"2"))
-    call = begin(doors.retrying(failsafe=failsafe), kind)
+    default_response = DefaultResponsePolicy(on="NOT_FOUND", default=(b"1", b"2"))
+    call = begin(doors.retrying(default_response=default_response), kind)
     assert await answer_of(call, kind) == [b"1", b"2"]
     assert await call.code() is grpc.StatusCode.OK
-    assert await call.details() == "failsafe after NOT_FOUND: gone"
-    assert tuple(await call.trailing_metadata()) == (("k", "v"), ("rpcwheel-answer", "failsafe"))
+    assert await call.details() == "default response after NOT_FOUND: gone"
+    assert tuple(await call.trailing_metadata()) == (
+        ("k", "v"),
+        ("rpcwheel-answer", "default-response"),
+    )
     await aio_wait_until(lambda: events)
-    assert [type(event) for event in events] == [CallExcused]
+    assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
 @pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
 async def test_a_default_response_answers_a_call_that_is_late(shop, doors, events, kind):
-    failsafe = FailsafePolicy(on="DEADLINE_EXCEEDED", default=[b"safe"])
-    channel = doors.retrying(failsafe=failsafe)
+    default_response = DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=[b"safe"])
+    channel = doors.retrying(default_response=default_response)
     with deadline_scope(0.0):
         call = begin(channel, kind)
     assert await answer_of(call, kind) == [b"safe"]
     assert await call.code() is grpc.StatusCode.OK
     assert not shop.calls
     await aio_wait_until(lambda: events)
-    assert [type(event) for event in events] == [CallExcused]
+    assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
 async def test_messages_in_the_callers_hands_are_followed_by_the_failure(shop, own):
     shop.then(Fail("NOT_FOUND", after=1))
-    failsafe = FailsafePolicy(on="NOT_FOUND", default=(b"1",))
-    call = own.retrying(failsafe=failsafe).unary_stream(UNARY_STREAM)(b"xyz")
+    default_response = DefaultResponsePolicy(on="NOT_FOUND", default=(b"1",))
+    call = own.retrying(default_response=default_response).unary_stream(UNARY_STREAM)(b"xyz")
     assert await anext(aiter(call)) == b"x"
     await refused(anext(aiter(call)))
 
@@ -311,7 +316,7 @@ async def test_a_callback_that_raises_harms_nothing(own, events):
     await aio_wait_until(lambda: told and events)
     assert told == [call]
     (event,) = events
-    assert isinstance(event, HookFailed)
+    assert isinstance(event, CallbackFailed)
     assert isinstance(event.error, ZeroDivisionError)
 
 
@@ -320,15 +325,17 @@ async def test_a_wait_that_raises_leaves_the_failure(shop, own, events):
     retry = RetryPolicy(on="UNAVAILABLE", wait=lambda _: 1 / 0)
     error = await refused(own.retrying(retry=retry).unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    await aio_wait_until(lambda: HookFailed in map(type, events))
+    await aio_wait_until(lambda: CallbackFailed in map(type, events))
 
 
 async def test_a_predicate_that_raises_leaves_the_failure(shop, own, events):
     shop.then("NOT_FOUND")
-    failsafe = FailsafePolicy(on=lambda _: 1 / 0)
-    error = await refused(own.retrying(failsafe=failsafe).unary_unary(UNARY_UNARY)(b"x"))
+    default_response = DefaultResponsePolicy(on=lambda _: 1 / 0)
+    error = await refused(
+        own.retrying(default_response=default_response).unary_unary(UNARY_UNARY)(b"x")
+    )
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    await aio_wait_until(lambda: HookFailed in map(type, events))
+    await aio_wait_until(lambda: CallbackFailed in map(type, events))
 
 
 # --- Timers that stop ---
@@ -336,7 +343,7 @@ async def test_a_predicate_that_raises_leaves_the_failure(shop, own, events):
 
 async def test_a_timer_that_was_stopped_costs_the_retries_and_no_call(shop, own, timer):
     timer.stop()
-    deadline = DeadlinePolicy(timeout=WAIT_S, slow_after=1.0, message_timeout=2.0)
+    deadline = DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=1.0, message_timeout=2.0)
     retry = RetryPolicy(on="UNAVAILABLE", wait=1.0)
     channel = own.retrying(timer=timer, timeout=deadline, retry=retry)
     for kind in ("unary_unary", "unary_stream"):
@@ -358,7 +365,7 @@ async def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, ow
     assert len(shop.calls) == 2
     await aio_wait_until(
         lambda: (
-            [event.reason for event in events if isinstance(event, CallNotRetried)]
+            [event.reason for event in events if isinstance(event, RetryStopped)]
             == ["its timer was stopped"] * 2
         )
     )

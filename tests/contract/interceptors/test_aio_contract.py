@@ -10,7 +10,7 @@ from scenarios.calls import KINDS, MESSAGES, SCENARIOS, answer_of, policy_of, re
 from fixtures.aio_doors import Doors
 from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.interceptors.aio import Queues
+from rpcwheel.interceptors.aio import FailbackQueues
 
 MARK = {"with": "policies"}
 """Metadata that tells the calls with policies from bare ones that reach the server late."""
@@ -44,7 +44,7 @@ def rows():
 
 @pytest.fixture
 async def queues():
-    queues = Queues()
+    queues = FailbackQueues()
     yield queues
     await queues.close(0)
 

@@ -14,19 +14,19 @@ from fixtures.shop import (
     Hang,
 )
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.deadline import RetryPolicy, deadline_scope
+from rpcwheel.call import CallPolicy, RetryPolicy, deadline_scope
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy, aio
-from rpcwheel.interceptors.aio import Queues
-from rpcwheel.observe import CallAbandoned, HookFailed
+from rpcwheel.interceptors import aio
+from rpcwheel.interceptors.aio import FailbackQueues
+from rpcwheel.observe import CallAbandoned, CallbackFailed
 
 LATER = FailbackPolicy(on="UNAVAILABLE", wait=30.0, default=(b"later",))
 
 
 @pytest.fixture
 async def queues(timer):
-    queues = Queues(timer)
+    queues = FailbackQueues(timer)
     yield queues
     await queues.close(0)
 
@@ -121,7 +121,7 @@ async def test_a_predicate_is_asked_before_requests_are_gathered(shop, own, queu
     error = await refused(channel.stream_unary(STREAM_UNARY)(blocked_requests()))
     assert not hasattr(error, "__notes__")
     await aio_wait_until(lambda: events)
-    assert [type(event) for event in events] == [HookFailed]
+    assert [type(event) for event in events] == [CallbackFailed]
 
 
 @pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
@@ -215,7 +215,7 @@ async def test_a_predicate_that_raises_leaves_the_failure(shop, own, queues, eve
     channel = own.retrying(failback=broken, queues=queues)
     error = await refused(channel.unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    await aio_wait_until(lambda: HookFailed in map(type, events))
+    await aio_wait_until(lambda: CallbackFailed in map(type, events))
 
 
 async def test_what_the_caller_cancelled_is_not_parked(shop, own, queues):
@@ -266,17 +266,17 @@ class Far:
 
 
 async def test_each_policy_has_one_queue_of_its_own(timer):
-    async with aio.Queues(timer) as queues:
+    async with aio.FailbackQueues(timer) as queues:
         one, other = policy(), policy()
         assert queues.of(one, "/a/B") is queues.of(one, "/a/C")
         assert queues.of(other, "/a/B") is not queues.of(one, "/a/B")
         assert list(queues.stats()) == ["/a/B", "/a/B (2)"]
         queues.of(policy(name="mine"), "/a/B")
-        assert repr(queues) == "<Queues ['/a/B', '/a/B (2)', 'mine'] pending=0>"
+        assert repr(queues) == "<FailbackQueues ['/a/B', '/a/B (2)', 'mine'] pending=0>"
 
 
 async def test_flush_delivers_what_waits_in_all_queues(timer):
-    async with aio.Queues(timer) as queues:
+    async with aio.FailbackQueues(timer) as queues:
         far = Far()
         for one in (policy(), policy()):
             assert queues.of(one, "/a/B").park(GONE, far)
@@ -286,7 +286,7 @@ async def test_flush_delivers_what_waits_in_all_queues(timer):
 
 
 async def test_close_reports_what_was_not_delivered(timer):
-    queues = aio.Queues(timer)
+    queues = aio.FailbackQueues(timer)
     for one in (policy(), policy()):
         queues.of(one, "/a/B").park(GONE, Far(GONE, GONE, GONE, GONE))
     assert len(await queues.close(0)) == 2
@@ -294,7 +294,7 @@ async def test_close_reports_what_was_not_delivered(timer):
 
 
 async def test_a_queue_that_is_asked_for_after_the_close_is_closed(timer):
-    queues = aio.Queues(timer)
+    queues = aio.FailbackQueues(timer)
     await queues.close()
     with pytest.raises(FailbackClosed):
         queues.of(policy(), "/a/B").park(GONE, Far())
@@ -302,7 +302,7 @@ async def test_a_queue_that_is_asked_for_after_the_close_is_closed(timer):
 
 async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, timer, events):
     shop.then("UNAVAILABLE")
-    async with aio.Queues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
+    async with aio.FailbackQueues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
         channel = aio.intercept_channel(
             bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
         )
@@ -319,7 +319,7 @@ async def test_one_whose_channel_is_closed_in_the_middle_of_a_delivery_says_so_t
 ):
     hang = Hang()
     shop.then("UNAVAILABLE", hang)
-    async with aio.Queues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
+    async with aio.FailbackQueues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
         channel = aio.intercept_channel(
             bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
         )

@@ -7,9 +7,9 @@ from fixtures.aio_doors import read_all, refused
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS, doors_but
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S
-from rpcwheel.deadline import RetryPolicy
+from rpcwheel.call import RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors.aio import Queues
+from rpcwheel.interceptors.aio import FailbackQueues
 
 
 class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
@@ -173,7 +173,7 @@ class Signs(grpc.aio.UnaryUnaryClientInterceptor):
 async def test_what_others_add_to_the_metadata_of_a_try_is_not_in_the_next(shop, doors, given):
     own = grpc.aio.Metadata(("k", "v")) if given == "metadata" else given
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    queues = Queues()
+    queues = FailbackQueues()
     failback = FailbackPolicy(on="UNAVAILABLE", wait=30.0)
     retry = RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0)
     channel = doors.retrying(inner=[Signs()], retry=retry, failback=failback, queues=queues)

@@ -10,9 +10,9 @@ from google.protobuf.wrappers_pb2 import StringValue
 from fixtures.aio_doors import read_all
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy, aio
+from rpcwheel.interceptors import aio
 
 PROTOBUF = {
     "request_serializer": StringValue.SerializeToString,
@@ -49,7 +49,7 @@ async def test_a_message_that_changes_before_the_retry_is_sent_as_it_was(shop, d
 
 
 async def test_a_message_that_changes_while_the_call_runs_is_delivered_as_it_was(shop, own):
-    async with aio.Queues() as queues:
+    async with aio.FailbackQueues() as queues:
         codes = {"UNAVAILABLE", "CANCELLED"}  # how a call fails whose server is stopped
         later = FailbackPolicy(on=codes, wait=30.0)
         channel = own.retrying(retry=None, failback=later, queues=queues)
@@ -73,7 +73,7 @@ async def test_only_what_may_be_sent_again_is_copied(own):
             copied.append(self)
             return self
 
-    once = {"retry": None, "timeout": DeadlinePolicy(slow_after=9.0)}
+    once = {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9.0)}
     for settings, copies in (once, 0), ({}, 1):
         channel = own.retrying(**settings)
         member = channel.unary_unary(UNARY_UNARY, request_serializer=lambda _: b"x")
@@ -161,7 +161,7 @@ async def test_each_try_and_each_delivery_makes_its_own_token(guarded, door):
         failback=FailbackPolicy(on="UNAVAILABLE", wait=30.0),
     )
     tokens = grpc.metadata_call_credentials(Tokens())
-    async with aio.Queues() as queues, secured(guarded, door, policy, queues) as channel:
+    async with aio.FailbackQueues() as queues, secured(guarded, door, policy, queues) as channel:
         member = channel.unary_unary(TOKENS_METHOD)
         guarded.failures = 1
         assert await member(b"x", credentials=tokens) == b"x"

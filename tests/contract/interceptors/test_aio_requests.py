@@ -8,8 +8,8 @@ import pytest
 from fixtures.aio_doors import read_all, refused, sent
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail
 from fixtures.waiting import aio_wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy
-from rpcwheel.observe import CallNotRetried
+from rpcwheel.call import DeadlinePolicy, RetryPolicy
+from rpcwheel.observe import RetryStopped
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ async def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, own, events, k
     for limit, attempts in ((10_000, 2), (3, 1)):
         shop.reset()
         shop.then(Fail("UNAVAILABLE", read=True))
-        retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=None, replay_bytes=limit)
+        retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=None, replay_buffer_bytes=limit)
         call = getattr(own.retrying(retry=retry), kind)(method)(sent(*messages))
         ending = call if kind == "stream_unary" else read_all(call)
         if attempts == 2:
@@ -57,12 +57,12 @@ async def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, own, events, k
         else:
             assert (await refused(ending)).code() is grpc.StatusCode.UNAVAILABLE
         assert [seen.requests for seen in shop.calls] == [messages] * attempts
-    await aio_wait_until(lambda: any(isinstance(event, CallNotRetried) for event in events))
+    await aio_wait_until(lambda: any(isinstance(event, RetryStopped) for event in events))
     assert "can't be made again" in events[-1].reason
 
 
 async def test_who_gave_an_iterator_may_not_write(doors):
-    for settings in ({}, {"retry": None, "timeout": DeadlinePolicy(slow_after=9)}):
+    for settings in ({}, {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}):
         call = doors.retrying(**settings).stream_unary(STREAM_UNARY)(sent(b"a"))
         with pytest.raises(grpc.aio.UsageError):
             await call.write(b"b")
@@ -72,7 +72,7 @@ async def test_who_gave_an_iterator_may_not_write(doors):
 
 
 async def test_without_retries_requests_may_be_written(doors):
-    settings = {"retry": None, "timeout": DeadlinePolicy(slow_after=9)}
+    settings = {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}
     call = doors.retrying(**settings).stream_unary(STREAM_UNARY)()
     await call.write(b"a")
     await call.done_writing()

@@ -26,10 +26,9 @@ from scenarios.served import (
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import IN_TIME, METHOD, aio_serving
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.deadline import DeadlinePolicy, current_deadline, deadline_scope
-from rpcwheel.interceptors import CallPolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, current_deadline, deadline_scope
 from rpcwheel.interceptors.aio import server_interceptors
-from rpcwheel.observe import CallLate, CallSlow
+from rpcwheel.observe import CallSlow, DeadlineExceededBeforeStart
 from rpcwheel.timer import AsyncWheelTimer, ManualTimer
 
 TWO_KINDS = ["unary_unary", "stream_stream"]
@@ -214,7 +213,9 @@ async def test_a_call_whose_deadline_has_passed_is_not_handed_to_its_handler(
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if blocked:
                 break
-        await aio_wait_until(lambda: any(isinstance(one, CallLate) for one in events))
+        await aio_wait_until(
+            lambda: any(isinstance(one, DeadlineExceededBeforeStart) for one in events)
+        )
     assert served == []
     assert not [record for record in caplog.records if record.name.startswith("grpc")]
 
@@ -418,7 +419,7 @@ async def test_a_generator_is_closed_with_the_one_around_it():
     assert closed == [b"x"]
 
 
-SLOW = CallPolicy(timeout=DeadlinePolicy(slow_after=2.0))
+SLOW = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
 
 
 class Gate:
@@ -577,7 +578,7 @@ async def test_a_timer_that_takes_no_more_does_not_harm_a_call(kind, nature):
 
 async def test_a_timer_on_the_loop_of_the_server_does_as_well(events):
     gate = Gate()
-    policy = CallPolicy(timeout=DeadlinePolicy(slow_after=0.01))
+    policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=0.01))
     made = handler("unary_unary", plain("unary_unary", gate, well))
     async with (
         AsyncWheelTimer() as timer,

@@ -7,10 +7,9 @@ import grpc
 import pytest
 
 from fixtures.waiting import aio_wait_until
-from rpcwheel.deadline import RetryPolicy
+from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy
-from rpcwheel.interceptors.aio import Queues, intercept_channel
+from rpcwheel.interceptors.aio import FailbackQueues, intercept_channel
 
 INTERNAL, UNAVAILABLE = grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE
 MADE_UP = "Internal error from Core"
@@ -169,7 +168,7 @@ def test_the_servers_own_status_ends_a_stream_as_soon_as_it_is_known(own):
 async def test_a_delivery_is_judged_by_the_servers_own_status(timer):
     """Failback would give the call up after INTERNAL, and goes on after UNAVAILABLE."""
     channel = Channel(own=True)
-    async with Queues(timer) as queues:
+    async with FailbackQueues(timer) as queues:
         policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=30.0, default=()))
         kept = intercept_channel(channel, policy, timer=timer, queues=queues)
         async for _ in kept.stream_stream("/a/b")(iter([b"x"])):

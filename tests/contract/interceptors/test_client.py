@@ -22,21 +22,22 @@ from fixtures.shop import (
 )
 from fixtures.small_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.deadline import DeadlinePolicy, RetryPolicy, deadline_scope
-from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import (
+from rpcwheel.call import (
     CallPolicy,
-    FailsafePolicy,
+    DeadlinePolicy,
+    DefaultResponsePolicy,
     MethodPolicy,
-    Queues,
-    intercept_channel,
+    RetryPolicy,
+    deadline_scope,
 )
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
 from rpcwheel.observe import (
-    CallExcused,
-    CallNotRetried,
-    CallRetrying,
+    CallbackFailed,
     CallSlow,
-    HookFailed,
+    DefaultResponseUsed,
+    RetryScheduled,
+    RetryStopped,
     add_sink,
     remove_sink,
 )
@@ -91,7 +92,7 @@ def test_the_events_tell_of_each_retry_and_why_there_is_no_other(shop, client, e
     shop.then(*["UNAVAILABLE"] * 3)
     refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
     wait_until(lambda: len(events) == 3)
-    assert [type(event) for event in events] == [CallRetrying, CallRetrying, CallNotRetried]
+    assert [type(event) for event in events] == [RetryScheduled, RetryScheduled, RetryStopped]
     assert events[-1].attempts == 3
     assert events[-1].reason == "no attempts left"
 
@@ -122,8 +123,8 @@ def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(events)
             assert refused(partial(call, b"x")).code() is grpc.StatusCode.UNAVAILABLE
             error = refused(lambda call=call: call.future(b"x").result(WAIT_S))
             assert error.code() is grpc.StatusCode.UNAVAILABLE
-    wait_until(lambda: sum(isinstance(event, CallNotRetried) for event in events) == 4)
-    retried = [event.method for event in events if isinstance(event, CallRetrying)]
+    wait_until(lambda: sum(isinstance(event, RetryStopped) for event in events) == 4)
+    retried = [event.method for event in events if isinstance(event, RetryScheduled)]
     assert retried == [METHOD, METHOD]
 
 
@@ -220,13 +221,15 @@ def test_a_call_is_not_made_after_its_deadline(shop, client, call_of):
 @each_style
 def test_a_default_response_answers_a_call_that_is_late(shop, client, call_of):
     default = (b"no",) if call_of is STYLES["stream"] else b"no"
-    channel = client(failsafe=FailsafePolicy(on="DEADLINE_EXCEEDED", default=default))
+    channel = client(
+        default_response=DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=default)
+    )
     assert call_of(channel)(b"x", timeout=0) == b"no"
     assert shop.calls == []
 
 
 def test_failback_delivers_a_call_that_is_late(shop, shop_channel):
-    with Queues() as queues:
+    with FailbackQueues() as queues:
         failback = FailbackPolicy(on="DEADLINE_EXCEEDED", wait=0.01, default=b"queued")
         channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
         assert channel.unary_unary(UNARY_UNARY)(b"x", timeout=0) == b"queued"
@@ -242,7 +245,7 @@ def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, shop_chan
         yield b"1"
         opened.wait(WAIT_S)
 
-    with Queues() as queues:
+    with FailbackQueues() as queues:
         failback = FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=b"queued")
         channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
         shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -260,26 +263,26 @@ def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, shop_chan
 
 def test_a_default_response_is_a_success_that_names_its_maker(shop, client, events):
     shop.then("NOT_FOUND")
-    channel = client(failsafe=FailsafePolicy(on="NOT_FOUND", default=b"none"))
+    channel = client(default_response=DefaultResponsePolicy(on="NOT_FOUND", default=b"none"))
     answer, call = channel.unary_unary(UNARY_UNARY).with_call(b"x")
     assert answer == b"none"
     assert call.code() is grpc.StatusCode.OK
-    assert call.details().startswith("failsafe after NOT_FOUND: scripted")
-    assert call.trailing_metadata()[-1] == ("rpcwheel-answer", "failsafe")
+    assert call.details().startswith("default response after NOT_FOUND: scripted")
+    assert call.trailing_metadata()[-1] == ("rpcwheel-answer", "default-response")
     wait_until(lambda: events)
-    assert [type(event) for event in events] == [CallExcused]
+    assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
 def test_a_default_response_comes_after_the_retries(shop, client):
     shop.then(*["UNAVAILABLE"] * 3)
-    channel = client(failsafe=FailsafePolicy(on="UNAVAILABLE", default=(b"n",)))
+    channel = client(default_response=DefaultResponsePolicy(on="UNAVAILABLE", default=(b"n",)))
     assert list(channel.unary_stream(UNARY_STREAM)(b"x")) == [b"n"]
     assert len(shop.calls) == 3
 
 
 def test_after_its_first_message_a_stream_gets_no_retry_and_no_default(shop, client):
     shop.then(Fail("UNAVAILABLE", after=1, read=True))
-    channel = client(failsafe=FailsafePolicy(on="UNAVAILABLE", default=(b"n",)))
+    channel = client(default_response=DefaultResponsePolicy(on="UNAVAILABLE", default=(b"n",)))
     rest = threading.Event()
     stream = channel.stream_stream(STREAM_STREAM)(gated(b"x", rest))
     assert next(stream) == b"x"
@@ -300,8 +303,10 @@ def test_a_wait_object_that_raises_costs_the_retries_and_no_more(shop, client, e
     for make in (partial(member, b"x"), lambda: member.future(b"x").result(WAIT_S)):
         shop.then("UNAVAILABLE")
         assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
-    wait_until(lambda: sum(isinstance(event, HookFailed) for event in events) == 2)
-    assert {event.hook for event in events if isinstance(event, HookFailed)} == {"retry.wait"}
+    wait_until(lambda: sum(isinstance(event, CallbackFailed) for event in events) == 2)
+    assert {event.callback for event in events if isinstance(event, CallbackFailed)} == {
+        "retry.wait"
+    }
     assert member.future(b"x").result(WAIT_S) == b"x"
 
 
@@ -331,11 +336,11 @@ def test_a_predicate_that_raises_leaves_the_failure_as_it_was(shop, client, even
         raise RuntimeError("no idea")
 
     shop.then("NOT_FOUND")
-    channel = client(retry=None, failsafe=FailsafePolicy(on=broken))
+    channel = client(retry=None, default_response=DefaultResponsePolicy(on=broken))
     error = refused(lambda: channel.unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.NOT_FOUND
     wait_until(lambda: events)
-    assert [event.hook for event in events] == ["failsafe.on"]
+    assert [event.callback for event in events] == ["default_response.on"]
 
 
 def test_done_callbacks_that_hang_hold_up_no_calls_through_two_interceptors(shop, shop_channel):
@@ -367,7 +372,7 @@ def test_a_sink_that_blocks_does_not_hold_up_the_timer(shop, shop_channel, timer
             blocked.set()
             woken.append(opened.wait(WAIT_S))
 
-    policy = CallPolicy(timeout=DeadlinePolicy(slow_after=2.0))
+    policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
     hang = Hang()
     shop.then(hang)
     call = intercept_channel(shop_channel, policy, timer=timer).unary_unary(UNARY_UNARY).future(b"")
@@ -394,7 +399,7 @@ def test_a_slow_call_is_told_while_it_runs_and_one_that_ended_is_not(
 ):
     hang = Hang()
     retry = {} if style == "retried" else {"retry": None}
-    channel = client(timeout=DeadlinePolicy(slow_after=3.0), timer=timer, **retry)
+    channel = client(timeout=DeadlinePolicy(slow_call_threshold=3.0), timer=timer, **retry)
     unary, stream = channel.unary_unary(UNARY_UNARY), channel.unary_stream(UNARY_STREAM)
     list(stream(b"x"))
     unary(b"x")
@@ -422,7 +427,7 @@ def test_a_slow_call_is_told_while_it_runs_and_one_that_ended_is_not(
 def test_a_stream_that_is_watched_is_still_cancelled_when_it_is_dropped(shop, client):
     silent = Silent()
     shop.then(silent)
-    channel = client(retry=None, timeout=DeadlinePolicy(slow_after=100.0))
+    channel = client(retry=None, timeout=DeadlinePolicy(slow_call_threshold=100.0))
     stream = channel.unary_stream(UNARY_STREAM)(b"x")
     assert silent.begun.wait(WAIT_S)
     del stream
@@ -435,7 +440,7 @@ def test_a_stream_that_is_watched_is_still_cancelled_when_it_is_dropped(shop, cl
 def test_an_interrupt_while_a_call_waits_for_its_retry_leaves_nothing_behind(shop, client, timer):
     shop.then("UNAVAILABLE")
     retry = RetryPolicy(on="UNAVAILABLE", wait=5.0)
-    channel = client(retry=retry, timeout=DeadlinePolicy(slow_after=9.0), timer=timer)
+    channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
 
     def interrupt():
         wait_until(lambda: timer.pending == 2)  # the retry, and the watch for slow calls
@@ -451,7 +456,7 @@ def test_an_interrupt_while_a_call_waits_for_its_retry_leaves_nothing_behind(sho
 
 def test_a_timer_that_is_stopped_ends_the_retries_and_no_call(shop, client, timer):
     retry = RetryPolicy(on="UNAVAILABLE", wait=5.0)
-    channel = client(retry=retry, timeout=DeadlinePolicy(slow_after=9.0), timer=timer)
+    channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
     timer.stop()
     member = channel.unary_unary(UNARY_UNARY)
     assert member(b"x") == b"x"
@@ -490,9 +495,9 @@ def test_a_call_ends_though_the_timer_of_its_retry_is_busy(shop, client, call_of
 @each_style
 def test_a_channel_that_closes_between_two_attempts_cancels_the_call(shop, timer, call_of):
     plain = grpc.insecure_channel(shop.target, options=IMPATIENT)
-    failsafe = FailsafePolicy(on=grpc.RpcError, default=b"no")
+    default_response = DefaultResponsePolicy(on=grpc.RpcError, default=b"no")
     retry = RetryPolicy(on="UNAVAILABLE", wait=9.0)
-    policy = CallPolicy(retry=retry, idempotent=True, failsafe=failsafe)
+    policy = CallPolicy(retry=retry, idempotent=True, default_response=default_response)
     channel = intercept_channel(plain, policy, timer=timer)
     shop.then("UNAVAILABLE")
     codes = []

@@ -10,7 +10,7 @@ from scenarios.calls import KINDS, SCENARIOS, answer_of, policy_of, request_of
 
 from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.interceptors import Queues, intercept_channel
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
 
 MARK = {"with": "policies"}
 """Metadata that tells the calls with policies from bare ones that reach the server late."""
@@ -33,7 +33,7 @@ def rows():
 
 @pytest.fixture
 def queues():
-    queues = Queues()
+    queues = FailbackQueues()
     yield queues
     queues.close(0)
 

@@ -8,23 +8,18 @@ import pytest
 
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.deadline import RetryPolicy
+from rpcwheel.call import CallPolicy, MethodPolicy, RetryPolicy
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import (
-    CallPolicy,
-    MethodPolicy,
-    Queues,
-    intercept_channel,
-)
-from rpcwheel.observe import CallAbandoned, CallParked, HookFailed
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
+from rpcwheel.observe import CallAbandoned, CallbackFailed, CallParked
 
 AUDIT = FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=b"later")
 
 
 @pytest.fixture
 def queues(timer):
-    queues = Queues(timer)
+    queues = FailbackQueues(timer)
     yield queues
     queues.close(0)
 
@@ -128,7 +123,7 @@ def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, 
     with pytest.raises(grpc.RpcError):
         client(FailbackPolicy(on=broken)).unary_unary(UNARY_UNARY)(b"x")
     wait_until(lambda: events)
-    assert [type(event) for event in events] == [HookFailed]
+    assert [type(event) for event in events] == [CallbackFailed]
 
 
 # --- Queues ---
@@ -259,7 +254,7 @@ def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
 
 
 def test_queues_close_as_a_context(shop, shop_channel):
-    with Queues() as queues:
+    with FailbackQueues() as queues:
         channel = intercept_channel(shop_channel, CallPolicy(failback=AUDIT), queues=queues)
         shop.then("UNAVAILABLE")
         channel.unary_unary(UNARY_UNARY)(b"x")

@@ -8,9 +8,9 @@ import pytest
 
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.deadline import RetryPolicy
+from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import CallPolicy, Queues, intercept_channel
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
 
 STYLES = {
     "blocking": lambda channel: channel.stream_unary(STREAM_UNARY),
@@ -68,7 +68,7 @@ def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, client, call_of):
     for limit, attempts in ((10_000, 2), (6, 1)):
         shop.reset()
         shop.then(Fail("UNAVAILABLE", read=True))
-        call = call_of(client(replay_bytes=limit))
+        call = call_of(client(replay_buffer_bytes=limit))
         if attempts == 2:
             assert call(iter(messages)) == b"abcdefg"
         else:
@@ -103,7 +103,7 @@ def test_without_retries_a_request_stream_is_handed_to_grpc(shop, shop_channel):
 def test_failback_delivers_a_stream_whole(shop, shop_channel, call_of):
     default = [b"later"] if call_of is STYLES["stream"] else b"later"
     policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=default))
-    with Queues() as queues:
+    with FailbackQueues() as queues:
         channel = intercept_channel(shop_channel, policy, queues=queues)
         shop.then("UNAVAILABLE")
         assert call_of(channel)(iter([b"a", b"b", b"c"])) == b"later"

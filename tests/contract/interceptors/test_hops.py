@@ -11,8 +11,8 @@ from scenarios.served import aio_ask, ask, handler
 from fixtures.chains import left
 from fixtures.small_servers import IN_TIME, METHOD, aio_serving
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.deadline import DeadlinePolicy, current_deadline, deadline_scope
-from rpcwheel.interceptors import CallPolicy, aio
+from rpcwheel.call import CallPolicy, DeadlinePolicy, current_deadline, deadline_scope
+from rpcwheel.interceptors import aio
 
 ENTRY = 9.5
 """Seconds. Below 10 s grpc rounds up by at most 0.01 s at each hop; a hop works for 0.05 s."""

@@ -7,15 +7,15 @@ from collections import Counter
 import grpc
 
 from rpcwheel import RetryPolicy
-from rpcwheel.deadline import DeadlinePolicy
-from rpcwheel.interceptors import CallPolicy, aio, sync
+from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.interceptors import aio, sync
 
 NAMES = [f"/test.Invented/Method{number}" for number in range(15_000)]
 MOST = 10_000
 """Objects of one type that may be kept; less than one for each name."""
 
 POLICY = CallPolicy(
-    timeout=DeadlinePolicy(timeout=3600.0, slow_after=1800.0),
+    timeout=DeadlinePolicy(timeout=3600.0, slow_call_threshold=1800.0),
     retry=RetryPolicy(on="UNAVAILABLE"),
     idempotent=True,
 )

@@ -13,9 +13,9 @@ from scenarios.served import KINDS, ONE_ANSWER, ROUNDED, STREAMS, answering, ask
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import IN_TIME, METHOD, Gate, serving
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.deadline import DeadlinePolicy, current_deadline
-from rpcwheel.interceptors import CallPolicy, MethodPolicy, aio, server_interceptors
-from rpcwheel.observe import CallLate, CallSlow
+from rpcwheel.call import CallPolicy, DeadlinePolicy, MethodPolicy, current_deadline
+from rpcwheel.interceptors import aio, server_interceptors
+from rpcwheel.observe import CallSlow, DeadlineExceededBeforeStart
 from rpcwheel.timer import WheelTimer
 
 TWO_KINDS = ["unary_unary", "stream_stream"]
@@ -128,9 +128,11 @@ def test_a_call_whose_deadline_passed_before_its_turn_is_not_handed_to_its_handl
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if held_up:
                 break
-        wait_until(lambda: [event for event in events if isinstance(event, CallLate)])
+        wait_until(
+            lambda: [event for event in events if isinstance(event, DeadlineExceededBeforeStart)]
+        )
     assert served == []
-    late = next(event for event in events if isinstance(event, CallLate))
+    late = next(event for event in events if isinstance(event, DeadlineExceededBeforeStart))
     assert late.method == METHOD
     assert late.late_s >= 0
 
@@ -163,7 +165,7 @@ def marking(context):
 
 
 @pytest.mark.parametrize(
-    ("look", "kind", "slow_after"),
+    ("look", "kind", "slow_call_threshold"),
     [
         (aborting, "unary_unary", None),
         (aborting, "unary_stream", 30.0),
@@ -173,9 +175,11 @@ def marking(context):
         (marking, "unary_stream", None),
     ],
 )
-def test_a_status_reaches_the_client_unchanged(kind, look, slow_after):
+def test_a_status_reaches_the_client_unchanged(kind, look, slow_call_threshold):
     made = handler(kind, answering(kind, look))
-    ours = server_interceptors(CallPolicy(timeout=DeadlinePolicy(slow_after=slow_after)))
+    ours = server_interceptors(
+        CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=slow_call_threshold))
+    )
     with serving(made) as plain, serving(made, interceptors=ours) as target:
         assert status(target, kind) == status(plain, kind)
 
@@ -284,7 +288,7 @@ def test_watchers_of_grpcs_health_service_do_not_hold_a_thread_each():
         server.stop(None).wait()
 
 
-SLOW = CallPolicy(timeout=DeadlinePolicy(slow_after=2.0))
+SLOW = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
 
 
 def waiting(kind, gate, act=lambda context: None):

@@ -7,9 +7,9 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.aio import (
+    DefaultResponsePolicy,
     FailbackClosed,
     FailbackPolicy,
-    FailsafePolicy,
     Kit,
     MethodPolicy,
     RetryPolicy,
@@ -55,8 +55,8 @@ async def test_a_call_is_made_again_where_its_method_is_idempotent(shop, through
 
 
 async def test_a_failsafe_answers_what_has_failed_for_good(shop):
-    failsafe = FailsafePolicy(on="INTERNAL", default=b"sorry")
-    async with Kit(failsafe=failsafe) as kit, in_front(kit, shop) as channel:
+    default_response = DefaultResponsePolicy(on="INTERNAL", default=b"sorry")
+    async with Kit(default_response=default_response) as kit, in_front(kit, shop) as channel:
         shop.then("INTERNAL")
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"sorry"
 

@@ -11,8 +11,8 @@ from rpcwheel import (
     CallPolicy,
     ConfigurationError,
     DeadlinePolicy,
+    DefaultResponsePolicy,
     FailbackPolicy,
-    FailsafePolicy,
     HeartbeatPolicy,
     IdlePolicy,
     KitPolicy,
@@ -35,7 +35,7 @@ def test_a_kit_s_settings_are_those_of_a_kit_policy(kind):
     settings = {
         "timeout": DeadlinePolicy(timeout=2.0),
         "retry": RETRY,
-        "failsafe": FailsafePolicy(on="UNAVAILABLE"),
+        "default_response": DefaultResponsePolicy(on="UNAVAILABLE"),
         "failback": None,
         "idempotent": True,
         "methods": methods,

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.shop import UNARY_UNARY, Fail
-from rpcwheel import FailbackPolicy, FailsafePolicy, Kit, RetryPolicy
+from rpcwheel import DefaultResponsePolicy, FailbackPolicy, Kit, RetryPolicy
 
 HOSTILE = "gone\r\n2026-01-01 ERROR forged\x1b[31m \u202eevil"
 
@@ -29,10 +29,10 @@ def log():
     [
         {"failback": FailbackPolicy(on="UNAVAILABLE", retries=1, wait=0)},
         {"failback": FailbackPolicy(on="UNAVAILABLE", max_pending=1, overflow="drop")},
-        {"failsafe": FailsafePolicy(on="UNAVAILABLE", default=b"")},
+        {"default_response": DefaultResponsePolicy(on="UNAVAILABLE", default=b"")},
         {"retry": RetryPolicy(on="UNAVAILABLE", wait=0), "idempotent": True},
     ],
-    ids=["failback", "full failback", "failsafe", "retry"],
+    ids=["failback", "full failback", "default_response", "retry"],
 )
 def test_300_failing_calls_are_logged_in_few_lines_without_control_characters(
     shop, shop_channel, log, settings

@@ -9,9 +9,9 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
+    DefaultResponsePolicy,
     FailbackClosed,
     FailbackPolicy,
-    FailsafePolicy,
     Kit,
     MethodPolicy,
     RetryPolicy,
@@ -55,7 +55,7 @@ def test_a_call_is_made_again_where_its_method_is_idempotent(shop, shop_channel,
 
 
 def test_a_failsafe_answers_what_has_failed_for_good(shop, shop_channel):
-    with Kit(failsafe=FailsafePolicy(on="INTERNAL", default=b"sorry")) as kit:
+    with Kit(default_response=DefaultResponsePolicy(on="INTERNAL", default=b"sorry")) as kit:
         call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
         shop.then("INTERNAL")
         assert call(b"a") == b"sorry"

@@ -8,7 +8,7 @@ import pytest
 from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import NotPublished, RegistryClosed, RegistryUnavailable
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry.aio import FailbackRegistry
 
 
@@ -111,7 +111,7 @@ async def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry,
         await aio_wait_until(lambda: calls)
         await registry.register(instance(), wait=WAIT_S)
         await aio_wait_until(lambda: len(calls) >= 2)
-        await aio_wait_until(lambda: any(isinstance(event, ListenerFailed) for event in events))
+        await aio_wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
 async def test_a_listener_whose_task_was_cancelled_goes_on_being_called(registry, events):
@@ -127,7 +127,7 @@ async def test_a_listener_whose_task_was_cancelled_goes_on_being_called(registry
     for port in (1, 2, 3):
         await registry.register(instance(port), wait=WAIT_S)
         await aio_wait_until(lambda: shown and shown[-1] == port)  # noqa: B023
-    failed = lambda: [one for one in events if isinstance(one, ListenerFailed)]  # noqa: E731
+    failed = lambda: [one for one in events if isinstance(one, CallbackFailed)]  # noqa: E731
     await aio_wait_until(lambda: len(failed()) >= 3)
     assert isinstance(failed()[0].error, asyncio.CancelledError)
     with_it.close()

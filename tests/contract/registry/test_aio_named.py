@@ -13,7 +13,7 @@ from rpcwheel.aio import ClusterChannel
 from rpcwheel.cluster import ClusterPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry.aio import FailbackRegistry, open_registry
 from rpcwheel.registry.aio import channel as channel_by_name
@@ -138,7 +138,7 @@ async def test_on_member_and_on_removed_are_called_even_if_they_raise(
         raise KeyError("a bug")
 
     def failures():
-        return [one for one in events if isinstance(one, ListenerFailed)]
+        return [one for one in events if isinstance(one, CallbackFailed)]
 
     settings = {"on_member": made.append, "on_removed": forget}
     async with channel(f"{memory}/{SERVICE}", **settings) as to_service:
@@ -149,7 +149,7 @@ async def test_on_member_and_on_removed_are_called_even_if_they_raise(
         await aio_wait_until(lambda: set(gone) == set(made))
         await aio_wait_until(lambda: len(failures()) == 2)
     assert {repr(one.error) for one in failures()} == {"KeyError('a bug')"}
-    assert "forget" in failures()[0].listener
+    assert "forget" in failures()[0].callback
 
 
 async def test_with_credentials_it_calls_over_tls(make_aio_shop, registry, memory, certificates):

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import ListenerFailed, ServingEnds, add_sink, remove_sink
+from rpcwheel.observe import CallbackFailed, ServingEnds, add_sink, remove_sink
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry import open_registry as open_sync_registry
 from rpcwheel.registry.aio import FailbackRegistry, Publisher, channel, open_registry
@@ -324,7 +324,7 @@ async def test_health_that_fails_is_an_event_at_the_end_and_undoes_all_at_the_st
     async with serving(shop, memory, SERVICE, health=Broken(2)):
         pass
     await aio_wait_until(lambda: steps(events) == ALL)
-    await aio_wait_until(lambda: [one for one in events if isinstance(one, ListenerFailed)])
+    await aio_wait_until(lambda: [one for one in events if isinstance(one, CallbackFailed)])
     published = Publisher(make_aio_shop().server, memory, SERVICE, health=Broken(1), **QUICK)
     with pytest.raises(LookupError):
         await published.start()

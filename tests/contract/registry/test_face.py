@@ -20,8 +20,8 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.observe import (
+    CallbackFailed,
     InstancePublished,
-    ListenerFailed,
     RecordSkipped,
     RegistryFailed,
     add_sink,
@@ -273,7 +273,7 @@ def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry, event
         assert wait_until(lambda: calls)
         registry.register(instance(), wait=WAIT_S)
         assert wait_until(lambda: len(calls) == 2)
-        assert wait_until(lambda: any(isinstance(event, ListenerFailed) for event in events))
+        assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
 def test_a_listener_that_hangs_holds_up_nobody_and_then_gets_the_last_snapshot(registry):

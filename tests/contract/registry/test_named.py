@@ -10,7 +10,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cluster import ClusterChannel, ClusterPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry import FailbackRegistry, RegistryPolicy, open_registry
 from rpcwheel.registry import channel as channel_by_name
 from rpcwheel.registry.provider import Settings
@@ -140,7 +140,7 @@ def test_on_member_and_on_removed_are_called_even_if_they_raise(serve, registry,
         raise KeyError("a bug")
 
     def failures():
-        return [one for one in events if isinstance(one, ListenerFailed)]
+        return [one for one in events if isinstance(one, CallbackFailed)]
 
     settings = {"on_member": made.append, "on_removed": forget}
     with channel(f"{memory}/{SERVICE}", **settings) as to_service:
@@ -151,7 +151,7 @@ def test_on_member_and_on_removed_are_called_even_if_they_raise(serve, registry,
         assert wait_until(lambda: set(gone) == set(made))
         assert wait_until(lambda: len(failures()) == 2)
     assert {repr(one.error) for one in failures()} == {"KeyError('a bug')"}
-    assert "forget" in failures()[0].listener
+    assert "forget" in failures()[0].callback
 
 
 def test_with_credentials_it_calls_over_tls(make_shop, registry, memory, certificates):

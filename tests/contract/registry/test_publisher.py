@@ -18,7 +18,7 @@ from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import ListenerFailed, ServingEnds, add_sink, remove_sink
+from rpcwheel.observe import CallbackFailed, ServingEnds, add_sink, remove_sink
 from rpcwheel.registry import (
     FailbackRegistry,
     Publisher,
@@ -84,7 +84,7 @@ def steps(events):
 
 
 def failures(events):
-    return [one for one in events if isinstance(one, ListenerFailed)]
+    return [one for one in events if isinstance(one, CallbackFailed)]
 
 
 # Start

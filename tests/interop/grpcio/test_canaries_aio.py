@@ -83,7 +83,7 @@ async def test_an_interceptor_that_waits_for_a_request_stream_locks_the_writer_o
 
 
 async def test_what_a_done_callback_raises_comes_out_of_the_call(aio_shop_channel):
-    """So the callbacks of our aio calls are caught one by one, and told as `HookFailed`."""
+    """So the callbacks of our aio calls are caught one by one, and told as `CallbackFailed`."""
 
     def fail(_):
         raise ValueError("of the user's")

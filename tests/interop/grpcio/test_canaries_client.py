@@ -232,7 +232,7 @@ with serving(grpc.unary_unary_rpc_method_handler(gate)) as target:
 
 
 def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
-    """So all that rpcwheel gives to `add_callback` or `add_done_callback` hands on to workers.POOL.
+    """So what rpcwheel gives to `add_callback` or `add_done_callback` hands on to EXECUTOR.
 
     A `functools.partial` is caught; anything else fails in the handler itself, which asks for
     `callback.func`. In a process of its own: the channel can't even be closed.

@@ -18,8 +18,8 @@ from rpcwheel._grpc.aio_calls import (
     metadata_from,
     refused_by,
 )
-from rpcwheel.call import Kind
 from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.rpc import Kind
 
 OK = grpc.StatusCode.OK
 INTERFACES = {

@@ -13,8 +13,8 @@ from fixtures.waiting import aio_wait_until
 from rpcwheel._grpc import aio_plain
 from rpcwheel._grpc.aio_calls import ended_by
 from rpcwheel._grpc.aio_plain import PLAIN, PlainCall, plain_beginner
-from rpcwheel.call import Kind
-from rpcwheel.observe import HookFailed
+from rpcwheel.observe import CallbackFailed
+from rpcwheel.rpc import Kind
 
 pytestmark = pytest.mark.skipif(not PLAIN, reason="this grpc's calls are made in another way")
 
@@ -174,8 +174,8 @@ async def test_a_done_callback_that_raises_is_told_as_an_event(stub, events, lat
     assert await call == b"x"
     await aio_wait_until(lambda: events)
     (failed,) = events
-    assert isinstance(failed, HookFailed)
-    assert (failed.method, type(failed.error)) == (UNARY_UNARY, ZeroDivisionError)
+    assert isinstance(failed, CallbackFailed)
+    assert (failed.subject, type(failed.error)) == (UNARY_UNARY, ZeroDivisionError)
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -14,8 +14,8 @@ from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel._grpc.aio_calls import ended, ended_by
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel._grpc.aio_relay import Signal, cancels_of_task
-from rpcwheel.call import Kind
-from rpcwheel.observe import HookFailed
+from rpcwheel.observe import CallbackFailed
+from rpcwheel.rpc import Kind
 
 OK = grpc.StatusCode.OK
 
@@ -184,7 +184,7 @@ async def test_callbacks_are_called_with_the_relay_once_at_the_end(relay, events
     relay.add_done_callback(told.append)
     assert told == [relay, relay]
     (event,) = events
-    assert isinstance(event, HookFailed)
+    assert isinstance(event, CallbackFailed)
 
 
 async def test_to_cancel_between_two_tries_ends_it(relay, conductor):

@@ -17,7 +17,7 @@ from rpcwheel._grpc.handlers import (
     time_left,
     with_behavior,
 )
-from rpcwheel.call import Kind
+from rpcwheel.rpc import Kind
 
 
 class Context:

@@ -9,7 +9,7 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S
 from rpcwheel._grpc.status import FORBID_NS, is_channel_closed, is_unprocessed, outcome_of_error
-from rpcwheel.call import Outcome
+from rpcwheel.rpc import AttemptResult
 
 PUSHBACK = "grpc-retry-pushback-ms"
 NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: ..."
@@ -57,14 +57,14 @@ def test_the_text_of_a_relayed_failure_is_that_of_a_call_that_was_not_sent(shop)
     shop.then(Fail("UNAVAILABLE", NO_CONNECTION))
     error = failure(shop.target)
     assert is_unprocessed("UNAVAILABLE", error.details(), (), ())
-    assert outcome_of_error(error) == Outcome("UNAVAILABLE", error=error)
+    assert outcome_of_error(error) == AttemptResult("UNAVAILABLE", error=error)
 
 
 def test_a_finished_call_tells_the_same_as_its_error(shop, shop_channel):
     shop.then(Fail("ABORTED", "again", ((PUSHBACK, "5"),)))
     call = shop_channel.unary_unary(UNARY_UNARY).future(b"a", timeout=WAIT_S)
     assert call.exception() is not None
-    assert outcome_of_error(call) == Outcome("ABORTED", error=call, pushback_ns=5_000_000)
+    assert outcome_of_error(call) == AttemptResult("ABORTED", error=call, pushback_ns=5_000_000)
 
 
 # --- Channels that were closed ---

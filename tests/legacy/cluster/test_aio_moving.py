@@ -15,7 +15,7 @@ from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.cluster import BroadcastFailed, ClusterPolicy, Picker
 from rpcwheel.cluster._aio_unsent import is_unsent
 from rpcwheel.cluster.aio import BroadcastInvoker, ForkingInvoker
-from rpcwheel.observe.events import ListenerFailed, MemberDown, MemberUp
+from rpcwheel.observe.events import CallbackFailed, MemberDown, MemberUp
 
 NEVER_SENT = "failed to connect to all addresses; last error: of an upstream"
 
@@ -272,7 +272,7 @@ async def test_a_probe_finds_that_connect_raises_no_more(shops, aio_cluster, eve
     channel = in_order(aio_cluster, *shops[:2], connect=connect, policy=policy)
     assert await caller(channel)() == b"x"
     timer.advance(0.6)
-    await aio_wait_until(lambda: [one for one in events if isinstance(one, ListenerFailed)])
+    await aio_wait_until(lambda: [one for one in events if isinstance(one, CallbackFailed)])
     connect.broken.clear()
     timer.advance(0.6)
     await aio_wait_until(lambda: isinstance(events[-1], MemberUp))

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.heartbeat.answers import Answers
 from rpcwheel.observe import TaskFailed
-from rpcwheel.workers import Serial
 
 
 class Call:
@@ -27,7 +27,7 @@ class Call:
 
 @pytest.fixture
 def books():
-    return Serial()
+    return SerialExecutor()
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import asyncio
 import threading
 
 from fixtures.waiting import aio_wait_until, wait_until
-from rpcwheel.channel.aio import ReconnectingChannel
 from rpcwheel.heartbeat import HeartbeatState
 from rpcwheel.heartbeat.aio import HeartbeatManager
 from rpcwheel.timer import ManualTimer
+from rpcwheel.transport.aio import ReconnectingChannel
 
 
 def test_a_connection_keeps_nothing_of_heartbeats_that_were_detached(twin, channel, manager):

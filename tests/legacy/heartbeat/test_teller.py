@@ -9,11 +9,11 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.heartbeat.rules import Changed, Died, HeartbeatState, Missed, Revived
 from rpcwheel.heartbeat.teller import MOST, Teller, checked_listener
 from rpcwheel.observe.events import (
+    CallbackFailed,
     ConnectionAlive,
     ConnectionDead,
     HeartbeatMissed,
     IdleLimited,
-    ListenerFailed,
 )
 
 CHANGE = Changed(HeartbeatState.ALIVE, HeartbeatState.PROBING)
@@ -82,8 +82,8 @@ def test_a_listener_that_raises_anything_is_told_and_goes_on_being_called(teller
         teller.take(CHANGE)
         teller.flush()
         jobs.pop()()
-    assert [type(event) for event in events] == [ListenerFailed] * 2
-    assert events[0].listener == repr(broken)
+    assert [type(event) for event in events] == [CallbackFailed] * 2
+    assert events[0].callback == repr(broken)
     teller.remove(broken)
     teller.take(CHANGE)
     assert jobs == []

@@ -5,9 +5,9 @@ import gc
 import grpc
 import pytest
 
-from rpcwheel.channel import ReconnectingChannel
 from rpcwheel.heartbeat.rules import Seen
 from rpcwheel.heartbeat.watched import Watched, below, seen
+from rpcwheel.transport import ReconnectingChannel
 
 
 class Nothing(grpc.UnaryUnaryClientInterceptor):

@@ -9,8 +9,8 @@ import pytest
 from fixtures.seen_worlds import REGISTRY, SERVICE, Listener, ended, keys, shows, view
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.registry.directory import Directory
-from rpcwheel.workers import Serial
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def kinds(events):
 
 
 def test_a_listener_that_is_asked_to_look_again_is_not_told_the_same(directory, listener):
-    listening, row = directory.add(listener), Serial()
+    listening, row = directory.add(listener), SerialExecutor()
     for word in ("a", "ab"):
         directory.saw(view(word))
         assert wait_until(lambda word=word: listener.keys[-1:] == [word])

@@ -12,7 +12,7 @@ from rpcwheel._grpc.status import (
     outcome_of_error,
     pushback_ns,
 )
-from rpcwheel.call import Outcome
+from rpcwheel.rpc import AttemptResult
 
 PUSHBACK = "grpc-retry-pushback-ms"
 NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: ..."
@@ -124,12 +124,12 @@ class Plain(grpc.RpcError):
     ],
 )
 def test_what_has_no_status_is_never_tried_again(error):
-    assert outcome_of_error(error) == Outcome("UNKNOWN", error=error, committed=True)
+    assert outcome_of_error(error) == AttemptResult("UNKNOWN", error=error, committed=True)
 
 
 def test_an_error_that_knows_no_more_than_its_code_is_taken_with_it():
     error = CodeOnly(grpc.StatusCode.UNAVAILABLE)
-    assert outcome_of_error(error) == Outcome("UNAVAILABLE", error=error)
+    assert outcome_of_error(error) == AttemptResult("UNAVAILABLE", error=error)
 
 
 def test_an_outcome_is_committed_if_the_caller_says_so():

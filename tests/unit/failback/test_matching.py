@@ -7,9 +7,9 @@ import grpc
 import pytest
 import tenacity
 
-from rpcwheel.call import CODES
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import Matcher
+from rpcwheel.rpc import CODES
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

@@ -7,22 +7,21 @@ import pytest
 import tenacity
 
 from fixtures.refusals import not_refused_so
-from rpcwheel.deadline import RetryPolicy
+from rpcwheel.call import DefaultResponsePolicy, MethodPolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.heartbeat import HeartbeatPolicy
 from rpcwheel.idle import IdlePolicy
-from rpcwheel.interceptors import FailsafePolicy, MethodPolicy
 from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.config import policy_from_env, policy_from_file
 
 TOML = """
-timeout = { timeout = 2.0, slow_after = 1 }
+timeout = { timeout = 2.0, slow_call_threshold = 1 }
 retry = { on = ["UNAVAILABLE", "INTERNAL"], attempts = 4, wait = 0.5 }
 
 [methods."/shop.Orders/Get*"]
 idempotent = true
-failsafe = { on = ["UNAVAILABLE"], default = false }
+default_response = { on = ["UNAVAILABLE"], default = false }
 
 [methods."/shop.Audit/*"]
 timeout = 5
@@ -30,23 +29,24 @@ retry = false
 failback = { on = "UNAVAILABLE", retries = 8, wait = 1.0, metadata = ["x-*"] }
 """
 YAML = """
-timeout: {timeout: 2.0, slow_after: 1}
+timeout: {timeout: 2.0, slow_call_threshold: 1}
 retry: {on: [UNAVAILABLE, INTERNAL], attempts: 4, wait: 0.5}
 methods:
   /shop.Orders/Get*:
     idempotent: true
-    failsafe: {on: [UNAVAILABLE], default: false}
+    default_response: {on: [UNAVAILABLE], default: false}
   /shop.Audit/*:
     timeout: 5
     retry: null
     failback: {on: UNAVAILABLE, retries: 8, wait: 1.0, metadata: ["x-*"]}
 """
 MEANT = KitPolicy(
-    timeout={"timeout": 2.0, "slow_after": 1.0},
+    timeout={"timeout": 2.0, "slow_call_threshold": 1.0},
     retry=RetryPolicy(on={"UNAVAILABLE", "INTERNAL"}, attempts=4, wait=0.5),
     methods={
         "/shop.Orders/Get*": MethodPolicy(
-            idempotent=True, failsafe=FailsafePolicy(on=["UNAVAILABLE"], default=False)
+            idempotent=True,
+            default_response=DefaultResponsePolicy(on=["UNAVAILABLE"], default=False),
         ),
         "/shop.Audit/*": MethodPolicy(
             timeout=5,
@@ -101,16 +101,22 @@ def test_false_switches_off_in_a_file_what_none_does_in_code(file):
     [methods."/a/*"]
     timeout = { timeout = false, message_timeout = false, propagate = false }
     retry = { on = "UNAVAILABLE", budget = false, attempt_timeout = false }
-    failsafe = false
+    default_response = false
     failback = false
     idempotent = false
     """
     own = policy_from_file(file(text)).methods["/a/*"]
-    assert own.model_fields_set == {"timeout", "retry", "failsafe", "failback", "idempotent"}
+    assert own.model_fields_set == {
+        "timeout",
+        "retry",
+        "default_response",
+        "failback",
+        "idempotent",
+    }
     assert (own.timeout.timeout, own.timeout.message_timeout) == (None, None)
     assert own.timeout.propagate is own.idempotent is False
     assert (own.retry.budget, own.retry.attempt_timeout) == (None, None)
-    assert own.failsafe is own.failback is None
+    assert own.default_response is own.failback is None
 
 
 def test_false_is_no_count_because_that_could_mean_none_or_no_limit(file):
@@ -421,7 +427,7 @@ def test_the_process_s_own_environment_is_the_default(monkeypatch):
 def test_a_variable_s_name_is_the_path_of_a_setting_and_its_value_json_or_a_word():
     policy = from_env(
         TIMEOUT="2.0",
-        TIMEOUT__SLOW_AFTER="1",
+        TIMEOUT__SLOW_CALL_THRESHOLD="1",
         RETRY__ON='["UNAVAILABLE", "INTERNAL"]',
         RETRY__ATTEMPTS="4",
         RETRY__WAIT='{"initial": 0.1, "max": 1}',
@@ -430,7 +436,7 @@ def test_a_variable_s_name_is_the_path_of_a_setting_and_its_value_json_or_a_word
         IDEMPOTENT="true",
         METHODS='{"/a/*": {"timeout": 1, "failback": null}}',
     )
-    assert (policy.timeout.timeout, policy.timeout.slow_after) == (2.0, 1.0)
+    assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (2.0, 1.0)
     assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE", "INTERNAL"}, 4)
     assert policy.retry.wait.max == 1.0
     assert (policy.failback.on, policy.failback.name) == ("UNAVAILABLE", "audit")
@@ -456,12 +462,13 @@ def test_variables_change_what_they_name_and_leave_the_rest_of_the_file(file):
         CONFIG=str(file(TOML)),
         TIMEOUT="3",
         RETRY__ATTEMPTS="2",
-        METHODS='{"/shop.Audit/*": {"timeout": {"slow_after": 2}}, "/new/*": {"timeout": 7}}',
+        METHODS='{"/shop.Audit/*": {"timeout": {"slow_call_threshold": 2}},'
+        ' "/new/*": {"timeout": 7}}',
     )
-    assert (policy.timeout.timeout, policy.timeout.slow_after) == (3.0, 1.0)
+    assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (3.0, 1.0)
     assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE", "INTERNAL"}, 2)
     audit = policy.methods["/shop.Audit/*"]
-    assert (audit.timeout.timeout, audit.timeout.slow_after) == (5.0, 2.0)
+    assert (audit.timeout.timeout, audit.timeout.slow_call_threshold) == (5.0, 2.0)
     assert audit.failback == MEANT.methods["/shop.Audit/*"].failback
     assert policy.methods["/shop.Orders/Get*"] == MEANT.methods["/shop.Orders/Get*"]
     assert policy.methods["/new/*"].timeout.timeout == 7.0
@@ -517,9 +524,12 @@ def test_a_wrong_variable_is_named_with_what_is_allowed():
             "RPCWHEEL_RETRY_ON: there is no such setting; did you mean RPCWHEEL_RETRY__ON?",
         ),
         (
-            "TIMEOUT_SLOW_AFTER",
+            "TIMEOUT_SLOW_CALL_THRESHOLD",
             "1",
-            "RPCWHEEL_TIMEOUT_SLOW_AFTER: there is no such setting; did you mean RPCWHEEL_TIMEOUT_",
+            (
+                "RPCWHEEL_TIMEOUT_SLOW_CALL_THRESHOLD: there is no such setting; "
+                "did you mean RPCWHEEL_TIMEOUT_"
+            ),
         ),
         (
             "RETRY__ON",

@@ -12,8 +12,8 @@ from rpcwheel import (
     CallPolicy,
     ClusterPolicy,
     DeadlinePolicy,
+    DefaultResponsePolicy,
     FailbackPolicy,
-    FailsafePolicy,
     HeartbeatPolicy,
     IdlePolicy,
     KitPolicy,
@@ -32,7 +32,7 @@ EVENTS = ROOT.joinpath("docs", "events.md").read_text()
 MEANT = KitPolicy(
     heartbeat=10,
     idle=IdlePolicy(idle_timeout=180, close_streams=True),
-    timeout=DeadlinePolicy(timeout=2.0, slow_after=1.0),
+    timeout=DeadlinePolicy(timeout=2.0, slow_call_threshold=1.0),
     retry=RetryPolicy(on=["UNAVAILABLE", "INTERNAL"], attempts=4),
     methods={
         "/shop.Orders/Get*": MethodPolicy(idempotent=True),
@@ -73,13 +73,13 @@ def test_the_file_of_the_page_means_what_the_page_says(file):
     assert (policy.retry.wait.multiplier, policy.retry.wait.max) == (0.05, 1.0)
     wait = policy.methods["/shop.Audit/*"].failback.wait
     assert (wait.multiplier, wait.max) == (1.0, 60.0)
-    assert policy.of("/shop.Orders/Watch").timeout.slow_after == 1.0
+    assert policy.of("/shop.Orders/Watch").timeout.slow_call_threshold == 1.0
 
 
 def test_the_variables_of_the_page_mean_what_the_page_says(file):
     environ = dict(line.split("=", 1) for line in block("The environment").splitlines())
     policy = policy_from_env(environ=environ | {"RPCWHEEL_CONFIG": str(file)})
-    assert policy.timeout == DeadlinePolicy(timeout=5.0, slow_after=2.5)
+    assert policy.timeout == DeadlinePolicy(timeout=5.0, slow_call_threshold=2.5)
     assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE"}, 4)
     assert (policy.retry.wait.multiplier, policy.retry.wait.max) == (0.1, 5.0)
     assert policy.of("/shop.Audit/Push").failback is None
@@ -91,7 +91,7 @@ def test_each_setting_stands_on_the_page_with_its_default():
         CallPolicy,
         DeadlinePolicy,
         RetryPolicy,
-        FailsafePolicy,
+        DefaultResponsePolicy,
         FailbackPolicy,
         KitPolicy,
         HeartbeatPolicy,

@@ -29,6 +29,6 @@ def test_a_time_in_an_event_names_its_unit():
 
 
 def test_every_event_is_public():
-    from rpcwheel import observe  # noqa: PLC0415
+    from rpcwheel import observe
 
     assert {"Event", *(kind.__name__ for kind in KINDS)} <= set(observe.__all__)

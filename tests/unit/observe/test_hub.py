@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from rpcwheel.observe import TimersTooMany, add_sink, emit, log_event, remove_sink
+from rpcwheel.observe import TooManyTimers, add_sink, emit, log_event, remove_sink
 from rpcwheel.observe.hub import _Hub
 
-EVENT = TimersTooMany(live=65, limit=64)
+EVENT = TooManyTimers(live=65, limit=64)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_the_log_can_be_replaced_by_a_sink_of_ones_own(caplog):
 
 
 def test_a_forked_child_can_add_sinks_though_a_thread_held_the_lock(hub):
-    from rpcwheel.observe.hub import _HUB  # noqa: PLC0415
+    from rpcwheel.observe.hub import _HUB
 
     with _HUB._lock:
         child = os.fork()

@@ -49,8 +49,8 @@ REGISTRY = "etcd://10.0.0.1:2379"
 EVENTS = [
     events.TaskSlow("wheel", "push", 0.25),
     events.TaskFailed("wheel", "push", BOOM),
-    events.HandOffRefused("wheel", "push", BOOM),
-    events.TimersTooMany(65, 64),
+    events.ExecutorRejected("wheel", "push", BOOM),
+    events.TooManyTimers(65, 64),
     events.CallParked("audit", "shop.push", BOOM, delay_s=5.0, pending=1),
     events.CallRetried("audit", "shop.push", 2, 5.25, BOOM, delay_s=0.5),
     events.CallDelivered("audit", "shop.push", 3, 10.5),
@@ -59,13 +59,13 @@ EVENTS = [
     events.CallsUndelivered("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
     events.DeadLetterFailed("audit", "shop.push", BOOM),
     events.CallSlow("/shop.Orders/Get", "client", 1.5),
-    events.CallRetrying("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25),
-    events.CallNotRetried("/shop.Orders/Get", 2, "UNAVAILABLE", "no attempts left"),
-    events.CallExcused("/shop.Orders/Get", BOOM),
-    events.StreamSilent("/shop.Orders/Watch", 30.0),
-    events.CallLate("/shop.Orders/Get", 0.5),
-    events.HookFailed("/shop.Orders/Get", "done callback", BOOM),
-    events.ListenerFailed("shop:1", "page_me", BOOM),
+    events.RetryScheduled("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25),
+    events.RetryStopped("/shop.Orders/Get", 2, "UNAVAILABLE", "no attempts left"),
+    events.DefaultResponseUsed("/shop.Orders/Get", BOOM),
+    events.StreamStalled("/shop.Orders/Watch", 30.0),
+    events.DeadlineExceededBeforeStart("/shop.Orders/Get", 0.5),
+    events.CallbackFailed("/shop.Orders/Get", "done callback", BOOM),
+    events.CallbackFailed("shop:1", "page_me", BOOM),
     events.HeartbeatMissed("shop:1", misses=2, silent_s=140.0, answer="DEADLINE_EXCEEDED"),
     events.ConnectionDead("shop:1", silent_s=180.0, misses=3, calls=1),
     events.ConnectionReplaced("shop:1", 2, "no answer to heartbeats for 180 s", calls=1),
@@ -74,8 +74,8 @@ EVENTS = [
     events.ConnectionClosed("ipv4:10.0.0.1:5", "neither read nor written", 180.0, "shutdown"),
     events.ConnectionKept("ipv4:10.0.0.1:5", "it is in use again"),
     events.IdleLimited("Unix sockets do not tell their peers"),
-    events.AnswerLate("orders", "7", "timed out", 0.25),
-    events.AnswerUnknown("orders", "7"),
+    events.LateResponse("orders", "7", "timed out", 0.25),
+    events.UnmatchedResponse("orders", "7"),
     events.InstancePublished(REGISTRY, "shop.Orders", "10.0.0.7:1", "lease", away_s=16.5),
     events.InstanceWithdrawn(REGISTRY, "shop.Orders", "10.0.0.7:1"),
     events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=0.25, items=3),
@@ -121,7 +121,7 @@ def test_two_events_of_a_kind_have_the_same_template(caplog):
 def test_a_failure_with_a_status_is_logged_as_one_line_of_code_and_details(caplog):
     for error in FAILURES:
         log_event(events.CallAbandoned("audit", "push", 4, 1.0, error, "no retries left"))
-        log_event(events.HookFailed("/shop.Orders/Get", "done callback", error))
+        log_event(events.CallbackFailed("/shop.Orders/Get", "done callback", error))
     assert [record.exc_text for record in caplog.records] == [None] * 4
     assert all(said.endswith(" UNAVAILABLE: the shop is closed") for said in caplog.messages)
 
@@ -131,7 +131,7 @@ def test_a_status_of_this_package_is_logged_with_its_class(caplog):
         def code(self):
             return grpc.StatusCode.UNAVAILABLE
 
-    log_event(events.CallExcused("/shop.Orders/Get", Full("100 calls are queued")))
+    log_event(events.DefaultResponseUsed("/shop.Orders/Get", Full("100 calls are queued")))
     assert caplog.messages[0].endswith("Full: 100 calls are queued")
 
 
@@ -153,7 +153,7 @@ def test_control_characters_of_an_error_are_escaped(caplog):
         grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), HOSTILE
     )
     for error in (status, ValueError(HOSTILE)):
-        log_event(events.CallExcused("/shop.Orders/Get", error))
+        log_event(events.DefaultResponseUsed("/shop.Orders/Get", error))
         said = caplog.messages.pop()
         assert said.isprintable()
         assert said.endswith("a 2026-01-01 ERROR forged\\x1b[31m\\x00\\x7f \\u202e \\ud800z")
@@ -227,7 +227,7 @@ def test_a_long_name_is_cut(caplog):
 def test_300_failing_calls_of_a_method_are_logged_as_10_lines_and_their_number(caplog, monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
-    event = events.CallExcused("/shop.Orders/Get", FAILURES[0])
+    event = events.DefaultResponseUsed("/shop.Orders/Get", FAILURES[0])
     for _ in range(300):
         log_event(event)
     assert len(caplog.messages) == 10
@@ -253,8 +253,8 @@ def test_each_method_is_limited_by_itself(caplog, monkeypatch):
         lambda n: events.InstancePublished(REGISTRY, "shop.Orders", f"10.0.0.{n}:1"),
         lambda n: events.InstanceWithdrawn(REGISTRY, "shop.Orders", f"10.0.0.{n}:1"),
         lambda n: events.IdleLimited(f"port {n} can't be watched"),
-        lambda n: events.HookFailed("/shop.Orders/Get", f"callback {n}", BOOM),
-        lambda n: events.ListenerFailed("shop:1", f"listener {n}", BOOM),
+        lambda n: events.CallbackFailed("/shop.Orders/Get", f"callback {n}", BOOM),
+        lambda n: events.CallbackFailed("shop:1", f"listener {n}", BOOM),
         lambda n: events.SnapshotFailed(REGISTRY, f"{n}.json", BOOM),
         lambda n: events.MemberDown("shop.Orders", f"10.0.0.{n}:1", "refused"),
     ],
@@ -270,7 +270,7 @@ def test_events_of_different_subjects_do_not_share_one_limit(caplog, monkeypatch
 def test_another_failure_of_the_same_method_is_not_suppressed_with_the_first(caplog):
     for number in range(300):
         error = OSError("disk full") if number == 150 else BOOM
-        log_event(events.CallExcused("/shop.Orders/Get", error))
+        log_event(events.DefaultResponseUsed("/shop.Orders/Get", error))
     assert [line for line in caplog.messages if "disk full" in line]
 
 
@@ -278,27 +278,29 @@ def test_what_was_suppressed_is_reported_at_the_next_event_after_the_period(capl
     now_s = 0.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
     for _ in range(300):
-        log_event(events.CallExcused("/shop.Orders/Get", BOOM))
+        log_event(events.DefaultResponseUsed("/shop.Orders/Get", BOOM))
     caplog.clear()
     now_s = 30.0
-    log_event(events.TimersTooMany(65, 64))
+    log_event(events.TooManyTimers(65, 64))
     (_, record) = caplog.records
     assert record.getMessage() == (
-        "/shop.Orders/Get ValueError: 290 more CallExcused not logged within 10 s"
+        "/shop.Orders/Get ValueError: 290 more DefaultResponseUsed not logged within 10 s"
     )
     assert (record.name, record.levelname) == ("rpcwheel.call", "WARNING")
-    assert record.event == Suppressed(events.CallExcused, "/shop.Orders/Get ValueError", 290, 10.0)
+    assert record.event == Suppressed(
+        events.DefaultResponseUsed, "/shop.Orders/Get ValueError", 290, 10.0
+    )
 
 
 def test_what_was_suppressed_is_reported_at_exit():
     code = """if True:
         import logging, time
         time.monotonic = lambda: 0.0
-        from rpcwheel.observe import CallExcused, log_event
+        from rpcwheel.observe import DefaultResponseUsed, log_event
 
         logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
         for _ in range(50_000):
-            log_event(CallExcused("/shop.Orders/Get", ValueError("no")))
+            log_event(DefaultResponseUsed("/shop.Orders/Get", ValueError("no")))
     """
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
@@ -306,7 +308,7 @@ def test_what_was_suppressed_is_reported_at_exit():
     *lines, last = run.stderr.splitlines()
     assert len(lines) == 10
     assert last == (
-        "rpcwheel.call WARNING /shop.Orders/Get ValueError: 49990 more CallExcused "
+        "rpcwheel.call WARNING /shop.Orders/Get ValueError: 49990 more DefaultResponseUsed "
         "not logged within 10 s"
     )
 
@@ -315,12 +317,12 @@ def test_a_forked_child_does_not_report_what_its_parent_suppressed():
     code = """if True:
         import logging, os, sys, time
         time.monotonic = lambda: 0.0
-        from rpcwheel.observe import CallExcused, log_event
+        from rpcwheel.observe import DefaultResponseUsed, log_event
 
         logging.basicConfig(level="CRITICAL")
         logging.getLogger("rpcwheel").setLevel("INFO")
         for _ in range(300):
-            log_event(CallExcused("/shop.Orders/Get", ValueError("no")))
+            log_event(DefaultResponseUsed("/shop.Orders/Get", ValueError("no")))
         if (child := os.fork()) == 0:
             logging.basicConfig(stream=sys.stdout, force=True)
             sys.exit()
@@ -330,7 +332,7 @@ def test_a_forked_child_does_not_report_what_its_parent_suppressed():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
     )
     assert run.stdout == ""
-    assert "290 more CallExcused" in run.stderr
+    assert "290 more DefaultResponseUsed" in run.stderr
 
 
 def test_a_failback_named_after_its_function_is_named_once(caplog):
@@ -351,7 +353,7 @@ def test_dropped_calls_are_logged_once_a_second_for_each_queue_with_their_number
 
 
 def test_a_long_error_is_cut(caplog):
-    log_event(events.HandOffRefused("wheel", "push", ValueError("x" * 10_000)))
+    log_event(events.ExecutorRejected("wheel", "push", ValueError("x" * 10_000)))
     assert len(caplog.records[0].getMessage()) < 300
 
 
@@ -360,12 +362,12 @@ def test_an_error_that_cannot_be_printed_is_still_reported(caplog):
         def __str__(self):
             raise ZeroDivisionError
 
-    log_event(events.HandOffRefused("wheel", "push", Mute()))
+    log_event(events.ExecutorRejected("wheel", "push", Mute()))
     assert caplog.messages == ["wheel: task push was not taken: Mute: (its text cannot be had)"]
 
 
 def test_an_error_without_a_text_is_named_by_its_class(caplog):
-    log_event(events.HandOffRefused("wheel", "push", TimeoutError()))
+    log_event(events.ExecutorRejected("wheel", "push", TimeoutError()))
     assert caplog.messages == ["wheel: task push was not taken: TimeoutError"]
 
 

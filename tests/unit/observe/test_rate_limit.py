@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rpcwheel.observe import CallExcused, CallSlow, ConnectionAlive, ConnectionDead
+from rpcwheel.observe import CallSlow, ConnectionAlive, ConnectionDead, DefaultResponseUsed
 from rpcwheel.observe.rate_limit import OTHERS, RateLimiter, Suppressed
 
 TEN_IN_TEN = {"burst": 10, "period_s": 10.0}
@@ -34,7 +34,7 @@ def test_the_first_event_after_the_period_has_the_number_of_those_suppressed(lim
 def test_each_kind_and_each_subject_has_a_burst_of_its_own(limiter):
     admitted(limiter, 300, now_s=0.0)
     assert admitted(limiter, 10, now_s=0.0, subject="/a/c") == [0] * 10
-    assert admitted(limiter, 10, now_s=0.0, kind=CallExcused) == [0] * 10
+    assert admitted(limiter, 10, now_s=0.0, kind=DefaultResponseUsed) == [0] * 10
 
 
 def test_a_period_that_is_over_is_reported_once_with_its_number(limiter):

@@ -446,7 +446,7 @@ def test_what_another_process_wrote_later_is_what_is_known(make, path, timer):
 
 @posix
 def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypatch):
-    import fcntl  # noqa: PLC0415 - only there
+    import fcntl
 
     monkeypatch.setattr(_whole_file, "BUSY_S", 0.01)
     path.parent.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe.events import HandOffRefused, TaskFailed, TaskSlow, TimersTooMany
+from rpcwheel.observe.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.timer import HierarchicalWheel, ManualTimer, PeriodicTask, WheelTimer, core
 from rpcwheel.timer.api import LATENESS_BOUNDS_S
 
@@ -184,7 +184,7 @@ def test_a_hand_off_that_is_refused_is_an_event_and_counts_and_the_timer_goes_on
         timer.new_timeout(boom, 0.01)
         assert wait_until(lambda: timer.stats().refused == 2)
         assert wait_until(lambda: len(events) == 2)
-        assert {type(event) for event in events} == {HandOffRefused}
+        assert {type(event) for event in events} == {ExecutorRejected}
         assert events[0].error is error
         assert timer.stats().fired == 2
 
@@ -280,7 +280,7 @@ def test_more_than_64_live_timers_are_warned_of_once(events, monkeypatch):
         timers.append(WheelTimer())
     assert events == []
     timers += [WheelTimer(), WheelTimer()]
-    assert events == [TimersTooMany(live=65, limit=64)]
+    assert events == [TooManyTimers(live=65, limit=64)]
     for timer in timers:
         timer.stop()
 

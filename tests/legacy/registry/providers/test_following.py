@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fixtures.engine_watchers import Witness
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.observe import HandOffRefused
+from rpcwheel.observe import ExecutorRejected
 from rpcwheel.registry.provider import View
 from rpcwheel.registry.providers._following import Following
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -184,7 +184,7 @@ def test_a_timer_that_is_full_keeps_no_watch_from_going_on(engine, events):
         following.close()
         assert quiet(following)
     assert wait_until(lambda: len(events) == 2)  # of the period, and of the retry
-    assert {type(event) for event in events} == {HandOffRefused}
+    assert {type(event) for event in events} == {ExecutorRejected}
 
 
 def test_a_refusal_of_one_service_does_not_touch_the_others(following, engine, timer):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
-from rpcwheel.observe import ListenerFailed
+from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry.provider import View
 from rpcwheel.registry.providers._telling import Telling
 
@@ -104,7 +104,7 @@ def test_one_that_raises_is_an_event_and_is_told_on(events):
         telling.note(view)
         telling.tell()
     assert told.news == [A, B]
-    assert [type(event) for event in events] == [ListenerFailed, ListenerFailed]
+    assert [type(event) for event in events] == [CallbackFailed, CallbackFailed]
 
 
 def test_closing_does_not_wait_for_a_call_on_another_thread():

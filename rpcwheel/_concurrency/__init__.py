@@ -1,0 +1,1 @@
+"""Private: threads and event loops, and how work gets to them."""

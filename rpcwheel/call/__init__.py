@@ -1,0 +1,44 @@
+"""Calls: deadlines, retries, default responses, and the policies that set them.
+
+    from rpcwheel import current_deadline, deadline_scope
+
+    with deadline_scope(2.0):                 # all calls in here share two seconds
+        order = orders.Get(request)
+        stock = stocks.Get(order.item)        # gets what is left
+
+A server with rpcwheel's interceptors does the same for each call that it serves: the client's
+deadline becomes `current_deadline()`, and calls made meanwhile get what is left of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .deadline import Deadline, current_deadline, deadline_scope
+    from .policy import (
+        CallPolicy,
+        DeadlinePolicy,
+        DefaultResponsePolicy,
+        MethodPolicy,
+        RetryPolicy,
+    )
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".deadline": "Deadline current_deadline deadline_scope",
+            ".policy": "CallPolicy DeadlinePolicy DefaultResponsePolicy MethodPolicy RetryPolicy",
+        },
+    )
+
+__all__ = [
+    "CallPolicy",
+    "Deadline",
+    "DeadlinePolicy",
+    "DefaultResponsePolicy",
+    "MethodPolicy",
+    "RetryPolicy",
+    "current_deadline",
+    "deadline_scope",
+]

@@ -1,0 +1,391 @@
+"""What a user may set for calls: deadlines, retries, and policies for all calls or some methods."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    StrictBool,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
+from tenacity import wait_random_exponential
+
+from rpcwheel.backoff import Backoff
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback.matching import WANTED, Matcher
+from rpcwheel.failback.policy import FailbackPolicy
+from rpcwheel.methods import MethodPattern, matches, overlap, specificity
+from rpcwheel.policy import Number, Policy, Seconds, Wait, checked, or_short
+from rpcwheel.rpc import checked_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "CallPolicy",
+    "DeadlinePolicy",
+    "DefaultResponsePolicy",
+    "MethodPolicy",
+    "RetryPolicy",
+    "checked_calls",
+]
+
+RETRY_WANTED: Final = (
+    'name the status codes to retry after, such as on={"UNAVAILABLE"}; only calls of methods that '
+    "are marked idempotent are retried"
+)
+
+PARTS: Final = ("message_timeout", "slow_call_threshold")
+"""What makes sense only if it is less than the whole call may take."""
+
+
+class DeadlinePolicy(Policy):
+    """How long a call may take.
+
+    A call's deadline is the earliest of three: what its caller gave as `timeout=`, `timeout` here,
+    and, with `propagate`, the deadline of the call that is being served. All its attempts share it.
+    """
+
+    short: ClassVar[str | None] = "timeout"
+
+    timeout: Seconds | None = None
+    """The whole call at most, with all its attempts, in seconds. None: no limit of its own."""
+
+    message_timeout: Seconds | None = None
+    """A response stream without a message for so long, while someone waits for one, is cancelled
+    and ends with DEADLINE_EXCEEDED. gRPC has nothing for it. None: it may be silent for ever."""
+
+    slow_call_threshold: Seconds | None = None
+    """A call that still runs after so long is told as the event `CallSlow`. None: never."""
+
+    propagate: StrictBool = True
+    """Whether calls made while serving one share that one's deadline."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        for said in self.never_reached(self.timeout):
+            raise ConfigurationError(said)
+        return self
+
+    def never_reached(self, whole: float | timedelta | None) -> Iterator[str]:
+        """Say what of this can't happen because a call ends after `whole` seconds."""
+        for name in PARTS:
+            if beyond(getattr(self, name), whole):
+                yield (
+                    f"{name} ({getattr(self, name)}) would never be reached, the whole call ends "
+                    f"after timeout ({whole}); give less, or leave it out"
+                )
+
+    def over(self, general: DeadlinePolicy | None) -> DeadlinePolicy:
+        """This policy, with what it does not set taken from `general`.
+
+        Never raises: limits that met by coming together and could not be reached are left out.
+        """
+        settings = {name: getattr(self, name) for name in self.model_fields_set}
+        if general is not None:
+            base = {name: getattr(general, name) for name in general.model_fields_set}
+            settings = base | settings
+        for name in PARTS:
+            if beyond(settings.get(name), settings.get("timeout")):
+                settings[name] = None
+        return DeadlinePolicy(**settings)
+
+
+def beyond(part: float | timedelta | None, whole: float | timedelta | None) -> bool:
+    """Whether a part of a call, if both are limited, may take as long as the whole."""
+    return part is not None and whole is not None and to_ns(part) >= to_ns(whole)
+
+
+class RetryPolicy(Policy):
+    """Which failed calls are retried (Dubbo's failover), and how long to wait before each retry.
+
+    Only methods marked `idempotent` are retried: a server may have executed a call that failed,
+    whatever its status says. A call is retried only before its deadline, and only as long as no
+    response message was handed to the caller.
+
+    To outlast the restart of a server, give `attempts=6`, and have gRPC reconnect sooner than it
+    does by default (`grpc.initial_reconnect_backoff_ms`): until it has, tries send nothing.
+    """
+
+    on: Any = Field(description=RETRY_WANTED)
+    """Status codes or their names: one, or a set, tuple or list."""
+
+    attempts: Annotated[StrictInt, Field(ge=1)] = 3
+    """How many tries there are at most, the first one included. 1: no retry."""
+
+    wait: Wait = wait_random_exponential(multiplier=0.1, max=2.0)
+    """Before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table such as
+    `{initial = 0.1, max = 2.0}`, which is the default: at random up to 0.1 s, then up to 0.2, 0.4
+    and so on, to at most 2 s ("full jitter": calls that failed together do not come back
+    together). If the server says how long to wait
+    (`grpc-retry-pushback-ms`, gRFC A6), that is the wait instead, up to `max_pushback`."""
+
+    max_pushback: Seconds | None = 300.0
+    """The longest wait that a server may ask for, in seconds. If it asks for more, the call is not
+    retried and fails at once (`RetryStopped`). None: no limit but the call's deadline."""
+
+    attempt_timeout: Seconds | None = None
+    """One try at most. A try that it ends counts as failed with a code of `on`. None: each may use
+    up what is left of the call's deadline. It does not apply to methods that are not idempotent,
+    because these are not retried."""
+
+    budget: Annotated[Number, Field(ge=0.0, le=1.0)] | None = 0.2
+    """How many of a target's calls of the last 10 s may be retries, as a share, so that retries
+    don't bury a server that is down already (Finagle's figure). `reserve` of them are always
+    allowed. None: no limit."""
+
+    reserve: Annotated[StrictInt, Field(ge=0)] = 10
+    """How many retries in 10 s a target gets, however few its calls are."""
+
+    replay_buffer_bytes: Annotated[StrictInt, Field(ge=0)] = 1 << 20
+    """How much of a request stream is kept to send it again. A stream that grows beyond is sent on
+    and no longer tried again."""
+
+    @field_validator("on", mode="after")
+    @classmethod
+    def _named(cls, on: object) -> frozenset[str]:
+        given = on if isinstance(on, (set, frozenset, tuple, list)) else (on,)
+        codes = frozenset(checked(partial(checked_code, what="`on`"), one) for one in given)
+        if not codes:
+            raise ConfigurationError(f"`on` is empty; {RETRY_WANTED}")
+        return codes
+
+    @field_validator("wait")
+    @classmethod
+    def _waits(cls, wait: object) -> object:
+        checked(Backoff, wait)
+        return wait
+
+
+ANY_METHOD: Final = frozenset({"UNAVAILABLE"})
+"""A retry after these codes is often set for all calls at once, in a file or in the environment, so
+it is accepted before a method is marked idempotent. It has no effect until then."""
+
+
+class DefaultResponsePolicy(Policy):
+    """Which failures are logged and answered with a default (Dubbo's failsafe)."""
+
+    on: Any = Field(description=WANTED)
+    """As for failback: exception types, status codes, predicates, or a set, tuple or list."""
+
+    default: Any = None
+    """What the caller gets: this very object. For a response stream, its messages in a sequence;
+    None is an empty stream."""
+
+    @field_validator("on")
+    @classmethod
+    def _check_on(cls, on: object) -> object:
+        checked(Matcher, on)
+        return on
+
+
+class MethodPolicy(Policy):
+    """What holds for the calls of some methods. What is not given comes from a more general one.
+
+    None switches off what a more general policy has switched on.
+    """
+
+    timeout: Annotated[DeadlinePolicy | None, or_short(DeadlinePolicy)] = None
+    """A number of seconds, a `timedelta`, or a `DeadlinePolicy`. What a `DeadlinePolicy` does not
+    set comes from the more general one, as far as the call lasts long enough for it."""
+
+    retry: RetryPolicy | None = None
+    """Retry a call that failed, within its deadline, if its method is `idempotent`. Replaces the
+    more general one as a whole, as `default_response` and `failback` do."""
+
+    default_response: DefaultResponsePolicy | None = None
+    """Answer a call that has failed for good with a default, and log it."""
+
+    failback: FailbackPolicy | None = None
+    """Answer a call that has failed for good with a default, and deliver it in the background.
+    Replaces a more general `default_response` too, and `default_response` a more general
+    `failback`. It also switches off a more general `retry`, so that the caller is answered after
+    the first attempt."""
+
+    idempotent: StrictBool = False
+    """Whether a server may execute a call twice without harm. Only methods marked `idempotent` are
+    retried. Failback does not look at it: it delivers at least once."""
+
+    if TYPE_CHECKING:  # what may be given is more than what is kept
+
+        def __init__(
+            self,
+            *,
+            timeout: float | timedelta | DeadlinePolicy | None = None,
+            retry: RetryPolicy | None = None,
+            default_response: DefaultResponsePolicy | None = None,
+            failback: FailbackPolicy | None = None,
+            idempotent: bool = False,
+        ) -> None: ...
+
+    @model_validator(mode="after")
+    def _one_answer(self) -> Self:
+        if self.default_response is not None and self.failback is not None:
+            raise ConfigurationError(
+                "default_response and failback both answer a call that failed: default_response "
+                "forgets it, failback delivers it later; choose one"
+            )
+        return self
+
+    def over(self, general: MethodPolicy) -> MethodPolicy:
+        """This policy, with all that it does not set taken from `general`. Never raises."""
+        given, base = self._given(), general._given()
+        if given.get("timeout") is not None:
+            given["timeout"] = given["timeout"].over(base.get("timeout"))
+        for one, other in (("default_response", "failback"), ("failback", "default_response")):
+            if given.get(one) is not None:
+                base.pop(other, None)
+        if given.get("failback") is not None:
+            base.pop("retry", None)  # failback answers at once
+        return MethodPolicy(**base | given)
+
+    def _given(self) -> dict[str, Any]:
+        """What was set, of that which may be set for a method."""
+        names = self.model_fields_set & set(MethodPolicy.model_fields)
+        return {name: getattr(self, name) for name in names}
+
+
+class FixedDict(dict[str, MethodPolicy]):
+    """A dict that stays as it was made."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a policy does not change; make another one")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+
+class CallPolicy(MethodPolicy):
+    """What holds for all calls, and for those of some methods.
+
+    Example::
+
+        CallPolicy(
+            timeout=2.0,
+            retry=RetryPolicy(on={"UNAVAILABLE"}),  # of the methods marked idempotent
+            methods={
+                "/shop.Orders/Get*": MethodPolicy(idempotent=True),
+                "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE")),
+            },
+        )
+    """
+
+    methods: Annotated[dict[MethodPattern, MethodPolicy], AfterValidator(FixedDict)] = Field(
+        default_factory=FixedDict
+    )
+    """By pattern: `"/shop.Orders/Get"`, `"/shop.Orders/*"`, `"*"`. Where several match, each
+    setting is taken from the most specific that has it: a name in full before all patterns, then
+    the one with most characters beside `*`, then the later one."""
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(
+            self,
+            *,
+            timeout: float | timedelta | DeadlinePolicy | None = None,
+            retry: RetryPolicy | None = None,
+            default_response: DefaultResponsePolicy | None = None,
+            failback: FailbackPolicy | None = None,
+            idempotent: bool = False,
+            methods: Mapping[str, MethodPolicy] = ...,
+        ) -> None: ...
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        wrong = list(dict.fromkeys(self._contradictions()))
+        if wrong:
+            raise ConfigurationError("; ".join(wrong))
+        return self
+
+    def of(self, method: str) -> MethodPolicy:
+        """What holds for one method, or for all that a pattern names: `"/shop.Orders/Get"`."""
+        found = MethodPolicy().over(self)
+        for pattern in self._by_rank():
+            if matches(pattern, method):
+                found = self.methods[pattern].over(found)
+        return found
+
+    def _by_rank(self) -> list[str]:
+        """The patterns, those that give way first."""
+        return sorted(self.methods, key=specificity)  # stable: of equals, the later one wins
+
+    def _contradictions(self) -> Iterator[str]:
+        """What can't be meant so. Only what was written in one place is held against it."""
+        for said in _disagreements(self, self):
+            yield said
+        if self._in_vain("*", self, self):
+            yield f"retry: {_unsafe(self)}"
+        for pattern, own in self.methods.items():
+            effective = self.of(pattern)
+            where = f'methods["{pattern}"]'
+            for said in _disagreements(own, effective):
+                yield f"{where}.{said}"
+            if self._in_vain(pattern, own, effective):
+                yield f"{where}.retry: {_unsafe(own)}"
+
+    def _in_vain(self, pattern: str, own: MethodPolicy, effective: MethodPolicy) -> bool:
+        """Whether a retry is set here, and none of the methods that it is for is idempotent."""
+        retry = own.retry
+        if retry is None or effective.idempotent or retry.on & ANY_METHOD:
+            return False
+        ranks = {name: rank for rank, name in enumerate(self._by_rank())}
+        here = -1 if own is self else ranks[pattern]
+        for other, policy in self.methods.items():
+            above = ranks[other] > here
+            wins = above or "idempotent" not in own.model_fields_set
+            keeps = not above or (
+                "retry" not in policy.model_fields_set and policy.failback is None
+            )
+            if policy.idempotent and wins and keeps and overlap(pattern, other):
+                return False
+        return True
+
+
+def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
+    """What in `own` can't be, as the calls end after the effective timeout."""
+    whole = None if effective.timeout is None else effective.timeout.timeout
+    if own.timeout is not None:
+        for said in own.timeout.never_reached(whole):
+            yield f"timeout: {said}"
+    if own.retry is None or own.retry.attempts == 1:
+        return
+    for name in ("attempt_timeout", "wait"):
+        part = getattr(own.retry, name)
+        if isinstance(part, (int, float, timedelta)) and beyond(part, whole):
+            yield (
+                f"retry: {name} ({part}) leaves no time for another attempt, as timeout ({whole}) "
+                "holds for all attempts together; give less, or leave it out"
+            )
+
+
+def _unsafe(policy: MethodPolicy) -> str:
+    codes = ", ".join(sorted(policy.retry.on)) if policy.retry else ""
+    return (
+        f"calls that failed with {codes} may have been carried out, so only idempotent methods are "
+        "tried again after them, and none that this is for is marked so; say which are: "
+        'methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}'
+    )
+
+
+def checked_calls(policy: CallPolicy) -> CallPolicy:
+    """Give it back.
+
+    Raises:
+        TypeError: It is none.
+    """
+    given: object = policy
+    if not isinstance(given, CallPolicy):
+        raise TypeError(
+            f"policy must be a CallPolicy, such as CallPolicy(timeout=2.0), not {given!r}"
+        )
+    return given

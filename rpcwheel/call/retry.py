@@ -1,0 +1,240 @@
+"""Decides about the attempts of one call: their deadlines, the retries, the retry budget.
+
+All attempts share one deadline: a retry gets the time that the attempts before it have left, and is
+not begun if the deadline would pass before it starts. Pure: time comes in as nanoseconds, the next
+step goes out.
+
+A `RetryBudget` limits the retries to one target, so that retries do not overload a server that is
+down already. Finagle's and Envoy's rule: at most a share of the recent calls, and a small number
+always. Any thread may use it, without a lock: it keeps one slot for each recent second, and no
+sums. A count that is lost because two threads wrote at once (only without the GIL) is forgotten
+with its slot. A retry is counted first and then judged: threads that ask at the same moment may get
+one retry too few, never one too many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel.backoff import Backoff
+from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.rpc import NextAttempt, Stop
+
+if TYPE_CHECKING:
+    from rpcwheel.rpc import AttemptResult
+
+    from .policy import RetryPolicy
+
+__all__ = ["RetryBudget", "RetryPlan", "RetryRules", "cut_short", "earliest"]
+
+RECENT_SECONDS: Final = 10
+"""Seconds that count as recent, the one that runs included."""
+
+SLOT_NS: Final = 1_000_000_000
+
+SECOND, CALLS, RETRIES = range(3)
+
+NO_TIME: Final = Stop("its deadline has passed")
+GOOD: Final = Stop("it succeeded")
+NOT_NAMED: Final = Stop("its status is not one that `on` names")
+COMMITTED: Final = Stop("it can't be made again: messages were handed on")
+NOT_IDEMPOTENT: Final = Stop(
+    "its method is not marked idempotent; if the server may execute a call twice, set "
+    "MethodPolicy(idempotent=True) for the method"
+)
+FORBIDDEN: Final = Stop("the server asked not to try again")
+NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
+NO_TIME_LEFT: Final = Stop("its deadline would pass before the next attempt")
+NO_BUDGET: Final = Stop("too many of this target's calls are retries already")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """A retry policy as it applies to one method."""
+
+    on: frozenset[str]
+    attempts: int
+    backoff: Backoff
+    attempt_timeout_ns: int
+    """`NEVER` for no limit of its own."""
+    idempotent: bool
+    max_pushback_ns: int
+    """`NEVER` for no limit."""
+    replay_buffer_bytes: int
+    budget: tuple[float, int] | None
+    """Share and reserve: what a target's `RetryBudget` is made with."""
+
+    @classmethod
+    def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryRules:
+        """Make them of what the user has set.
+
+        A call of a method that is not idempotent is never retried, so its one attempt has all the
+        time of the call.
+        """
+        on: frozenset[str] = policy.on
+        limit = policy.attempt_timeout if idempotent else None
+        return cls(
+            on=on if limit is None else on | {"DEADLINE_EXCEEDED"},
+            attempts=policy.attempts,
+            backoff=Backoff(policy.wait),
+            attempt_timeout_ns=NEVER if limit is None else to_ns(limit),
+            idempotent=idempotent,
+            max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
+            replay_buffer_bytes=policy.replay_buffer_bytes,
+            budget=None if policy.budget is None else (policy.budget, policy.reserve),
+        )
+
+
+class RetryPlan:
+    """One deadline, and retries under it. A `CallPlan` for one call."""
+
+    __slots__ = ("_budget", "_deadline_ns", "_number", "_rules", "_started_ns", "try_ns")
+
+    def __init__(
+        self, deadline_ns: int, rules: RetryRules | None, budget: RetryBudget | None
+    ) -> None:
+        """Begin a call.
+
+        Args:
+            deadline_ns: When all must have ended; `NEVER` for no limit.
+            rules: Which failures are followed by another try; None is no retry.
+            budget: That of the call's target; None is no limit.
+        """
+        self._deadline_ns = deadline_ns
+        self._rules = rules
+        self._budget = budget
+        self._number = 0
+        self._started_ns = 0
+        self.try_ns = deadline_ns
+        """When the try that was asked for last must have ended."""
+
+    @property
+    def deadline_ns(self) -> int:
+        """When all must have ended; `NEVER` for no limit."""
+        return self._deadline_ns
+
+    def begin(self, now_ns: int) -> NextAttempt | Stop:
+        """Say whether and until when the first try may run."""
+        if now_ns >= self._deadline_ns:
+            return NO_TIME
+        if self._budget is not None:
+            self._budget.call(now_ns)
+        self._started_ns = now_ns
+        return self._attempt(now_ns)
+
+    def resume(self, started_ns: int) -> None:
+        """Go on with a call that was begun, and whose first try was made, without this plan."""
+        self._number = 1
+        self._started_ns = started_ns
+        self.try_ns = cut_short(self._rules, started_ns, self._deadline_ns)
+
+    def ended(self, now_ns: int, outcome: AttemptResult) -> NextAttempt | Stop:
+        """Say what follows after a try that has ended.
+
+        Raises:
+            Exception: What a wait strategy of the user's raised.
+        """
+        rules = self._rules
+        if outcome.code == "OK" or rules is None:
+            return GOOD if outcome.code == "OK" else NOT_NAMED
+        refusal = self._refusal(rules, outcome)
+        if refusal is not None:
+            return refusal
+        delay_ns = outcome.pushback_ns
+        if delay_ns is None:
+            delay_ns = rules.backoff.next_delay_ns(
+                self._number, elapsed_ns=now_ns - self._started_ns, error=outcome.error
+            )
+        if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
+            return NO_TIME_LEFT
+        if self._budget is not None and not self._budget.take(now_ns):
+            return NO_BUDGET
+        return self._attempt(now_ns + delay_ns)
+
+    def _refusal(self, rules: RetryRules, outcome: AttemptResult) -> Stop | None:
+        """Why this failure is not followed by another try, time and budget apart."""
+        if outcome.code not in rules.on:
+            return NOT_NAMED
+        if outcome.committed:
+            return COMMITTED
+        if not rules.idempotent:
+            return NOT_IDEMPOTENT
+        if self._number >= rules.attempts:
+            return NO_ATTEMPTS_LEFT
+        return None if outcome.pushback_ns is None else _refused_by(outcome.pushback_ns, rules)
+
+    def _attempt(self, at_ns: int) -> NextAttempt:
+        self._number += 1
+        self.try_ns = cut_short(self._rules, at_ns, self._deadline_ns)
+        return NextAttempt(self._number, at_ns, self.try_ns)
+
+
+def _refused_by(pushback_ns: int, rules: RetryRules) -> Stop | None:
+    """Why the wait that a server asks for ends the retries; None if it does not."""
+    if pushback_ns < 0:
+        return FORBIDDEN
+    if pushback_ns <= rules.max_pushback_ns:
+        return None
+    asked_s, most_s = to_seconds(pushback_ns), to_seconds(rules.max_pushback_ns)
+    return Stop(
+        f"the server asked to wait {asked_s:.15g} s, which is longer than max_pushback "
+        f"({most_s:.15g} s)"
+    )
+
+
+def cut_short(rules: RetryRules | None, at_ns: int, deadline_ns: int) -> int:
+    """The deadline of a try that is made at `at_ns`, in a call that has until `deadline_ns`."""
+    return deadline_ns if rules is None else min(deadline_ns, at_ns + rules.attempt_timeout_ns)
+
+
+def earliest(now_ns: int, *timeouts_ns: int | None) -> int:
+    """The deadline of a call that begins now; `NEVER` if none of the limits is one."""
+    least = NEVER
+    for limit in timeouts_ns:  # a plain loop: this runs for every call
+        if limit is not None and limit < least:
+            least = limit
+    return min(now_ns + least, NEVER)
+
+
+class RetryBudget:
+    """The calls and retries of one target in the last ten seconds."""
+
+    __slots__ = ("_reserve", "_share", "_slots")
+
+    def __init__(self, share: float, reserve: int) -> None:
+        """Begin with nothing counted.
+
+        Args:
+            share: How many of the calls may be retries: 0.2 is one for every five calls.
+            reserve: How many retries are allowed in any case.
+        """
+        self._share = share
+        self._reserve = reserve
+        self._slots: list[list[int]] = [[0, 0, 0] for _ in range(RECENT_SECONDS)]
+
+    def call(self, now_ns: int) -> None:
+        """Count a call (not its retries)."""
+        self._slot(now_ns // SLOT_NS)[CALLS] += 1
+
+    def take(self, now_ns: int) -> bool:
+        """Count a retry, if there is one left; False if not."""
+        second = now_ns // SLOT_NS
+        slot = self._slot(second)
+        slot[RETRIES] += 1
+        recent = [one for one in self._slots if one[SECOND] > second - RECENT_SECONDS]
+        retries = sum(one[RETRIES] for one in recent)
+        if retries <= max(self._reserve, self._share * sum(one[CALLS] for one in recent)):
+            return True
+        slot[RETRIES] -= 1
+        return False
+
+    def _slot(self, second: int) -> list[int]:
+        """Where to count what happens now; what its place held ten seconds ago is forgotten.
+
+        A thread that read the clock long ago counts in the newer slot that it finds.
+        """
+        slot = self._slots[second % RECENT_SECONDS]
+        if slot[SECOND] < second:
+            slot = self._slots[second % RECENT_SECONDS] = [second, 0, 0]
+        return slot

@@ -1,0 +1,148 @@
+"""What both servers decide about a call that comes in: its deadline, whether it is too late.
+
+Nothing in here waits or does I/O. One `Served` for each method; calls have no object of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
+
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import TimerError
+from rpcwheel.observe import CallSlow, DeadlineExceededBeforeStart, emit
+from rpcwheel.rpc import DEADLINE
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer
+
+from .config import MethodConfigs
+from .policy import CallPolicy, checked_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from rpcwheel._grpc.handlers import Behavior
+    from rpcwheel.rpc import Kind
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .config import MethodConfig
+
+__all__ = ["Answers", "Served", "ServerState"]
+
+MOST_METHODS: Final = 4096
+"""Handlers kept. A generic handler may answer to any name, and clients may make them up."""
+
+
+class ServerState:
+    """What the calls of one server share: the policy, and the handlers made so far."""
+
+    def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
+        self._rules = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
+        self._timer = checked_timer(timer)
+        self._made: dict[tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
+
+    def around(
+        self,
+        handler: grpc.RpcMethodHandler,
+        method: str,
+        wrap: Callable[[Kind, Behavior, Served], Behavior],
+    ) -> grpc.RpcMethodHandler:
+        """The handler with what `wrap` puts around its behavior.
+
+        Made once for each handler: this runs on the one thread that takes calls in, under the
+        server's lock.
+        """
+        key = method, id(handler)  # several servers may share one interceptor
+        known = self._made.get(key)
+        if known is not None and known[0] is handler:
+            return known[1]
+        behavior = behavior_of(handler)
+        if behavior is None:
+            return handler
+        served = Served(method, self._rules.of(method), self._timer)
+        made = with_behavior(handler, wrap(kind_of(handler), behavior, served))
+        if len(self._made) >= MOST_METHODS:
+            self._made.clear()
+        self._made[key] = handler, made
+        return made
+
+
+class Served:
+    """One method as a server serves it."""
+
+    __slots__ = ("_method", "_slow", "_timeout_ns", "_timer")
+
+    def __init__(self, method: str, rules: MethodConfig, timer: Timer | None) -> None:
+        self._method = method
+        self._timeout_ns = rules.timeout_ns
+        self._timer = timer
+        slow_ns = rules.slow_ns
+        self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
+
+    def begin(self, context: object) -> bool:
+        """Give the handler that is about to be called its deadline; False if it has passed.
+
+        Sets `DEADLINE` in the context that runs: with None too, as a server may have been started
+        inside somebody's scope.
+        """
+        left = time_left(context)
+        if left is None:
+            limit_ns = self._timeout_ns
+            DEADLINE.set(None if limit_ns == NEVER else time.monotonic_ns() + limit_ns)
+            return True
+        if left <= 0:
+            emit(DeadlineExceededBeforeStart(self._method, late_s(context)))
+            return False
+        DEADLINE.set(time.monotonic_ns() + min(int(left * 1e9), self._timeout_ns))
+        return True
+
+    def watch(self) -> Timeout | None:
+        """Have a call that begins now told if it runs for long; cancel that when it ends."""
+        slow = self._slow
+        if slow is None:
+            return None
+        timer = shared_timer() if self._timer is None else self._timer
+        try:
+            return timer.new_timeout(self._tell, slow.elapsed_s)
+        except TimerError:  # stopped, or full: no reason to refuse a call
+            return None
+
+    def _tell(self, _: Timeout) -> None:
+        # Sinks and log handlers are the user's, and may block: not on the timer's thread.
+        if self._slow is not None:
+            EXECUTOR.submit(("slow", self._method), partial(emit, self._slow))
+
+
+class Answers:
+    """A stream that may be watched: goes on as `step` does, and is no longer slow at its end."""
+
+    __slots__ = ("_step", "_timeout")
+
+    def __init__(self, step: Callable[[], object], timeout: Timeout | None) -> None:
+        self._step = step
+        self._timeout = timeout
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        try:
+            return self._step()
+        except BaseException:  # its end, too
+            self.unwatch()
+            raise
+
+    def __del__(self) -> None:
+        """It was dropped half read: the client has gone."""
+        self.unwatch()
+
+    def unwatch(self) -> None:
+        """Let it take as long as it likes. Thread-safe, and may be done twice."""
+        if self._timeout is not None:
+            self._timeout.cancel()

@@ -1,0 +1,219 @@
+"""The server interceptor of grpc.aio: every call that is served has its deadline at hand.
+
+What a handler is, it stays: grpc.aio asks a behavior by `inspect` whether it is a coroutine
+function, a generator of coroutines, or plain, and awaits, iterates or takes it to a thread. Each
+call of the first two runs in a task of its own, and what is set in the task's context ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING
+
+import grpc
+
+from rpcwheel._grpc.handlers import LATE
+from rpcwheel.call.server import Answers, ServerState
+from rpcwheel.rpc import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+    from rpcwheel._grpc.handlers import Behavior
+    from rpcwheel.call.policy import CallPolicy
+    from rpcwheel.call.server import Served
+    from rpcwheel.rpc import Kind
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
+
+__all__ = ["server_interceptors"]
+
+
+def server_interceptors(
+    policy: CallPolicy | None = None, *, timer: Timer | None = None
+) -> list[grpc.aio.ServerInterceptor]:
+    """What to give to `grpc.aio.server(interceptors=...)`, the first of them if there are others.
+
+    A call's deadline is `current_deadline()` in its handler, and what is left of it goes with the
+    calls that the handler makes. A call whose deadline passed before its turn came is refused with
+    DEADLINE_EXCEEDED, and told as `DeadlineExceededBeforeStart`.
+
+    Args:
+        policy: Of it counts `timeout` alone: `timeout.timeout` limits the deadline that handlers
+            see, `timeout.slow_call_threshold` has calls told that run for longer (`CallSlow`), a
+            stream until its end. `propagate` is the matter of the client. None: no limits.
+        timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
+    """
+    return [_Interceptor(ServerState(policy, timer=timer))]
+
+
+class _Interceptor(grpc.aio.ServerInterceptor):
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    # No coroutine function: a server of grpc would take the coroutine for a handler, which ends the
+    # thread that serves all calls. What is raised here fails the one call, and is logged.
+    def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
+        self,
+        continuation: Continuation,
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Awaitable[grpc.RpcMethodHandler | None]:
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 - cheap, and None off every loop
+            raise TypeError(
+                "these interceptors are for grpc.aio.server(), and this is a grpc.server(); use "
+                "those of rpcwheel.Kit, or of rpcwheel.interceptors"
+            )
+        return self._intercepted(continuation, handler_call_details)
+
+    async def _intercepted(
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        return self._state.around(handler, details.method, _wrapped)
+
+
+def _wrapped(kind: Kind, behavior: Behavior, served: Served) -> Behavior:
+    """The behavior in one of the same nature; asked in the same order as grpc.aio asks."""
+    if inspect.iscoroutinefunction(behavior):
+        return _awaited(behavior, served)
+    if inspect.isasyncgenfunction(behavior):
+        return _generating(behavior, served)
+    return (_iterating if kind.streams_responses else _plain)(behavior, served)
+
+
+def _awaited(behavior: Behavior, served: Served) -> Behavior:
+    """For one answer, and for streams in the style of `context.read()` and `context.write()`."""
+
+    async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
+        if not served.begin(context):
+            await _refuse(context)
+        timeout = served.watch()
+        if timeout is None:
+            return await behavior(request, context)
+        try:
+            return await behavior(request, context)
+        finally:
+            timeout.cancel()
+
+    return serve
+
+
+def _generating(behavior: Behavior, served: Served) -> Behavior:
+    async def serve(
+        request: object, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[object, None]:
+        if not served.begin(context):
+            await _refuse(context)
+        timeout = served.watch()
+        answers: AsyncGenerator[object, None] = behavior(request, context)
+        try:
+            async for answer in answers:
+                yield answer
+        finally:
+            if timeout is not None:
+                timeout.cancel()
+            await answers.aclose()
+
+    return serve
+
+
+def _plain(behavior: Behavior, served: Served) -> Behavior:
+    """For a function that grpc.aio runs in a pool, whose threads have one context for all calls."""
+
+    def serve(request: object, context: grpc.ServicerContext) -> object:
+        before = DEADLINE.get()
+        timeout = None
+        try:
+            if not served.begin(context):
+                _mark_refused(context)
+                return None
+            timeout = served.watch()
+            return behavior(request, context)
+        finally:
+            DEADLINE.set(before)
+            if timeout is not None:
+                timeout.cancel()
+
+    return serve
+
+
+def _iterating(behavior: Behavior, served: Served) -> Behavior:
+    """For a plain function that answers with a stream: called on the loop, iterated in a pool."""
+
+    def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
+        own = copy_context()
+        if not own.run(served.begin, context):
+            _mark_refused(context)
+            return iter(())
+        timeout = served.watch()
+        try:
+            answers: Iterator[object] = own.run(iter, own.run(behavior, request, context))
+        except BaseException:
+            if timeout is not None:
+                timeout.cancel()
+            raise
+        return _Steps(partial(own.run, next, answers), timeout, _task())
+
+    return serve
+
+
+class _Steps(Answers):
+    """The answers, each made in the call's own context, whichever thread asks for it.
+
+    They end with the call. Else the thread would put an answer where nobody takes it, and what
+    comes after that waits for ever, with the thread (`generator_to_async_generator`, grpcio 1.85).
+    It still does if the client leaves while it has not taken what was made before.
+    """
+
+    __slots__ = ("_task",)
+
+    def __init__(
+        self,
+        step: Callable[[], object],
+        timeout: Timeout | None,
+        task: asyncio.Task[object] | None,
+    ) -> None:
+        super().__init__(step, timeout)
+        self._task = task
+        if task is not None:
+            task.add_done_callback(lambda _: self.unwatch())
+
+    def __next__(self) -> object:
+        answer = None if self._left() else super().__next__()
+        if not self._left():
+            return answer
+        self._step = iter(()).__next__  # lets go of the handler, whoever keeps this
+        raise StopIteration
+
+    def _left(self) -> bool:
+        """Whether the call has ended; asked of the task, whose callbacks may come later."""
+        return self._task is not None and self._task.done()
+
+
+def _task() -> asyncio.Task[object] | None:
+    """The task of the call; None if an interceptor before is a generator, and runs in a pool."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+async def _refuse(context: grpc.aio.ServicerContext[object, object]) -> None:
+    """End the call; raises, as `abort` does."""
+    try:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+    except grpc.aio.InternalError:  # the client has ended the call meanwhile (grpcio 1.85)
+        raise asyncio.CancelledError from None  # anything else is logged as an error of the handler
+
+
+def _mark_refused(context: grpc.ServicerContext) -> None:
+    """End the call when the handler returns; `abort` would wait in its thread for the loop."""
+    context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
+    context.set_details(LATE)

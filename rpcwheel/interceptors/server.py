@@ -1,0 +1,118 @@
+"""The server interceptor of grpc: every call that is served has its deadline at hand.
+
+A threaded server runs each call in a context (`contextvars`) of its own, the body of a generator
+too, so what is set there ends with the call. Proved on grpcio 1.60 and 1.85;
+`tests/contract/interceptors/test_server.py` tells if that changes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import grpc
+
+from rpcwheel._grpc.handlers import LATE, is_pushing
+from rpcwheel.call.server import Answers, ServerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rpcwheel._grpc.handlers import Behavior
+    from rpcwheel.call.policy import CallPolicy
+    from rpcwheel.call.server import Served
+    from rpcwheel.rpc import Kind
+    from rpcwheel.timer.api import Timer
+
+__all__ = ["server_interceptors"]
+
+
+def server_interceptors(
+    policy: CallPolicy | None = None, *, timer: Timer | None = None
+) -> list[grpc.ServerInterceptor]:
+    """What to give to `grpc.server(..., interceptors=...)`, the first of them if there are others.
+
+    A call's deadline is `current_deadline()` in its handler, and what is left of it goes with the
+    calls that the handler makes. A call whose deadline passed before its turn came is refused with
+    DEADLINE_EXCEEDED, and told as `DeadlineExceededBeforeStart`; one without request stream grpc
+    itself drops then, without a word.
+
+    Args:
+        policy: Of it counts `timeout` alone: `timeout.timeout` limits the deadline that handlers
+            see, `timeout.slow_call_threshold` has calls told that run for longer (`CallSlow`), a
+            stream until its end. `propagate` is the matter of the client. None: no limits.
+        timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
+    """
+    return [_Interceptor(ServerState(policy, timer=timer))]
+
+
+class _Interceptor(grpc.ServerInterceptor):
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        return self._state.around(handler, handler_call_details.method, _wrapped)
+
+
+def _wrapped(kind: Kind, behavior: Behavior, served: Served) -> Behavior:
+    if not kind.streams_responses:
+        return _unary(behavior, served)
+    return _pushing(behavior, served) if is_pushing(behavior) else _iterating(behavior, served)
+
+
+def _unary(behavior: Behavior, served: Served) -> Behavior:
+    def serve(request: object, context: grpc.ServicerContext) -> object:
+        if not served.begin(context):
+            _refuse(context)
+        timeout = served.watch()
+        if timeout is None:
+            return behavior(request, context)
+        try:
+            return behavior(request, context)
+        finally:
+            timeout.cancel()
+
+    return serve
+
+
+def _iterating(behavior: Behavior, served: Served) -> Behavior:
+    def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
+        if not served.begin(context):
+            _refuse(context)
+        timeout = served.watch()
+        if timeout is None:
+            answers: Iterator[object] = behavior(request, context)
+            return answers
+        try:
+            return Answers(partial(next, behavior(request, context)), timeout)
+        except BaseException:
+            timeout.cancel()
+            raise
+
+    return serve
+
+
+def _pushing(behavior: Behavior, served: Served) -> Behavior:
+    def serve(
+        request: object, context: grpc.ServicerContext, push: Callable[[object], None]
+    ) -> object:
+        if not served.begin(context):
+            _refuse(context)
+        timeout = served.watch()
+        if timeout is not None and not context.add_callback(timeout.cancel):
+            timeout.cancel()  # the call has ended already
+        return behavior(request, context, push)
+
+    return serve
+
+
+def _refuse(context: grpc.ServicerContext) -> None:
+    """End the call; raises, as `abort` does."""
+    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)

@@ -1,0 +1,221 @@
+"""The end of a channel of grpc.aio: closed, retired, dropped."""
+
+import asyncio
+import gc
+import weakref
+
+import grpc
+import pytest
+
+from fixtures.aio_channels import KINDS, Stub, hanging, steps
+from fixtures.aio_doors import refused
+from fixtures.shop import UNARY_UNARY
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.observe import CallbackFailed
+from rpcwheel.transport.aio import ReconnectingChannel
+
+SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
+
+
+# Closed
+
+
+@pytest.mark.parametrize("grace", [None, 0.05])
+async def test_close_ends_the_calls_on_all_connections_as_grpc_does(shop, channel, timer, grace):
+    async def awaited(call):
+        return await call
+
+    calls = []
+    for drain in (None, 60.0, None):
+        calls.append(await hanging(shop, channel))
+        channel.replace(drain=drain, force=True)
+    waiting = [asyncio.create_task(awaited(call)) for call in calls]
+    await steps()
+    assert timer.pending == 1
+    await channel.close(grace)
+    for task in waiting:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    seen = (channel.closed, channel.calls, timer.pending, channel.get_state(), channel.replace())
+    assert seen == (True, 0, 0, SHUTDOWN, False)
+    await channel.close()
+
+
+async def test_the_grace_of_close_is_for_all_connections(shop, channel):
+    calls = [await hanging(shop, channel)]
+    channel.replace()
+    calls.append(await hanging(shop, channel))
+    closing = asyncio.create_task(channel.close(WAIT_S))
+    await steps()
+    with pytest.raises(grpc.aio.UsageError):
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    for seen in shop.calls:
+        seen.ended.set()
+    await closing
+    assert [call.done() and not call.cancelled() for call in calls] == [True, True]
+
+
+async def test_a_close_that_is_cancelled_ends_all_at_once(shop, channel):
+    calls = [await hanging(shop, channel)]
+    channel.replace()
+    calls.append(await hanging(shop, channel))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(channel.close(60), 0.05)
+    await aio_wait_until(lambda: all(call.cancelled() for call in calls))
+    await aio_wait_until(lambda: (channel.calls, channel.get_state()) == (0, SHUTDOWN))
+
+
+async def test_a_second_close_has_the_last_word_on_the_grace(shop, channel):
+    call = await hanging(shop, channel)
+    first = asyncio.create_task(channel.close(60))
+    await asyncio.sleep(0)
+    await channel.close()
+    await asyncio.wait_for(first, WAIT_S)
+    assert call.cancelled()
+
+
+async def test_whatever_a_callback_raises_the_channel_is_closed(shop, channel):
+    call = await hanging(shop, channel)
+
+    def callback():
+        raise GeneratorExit
+
+    channel.on_close(callback)
+    with pytest.raises(GeneratorExit):
+        await channel.close()
+    assert call.cancelled()
+
+
+async def test_who_asked_is_told_of_the_close_once(channel, events):
+    told = []
+    channel.on_close(lambda: 1 / 0)
+    channel.on_close(lambda: told.append(1))
+    forget = channel.on_close(lambda: told.append("never"))
+    forget()
+    forget()
+    await channel.close()
+    await channel.close()
+    assert told == [1]
+    channel.on_close(lambda: told.append(2))
+    assert told == [1, 2]
+    (event,) = events
+    assert isinstance(event, CallbackFailed)
+
+
+async def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
+    channel = ReconnectingChannel(shop.target)
+    forget, gone = channel.on_close(print), weakref.ref(channel)
+    del channel
+    await aio_wait_until(lambda: (gc.collect(), gone())[1] is None)
+    forget()
+
+
+async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, timer):
+    async def dropped():
+        # On its own: before 1.83 grpc.aio asks for the variables of all that waits when it closes a
+        # channel, and Python up to 3.12 keeps those answers.
+        channel = ReconnectingChannel(shop.target, timer=timer)
+        call = await hanging(shop, channel)
+        channel.replace(drain=600)
+        call.cancel()
+        await aio_wait_until(lambda: timer.pending == 0)  # no lambda that would hold the channel
+        return weakref.ref(channel)
+
+    gone = await dropped()
+    await aio_wait_until(lambda: (gc.collect(), gone())[1] is None)
+
+
+# Retired
+
+
+async def test_a_retired_channel_lets_calls_end_and_takes_no_more(shop, channel, timer):
+    calls, told = {kind: await hanging(shop, channel, kind) for kind in KINDS}, []
+    channel.on_close(lambda: told.append(channel.calls))
+    channel.retire()
+    for kind in KINDS:
+        with pytest.raises(grpc.aio.UsageError, match=r"Channel is closed\."):
+            getattr(Stub(channel), kind)(b"")
+    assert not channel.replace(force=True)
+    assert (channel.closed, channel.calls, timer.pending, told) == (False, len(KINDS), 0, [])
+    for seen in shop.calls:
+        seen.ended.set()
+    for kind, call in calls.items():
+        if kind.startswith("stream"):
+            await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+    await aio_wait_until(lambda: channel.closed)
+    assert (channel.calls, told) == (0, [0])
+    await aio_wait_until(lambda: channel.get_state() is SHUTDOWN)
+
+
+async def test_a_retired_channel_without_calls_is_closed_at_once(channel):
+    await channel.unary_unary(UNARY_UNARY)(b"x")
+    channel.retire(30.0)
+    assert channel.closed
+    assert not channel.replace(force=True)
+    channel.retire()
+    await channel.close()
+    assert channel.get_state() is SHUTDOWN
+
+
+async def test_when_the_time_is_over_calls_end_with_the_reason(shop, channel, timer):
+    calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
+    channel.retire(3.0, reason="10.0.0.7:50051 was removed")
+    timer.advance(2.9)
+    await steps()
+    assert not any(call.done() for call in calls.values())
+    timer.advance(0.2)
+    for kind, call in calls.items():
+        error = await refused(call if kind.endswith("unary") else call.read())
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert error.details() == "channel retired: 10.0.0.7:50051 was removed"
+    assert (channel.closed, channel.calls, timer.pending) == (True, 0, 0)
+    await aio_wait_until(lambda: all(seen.ended.is_set() for seen in shop.calls))
+
+
+async def test_without_time_they_are_ended_now(shop, channel):
+    call = await hanging(shop, channel)
+    channel.retire(0)
+    assert channel.closed
+    assert (await refused(call)).details() == "channel retired: asked for"
+
+
+async def test_the_time_can_only_become_shorter(shop, channel, timer):
+    call = await hanging(shop, channel)
+    for drain in (None, 9.0, 2.0, 60.0):
+        channel.retire(drain, reason=f"within {drain}")
+    assert timer.pending == 1
+    timer.advance(2.1)
+    assert (await refused(call)).details() == "channel retired: within None"
+
+
+async def test_calls_on_connections_that_were_replaced_are_waited_for_too(shop, channel, timer):
+    old = await hanging(shop, channel)
+    channel.replace("silent", drain=60.0)
+    new = await hanging(shop, channel)
+    channel.retire(5.0)
+    new.cancel()
+    await aio_wait_until(lambda: channel.calls == 1)
+    assert not channel.closed
+    timer.advance(5.1)
+    assert (await refused(old)).details() == "connection replaced: silent"
+    assert (channel.closed, timer.pending) == (True, 0)
+
+
+async def test_close_ends_what_still_drains(shop, channel, timer):
+    call = await hanging(shop, channel)
+    channel.retire(60.0)
+    await channel.close()
+    assert (call.cancelled(), channel.closed, channel.calls, timer.pending) == (True, True, 0, 0)
+    channel.retire(1.0)
+
+
+async def test_one_that_is_dropped_while_it_drains_is_gone(shop, timer):
+    channel = ReconnectingChannel(shop.target, timer=timer)
+    call = await hanging(shop, channel)
+    channel.retire(600)
+    call.cancel()
+    del call
+    gone = weakref.ref(channel)
+    del channel
+    await aio_wait_until(lambda: (gc.collect(), gone())[1] is None)

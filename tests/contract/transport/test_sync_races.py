@@ -1,0 +1,333 @@
+"""Calls, replacements and closing from many threads at once: each call once, nothing left."""
+
+import threading
+
+import grpc
+import pytest
+
+from fixtures.leaks import descriptors, settle
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.observe import ConnectionReplaced
+from rpcwheel.transport import ReconnectingChannel
+
+ENDED = {
+    ("UNAVAILABLE", "connection replaced: race"),
+    ("UNAVAILABLE", "Stream removed (connection replaced: race)"),
+}
+"""In our words, or in those of grpc's core for a call that has only just begun."""
+
+CLOSED = {
+    "Cannot invoke RPC on closed channel!",
+    ("CANCELLED", "Channel closed!"),
+    ("CANCELLED", "Stream removed (Channel closed!)"),
+}
+
+
+@pytest.fixture
+def channel(shop, timer):
+    def others():
+        """Threads but those of the server, whose pool grows."""
+        return {one for one in threading.enumerate() if not one.name.startswith("shop")}
+
+    before, threads = descriptors(), others()
+    with ReconnectingChannel(shop.target, backoff=0, timer=timer) as channel:
+        yield channel
+    assert wait_until(lambda: channel.calls == 0)
+    assert not settle(lambda: sorted(descriptors() - before))
+    assert not settle(lambda: list(others() - threads))
+    assert timer.pending == 0
+
+
+def state_of(channel):
+    """The state of a channel of grpc's, or of one around it."""
+    while not hasattr(channel, "check_connectivity_state"):  # grpcio's own, of its core
+        channel = channel._channel
+    try:
+        number = channel.check_connectivity_state(False)
+    except ValueError:  # "Channel closed!"
+        return grpc.ChannelConnectivity.SHUTDOWN
+    return next(state for state in grpc.ChannelConnectivity if state.value[0] == number)
+
+
+def end_of(call):
+    """What the caller sees of it."""
+    try:
+        return call()
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+    except ValueError as error:
+        return str(error)
+
+
+def calls_of(channel, serializer=None):
+    unary = channel.unary_unary(UNARY_UNARY, serializer)
+    pulled = channel.unary_stream(UNARY_STREAM, serializer)
+    pushed = channel.stream_unary(STREAM_UNARY)
+    both = channel.stream_stream(STREAM_STREAM)
+    return (
+        lambda: unary(b"ab"),
+        lambda: unary.future(b"ab").result(),
+        lambda: b"".join(pulled(b"ab")),
+        lambda: pushed(iter([b"a", b"b"])),
+        lambda: b"".join(both(iter([b"a", b"b"]))),
+    )
+
+
+def test_no_call_notices_100_replacements_and_each_is_made_once(shop, channel):
+    done, made, errors = threading.Event(), [], []
+
+    def replace():
+        try:
+            for _ in range(100):
+                assert channel.replace(force=True)
+                before = len(made)
+                assert wait_until(lambda before=before: len(made) > before or errors)
+        finally:
+            done.set()
+
+    def call():
+        try:
+            while not done.is_set():
+                for one in calls_of(channel):
+                    assert one() == b"ab"
+                    made.append(1)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    run_threads(replace, *[call] * 8)
+    assert channel.number == 101
+    assert len(shop.calls) == len(made) > 100
+    # Of nine replacements in a row, at most eight can be let pass by calls that had begun before.
+    assert len({seen.peer for seen in shop.calls}) > 10
+
+
+def test_a_call_is_never_lost_between_a_connection_and_the_next(channel, hasty_threads):
+    """Ended without time to drain: then a call may end with UNAVAILABLE, and with nothing else."""
+    done, ends = threading.Event(), []
+
+    def replace():
+        try:
+            for _ in range(100):
+                channel.replace("race", drain=0, force=True)
+        finally:
+            done.set()
+
+    def call():
+        while not done.is_set():
+            ends.extend(end_of(one) for one in calls_of(channel))
+
+    run_threads(replace, call, call, call)
+    assert set(ends) <= {b"ab", *ENDED}
+
+
+class Closes(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Has the connection closed that a call is about to be made on."""
+
+    def __init__(self, options, shop) -> None:
+        self._options, self._shop = options, shop
+        self.inner = grpc.insecure_channel(shop.target, options)
+        self.channel = None  # ours, if it is to be done
+
+    def close_under_call(self) -> None:
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.replace("race", force=True, drain=0)
+            shutdown = grpc.ChannelConnectivity.SHUTDOWN
+            assert wait_until(lambda: state_of(self.inner) is shutdown)
+
+    def intercept_unary_unary(self, continuation, details, request):
+        self.close_under_call()
+        return continuation(details, request)
+
+    intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = (
+        intercept_unary_unary
+    )
+
+
+def test_a_call_whose_connection_closes_as_it_begins_is_made_on_the_next(shop):
+    for way in range(3):  # grpc makes the first message of a request stream after the call's begin
+        made = []
+
+        def connect(options, made=made):
+            made.append(Closes(options, shop))
+            return made[-1].inner
+
+        with ReconnectingChannel("shop", connect=connect) as channel:
+            made[0].channel = channel
+            close = made[0].close_under_call
+            call = calls_of(channel, lambda text, close=close: close() or text)[way]
+            assert call() == b"ab"
+        assert (len(shop.calls), len(made)) == (way + 1, 2)
+
+
+def test_interceptors_whose_connection_closes_under_them_are_not_run_again(shop):
+    """They may have made the call before."""
+    for way in range(5):
+        made = []
+
+        def connect(options, made=made):
+            made.append(Closes(options, shop))
+            return grpc.intercept_channel(made[-1].inner, made[-1])
+
+        with ReconnectingChannel("shop", connect=connect) as channel:
+            made[0].channel = channel
+            assert end_of(calls_of(channel)[way]) in ENDED
+    assert shop.calls == []
+
+
+class Slow(grpc.Channel):
+    """Makes a multi-callable when `goes_on` is set, and notes its state by then."""
+
+    def __init__(self, inner) -> None:
+        self._channel = inner
+        self.making, self.goes_on, self.states = threading.Event(), threading.Event(), []
+
+    def unary_unary(self, *args, **options):
+        self.making.set()
+        assert self.goes_on.wait(WAIT_S)
+        self.states.append(state_of(self._channel))
+        return self._channel.unary_unary(*args, **options)
+
+    unary_stream = stream_unary = stream_stream = None
+    subscribe = unsubscribe = __enter__ = __exit__ = None
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def test_a_channel_is_not_closed_while_something_is_made_of_it(shop):
+    """`_registered_method` on a closed channel of grpcio 1.85 ends the whole process."""
+    made = []
+
+    def connect(options):
+        made.append(Slow(grpc.insecure_channel(shop.target, options)))
+        return made[-1]
+
+    with ReconnectingChannel("shop", connect=connect) as channel:
+
+        def replace():
+            assert made[0].making.wait(WAIT_S)
+            channel.replace(drain=0)
+            made[1].goes_on.set()
+            made[0].goes_on.set()
+
+        run_threads(replace, lambda: end_of(lambda: channel.unary_unary(UNARY_UNARY)(b"x")))
+        assert made[0].states == [grpc.ChannelConnectivity.IDLE]
+        shutdown = grpc.ChannelConnectivity.SHUTDOWN
+        assert wait_until(lambda: state_of(made[0]) is shutdown)
+
+
+def test_many_who_replace_one_connection_replace_it_once(shop, timer, events):
+    gate, answers, connected = threading.Barrier(8), [], []
+
+    def connect(options):
+        if connected:
+            gate.wait(WAIT_S)  # all have asked the backoff before
+        connected.append(grpc.insecure_channel(shop.target, options))
+        return connected[-1]
+
+    with ReconnectingChannel("shop", connect=connect, timer=timer) as channel:
+        channel.unary_unary(UNARY_UNARY)(b"x")
+        run_threads(*[lambda: answers.append(channel.replace())] * 8)
+        assert sorted(answers) == [False] * 7 + [True]
+        assert (channel.number, len(events)) == (2, 1)
+
+
+def test_each_forced_replacement_is_one(channel, events):
+    run_threads(*[lambda: channel.replace(force=True)] * 8)
+    assert channel.number == 9
+    assert sorted(event.number for event in events) == [*range(2, 10)]
+
+
+# A thread of grpc's that begins to poll for the state of a channel just closed raises.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("drain", [None, 0])
+def test_closing_amid_calls_and_replacements_ends_in_one_state(shop, channel, drain, events):
+    ends = []
+
+    def replace():
+        while channel.replace("race", drain=drain, force=True):
+            pass
+        assert channel.closed
+
+    def call():
+        for _ in iter(lambda: channel.closed, True):
+            ends.extend(end_of(one) for one in calls_of(channel))
+
+    def close():
+        assert wait_until(lambda: channel.number > 20)
+        channel.close()
+
+    def subscribe():
+        told = []
+        while not channel.closed:
+            channel.subscribe(told.append, try_to_connect=True)
+            channel.unsubscribe(told.append)
+
+    run_threads(replace, replace, call, call, close, close, subscribe)
+    assert set(ends) <= {b"ab", *ENDED, *CLOSED}
+    assert not channel.replace(force=True)
+    assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+    numbers = [event.number for event in events if isinstance(event, ConnectionReplaced)]
+    assert sorted(numbers) == [*range(2, channel.number + 1)]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_connect_that_hangs_holds_up_neither_calls_nor_closing(shop, closes):
+    hangs, goes_on, made = threading.Event(), threading.Event(), []
+
+    def connect(options):
+        if made:
+            hangs.set()
+            assert goes_on.wait(WAIT_S)
+        made.append(grpc.insecure_channel(shop.target, options))
+        return made[-1]
+
+    with ReconnectingChannel("shop", connect=connect) as channel:
+        call = channel.unary_unary(UNARY_UNARY)
+
+        def meanwhile():
+            assert hangs.wait(WAIT_S)
+            assert call(b"x") == b"x"
+            assert channel.number == 1
+            if closes:
+                channel.close()
+            goes_on.set()
+
+        answers = []
+        run_threads(lambda: answers.append(channel.replace()), meanwhile)
+        assert answers == [not closes]
+        if not closes:
+            assert (call(b"y"), channel.number) == (b"y", 2)
+    for inner in made:  # the one that came too late, too; a worker closes what was replaced
+        assert wait_until(lambda: is_closed(inner))  # noqa: B023
+
+
+def is_closed(channel):
+    try:
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    except ValueError as error:
+        return "closed" in str(error) or "replaced" in str(error)
+    except grpc.RpcError:
+        return False  # it was being closed
+    return False
+
+
+def test_a_subscribed_channel_is_replaced_in_silence(channel, capfd):
+    """grpc's thread raises if its channel is closed while it polls (grpc #18995)."""
+    told = []
+    channel.subscribe(told.append, try_to_connect=True)
+    for _ in range(30):
+        channel.replace(force=True)
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    channel.close()
+    assert wait_until(lambda: channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN)
+    assert capfd.readouterr().err == ""

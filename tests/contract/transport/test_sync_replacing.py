@@ -1,0 +1,286 @@
+"""Calls in flight when their connection is replaced go on, or end so that callers see why."""
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from fixtures.leaks import descriptors, settle
+from fixtures.shop import (
+    STREAM_STREAM,
+    STREAM_UNARY,
+    UNARY_STREAM,
+    UNARY_UNARY,
+    Fail,
+    Hang,
+    Silent,
+)
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.observe import ConnectionReplaced
+from rpcwheel.transport import ReconnectingChannel
+
+MADE_BY_CLIENTS = {
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "UNKNOWN",
+}
+"""Statuses that gRPC may give without a server."""
+
+
+@pytest.fixture
+def channel(shop, timer):
+    with ReconnectingChannel(shop.target, timer=timer) as channel:
+        yield channel
+    assert timer.pending == 0
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def failure(call):
+    try:
+        return call()
+    except grpc.RpcError as error:
+        words = error.details()  # which grpc's core hands on as they are, or in words of its own
+        return error.code().name, re.sub(r"^Stream removed \((.*)\)$", r"\1", words)
+
+
+def gated(gate, messages):
+    """The messages, each when the gate lets one through."""
+    for message in messages:
+        assert gate.acquire(timeout=WAIT_S)
+        yield message
+
+
+def begin(shop, channel, threads, name):
+    """Begin a call that hangs in the server; gives what waits for how it ends."""
+    hang = Silent() if name in {"unary_stream", "stream_stream"} else Hang()
+    shop.then(hang)
+    unary, pushed = channel.unary_unary(UNARY_UNARY), channel.stream_unary(STREAM_UNARY)
+    requests = iter([b"x"])
+    match name:
+        case "unary":
+            ends = threads.submit(failure, lambda: unary(b"x")).result
+        case "unary with_call":
+            ends = threads.submit(failure, lambda: unary.with_call(b"x")).result
+        case "unary future":
+            call = unary.future(b"x")
+            ends = lambda: failure(call.result)  # noqa: E731
+        case "unary_stream":
+            stream = channel.unary_stream(UNARY_STREAM)(b"x")
+            ends = lambda: failure(lambda: list(stream))  # noqa: E731
+        case "stream_unary":
+            ends = threads.submit(failure, lambda: pushed(requests)).result
+        case "stream_unary future":
+            held = pushed.future(requests)
+            ends = lambda: failure(held.result)  # noqa: E731
+        case "stream_stream":
+            both = channel.stream_stream(STREAM_STREAM)(requests)
+            ends = lambda: failure(lambda: list(both))  # noqa: E731
+    assert hang.begun.wait(WAIT_S)
+    return ends
+
+
+KINDS = [
+    "unary",
+    "unary with_call",
+    "unary future",
+    "unary_stream",
+    "stream_unary",
+    "stream_unary future",
+    "stream_stream",
+]
+
+
+# Drain
+
+
+def test_calls_without_time_to_drain_end_now_and_say_why(shop, channel, threads, events):
+    ends = {name: begin(shop, channel, threads, name) for name in KINDS}
+    assert channel.replace("no answer for 3 s", drain=0)
+    said = ("UNAVAILABLE", "connection replaced: no answer for 3 s")
+    assert {name: end() for name, end in ends.items()} == dict.fromkeys(KINDS, said)
+    assert wait_until(lambda: channel.calls == 0)
+    assert wait_until(lambda: all(seen.ended.is_set() for seen in shop.calls))
+    assert events == [ConnectionReplaced(channel.target, 2, "no answer for 3 s", len(KINDS))]
+
+
+def test_calls_with_time_to_drain_end_when_it_is_over(shop, channel, threads, timer):
+    ends = {name: begin(shop, channel, threads, name) for name in KINDS}
+    channel.replace("moved", drain=3)
+    assert timer.pending == 1
+    timer.advance(2.999)
+    assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+    assert wait_until(lambda: channel.calls == len(KINDS))  # the answer comes before the end
+    timer.advance(0.001)
+    said = ("UNAVAILABLE", "connection replaced: moved")
+    assert {name: end() for name, end in ends.items()} == dict.fromkeys(KINDS, said)
+    assert wait_until(lambda: channel.calls == 0)
+
+
+@pytest.mark.parametrize("drain", [None, 60])
+def test_calls_that_end_in_time_do_not_notice(shop, channel, timer, drain):
+    goes_on = threading.Semaphore(1)
+    call = channel.stream_unary(STREAM_UNARY).future(gated(goes_on, [b"a", b"b"]))
+    assert wait_until(lambda: shop.calls)
+    channel.replace(drain=drain)
+    assert timer.pending == (drain == 60)
+    goes_on.release()
+    assert call.result(WAIT_S) == b"ab"
+    assert wait_until(lambda: (channel.calls, timer.pending) == (0, 0))
+
+
+def test_a_stream_goes_on_where_it_began_and_its_connection_is_closed_at_its_end(
+    shop, channel, timer
+):
+    before = descriptors()
+    goes_on = threading.Semaphore(1)
+    stream = channel.stream_stream(STREAM_STREAM)(gated(goes_on, [b"0", b"1", b"2"]))
+    assert next(stream) == b"0"
+    mine = descriptors() - before
+    channel.replace(drain=60)
+    assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+    goes_on.release()
+    assert next(stream) == b"1"
+    assert wait_until(lambda: (channel.calls, timer.pending) == (1, 1))
+    goes_on.release()
+    assert list(stream) == [b"2"]
+    assert stream.code() is grpc.StatusCode.OK
+    assert wait_until(lambda: timer.pending == 0)  # nothing is left to end
+    assert not settle(lambda: sorted(mine & descriptors()))
+    stream_peer, other_peer = (seen.peer for seen in shop.calls)
+    assert stream_peer != other_peer
+
+
+def test_each_replacement_has_its_own_time_to_drain(shop, channel, threads, timer):
+    first = begin(shop, channel, threads, "unary future")
+    channel.replace("one", drain=5, force=True)
+    second = begin(shop, channel, threads, "unary future")
+    channel.replace("two", drain=2, force=True)
+    assert timer.pending == 2
+    timer.advance(2)
+    assert second() == ("UNAVAILABLE", "connection replaced: two")
+    timer.advance(3)
+    assert first() == ("UNAVAILABLE", "connection replaced: one")
+
+
+def test_a_done_callback_may_replace_the_connection_it_was_on(shop, channel):
+    """It runs on the thread of grpc's that has to tell the end of every call there."""
+    hangs, ran_on, goes_on = Hang(), [], threading.Semaphore(0)
+
+    def replace(_):
+        channel.replace("by a callback", drain=0)
+        ran_on.append(threading.current_thread())
+
+    call = channel.stream_unary(STREAM_UNARY).future(gated(goes_on, [b"x"]))
+    assert wait_until(lambda: shop.calls)
+    shop.then(hangs)
+    other = channel.unary_unary(UNARY_UNARY).future(b"y")
+    assert hangs.begun.wait(WAIT_S)
+    call.add_done_callback(replace)
+    goes_on.release()
+    assert failure(other.result) == ("UNAVAILABLE", "connection replaced: by a callback")
+    assert wait_until(lambda: ran_on)
+    assert ran_on != [threading.current_thread()]
+
+
+def test_a_reason_that_is_no_text_ends_calls_too(shop, channel, threads):
+    ends = begin(shop, channel, threads, "unary")
+    channel.replace("\udc80", drain=0)
+    assert ends() == ("UNAVAILABLE", "connection replaced: \\udc80")
+
+
+def test_calls_on_a_channel_that_hides_its_core_are_cancelled(shop, threads):
+    with ReconnectingChannel("x", connect=lambda options: Hidden(shop.target, options)) as channel:
+        ends = begin(shop, channel, threads, "unary")
+        channel.replace(drain=0)
+        assert ends() == ("CANCELLED", "Channel closed!")
+        assert (channel.get_state(), channel.is_idle()) == (None, False)
+
+
+class Hidden(grpc.Channel):
+    """A channel of somebody's own make."""
+
+    def __init__(self, target, options) -> None:
+        self._inside = grpc.insecure_channel(target, options)
+        for name in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            setattr(self, name, getattr(self._inside, name))
+
+    def __getattribute__(self, name):
+        mine = {"_inside", "__dict__", "__class__"}
+        inside = object.__getattribute__(self, "__dict__").get("_inside")
+        if name in mine or inside is None or name.startswith("_"):
+            return object.__getattribute__(self, name)
+        return getattr(inside, name)
+
+    unary_unary = unary_stream = stream_unary = stream_stream = None
+    subscribe = unsubscribe = close = __enter__ = __exit__ = None
+
+
+# What was read and written
+
+
+def test_each_message_is_seen_as_traffic_of_its_connection(shop, channel, timer):
+    seen = channel.traffic
+    assert (seen.last_read_ns, seen.last_write_ns, seen.last_use_ns) == (None, None, None)
+    timer.advance(1)
+    goes_on = threading.Semaphore(1)
+    stream = channel.stream_stream(STREAM_STREAM)(gated(goes_on, [b"x", b"y"]))
+    next(stream)
+    first_ns = seen.last_write_ns
+    assert seen.last_read_ns == first_ns == seen.last_use_ns
+    timer.advance(1)
+    channel.replace()
+    goes_on.release()
+    next(stream)
+    assert seen.last_read_ns == seen.last_write_ns == first_ns + 1_000_000_000
+    assert channel.traffic is not seen
+    assert channel.traffic.last_use_ns is None
+    assert list(stream) == []
+
+
+def test_only_a_status_that_no_client_makes_up_is_seen_as_read(shop, channel):
+    read = {}
+    for code in grpc.StatusCode:
+        if code is grpc.StatusCode.OK:
+            continue
+        channel.replace(force=True)
+        shop.then(Fail(code))
+        assert failure(lambda: channel.unary_unary(UNARY_UNARY)(b"x"))[0] == code.name
+        read[code.name] = channel.traffic.last_read_ns is not None
+        assert channel.traffic.last_write_ns is not None
+    assert {name for name, seen in read.items() if not seen} == MADE_BY_CLIENTS
+
+
+def test_a_failure_on_this_side_is_not_seen_as_read(shop, channel):
+    def requests():
+        yield b"x"
+        raise KeyError("the user's")
+
+    assert failure(lambda: channel.stream_unary(STREAM_UNARY)(requests()))[0] == "UNKNOWN"
+    assert channel.traffic.last_read_ns is None
+
+
+def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(shop, channel):
+    beat = channel.heartbeat_call(UNARY_UNARY)
+    shop.then(hang := Hang())
+    call = beat.future(b"x")
+    assert hang.begun.wait(WAIT_S)
+    assert channel.calls == 0
+    assert channel.replace(drain=None)  # nothing in flight: it is closed at once
+    assert failure(call.result)[0] in {"UNAVAILABLE", "CANCELLED"}
+    assert (beat(b"x"), beat.with_call(b"y")[0], beat.future(b"z").result()) == (b"x", b"y", b"z")
+    assert channel.traffic.last_use_ns is None
+    assert len({seen.peer for seen in shop.calls}) == 2
+    channel.close()
+    with pytest.raises(ValueError, match="closed"):
+        beat(b"x")

@@ -1,0 +1,286 @@
+"""The state of a channel whose connection is replaced, for all who ask or subscribe."""
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.observe import CallbackFailed
+from rpcwheel.transport import ReconnectingChannel
+
+IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
+    grpc.ChannelConnectivity[name]
+    for name in ("IDLE", "CONNECTING", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
+)
+
+
+@pytest.fixture
+def channel(shop, timer):
+    with ReconnectingChannel(shop.target, options=IMPATIENT, timer=timer) as channel:
+        yield channel
+
+
+def threads_since(before):
+    """Those of the client: the server's pool grows by itself."""
+    return [
+        one
+        for one in threading.enumerate()
+        if one not in before and not one.name.startswith("shop")
+    ]
+
+
+class Switched:
+    """A server that is there when `up`, under one name, for new connections."""
+
+    def __init__(self, shop) -> None:
+        self.shop = shop
+        self.up = True
+
+    def connect(self, options):
+        target = self.shop.target if self.up else "127.0.0.1:1"
+        return grpc.insecure_channel(target, [*options, *IMPATIENT])
+
+
+# Asked
+
+
+def test_the_state_is_that_of_the_active_connection(channel):
+    assert (channel.get_state(), channel.is_idle()) == (IDLE, True)
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    assert (channel.get_state(), channel.is_idle()) == (READY, False)
+    channel.replace()
+    assert (channel.get_state(), channel.is_idle()) == (IDLE, True)
+    assert channel.get_state(try_to_connect=True) is IDLE
+    assert wait_until(lambda: channel.get_state() is READY)
+    channel.close()
+    assert (channel.get_state(), channel.is_idle()) == (SHUTDOWN, False)
+
+
+# Subscribed
+
+
+def test_a_subscriber_is_told_each_state_in_order_across_replacements(channel):
+    told = []
+    channel.subscribe(told.append, try_to_connect=True)
+    for number in range(1, 5):  # each connection begins as IDLE
+        assert wait_until(lambda n=number: told[-1:] == [READY] and told.count(IDLE) == n)
+        channel.replace(force=True)
+    for before, after in itertools.pairwise(told):
+        assert before is not after
+        assert (before, after) not in {(READY, CONNECTING), (CONNECTING, IDLE)}
+
+
+def test_states_of_an_old_connection_are_not_told(shop):
+    at = Switched(shop)
+    with ReconnectingChannel("shop", connect=at.connect) as channel:
+        told = []
+        channel.subscribe(told.append, try_to_connect=True)
+        assert wait_until(lambda: told[-1:] == [READY])
+        shop.then(hang := Hang())
+        running = channel.unary_unary(UNARY_UNARY).future(b"x")
+        assert hang.begun.wait(WAIT_S)
+        at.up = False
+        channel.replace()
+        assert wait_until(lambda: told[-1] is FAILING)
+        assert told.count(READY) == 1  # the old connection is ready all the time
+        assert (running.done(), channel.calls) == (False, 1)
+        running.cancel()
+
+
+def test_a_subscriber_who_does_not_ask_for_it_makes_no_connection(shop, channel):
+    told = []
+    channel.subscribe(told.append)
+    assert wait_until(lambda: told == [IDLE])
+    channel.replace()
+    channel.subscribe(told.append)
+    assert wait_until(lambda: told == [IDLE, IDLE])
+    assert channel.get_state() is IDLE
+    channel.subscribe(told.append, try_to_connect=True)
+    assert wait_until(lambda: told.count(READY) == 3)
+
+
+def test_grpcs_thread_runs_only_while_somebody_subscribes(channel):
+    told, more = [], []
+    before = set(threading.enumerate())
+    channel.subscribe(told.append)
+    channel.subscribe(more.append)
+    assert wait_until(lambda: told and more)
+    assert wait_until(lambda: len(threads_since(before)) == 1)  # workers end, it does not
+    channel.unsubscribe(told.append)
+    channel.unsubscribe(told.append)
+    channel.unsubscribe(print)
+    channel.get_state(try_to_connect=True)
+    assert wait_until(lambda: more[-1] is READY)
+    assert told == [IDLE]
+    channel.unsubscribe(more.append)
+    assert wait_until(lambda: not threads_since(before))
+
+
+def test_one_who_subscribes_late_is_told_the_state_of_the_moment(channel):
+    first, second = [], []
+    channel.subscribe(first.append, try_to_connect=True)
+    assert wait_until(lambda: first[-1:] == [READY])
+    channel.subscribe(second.append)
+    assert wait_until(lambda: second == [READY])
+    channel.unsubscribe(first.append)
+    channel.unsubscribe(second.append)
+    channel.subscribe(second.append)
+    assert wait_until(lambda: second == [READY, READY])
+
+
+def test_subscribers_are_called_one_at_a_time_and_on_no_thread_of_grpcs(channel):
+    threads, inside, overlaps, told = set(), [], [], []
+
+    def callback(state):
+        threads.add(threading.current_thread().name.split("-")[0])
+        overlaps.extend(inside)
+        inside.append(1)
+        time.sleep(0.002)
+        inside.pop()
+        told.append(state)
+
+    for _ in range(4):
+        channel.subscribe(callback, try_to_connect=True)
+    for _ in range(4):
+        channel.replace(force=True)
+    assert wait_until(lambda: told[-4:] == [READY] * 4)
+    assert (threads, overlaps) == ({"rpcwheel"}, [])
+
+
+def test_a_subscriber_that_raises_is_told_of_and_goes_on_being_called(channel, events):
+    told = []
+
+    def callback(state):
+        told.append(state)
+        raise KeyError(state)
+
+    channel.subscribe(callback, try_to_connect=True)
+    assert wait_until(lambda: told[-1:] == [READY])
+    assert wait_until(lambda: len(events) == len(told))
+    assert {type(event) for event in events} == {CallbackFailed}
+
+
+def test_whatever_a_subscriber_raises_the_others_are_told(channel, events):
+    told, errors = [], {SystemExit, asyncio.CancelledError, KeyboardInterrupt}
+
+    def raising(error):
+        def callback(_):
+            raise error
+
+        return callback
+
+    for error in errors:
+        channel.subscribe(raising(error))
+    assert wait_until(lambda: len(events) == len(errors))
+    channel.subscribe(told.append, try_to_connect=True)
+    assert wait_until(lambda: told[-1:] == [READY])
+    assert {type(event) for event in events} == {CallbackFailed}
+    assert {type(event.error) for event in events} == errors
+
+
+def test_a_subscriber_may_unsubscribe_and_close_within_its_call(channel):
+    told = []
+
+    def callback(state):
+        told.append(state)
+        channel.unsubscribe(callback)
+        channel.close()
+
+    channel.subscribe(callback)
+    assert wait_until(lambda: channel.closed)
+    channel.subscribe(told.append)
+    channel.unsubscribe(told.append)
+    assert told == [IDLE]
+
+
+def test_a_subscribed_channel_that_is_dropped_leaves_no_thread(shop):
+    before = set(threading.enumerate())
+    told = []
+    channel = ReconnectingChannel(shop.target)
+    channel.subscribe(told.append, try_to_connect=True)
+    assert wait_until(lambda: told[-1:] == [READY])
+    assert threads_since(before)
+    del channel
+    assert wait_until(lambda: not threads_since(before))
+    gc.collect()
+
+
+def test_a_channel_of_somebodys_that_can_not_be_subscribed_to_says_so_itself():
+    class Deaf(type(grpc.insecure_channel("127.0.0.1:1"))):
+        def subscribe(self, callback, try_to_connect=None):
+            raise NotImplementedError
+
+    def connect(options):
+        return Deaf("127.0.0.1:1", options, None, None)
+
+    with ReconnectingChannel("x", connect=connect) as channel:
+        with pytest.raises(NotImplementedError):
+            channel.subscribe(print)
+        assert channel.replace()
+
+
+def test_a_connection_that_can_not_be_watched_is_told_of_and_used(shop, events):
+    class Deaf(type(grpc.insecure_channel("127.0.0.1:1"))):
+        def subscribe(self, callback, try_to_connect=None):
+            raise NotImplementedError
+
+    kinds = [grpc.insecure_channel, lambda *given: Deaf(*given, None, None), grpc.insecure_channel]
+    with ReconnectingChannel("x", connect=lambda o: kinds.pop(0)(shop.target, o)) as channel:
+        told, call = [], channel.unary_unary(UNARY_UNARY)
+        channel.subscribe(told.append, try_to_connect=True)
+        assert wait_until(lambda: told[-1:] == [READY])
+        assert channel.replace()
+        assert call(b"x") == b"x"
+        assert channel.replace()
+        assert wait_until(lambda: told.count(READY) == 2)
+    failed = [event.error for event in events if isinstance(event, CallbackFailed)]
+    assert {type(error) for error in failed} == {NotImplementedError}
+
+
+# Ready
+
+
+class Passing(grpc.UnaryUnaryClientInterceptor):
+    """Does nothing."""
+
+    def intercept_unary_unary(self, continuation, details, request):
+        return continuation(details, request)
+
+
+def test_a_connection_that_was_asked_for_is_asked_of_the_next_too(channel):
+    assert channel.get_state(try_to_connect=True) is IDLE
+    channel.replace()
+    channel.replace(force=True)
+    assert wait_until(lambda: channel.get_state() is READY)
+    channel.replace(force=True)
+    assert channel.get_state() is IDLE  # there was a connection
+
+
+def test_waiting_for_a_connection_goes_on_across_replacements(shop):
+    at = Switched(shop)
+    at.up = False
+    with ReconnectingChannel("shop", connect=at.connect, backoff=0) as channel:
+        ready = grpc.channel_ready_future(grpc.intercept_channel(channel, Passing()))
+        assert wait_until(lambda: channel.get_state() is FAILING)
+        channel.replace()
+        assert not ready.done()
+        at.up = True
+        channel.replace()
+        assert ready.result(WAIT_S) is None
+        assert channel.get_state() is READY
+
+
+def test_a_server_that_comes_back_is_found_without_a_replacement(channel, shop):
+    call = channel.unary_unary(UNARY_UNARY)
+    call(b"x")
+    shop.kill()
+    assert wait_until(channel.is_idle)  # what a heartbeat must not fight: nobody asks for more
+    shop.start()
+    assert call(b"x", wait_for_ready=True, timeout=WAIT_S) == b"x"

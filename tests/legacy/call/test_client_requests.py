@@ -1,0 +1,106 @@
+"""Request streams: sent again whole or not at all, whichever thread is in the user's iterator."""
+
+import itertools
+import queue
+import threading
+
+import grpc
+import pytest
+
+from fixtures.shop import STREAM_UNARY, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call import CallPolicy, RetryPolicy
+from rpcwheel.call._client_requests import Feed
+from rpcwheel.call.replay import OVERHEAD
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
+
+
+def from_queue(source):
+    """Messages as they come, until None: a generator that blocks."""
+    return iter(lambda: source.get(timeout=WAIT_S), None)
+
+
+def test_the_end_of_a_call_lets_go_of_those_who_wait_for_its_requests(shop, shop_channel):
+    source = queue.Queue()
+    hang = Hang()
+    shop.then("UNAVAILABLE", hang)  # the first try's thread reads, the second one's waits for it
+    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.0), idempotent=True)
+    channel = intercept_channel(shop_channel, policy)
+    call = channel.stream_unary(STREAM_UNARY).future(from_queue(source))
+    assert hang.begun.wait(WAIT_S)
+    feed = call._course.outgoing.feed
+    assert feed._live is not None
+    call.cancel()
+    assert feed._live is None
+    source.put(None)
+
+
+def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_channel, monkeypatch):
+    monkeypatch.setattr("rpcwheel.call._client_requests.GATHER_S", 0.05)
+    policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE"))
+    source = queue.Queue()
+    source.put(b"a")
+    with FailbackQueues() as queues:
+        channel = intercept_channel(shop_channel, policy, queues=queues)
+        shop.then("UNAVAILABLE")
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.stream_unary(STREAM_UNARY)(from_queue(source))
+        assert "its requests are not all known" in caught.value.__notes__[0]
+        assert queues.pending == 0
+    source.put(None)  # whoever reads lets go
+
+
+# --- The feed alone ---
+
+
+def test_only_the_live_try_gets_messages():
+    feed = Feed(iter([b"a", b"b"]), 1000)
+    first = feed.sender()
+    assert next(first) == b"a"
+    second = feed.sender()
+    assert list(first) == []
+    assert list(second) == [b"a", b"b"]
+
+
+def test_what_an_old_try_reads_is_sent_by_the_live_one_even_beyond_the_limit():
+    source = queue.Queue()
+    feed = Feed(from_queue(source), 3 + OVERHEAD)
+    old = feed.sender()
+    source.put(b"ab")
+    assert next(old) == b"ab"
+    got = []
+    reader = threading.Thread(target=lambda: got.extend(old))
+    reader.start()
+    wait_until(lambda: feed._reading)
+    live = feed.sender()
+    source.put(b"cd")  # too much to keep; `live` has sent nothing yet
+    source.put(None)
+    assert list(live) == [b"ab", b"cd"]
+    reader.join(WAIT_S)
+    assert got == []
+    assert not feed.replayable
+
+
+def test_a_thread_that_waits_for_another_ones_reading_is_let_go_at_the_end():
+    source = queue.Queue()
+    feed = Feed(from_queue(source), 1000)
+    ends = []
+    for sender in (feed.sender(), feed.sender()):
+        thread = threading.Thread(target=lambda sender=sender: ends.append(list(sender)))
+        thread.start()
+        if not feed._reading:
+            wait_until(lambda: feed._reading or ends)
+    feed.close()
+    source.put(b"late")
+    wait_until(lambda: len(ends) == 2)
+    assert ends == [[], []]
+
+
+def test_many_tries_one_after_the_other_lose_nothing():
+    messages = [bytes([n]) for n in range(200)]
+    feed = Feed(iter(messages), 100_000)
+    for count in (3, 50, 0, 199):
+        assert list(itertools.islice(feed.sender(), count)) == messages[:count]
+    assert list(feed.sender()) == messages
+    assert feed.gather("key") == messages

@@ -1,0 +1,51 @@
+"""What is kept of a call that is delivered later."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from rpcwheel.call import DeadlinePolicy, MethodPolicy
+from rpcwheel.call.config import MethodConfig, kept_metadata, kept_request, resend_timeout
+from rpcwheel.failback import FailbackPolicy
+
+PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
+
+
+@pytest.mark.parametrize(
+    ("own", "policy", "seconds"),
+    [
+        (None, None, 60.0),
+        (None, 5.0, 5.0),
+        (2.0, 5.0, 2.0),
+        (9.0, None, 9.0),
+        (timedelta(seconds=3), 5.0, 3.0),
+        (float("inf"), 5.0, 5.0),
+        (float("inf"), None, 60.0),
+        (0, 5.0, 5.0),
+        (-1.0, None, 60.0),
+    ],
+)
+def test_a_delivery_has_the_time_that_the_call_had(own, policy, seconds):
+    timeout = None if policy is None else DeadlinePolicy(timeout=policy)
+    assert resend_timeout(own, MethodConfig.of(MethodPolicy(timeout=timeout))) == seconds
+
+
+def test_metadata_is_kept_as_the_policy_says():
+    assert kept_metadata(PAIRS, FailbackPolicy(on="UNAVAILABLE")) == (PAIRS[0], PAIRS[2])
+    some = FailbackPolicy(on="UNAVAILABLE", metadata=("auth*", "authorization"))
+    assert kept_metadata(PAIRS, some) == (PAIRS[1],)
+    assert kept_metadata(None, some) == ()
+
+
+def test_a_request_is_kept_as_it_was():
+    request = {"items": [1]}
+    kept = kept_request(request)
+    request["items"].append(2)
+    assert kept == {"items": [1]}
+    assert kept_request(data := b"bytes") is data
+
+
+def test_what_can_not_be_copied_is_kept_itself():
+    lock = threading.Lock()
+    assert kept_request(lock) is lock

@@ -1,0 +1,70 @@
+"""What both servers decide about a call, without a server."""
+
+import pytest
+from scenarios.served import handler
+
+from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.call.config import MethodConfig
+from rpcwheel.call.server import Answers, Served, ServerState
+
+METHOD = "/test.Small/Call"
+
+
+def served(timer=None, **settings):
+    rules = MethodConfig.of(CallPolicy(timeout=DeadlinePolicy(**settings)))
+    return Served(METHOD, rules, timer)
+
+
+@pytest.mark.parametrize("end", [StopIteration, KeyError, KeyboardInterrupt])
+def test_a_stream_that_has_ended_is_watched_no_longer(end, timer):
+    def step():
+        raise end
+
+    answers = Answers(step, served(timer, slow_call_threshold=2.0).watch())
+    assert timer.pending == 1
+    with pytest.raises(end):
+        next(answers)
+    assert timer.pending == 0
+
+
+def test_a_stream_that_was_dropped_is_watched_no_longer(timer):
+    answers = Answers(lambda: b"more", served(timer, slow_call_threshold=2.0).watch())
+    assert next(iter(answers)) == b"more"
+    assert timer.pending == 1
+    del answers
+    assert timer.pending == 0
+
+
+def behavior(request, context):
+    return request
+
+
+def unchanged(kind, behavior, served):
+    def serve(request, context):
+        return behavior(request, context)
+
+    return serve
+
+
+def test_a_handler_is_wrapped_once_however_often_it_is_called():
+    state = ServerState(None, timer=None)
+    original = handler("unary_unary", behavior)
+    first = state.around(original, METHOD, unchanged)
+    assert first is not original
+    assert state.around(original, METHOD, unchanged) is first
+    other = handler("unary_stream", behavior)
+    assert state.around(other, METHOD, unchanged).response_streaming
+
+
+def test_a_handler_without_its_behavior_is_left_alone():
+    broken = handler("unary_unary", None)
+    assert ServerState(None, timer=None).around(broken, METHOD, unchanged) is broken
+
+
+def test_the_handlers_of_methods_that_clients_make_up_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr("rpcwheel.call.server.MOST_METHODS", 20)
+    state = ServerState(None, timer=None)
+    original = handler("unary_unary", behavior)
+    for number in range(30):
+        state.around(original, f"/a.B/{number}", unchanged)
+    assert len(state._made) <= 20

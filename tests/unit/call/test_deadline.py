@@ -1,0 +1,99 @@
+"""The deadline of the work at hand."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from rpcwheel.call import Deadline, current_deadline, deadline_scope
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import DEADLINE
+
+
+def test_there_is_none_outside_a_scope():
+    assert current_deadline() is None
+
+
+def test_a_scope_gives_one_deadline_to_all_that_runs_in_it():
+    with deadline_scope(100) as deadline:
+        assert current_deadline() == deadline
+        assert 99 < current_deadline().remaining() <= 100
+        assert not deadline.expired()
+    assert current_deadline() is None
+
+
+def test_a_scope_takes_a_timedelta():
+    with deadline_scope(timedelta(minutes=1)) as deadline:
+        assert 59 < deadline.remaining() <= 60
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(10, 100), (100, 10)])
+def test_of_two_scopes_the_earlier_deadline_holds(outer, inner):
+    with deadline_scope(outer) as first:
+        with deadline_scope(inner) as second:
+            assert current_deadline() == second == min(first, second)
+            assert second.remaining() <= 10
+        assert current_deadline() == first
+
+
+def test_a_scope_ends_with_what_is_raised_in_it():
+    with pytest.raises(KeyError), deadline_scope(10):
+        raise KeyError
+    assert current_deadline() is None
+
+
+def test_a_deadline_that_has_passed_has_nothing_left():
+    deadline = Deadline(time.monotonic_ns() - 1)
+    assert deadline.expired()
+    assert deadline.remaining() == 0.0
+
+
+@pytest.mark.parametrize("timeout", [0, -5])
+def test_a_scope_without_time_has_expired_at_once(timeout):
+    with deadline_scope(timeout):
+        assert current_deadline().expired()
+
+
+def test_a_scope_for_ever_never_expires():
+    with deadline_scope(float("inf")):
+        assert not current_deadline().expired()
+        assert current_deadline().remaining() > 1e9
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"), [("2", TypeError), (None, TypeError), (float("nan"), ConfigurationError)]
+)
+def test_a_scope_refuses_what_is_no_time_and_changes_nothing(timeout, error):
+    with pytest.raises(error), deadline_scope(timeout):
+        pass
+    assert current_deadline() is None
+
+
+async def test_a_task_has_the_deadline_of_what_made_it_and_keeps_its_own():
+    async def inner():
+        with deadline_scope(10) as own:
+            await asyncio.sleep(0)
+            return own, current_deadline()
+
+    with deadline_scope(100) as outer:
+        own, seen = await asyncio.create_task(inner())
+        assert seen == own < outer
+        assert current_deadline() == outer
+
+
+async def test_a_thread_has_it_if_it_runs_in_a_copy_of_the_context():
+    with deadline_scope(100) as deadline, ThreadPoolExecutor(1) as pool:
+        assert await asyncio.to_thread(current_deadline) == deadline
+        assert pool.submit(current_deadline).result() is None
+
+
+def test_threads_do_not_see_each_others_scopes():
+    seen = []
+    with deadline_scope(100):
+        thread = threading.Thread(target=lambda: seen.append(DEADLINE.get()))
+        thread.start()
+        thread.join()
+    assert seen == [None]

@@ -1,0 +1,294 @@
+"""One policy for all calls and others for some: what holds for which method, and what can't be."""
+
+import copy
+import pickle
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fixtures.refusals import not_refused_so
+from rpcwheel.call import (
+    CallPolicy,
+    DeadlinePolicy,
+    DefaultResponsePolicy,
+    MethodPolicy,
+    RetryPolicy,
+)
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.methods import matches
+
+SAFE = RetryPolicy(on="UNAVAILABLE")
+UNSAFE = RetryPolicy(on=["INTERNAL", "ABORTED"])
+DEFAULT_RESPONSE = DefaultResponsePolicy(on="UNAVAILABLE", default=b"sorry")
+FAILBACK = FailbackPolicy(on="UNAVAILABLE")
+IDEMPOTENT = MethodPolicy(idempotent=True)
+
+
+def test_by_default_nothing_is_switched_on():
+    policy = CallPolicy()
+    assert (policy.timeout, policy.retry, policy.default_response, policy.failback) == (None,) * 4
+    assert policy.idempotent is False
+    assert policy.methods == {}
+    assert policy.of("/shop.Orders/Get") == MethodPolicy()
+
+
+def test_a_plain_time_is_the_timeout():
+    for timeout in (2.0, timedelta(seconds=2), DeadlinePolicy(timeout=2.0), {"timeout": 2}):
+        seconds = CallPolicy(timeout=timeout).of("/a/b").timeout.timeout
+        assert seconds in {2.0, timedelta(seconds=2)}
+
+
+# Which policy holds
+
+
+def test_a_name_goes_before_a_pattern_and_a_longer_pattern_before_a_shorter_one():
+    methods = {
+        "/shop.Orders/Get": MethodPolicy(timeout=1.0),
+        "/shop.Orders/Get*": MethodPolicy(timeout=1.5),
+        "/shop.Orders/G*": MethodPolicy(timeout=2.0),
+        "/shop.*/*": MethodPolicy(timeout=3.0),
+        "*": MethodPolicy(timeout=4.0),
+    }
+    for given_methods in (methods, dict(reversed(methods.items()))):
+        policy = CallPolicy(timeout=5.0, methods=given_methods)
+        called = ["/shop.Orders/Get", "/shop.Orders/Gut", "/shop.Orders/Put", "/a/b"]
+        assert [policy.of(name).timeout.timeout for name in called] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_of_two_patterns_that_say_as_much_the_later_one_holds():
+    one, other = (
+        ("/shop.A/*b", MethodPolicy(timeout=1.0)),
+        ("/shop.A/b*", MethodPolicy(timeout=2.0)),
+    )
+    assert CallPolicy(methods=dict([one, other])).of("/shop.A/bb").timeout.timeout == 2.0
+    assert CallPolicy(methods=dict([other, one])).of("/shop.A/bb").timeout.timeout == 1.0
+
+
+def test_a_method_keeps_what_its_own_policy_does_not_set():
+    policy = CallPolicy(timeout=2.0, retry=SAFE, methods={"/a/*": IDEMPOTENT})
+    assert policy.of("/a/b") == MethodPolicy(timeout=2.0, retry=SAFE, idempotent=True)
+    assert policy.of("/a/b").retry is SAFE
+    assert policy.of("/x/y") == MethodPolicy(timeout=2.0, retry=SAFE)
+
+
+def test_none_switches_off_what_is_on_for_all():
+    off = MethodPolicy(timeout=None, retry=None, failback=None)
+    policy = CallPolicy(timeout=2.0, retry=SAFE, failback=FAILBACK, methods={"/a/*": off})
+    assert policy.of("/a/b") == MethodPolicy()
+    assert policy.of("/x/y").failback is FAILBACK
+
+
+def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
+    general = DeadlinePolicy(
+        timeout=10.0, slow_call_threshold=5.0, message_timeout=1.0, propagate=False
+    )
+    policy = CallPolicy(timeout=general, methods={"/a/*": MethodPolicy(timeout=3.0)})
+    assert policy.of("/a/b").timeout == DeadlinePolicy(
+        timeout=3.0, message_timeout=1.0, slow_call_threshold=None, propagate=False
+    )
+
+
+def test_the_answer_of_the_more_specific_policy_replaces_the_other_kind():
+    default_response, failback = {"default_response": DEFAULT_RESPONSE}, {"failback": FAILBACK}
+    for general, own in ((default_response, failback), (failback, default_response)):
+        policy = CallPolicy(**general, methods={"/a/*": MethodPolicy(**own)})
+        assert policy.of("/a/b") == MethodPolicy(**own)
+        assert policy.of("/x/y") == MethodPolicy(**general)
+
+
+def test_failback_switches_off_the_retry_of_a_more_general_policy():
+    own = MethodPolicy(failback=FAILBACK, idempotent=True)
+    policy = CallPolicy(
+        retry=SAFE,
+        idempotent=True,
+        methods={
+            "/a/*": own,
+            "/a/c": MethodPolicy(timeout=1.0),
+            "/a/d": MethodPolicy(retry=SAFE),
+            "/b/*": MethodPolicy(failback=FAILBACK, retry=SAFE),
+        },
+    )
+    assert policy.of("/a/b").retry is policy.of("/a/c").retry is None
+    assert policy.of("/a/d").retry == policy.of("/b/b").retry == policy.of("/x/y").retry == SAFE
+    assert CallPolicy(retry=SAFE, failback=FAILBACK).of("/x/y").retry == SAFE
+
+
+patterns = st.sampled_from(["*", "/a/*", "/*/b", "/a/b", "/a/b*", "/a*/bc", "/ab/*", "/ab/bc"])
+settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "timeout": st.sampled_from([None, 1.0, 2.0]),
+        "retry": st.sampled_from([None, SAFE, RetryPolicy(on="UNAVAILABLE", attempts=5)]),
+        "idempotent": st.booleans(),
+    },
+)
+
+
+@given(settings, st.dictionaries(patterns, settings), st.sampled_from(["/a/b", "/ab/bc", "/a/bc"]))
+def test_each_setting_is_that_of_the_most_specific_policy_that_has_it(general, methods, method):
+    policy = CallPolicy(
+        **general, methods={name: MethodPolicy(**own) for name, own in methods.items()}
+    )
+    naming = [name for name in methods if matches(name, method)]
+    naming.sort(key=lambda name: (name == method, len(name.replace("*", ""))))
+    expected = dict(general)
+    for name in naming:
+        expected |= methods[name]
+    assert policy.of(method) == MethodPolicy(**expected)
+
+
+answers = st.fixed_dictionaries(
+    {},
+    optional={
+        "default_response": st.sampled_from([None, DEFAULT_RESPONSE]),
+        "failback": st.sampled_from([None, FAILBACK]),
+        "timeout": st.builds(
+            DeadlinePolicy,
+            timeout=st.sampled_from([None, 3.0, 9.0]),
+            slow_call_threshold=st.sampled_from([None, 1.0, 2.0]),
+        ),
+    },
+).filter(lambda given: not (given.get("default_response") and given.get("failback")))
+
+
+@given(answers, answers, answers)
+def test_policies_that_meet_at_a_method_never_contradict_each_other(general, one, other):
+    found = MethodPolicy(**one).over(MethodPolicy(**other).over(MethodPolicy(**general)))
+    assert not (found.default_response and found.failback)
+    for name in ("default_response", "failback", "timeout"):
+        if one.get(name) is not None:
+            assert getattr(found, name) is not None
+
+
+# What can't be
+
+AGAIN = "calls that failed with ABORTED, INTERNAL may have been carried out"
+
+
+def calls(words: str, error: type[Exception] = ConfigurationError, **settings: object):
+    return partial(CallPolicy, **settings), error, words
+
+
+def test_what_a_call_policy_refuses():
+    slow = RetryPolicy(on="UNAVAILABLE", wait=2.0)
+    cut_off = RetryPolicy(on="UNAVAILABLE", attempt_timeout=2.0)
+    no_time = "(2.0) leaves no time for another attempt, as timeout (2.0)"
+    silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
+    unsafe = MethodPolicy(retry=UNSAFE)
+    twice = MethodPolicy(retry=UNSAFE, idempotent=False)
+    rows = [
+        calls("timeout: it must be seconds", TypeError, timeout="2"),
+        calls("timeout: it must be seconds", TypeError, timeout=True),
+        calls("timeout: it must be a finite time above zero", timeout=0),
+        calls("for no limit leave it out, or give None", timeout=float("inf")),
+        calls(
+            "slow_call_threshold (3.0) would never",
+            timeout={"timeout": 2, "slow_call_threshold": 3},
+        ),
+        calls("timeout: there is no setting 'timout'; did you mean", timeout={"timout": 2}),
+        calls("instance of RetryPolicy, not {'UNAVAILABLE'}", TypeError, retry={"UNAVAILABLE"}),
+        calls(
+            "did you mean 'UNAVAILABLE'?",
+            methods={"*": {"default_response": {"on": ["UNAVAILBLE"]}}},
+        ),
+        calls(
+            """methods["shop.Orders/*"]: 'shop.Orders/*' names no methods; did you mean '/shop""",
+            methods={"shop.Orders/*": IDEMPOTENT},
+        ),
+        calls("methods: Input should be a valid dictionary", TypeError, methods=None),
+        calls(
+            "default_response forgets it, failback delivers it later; choose one",
+            default_response=DEFAULT_RESPONSE,
+            failback=FAILBACK,
+        ),
+        # A retry that no method could ever get.
+        calls(f"retry: {AGAIN}", retry=UNSAFE),
+        calls('methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}', retry=UNSAFE),
+        calls(f"retry: {AGAIN}", retry=UNSAFE, methods={"/a/Get*": MethodPolicy(timeout=1)}),
+        calls(
+            f"retry: {AGAIN}",
+            retry=UNSAFE,
+            methods={"/a/*": MethodPolicy(retry=SAFE, idempotent=True)},
+        ),
+        calls(f'methods["/a/*"].retry: {AGAIN}', methods={"/a/*": unsafe}),
+        calls(f'methods["/a/*"].retry: {AGAIN}', methods={"/a/*": unsafe, "/b/*": IDEMPOTENT}),
+        calls(f'methods["/a/*"].retry: {AGAIN}', idempotent=True, methods={"/a/*": twice}),
+        calls(f'methods["/a/b"].retry: {AGAIN}', methods={"/a/*": IDEMPOTENT, "/a/b": twice}),
+        calls("failed with RESOURCE_EXHAUSTED", retry=RetryPolicy(on="RESOURCE_EXHAUSTED")),
+        # What takes as long as the whole call.
+        calls(f"retry: wait {no_time}", timeout=2.0, retry=slow),
+        calls(f"retry: attempt_timeout {no_time}", timeout=2.0, retry=cut_off),
+        calls(
+            f'methods["/a/*"].retry: wait {no_time}',
+            timeout=2.0,
+            methods={"/a/*": MethodPolicy(retry=slow)},
+        ),
+        calls(
+            'methods["/a/*"].timeout: message_timeout (5.0) would never be reached',
+            timeout=2.0,
+            methods={"/a/*": silent},
+        ),
+        (
+            partial(MethodPolicy, default_response=DEFAULT_RESPONSE, failback=FAILBACK),
+            ConfigurationError,
+            "default_response forgets it, failback delivers it later; choose one",
+        ),
+        (DefaultResponsePolicy, ConfigurationError, "`on` is missing; say which errors"),
+        (partial(DefaultResponsePolicy, on=14), TypeError, "`on` holds 14"),
+    ]
+    assert not_refused_so(rows) == []
+
+
+def test_all_contradictions_are_said_at_once():
+    with pytest.raises(ConfigurationError, match=r"leaves no time.*; retry: calls that failed"):
+        CallPolicy(timeout=1.0, retry=RetryPolicy(on="INTERNAL", wait=5.0))
+
+
+def test_what_may_be_meant_is_allowed():
+    """A retry after any code where some method it is for is idempotent; limits that fit."""
+    slow = RetryPolicy(on="UNAVAILABLE", wait=2.0)
+    silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
+    unsafe = MethodPolicy(retry=UNSAFE)
+    for settings in (
+        {"retry": UNSAFE, "idempotent": True},
+        {"retry": UNSAFE, "methods": {"/a/Get*": IDEMPOTENT}},
+        {"idempotent": True, "methods": {"/a/*": unsafe}},
+        {"methods": {"/a/*": MethodPolicy(retry=UNSAFE, idempotent=True)}},
+        {"methods": {"/a/*": unsafe, "/a/Get*": IDEMPOTENT}},
+        {"methods": {"/a/Get*": IDEMPOTENT, "/a/*All": unsafe}},
+        {"methods": {"/a/*": IDEMPOTENT, "/a/Get": unsafe}},
+        {"retry": RetryPolicy(on="RESOURCE_EXHAUSTED"), "idempotent": True},
+        {"timeout": 2.1, "retry": slow},
+        {"retry": slow, "methods": {"/a/*": MethodPolicy(timeout=1.0)}},
+        {"timeout": 2.0, "retry": slow.model_copy(update={"attempts": 1})},
+    ):
+        assert CallPolicy(**settings)
+    assert CallPolicy(methods={"/a/*": silent}).of("/a/b").timeout.message_timeout == 5.0
+
+
+# A value like others
+
+
+def test_the_policies_of_methods_do_not_change():
+    for policy in (CallPolicy(), CallPolicy(methods={"/a/b": IDEMPOTENT})):
+        with pytest.raises(TypeError, match="a policy does not change; make another one"):
+            policy.methods["/a/*"] = IDEMPOTENT
+        with pytest.raises(TypeError, match="make another one"):
+            policy.methods.update({"/a/*": IDEMPOTENT})
+    mine = {"/a/b": IDEMPOTENT}
+    policy = CallPolicy(methods=mine)
+    mine.clear()
+    assert policy.of("/a/b").idempotent
+
+
+def test_a_policy_can_be_copied_pickled_and_dumped():
+    policy = CallPolicy(timeout=2.0, methods={"/a/b": IDEMPOTENT})
+    assert pickle.loads(pickle.dumps(policy)) == copy.deepcopy(policy) == policy
+    assert policy.model_dump(exclude_unset=True) == {
+        "timeout": {"timeout": 2.0},
+        "methods": {"/a/b": {"idempotent": True}},
+    }

@@ -1,0 +1,84 @@
+"""What is kept of a request stream."""
+
+import sys
+
+from google.protobuf.wrappers_pb2 import StringValue
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcwheel.call.replay import OVERHEAD, Recording, size_of
+
+
+def recording(*messages, limit=1000):
+    made = Recording(limit)
+    for message in messages:
+        made.add(message)
+    return made
+
+
+def test_what_was_too_long_once_stays_so():
+    made = recording(b"x" * 101, b"", b"y", limit=100)
+    assert (made.whole, made.messages) == (False, [])
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(0, 900))
+def test_a_recording_has_all_messages_or_none(messages, limit):
+    made = recording(*messages, limit=limit)
+    assert made.whole is (sum(len(message) + OVERHEAD for message in messages) <= limit)
+    assert made.messages == (messages if made.whole else [])
+
+
+def test_a_message_that_is_filled_anew_for_each_send_is_kept_as_it_was_each_time():
+    message, made = StringValue(), Recording(1000)
+    for value in ("first", "second", "third"):
+        message.value = value
+        made.add(message)
+    message.value = "spoilt"
+    assert [one.value for one in made.messages] == ["first", "second", "third"]
+    assert type(made.messages[0]) is StringValue
+
+
+def test_other_objects_are_kept_as_they_were_too():
+    order, made = {"items": [1]}, Recording(10_000)
+    made.add(order)
+    order["items"].append(2)
+    assert made.messages == [{"items": [1]}]
+
+
+def test_bytes_are_not_copied():
+    message = b"x" * 50
+    assert recording(message).messages[0] is message
+
+
+class NoCopy:
+    def __deepcopy__(self, _):
+        raise TypeError("cannot be copied")
+
+
+class NoSize:
+    def ByteSize(self):  # noqa: N802 - protobuf's name
+        raise ValueError("not initialized")
+
+
+def test_a_stream_with_a_message_that_cannot_be_kept_is_not_whole_and_goes_on():
+    for odd in (NoCopy(), NoSize(), (n for n in [1])):
+        made = recording(b"a", odd, b"b", limit=10_000)
+        assert (made.whole, made.messages) == (False, [])
+
+
+def test_the_size_is_that_on_the_wire_or_that_in_memory():
+    message, order = StringValue(value="order"), ["order"]
+    assert size_of(message) == len(message.SerializeToString())
+    assert size_of(b"order") == size_of(bytearray(b"order")) == 5
+    assert size_of(order) == sys.getsizeof(order)
+
+
+def test_a_stream_of_as_many_bytes_as_the_limit_is_kept_and_no_longer_one():
+    assert recording().messages == []
+    assert recording().complete is False
+    for sizes, whole in (((10,), True), ((4, 6), True), ((11,), False), ((10, 1), False)):
+        made = recording(*[b"x" * size for size in sizes], limit=10 + len(sizes) * OVERHEAD)
+        assert made.whole is whole
+        assert len(made.messages) == (len(sizes) if whole else 0)
+    assert recording(*[b""] * 10, limit=1000).whole
+    assert not recording(*[b""] * 1000, limit=1000).whole

@@ -1,0 +1,382 @@
+"""What is decided about the time and the tries of one call."""
+
+from datetime import timedelta
+
+import grpc
+import pytest
+import tenacity
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from rpcwheel.call import RetryPolicy
+from rpcwheel.call.retry import RetryBudget, RetryPlan, RetryRules, earliest
+from rpcwheel.durations import NEVER
+from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
+
+MS = 1_000_000
+S = 1000 * MS
+
+
+def rules(*, idempotent=True, on="UNAVAILABLE", wait=0.1, **settings):
+    return RetryRules.of(RetryPolicy(on=on, wait=wait, **settings), idempotent=idempotent)
+
+
+def plan(deadline_ns=NEVER, *, budget=None, **settings):
+    """A plan that has made its first try at 0."""
+    made = RetryPlan(deadline_ns, rules(**settings), budget)
+    assert isinstance(made.begin(0), NextAttempt)
+    return made
+
+
+def failed(code="UNAVAILABLE", **more):
+    return AttemptResult(code, **more)
+
+
+class NoStrategy:
+    """A wait strategy that must not be asked."""
+
+    def __call__(self, _):
+        raise AssertionError("the wait was asked for")
+
+
+class OneRetry:
+    """A budget that must be asked once at most."""
+
+    def __init__(self):
+        self.asked = []
+
+    def call(self, now_ns):
+        """Any number."""
+
+    def take(self, now_ns):
+        self.asked.append(now_ns)
+        return len(self.asked) == 1
+
+
+# --- What a policy means ---
+
+
+def test_the_rules_of_a_policy_without_settings():
+    made = RetryRules.of(RetryPolicy(on="UNAVAILABLE"), idempotent=False)
+    assert made.on == {"UNAVAILABLE"}
+    assert made.attempts == 3
+    assert made.attempt_timeout_ns == NEVER
+    assert made.idempotent is False
+    assert made.replay_buffer_bytes == 1 << 20
+    assert made.budget == (0.2, 10)
+
+
+def test_by_default_the_wait_is_random_up_to_a_tenth_of_a_second_and_doubles_up_to_two():
+    backoff = RetryRules.of(RetryPolicy(on="UNAVAILABLE"), idempotent=True).backoff
+
+    def waits(attempt):
+        return [backoff.next_delay_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(400)]
+
+    for attempt, longest in [(1, 0.1), (2, 0.2), (3, 0.4), (6, 2.0), (30, 2.0)]:
+        assert 0 <= min(waits(attempt)) <= 0.2 * longest
+        assert 0.8 * longest <= max(waits(attempt)) <= longest
+
+
+def test_the_rules_keep_what_the_policy_says():
+    made = rules(
+        on={grpc.StatusCode.ABORTED, "UNKNOWN"},
+        attempts=7,
+        attempt_timeout=1.5,
+        replay_buffer_bytes=5,
+        budget=0.5,
+        reserve=2,
+    )
+    assert made.on == {"ABORTED", "UNKNOWN", "DEADLINE_EXCEEDED"}
+    assert (made.attempts, made.attempt_timeout_ns) == (7, 1500 * MS)
+    assert (made.replay_buffer_bytes, made.budget, made.idempotent) == (5, (0.5, 2), True)
+    assert rules(budget=None).budget is None
+
+
+def test_only_the_tries_of_idempotent_methods_have_a_limit_of_their_own():
+    assert rules(attempt_timeout=1.0, idempotent=True).attempt_timeout_ns == S
+    made = rules(attempt_timeout=1.0, idempotent=False)
+    assert made.attempt_timeout_ns == NEVER
+    assert made.on == {"UNAVAILABLE"}
+
+
+# --- The first try ---
+
+
+def test_the_first_try_begins_at_once_and_may_take_until_the_deadline():
+    assert RetryPlan(5 * S, rules(), None).begin(2 * S) == NextAttempt(1, 2 * S, 5 * S)
+    assert RetryPlan(5 * S, None, None).begin(2 * S) == NextAttempt(1, 2 * S, 5 * S)
+    assert RetryPlan(NEVER, rules(), None).begin(2 * S) == NextAttempt(1, 2 * S, NEVER)
+    assert RetryPlan(5 * S, rules(), None).deadline_ns == 5 * S
+
+
+@pytest.mark.parametrize("late_ns", [0, 1, S])
+def test_a_call_whose_deadline_has_passed_makes_no_try_and_is_not_counted(late_ns):
+    budget = RetryBudget(1.0, 0)
+    step = RetryPlan(5 * S, rules(), budget).begin(5 * S + late_ns)
+    assert step == Stop("its deadline has passed")
+    assert not budget.take(5 * S)
+
+
+def test_a_call_that_begins_is_counted_once_and_its_retries_are_not():
+    budget = RetryBudget(1.0, 0)
+    made = plan(budget=budget)
+    made.ended(0, failed())
+    assert [slot for slot in budget._slots if slot[1:] != [0, 0]] == [[0, 1, 1]]
+
+
+def test_a_try_has_its_own_limit_within_the_calls_deadline():
+    made = RetryPlan(1800 * MS, rules(attempt_timeout=1.0), None)
+    assert made.begin(0) == NextAttempt(1, 0, 1000 * MS)
+    step = made.ended(1000 * MS, failed("DEADLINE_EXCEEDED"))
+    assert step == NextAttempt(2, 1100 * MS, 1800 * MS)
+
+
+def test_without_a_deadline_each_try_has_its_own_limit_counted_from_its_begin():
+    made = plan(attempt_timeout=1.0)
+    assert made.ended(S, failed()) == NextAttempt(2, 1100 * MS, 2100 * MS)
+
+
+# --- What is not retried, and why ---
+
+
+def test_a_success_is_the_end():
+    assert plan().ended(0, AttemptResult("OK")) == Stop("it succeeded")
+    made = RetryPlan(NEVER, None, None)
+    made.begin(0)
+    assert made.ended(0, AttemptResult("OK")) == Stop("it succeeded")
+
+
+def test_without_rules_there_is_one_try():
+    made = RetryPlan(NEVER, None, None)
+    made.begin(0)
+    assert made.ended(0, failed()).reason == NOT_NAMED
+
+
+NOT_NAMED = "its status is not one that `on` names"
+NOT_IDEMPOTENT = (
+    "its method is not marked idempotent; if the server may execute a call twice, set "
+    "MethodPolicy(idempotent=True) for the method"
+)
+COMMITTED = "it can't be made again: messages were handed on"
+FORBIDDEN = "the server asked not to try again"
+NO_ATTEMPTS = "no attempts left"
+NO_TIME = "its deadline would pass before the next attempt"
+NO_BUDGET = "too many of this target's calls are retries already"
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome", "reason"),
+    [
+        ({}, failed("INTERNAL"), NOT_NAMED),
+        ({}, failed("DEADLINE_EXCEEDED"), NOT_NAMED),
+        ({}, failed("INTERNAL", pushback_ns=0), NOT_NAMED),
+        ({}, failed(committed=True), COMMITTED),
+        ({"idempotent": False}, failed(committed=True), COMMITTED),
+        ({"idempotent": False}, failed(), NOT_IDEMPOTENT),
+        ({"idempotent": False}, failed(pushback_ns=0), NOT_IDEMPOTENT),
+        ({"idempotent": False, "attempt_timeout": 1.0}, failed("DEADLINE_EXCEEDED"), NOT_NAMED),
+        ({"attempts": 1}, failed(), NO_ATTEMPTS),
+        ({}, failed(pushback_ns=-1), FORBIDDEN),
+    ],
+)
+def test_why_a_failure_is_not_tried_again_and_that_it_takes_nothing(settings, outcome, reason):
+    budget = OneRetry()
+    made = plan(budget=budget, **settings | {"wait": NoStrategy()})
+    assert made.ended(0, outcome) == Stop(reason)
+    assert budget.asked == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome"),
+    [
+        ({}, failed()),
+        ({"on": "DEADLINE_EXCEEDED"}, failed("DEADLINE_EXCEEDED")),
+        ({"attempt_timeout": 5.0}, failed("DEADLINE_EXCEEDED")),
+    ],
+)
+def test_what_is_tried_again(settings, outcome):
+    assert plan(**settings).ended(S, outcome).number == 2
+
+
+def test_there_are_as_many_tries_as_attempts_says_and_their_numbers_rise():
+    made = plan(attempts=5)
+    steps = [made.ended(0, failed()) for _ in range(6)]
+    assert [step.number for step in steps[:4]] == [2, 3, 4, 5]
+    assert steps[4:] == [Stop(NO_ATTEMPTS)] * 2
+
+
+@pytest.mark.parametrize("wait", [0.5, 0.7, float("inf")])
+def test_a_wait_that_would_reach_the_deadline_is_the_end_at_once(wait):
+    budget = OneRetry()
+    made = plan(S, wait=wait, budget=budget)
+    assert made.ended(500 * MS, failed()) == Stop(NO_TIME)
+    assert budget.asked == []
+
+
+def test_a_wait_that_ends_just_before_the_deadline_is_followed_by_a_try():
+    assert plan(S, wait=0.5).ended(500 * MS - 1, failed()) == NextAttempt(2, S - 1, S)
+
+
+def test_an_infinite_wait_is_the_end_even_without_a_deadline():
+    assert plan(wait=float("inf")).ended(0, failed()) == Stop(NO_TIME)
+
+
+def test_a_pushback_is_the_wait_exactly_and_the_strategy_is_not_asked():
+    made = plan(wait=NoStrategy())
+    assert made.ended(S, failed(pushback_ns=250 * MS)) == NextAttempt(2, 1250 * MS, NEVER)
+    assert made.ended(2 * S, failed(pushback_ns=0)) == NextAttempt(3, 2 * S, NEVER)
+
+
+TOO_LONG = "the server asked to wait {} s, which is longer than max_pushback ({} s)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "pushback_ns", "reason"),
+    [
+        ({}, 300 * S + MS, TOO_LONG.format("300.001", "300")),
+        ({}, 999_999_999_999 * MS, TOO_LONG.format("999999999.999", "300")),
+        ({"max_pushback": 0.25}, 251 * MS, TOO_LONG.format("0.251", "0.25")),
+    ],
+)
+def test_a_pushback_above_max_pushback_ends_the_retries(settings, pushback_ns, reason):
+    budget = OneRetry()
+    made = plan(wait=NoStrategy(), budget=budget, **settings)
+    assert made.ended(0, failed(pushback_ns=pushback_ns)) == Stop(reason)
+    assert budget.asked == []
+
+
+def test_a_pushback_up_to_max_pushback_is_waited_for():
+    assert plan().ended(0, failed(pushback_ns=300 * S)) == NextAttempt(2, 300 * S, NEVER)
+    longer = plan(max_pushback=timedelta(hours=1))
+    assert longer.ended(0, failed(pushback_ns=3600 * S)) == NextAttempt(2, 3600 * S, NEVER)
+    unbounded = plan(max_pushback=None)
+    assert unbounded.ended(0, failed(pushback_ns=3601 * S)) == NextAttempt(2, 3601 * S, NEVER)
+
+
+def test_a_pushback_beyond_the_deadline_is_the_end_at_once():
+    assert plan(S).ended(0, failed(pushback_ns=S)) == Stop(NO_TIME)
+
+
+def test_the_budget_is_asked_last_with_the_time_and_its_no_is_the_end():
+    budget = OneRetry()
+    made = plan(budget=budget)
+    assert made.ended(S, failed()) == NextAttempt(2, 1100 * MS, NEVER)
+    assert made.ended(2 * S, failed()) == Stop(NO_BUDGET)
+    assert budget.asked == [S, 2 * S]
+
+
+def test_a_strategy_sees_the_attempt_the_time_since_the_first_try_and_the_error():
+    seen, error = [], ConnectionError()
+
+    def wait(state):
+        seen.append((state.attempt_number, state.outcome_timestamp, state.outcome.exception()))
+        return 0
+
+    made = RetryPlan(NEVER, rules(wait=wait), None)
+    made.begin(5 * S)
+    made.ended(7 * S, failed(error=error))
+    made.ended(8 * S, failed())
+    assert seen == [(1, 2.0, error), (2, 3.0, None)]
+
+
+def test_what_a_strategy_raises_comes_out_and_takes_nothing():
+    budget = OneRetry()
+    made = plan(budget=budget, wait=lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.ended(0, failed())
+    assert budget.asked == []
+
+
+def test_a_tenacity_wait_grows_from_try_to_try():
+    made = plan(wait=tenacity.wait_exponential(multiplier=1), attempts=4)
+    assert [made.ended(0, failed()).at_ns for _ in range(3)] == [S, 2 * S, 4 * S]
+
+
+# --- All of it, for any story ---
+
+
+ON = {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+
+
+class AnyStory(RuleBasedStateMachine):
+    """One call of any policy, whose tries end in any way."""
+
+    @initialize(
+        deadline_ns=st.just(NEVER) | st.integers(0, 3 * S),
+        idempotent=st.booleans(),
+        settings=st.fixed_dictionaries(
+            {
+                "attempts": st.integers(1, 6),
+                "attempt_timeout": st.none() | st.floats(0.01, 2.0),
+                "wait": st.sampled_from([0, 0.05, tenacity.wait_random(0, 0.3)]),
+                "reserve": st.integers(0, 4),
+            }
+        ),
+    )
+    def begin(self, deadline_ns, idempotent, settings):
+        self.deadline_ns, self.idempotent = deadline_ns, idempotent
+        self.attempts, self.reserve = settings["attempts"], settings["reserve"]
+        limit = settings["attempt_timeout"] if idempotent else None
+        self.limit_ns = NEVER if limit is None else round(limit * S) + 1
+        self.on = ON if limit is None else ON | {"DEADLINE_EXCEEDED"}
+        self.budget = RetryBudget(0.0, self.reserve)
+        self.now_ns = self.tries = 0
+        retry = rules(on=ON, idempotent=idempotent, **settings)
+        self.plan = RetryPlan(deadline_ns, retry, self.budget)
+        self.take(self.plan.begin(0))
+
+    def take(self, step):
+        self.step = step
+        if isinstance(step, NextAttempt):
+            self.tries += 1
+            assert step.number == self.tries <= self.attempts
+            assert self.now_ns <= step.at_ns < step.deadline_ns <= self.deadline_ns
+            assert step.deadline_ns <= step.at_ns + self.limit_ns
+            assert self.idempotent or step.deadline_ns == self.deadline_ns
+
+    @rule(
+        took_ns=st.integers(0, 500 * MS),
+        code=st.sampled_from(["UNAVAILABLE"] * 4 + [*sorted(CODES), "OK"]),
+        pushback_ns=st.none() | st.integers(-1, 400 * MS),
+        committed=st.sampled_from([False] * 5 + [True]),
+    )
+    def end(self, took_ns, code, pushback_ns, committed):
+        if isinstance(self.step, Stop):
+            return
+        self.now_ns = self.step.at_ns + took_ns
+        outcome = AttemptResult(code, None, pushback_ns, committed)
+        step = self.plan.ended(self.now_ns, outcome)
+        if isinstance(step, NextAttempt):
+            assert code in self.on
+            assert not committed
+            assert self.idempotent
+            assert pushback_ns is None or step.at_ns == self.now_ns + pushback_ns >= self.now_ns
+        self.take(step)
+
+    def teardown(self):
+        left = sum(self.budget.take(self.now_ns) for _ in range(9))
+        assert left == self.reserve - max(0, self.tries - 1)
+
+
+TestAnyStory = AnyStory.TestCase
+
+
+# --- The earliest of several limits ---
+
+
+@pytest.mark.parametrize(
+    ("limits", "deadline_ns"),
+    [
+        ((), NEVER),
+        ((None, None), NEVER),
+        ((None, 3), 8),
+        ((4, None, 3), 8),
+        ((0,), 5),
+        ((-2, 7), 3),
+        ((NEVER,), NEVER),
+        ((NEVER, None, 1), 6),
+        ((NEVER - 1,), NEVER),
+    ],
+)
+def test_the_earliest_of_all_limits_is_the_deadline(limits, deadline_ns):
+    assert earliest(5, *limits) == deadline_ns

@@ -1,0 +1,275 @@
+"""The threads that calls are tried on."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency import executor
+from rpcwheel._concurrency.executor import EXECUTOR, KeyedExecutor
+from rpcwheel.observe import ExecutorRejected, TaskFailed
+
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture
+def pool():
+    return KeyedExecutor(f"rpcwheel-test-{next(NUMBERS)}", size=2)
+
+
+def threads_of(pool):
+    """Those that live; `submit` decides at once whether it starts another."""
+    return [one for one in threading.enumerate() if one.name.startswith(f"{pool._name}-")]
+
+
+class Hang:
+    """A job that begins, and ends when told."""
+
+    def __init__(self):
+        self.began = threading.Event()
+        self.end = threading.Event()
+
+    def __call__(self):
+        self.began.set()
+        self.end.wait(WAIT_S)
+
+
+@pytest.fixture
+def hang():
+    hangs = []
+
+    def new():
+        hangs.append(Hang())
+        return hangs[-1]
+
+    yield new
+    for one in hangs:
+        one.end.set()
+
+
+def run(pool, key="key"):
+    """Submit a job, and return the event of its run."""
+    done = threading.Event()
+    pool.submit(key, done.set)
+    return done
+
+
+def test_a_job_runs_on_a_named_daemon_thread():
+    pool, seen = KeyedExecutor("rpcwheel-named"), []
+    done = threading.Event()
+    pool.submit("key", lambda: (seen.append(threading.current_thread()), done.set()))
+    assert done.wait(WAIT_S)
+    (thread,) = seen
+    assert thread.name == "rpcwheel-named-1"
+    assert thread.daemon
+
+
+def test_jobs_of_a_key_start_in_order_though_only_one_thread_runs_them(hang):
+    pool, first, order = KeyedExecutor("rpcwheel-test", size=1), hang(), []
+    pool.submit("key", first)
+    for number in range(5):
+        pool.submit("key", lambda number=number: order.append(number))
+    done = run(pool)
+    assert order == []
+    first.end.set()
+    assert done.wait(WAIT_S)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_key_whose_jobs_hang_does_not_hold_up_another_key(pool, hang):
+    for _ in range(5):
+        pool.submit("hanging", hang())
+    assert run(pool, "other").wait(WAIT_S)
+    assert run(pool, "third").wait(WAIT_S)
+
+
+def test_a_key_beyond_its_first_job_gets_no_more_threads_than_the_size(pool, hang):
+    jobs = [hang() for _ in range(4)]
+    for job in jobs:
+        pool.submit("key", job)
+    assert jobs[1].began.wait(WAIT_S)
+    assert len(threads_of(pool)) == 2
+    jobs[0].end.set()
+    assert jobs[2].began.wait(WAIT_S)
+    assert len(threads_of(pool)) == 2
+    assert not jobs[3].began.is_set()
+
+
+def test_a_free_thread_serves_waiting_keys_in_turn(hang):
+    pool, order = KeyedExecutor("rpcwheel-test", size=1), []
+    block = {key: hang() for key in "abc"}
+    for key, job in block.items():
+        pool.submit(key, job)
+        for number in range(2):
+            pool.submit(key, lambda what=(key, number): order.append(what))
+    dones = [run(pool, key) for key in "abc"]
+    for job in block.values():
+        job.end.set()
+    assert all(done.wait(WAIT_S) for done in dones)
+    assert sorted(order) == [(key, number) for key in "abc" for number in range(2)]
+    for key in "abc":
+        assert [number for of, number in order if of == key] == [0, 1]
+
+
+def test_a_job_that_waits_gets_the_thread_of_another_key(pool, hang):
+    jobs = [hang() for _ in range(2)]
+    for job in jobs:
+        pool.submit("hanging", job)
+        assert job.began.wait(WAIT_S)
+    other, waiting = hang(), hang()
+    pool.submit("other", other)
+    assert other.began.wait(WAIT_S)
+    pool.submit("other", waiting)
+    assert len(threads_of(pool)) == 3
+    jobs[0].end.set()  # two are busy still: the size
+    assert wait_until(lambda: len(threads_of(pool)) == 2)  # the third found nothing to do
+    assert not waiting.began.is_set()
+    jobs[1].end.set()
+    assert waiting.began.wait(WAIT_S)
+
+
+def test_a_thread_is_used_again_and_ends_when_idle(pool, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "IDLE_S", 3 * WAIT_S)
+        for _ in range(20):
+            assert run(pool).wait(WAIT_S)
+            assert wait_until(lambda: pool._idle)
+        assert len(threads_of(pool)) == 1
+    assert run(pool).wait(WAIT_S)
+    assert wait_until(lambda: not threads_of(pool))
+    assert run(pool).wait(WAIT_S)
+
+
+def test_one_idle_thread_is_not_promised_to_two_jobs(pool, hang, monkeypatch):
+    monkeypatch.setattr(executor, "IDLE_S", 3 * WAIT_S)
+    assert run(pool).wait(WAIT_S)
+    assert wait_until(lambda: pool._idle)
+    with pool._changed:  # both come before the thread wakes up
+        pool.submit("hanging", hang())
+        done = run(pool, "other")
+    assert done.wait(WAIT_S)
+    monkeypatch.setattr(executor, "IDLE_S", 0)
+    assert run(pool).wait(WAIT_S)
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3)])
+def test_a_job_that_raises_ends_only_itself_and_is_reported(events, error):
+    pool = KeyedExecutor("rpcwheel-test", size=1)
+
+    def job():
+        raise error
+
+    pool.submit("key", job)
+    assert run(pool).wait(WAIT_S)
+    assert [event.error for event in events if isinstance(event, TaskFailed)] == [error]
+
+
+def test_an_idle_thread_holds_no_job(pool, monkeypatch):
+    class Payload:
+        pass
+
+    monkeypatch.setattr(executor, "IDLE_S", 3 * WAIT_S)
+    payload = Payload()
+    gone = weakref.ref(payload)
+    done = threading.Event()
+    pool.submit("key", lambda payload=payload: done.set())
+    del payload
+    assert done.wait(WAIT_S)
+    assert wait_until(lambda: gone() is None)
+    assert threads_of(pool)
+    monkeypatch.setattr(executor, "IDLE_S", 0)
+    assert run(pool).wait(WAIT_S)  # the thread ends after this one
+
+
+def test_whoever_submits_a_job_does_not_wait_until_its_thread_runs(pool, monkeypatch):
+    go, begins, in_time = threading.Event(), threading.Thread._bootstrap, []
+
+    def late(thread):
+        if thread.name.startswith("rpcwheel-test"):
+            in_time.append(go.wait(WAIT_S))
+        begins(thread)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", late)
+    done = run(pool)
+    assert len(threads_of(pool)) == 1
+    go.set()
+    assert done.wait(WAIT_S)
+    assert in_time == [True]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_is_forked_while_a_thread_begins_has_workers_too(pool, monkeypatch):
+    go, begins = threading.Event(), threading.Thread._bootstrap
+
+    def late(thread):
+        if thread.name.startswith("rpcwheel-test"):
+            go.wait(WAIT_S)
+        begins(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "_bootstrap", late)
+        done = run(pool)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if run(EXECUTOR).wait(WAIT_S) and len(threading.enumerate()) < 3 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go.set()
+    assert done.wait(WAIT_S)
+
+
+def test_a_process_ends_while_threads_begin():
+    program = "from rpcwheel._concurrency.executor import KeyedExecutor as Pool; [{}]"
+    submits = "Pool().submit('key', bool) for _ in range(20)"
+    subprocess.run([sys.executable, "-c", program.format(submits)], check=True, timeout=3 * WAIT_S)
+
+
+def test_when_the_system_gives_no_thread_the_job_waits_for_one(pool, events, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        first = run(pool)
+    assert not first.is_set()
+    assert [type(event) for event in events] == [ExecutorRejected]
+    assert run(pool).wait(WAIT_S)
+    assert first.wait(WAIT_S)
+
+
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
+def test_many_threads_submit_and_every_job_runs_once(pool):
+    counts = [0] * 4_000
+    left = threading.Semaphore(0)
+
+    def submit(part):
+        for index in part:
+            pool.submit(index % 7, lambda index=index: (add(index), left.release()))
+
+    def add(index):
+        counts[index] += 1
+
+    parts = [range(start, len(counts), 4) for start in range(4)]
+    threads = [threading.Thread(target=submit, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in counts:
+        assert left.acquire(timeout=WAIT_S)
+    assert set(counts) == {1}
+
+
+def test_a_forked_child_starts_without_threads_and_jobs(hang):
+    job = hang()
+    EXECUTOR.submit("key", job)
+    assert job.began.wait(WAIT_S)
+    with EXECUTOR._changed:  # held by this thread when it forks, as another might
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if run(EXECUTOR).wait(WAIT_S) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

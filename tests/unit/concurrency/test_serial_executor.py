@@ -1,0 +1,114 @@
+"""Jobs in a row on the shared workers."""
+
+import os
+import threading
+
+import pytest
+
+from fixtures.seen_worlds import ended
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency import executor
+from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
+from rpcwheel.observe.events import ExecutorRejected, TaskFailed
+
+
+def test_jobs_run_in_order_and_never_two_at_once():
+    serial, seen, inside = SerialExecutor(), [], threading.Lock()
+
+    def job(number):
+        assert inside.acquire(blocking=False), "two at once"
+        seen.append(number)
+        inside.release()
+
+    for number in range(500):
+        serial.submit(lambda number=number: job(number))
+    assert wait_until(lambda: len(seen) == 500)
+    assert seen == list(range(500))
+
+
+def test_a_job_that_hangs_holds_up_only_those_behind_it():
+    one, other, gate, seen = SerialExecutor(), SerialExecutor(), threading.Event(), []
+    one.submit(lambda: gate.wait(WAIT_S))
+    one.submit(lambda: seen.append("behind"))
+    other.submit(lambda: seen.append("beside"))
+    assert wait_until(lambda: seen == ["beside"])
+    gate.set()
+    assert wait_until(lambda: seen == ["beside", "behind"])
+
+
+def test_a_job_may_go_before_those_that_wait():
+    serial, gate, seen = SerialExecutor(), threading.Event(), []
+    serial.submit(lambda: gate.wait(WAIT_S))
+    serial.submit(lambda: seen.append("second"))
+    serial.submit(lambda: seen.append("first"), first=True)
+    gate.set()
+    assert wait_until(lambda: seen == ["first", "second"])
+
+
+def test_a_job_that_raises_is_told_and_those_behind_it_run(events):
+    serial, seen = SerialExecutor(), []
+
+    def fail():
+        raise ZeroDivisionError
+
+    serial.submit(fail)
+    serial.submit(lambda: seen.append(1))
+    assert wait_until(lambda: seen == [1])
+    assert wait_until(lambda: [type(event) for event in events] == [TaskFailed])
+
+
+def test_of_too_many_that_wait_the_oldest_are_forgotten():
+    serial, gate, seen = SerialExecutor(most=2), threading.Event(), []
+    serial.submit(lambda: gate.wait(WAIT_S))
+    assert wait_until(lambda: not serial._jobs)
+    for number in range(5):
+        serial.submit(lambda number=number: seen.append(number))
+    gate.set()
+    assert wait_until(lambda: seen == [3, 4])
+
+
+def test_one_that_was_idle_goes_on():
+    serial, seen = SerialExecutor(), []
+    for number in range(3):
+        serial.submit(lambda number=number: seen.append(number))
+        assert wait_until(lambda number=number: seen[-1:] == [number])
+        assert wait_until(lambda: not serial._running)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_in_a_forked_child_it_is_empty_and_works():
+    serial, gate, busy = SerialExecutor(), threading.Event(), threading.Event()
+    serial.submit(lambda: (busy.set(), gate.wait(WAIT_S)))
+    assert busy.wait(WAIT_S)
+    serial._lock.acquire()  # as if another thread had it at that moment
+    child = os.fork()
+    if not child:
+        done = threading.Event()
+        serial.submit(done.set)
+        os._exit(0 if done.wait(WAIT_S) else 1)
+    serial._lock.release()
+    gate.set()
+    assert ended(child) == 0
+
+
+def test_one_for_which_there_was_no_thread_goes_on_with_the_next_job(monkeypatch, events):
+    """Else all heartbeats of a process ended with the first thread that could not be started."""
+    serial, seen, gate, done = SerialExecutor(), [], threading.Event(), threading.Event()
+    monkeypatch.setattr(executor, "IDLE_S", 0)  # no thread waits for a job
+    EXECUTOR.submit(object(), lambda: gate.wait(WAIT_S))  # which may hang for ever
+    assert wait_until(lambda: not EXECUTOR._idle)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        serial.submit(lambda: seen.append(1))
+        serial.submit(lambda: seen.append(2))
+    assert seen == []
+    assert {type(event) for event in events} == {ExecutorRejected}
+    serial.submit(done.set)
+    assert done.wait(WAIT_S)
+    assert seen == [1, 2]
+    gate.set()
+
+
+def no_thread(self):
+    raise RuntimeError("can't start new thread")

@@ -1,0 +1,92 @@
+"""The words of a call."""
+
+import grpc
+import pytest
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import (
+    CODES,
+    DEADLINE,
+    AttemptResult,
+    CallInfo,
+    Kind,
+    NextAttempt,
+    Stop,
+    checked_code,
+)
+
+
+def test_the_codes_are_those_of_grpc_that_are_errors():
+    assert {code.name for code in grpc.StatusCode} == CODES | {"OK"}
+
+
+def test_nothing_is_served_by_default():
+    assert DEADLINE.get() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests", "responses"),
+    [
+        (Kind.UNARY_UNARY, False, False),
+        (Kind.UNARY_STREAM, False, True),
+        (Kind.STREAM_UNARY, True, False),
+        (Kind.STREAM_STREAM, True, True),
+    ],
+)
+def test_a_kind_says_which_sides_stream(kind, requests, responses):
+    assert kind.streams_requests is requests
+    assert kind.streams_responses is responses
+    assert Kind((requests, responses)) is kind
+
+
+def test_an_outcome_says_no_more_than_it_was_given():
+    assert AttemptResult("OK") == AttemptResult("OK", error=None, pushback_ns=None, committed=False)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        (AttemptResult("OK"), "code"),
+        (NextAttempt(1, 0, 5), "number"),
+        (Stop("over"), "reason"),
+        (CallInfo("/shop.Orders/Get", Kind.UNARY_UNARY), "method"),
+    ],
+)
+def test_a_word_does_not_change(word, name):
+    with pytest.raises(AttributeError):
+        setattr(word, name, None)
+    assert not hasattr(word, "__dict__")
+
+
+# --- Names of codes, as users write them ---
+
+
+def test_every_code_may_be_given_by_name_or_as_grpcs_own():
+    for code in CODES:
+        assert checked_code(code, what="`on`") == code
+        assert checked_code(grpc.StatusCode[code], what="`on`") == code
+
+
+@pytest.mark.parametrize("ok", ["OK", grpc.StatusCode.OK])
+def test_ok_is_no_failure(ok):
+    with pytest.raises(ConfigurationError, match="`on` names the status code OK, which is no fail"):
+        checked_code(ok, what="`on`")
+
+
+@pytest.mark.parametrize("name", ["UNAVAILBLE", "unavailable", "Unavailable"])
+def test_a_code_that_is_nearly_one_is_refused_with_the_one_that_was_meant(name):
+    with pytest.raises(ConfigurationError, match=rf"^retry names '{name}'.*you mean 'UNAVAILABLE'"):
+        checked_code(name, what="retry")
+
+
+def test_a_code_that_is_like_none_is_refused_with_all_there_are():
+    with pytest.raises(ConfigurationError, match="no gRPC status code; there are ABORTED, ALREADY"):
+        checked_code("FLAKY", what="`on`")
+
+
+@pytest.mark.parametrize(
+    "value", [14, None, True, ["UNAVAILABLE"], b"UNAVAILABLE", Kind.UNARY_UNARY]
+)
+def test_what_names_nothing_is_a_type_error_that_says_what_to_give(value):
+    with pytest.raises(TypeError, match="`on` must name status codes, such as 'UNAVAILABLE', not"):
+        checked_code(value, what="`on`")

@@ -1,0 +1,37 @@
+"""Conversion of the arguments of both channels; their refusal is in the contract tests."""
+
+from datetime import timedelta
+
+from rpcwheel.durations import NEVER
+from rpcwheel.transport.arguments import (
+    OWN_CONNECTION,
+    checked_backoff,
+    checked_drain_ns,
+    checked_options,
+    checked_reason,
+    checked_target,
+)
+
+
+def test_valid_values_pass():
+    assert checked_target("dns:///shop:50051") == "dns:///shop:50051"
+    assert checked_reason("") == ""
+    assert checked_backoff(2.5).next_delay_ns(1, elapsed_ns=0, error=None) == 2_500_000_000
+
+
+def test_options_ask_for_a_connection_of_the_channels_own():
+    other = ("grpc.keepalive_time_ms", 10_000)
+    assert checked_options([other]) == [other, OWN_CONNECTION]
+    assert checked_options(((OWN_CONNECTION[0], 0), other)) == [other, OWN_CONNECTION]
+    assert OWN_CONNECTION == ("grpc.use_local_subchannel_pool", 1)
+
+
+def test_drain_is_in_seconds_and_none_is_without_limit():
+    values = {
+        None: NEVER,
+        float("inf"): NEVER,
+        0: 0,
+        1.5: 1_500_000_000,
+        timedelta(seconds=2): 2_000_000_000,
+    }
+    assert {drain: checked_drain_ns(drain) for drain in values} == values
