@@ -23,13 +23,13 @@ class Member:
 
     __slots__ = (
         "answers",
+        "config",
         "keep_bytes",
         "keeps",
         "kind",
         "method",
         "plain",
         "relay",
-        "rules",
         "state",
     )
 
@@ -39,16 +39,16 @@ class Member:
         self.kind = kind
         self.relay = relay_of(kind)
         """What the caller of a call holds; made with its tries."""
-        rules = self.rules = state.rules.of(method)
-        self.answers = rules.failback is not None or rules.default_response is not None
+        config = self.config = state.configs.of(method)
+        self.answers = config.failback is not None or config.default_response is not None
         """Whether a failure may be answered otherwise."""
-        watched = rules.slow_ns != NEVER
-        listened = kind.streams_responses and rules.message_timeout_ns != NEVER
-        self.plain = not (self.answers or rules.retry or watched or listened)
+        watched = config.slow_ns != NEVER
+        listened = kind.streams_responses and config.message_timeout_ns != NEVER
+        self.plain = not (self.answers or config.retry or watched or listened)
         """Whether there is nothing but a timeout, so that the try itself can go to the caller."""
-        self.keeps = rules.resends
+        self.keeps = config.resends
         """Whether a request may be sent again."""
-        self.keep_bytes = rules.keep_bytes if kind.streams_requests else None
+        self.keep_bytes = config.keep_bytes if kind.streams_requests else None
         """How much is kept of a request stream; None where it is never sent again."""
 
 

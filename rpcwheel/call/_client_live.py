@@ -82,7 +82,7 @@ class Course:
     def start(self, call: AnyCall) -> None:
         """Go on from the first try."""
         outgoing = self.outgoing
-        self._watch = outgoing.state.watch(outgoing.method, outgoing.rules)
+        self._watch = outgoing.state.watch(outgoing.method, outgoing.config)
         self._follow(call)
 
     def _follow(self, call: AnyCall) -> None:
@@ -365,10 +365,10 @@ class Course:
 
     def _listen(self, call: AnyCall) -> Any:
         outgoing = self.outgoing
-        if not outgoing.rules.has_message_timeout:
+        if not outgoing.config.has_message_timeout:
             return next(call)
         reading = self._reading = object()
-        limit_s = to_seconds(outgoing.rules.message_timeout_ns)
+        limit_s = to_seconds(outgoing.config.message_timeout_ns)
         timeout = outgoing.state.wake(
             lambda _: self._hand_over(partial(self._silence, call, reading)),
             limit_s,
@@ -394,7 +394,7 @@ class Course:
         outgoing = self.outgoing
         return EndedCall(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            outgoing.state.silent(outgoing.method, outgoing.rules),
+            outgoing.state.silent(outgoing.method, outgoing.config),
             initial=metadata_of(call.initial_metadata()),
         )
 

@@ -108,7 +108,7 @@ class Tries(Generic[Start, Options]):
         self._options = options
         self._own_timeout = own_timeout
         self._context = copy_context()
-        self._slow = member.state.watch(member.method, member.rules)
+        self._slow = member.state.watch(member.method, member.config)
 
     @property
     def method(self) -> str:
@@ -150,7 +150,7 @@ class Tries(Generic[Start, Options]):
             relay.finish(call)
         elif not isinstance(error, grpc.RpcError):
             relay.finish(call if has_ended(call) else ended_by(self.kind, error))
-        elif not (self._member.rules.retry or self._member.answers):
+        elif not (self._member.config.retry or self._member.answers):
             self._give(relay, call, error)
         else:  # not here: this is deep inside of grpc, and in nobody's context
             soon = asyncio.get_running_loop().call_soon
@@ -184,8 +184,8 @@ class Tries(Generic[Start, Options]):
         plan = self._plan
         if plan is None:
             resumed = member.state.resumed
-            plan = self._plan = resumed(member.rules, self._started_ns, self._deadline_ns)
-        step = member.state.after(self.method, member.rules, plan, outcome, self._attempts)
+            plan = self._plan = resumed(member.config, self._started_ns, self._deadline_ns)
+        step = member.state.after(self.method, member.config, plan, outcome, self._attempts)
         if isinstance(step, NextAttempt):
             relay.pause()
             self._await_time(relay, step, call, error)
@@ -269,11 +269,11 @@ class Tries(Generic[Start, Options]):
         self._answer(relay, call, status_of(call.error))
 
     def _answer(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
-        """End the call with its failure, or with what its rules say instead."""
+        """End the call with its failure, or with what its config says instead."""
         member = self._member
         answer = member.state.answer(
             self.method,
-            member.rules,
+            member.config,
             error,
             attempts=self._attempts,
             started_ns=self._started_ns,
@@ -283,8 +283,8 @@ class Tries(Generic[Start, Options]):
             case Outcome.FAIL:
                 self._give(relay, call, error)
             case Outcome.DEFAULT_RESPONSE:
-                assert member.rules.default_response is not None  # noqa: S101 - for mypy
-                self._instead(relay, answer, error, member.rules.default_response.default)
+                assert member.config.default_response is not None  # noqa: S101 - for mypy
+                self._instead(relay, answer, error, member.config.default_response.default)
             case Outcome.ENQUEUE:
                 self._park_when_read(relay, call, error)
 
@@ -298,7 +298,7 @@ class Tries(Generic[Start, Options]):
             self._park(relay, call, error, kept_request(self._request))
             return
         member = self._member
-        if not requests.known and not member.state.queues(self.method, member.rules, error):
+        if not requests.known and not member.state.queues(self.method, member.config, error):
             self._give(relay, call, error)
             return
         if requests.is_plain and not requests.complete:
@@ -331,10 +331,10 @@ class Tries(Generic[Start, Options]):
             self._give(relay, call, error)
 
     def _park(self, relay: Relay, call: object, error: grpc.RpcError, *requests: object) -> None:
-        policy = self._member.rules.failback
+        policy = self._member.config.failback
         assert policy is not None  # noqa: S101 - for mypy
         try:
-            queue = self._member.state.queue_of(policy, self._member.rules.queue)
+            queue = self._member.state.queue_of(policy, self._member.config.queue)
             parked = queue.park(error, self.resend(policy, self._attempts), *requests)
         except FailbackError as refusal:
             relay.finish(ended_by(self.kind, refused_by(refusal, error)))
@@ -373,12 +373,12 @@ class Tries(Generic[Start, Options]):
     def listen(self, relay: Relay, call: object) -> Listening | None:
         """Have a silent stream given up; what is returned is to be cancelled when it spoke."""
         member = self._member
-        if member.rules.message_timeout_ns == NEVER:
+        if member.config.message_timeout_ns == NEVER:
             return None
         listening = Listening()
         loop = asyncio.get_running_loop()
         silent = partial(_call_soon, loop, partial(self._silent, relay, call, listening))
-        delay_s = to_seconds(member.rules.message_timeout_ns)
+        delay_s = to_seconds(member.config.message_timeout_ns)
         listening.timeout = member.state.wake(silent, delay_s, "message_timeout")
         return listening
 
@@ -386,7 +386,7 @@ class Tries(Generic[Start, Options]):
         """End a try that was silent for too long."""
         if listening.over or not relay.shows(call):
             return
-        details = self._member.state.silent(self.method, self._member.rules)
+        details = self._member.state.silent(self.method, self._member.config)
         relay.begin(ended(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
         call.cancel()
 

@@ -39,7 +39,7 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .policy import DeadlinePolicy, checked_calls
-from .retry import RetryBudget, RetryPlan, RetryRules, cut_short, earliest
+from .retry import RetryBudget, RetryConfig, RetryPlan, cut_short, earliest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -120,7 +120,7 @@ class MethodConfig:
     message_timeout_ns: int = NEVER
     slow_ns: int = NEVER
     propagate: bool = True
-    retry: RetryRules | None = None
+    retry: RetryConfig | None = None
     default_response: DefaultResponsePolicy | None = None
     failback: FailbackPolicy | None = None
     queue: str = "*"
@@ -143,7 +143,9 @@ class MethodConfig:
             message_timeout_ns=_ns(deadline.message_timeout),
             slow_ns=_ns(deadline.slow_call_threshold),
             propagate=deadline.propagate,
-            retry=RetryRules.of(retry, idempotent=policy.idempotent) if retry and retried else None,
+            retry=RetryConfig.of(retry, idempotent=policy.idempotent)
+            if retry and retried
+            else None,
             default_response=default_response,
             failback=failback,
             queue=queue,
@@ -211,21 +213,21 @@ class MethodConfig:
 class MethodConfigs:
     """The rules of every method, made when it is first called. Any thread may use it."""
 
-    __slots__ = ("_policy", "_rules")
+    __slots__ = ("_config", "_policy")
 
     def __init__(self, policy: CallPolicy) -> None:
         self._policy = policy
-        self._rules: dict[str, MethodConfig] = {}
+        self._config: dict[str, MethodConfig] = {}
 
     def of(self, method: str) -> MethodConfig:
         """The rules of a method, given in full: `"/shop.Orders/Get"`."""
-        rules = self._rules.get(method)
-        if rules is None:
-            if len(self._rules) >= MOST_METHODS:
-                self._rules.clear()
+        config = self._config.get(method)
+        if config is None:
+            if len(self._config) >= MOST_METHODS:
+                self._config.clear()
             policy = self._policy.of(method)
-            rules = self._rules[method] = MethodConfig.of(policy, self._place_of(policy.failback))
-        return rules
+            config = self._config[method] = MethodConfig.of(policy, self._place_of(policy.failback))
+        return config
 
     def _place_of(self, failback: FailbackPolicy | None) -> str:
         """The pattern under which it stands first; `"*"` for the general one."""
@@ -270,7 +272,7 @@ class ClientState:
         Raises:
             TypeError: `policy` or `timer` is none.
         """
-        self.rules = MethodConfigs(checked_calls(policy))
+        self.configs = MethodConfigs(checked_calls(policy))
         self.queue_of = queue_of
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
@@ -284,18 +286,20 @@ class ClientState:
         """The timer in use."""
         return shared_timer() if self._timer is None else self._timer
 
-    def plan(self, rules: MethodConfig, own_ns: int | None, now_ns: int | None = None) -> RetryPlan:
+    def plan(
+        self, config: MethodConfig, own_ns: int | None, now_ns: int | None = None
+    ) -> RetryPlan:
         """Begin a call whose caller gave a timeout of `own_ns`, or none.
 
         Args:
-            rules: The method's.
+            config: The method's.
             own_ns: What the caller gave.
             now_ns: By `now_ns`, for who has read the clock already.
         """
-        budget = None if rules.retry is None else self.budget_of(rules)
-        return rules.plan(self.now_ns() if now_ns is None else now_ns, own_ns, _left_ns(), budget)
+        budget = None if config.retry is None else self.budget_of(config)
+        return config.plan(self.now_ns() if now_ns is None else now_ns, own_ns, _left_ns(), budget)
 
-    def open(self, rules: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
+    def open(self, config: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
         """Begin a call without a plan, which is made when its first try has failed (`resumed`).
 
         Most calls need no more than their first try, and no plan to make it.
@@ -305,31 +309,31 @@ class ClientState:
             is no first try: the call has not begun.
         """
         now_ns = self.now_ns()
-        deadline_ns = try_ns = rules.deadline_ns(now_ns, own_ns, _left_ns())
-        if rules.retry is not None and now_ns < deadline_ns:
-            try_ns = cut_short(rules.retry, now_ns, deadline_ns)
-            budget = self.budget_of(rules)
+        deadline_ns = attempt_ns = config.deadline_ns(now_ns, own_ns, _left_ns())
+        if config.retry is not None and now_ns < deadline_ns:
+            attempt_ns = cut_short(config.retry, now_ns, deadline_ns)
+            budget = self.budget_of(config)
             if budget is not None:
                 budget.call(now_ns)
-        return now_ns, deadline_ns, try_ns
+        return now_ns, deadline_ns, attempt_ns
 
-    def resumed(self, rules: MethodConfig, started_ns: int, deadline_ns: int) -> RetryPlan:
+    def resumed(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> RetryPlan:
         """The plan of a call that was begun by `open`, after its first try."""
-        plan = RetryPlan(deadline_ns, rules.retry, self.budget_of(rules))
+        plan = RetryPlan(deadline_ns, config.retry, self.budget_of(config))
         plan.resume(started_ns)
         return plan
 
-    def budget_of(self, rules: MethodConfig) -> RetryBudget | None:
+    def budget_of(self, config: MethodConfig) -> RetryBudget | None:
         """The budget that a method's retries are taken from."""
-        if rules.retry is None or rules.retry.budget is None:
+        if config.retry is None or config.retry.budget is None:
             return None
-        key = rules.retry.budget
+        key = config.retry.budget
         return self._budgets.get(key) or self._budgets.setdefault(key, RetryBudget(*key))
 
     def after(
         self,
         method: str,
-        rules: MethodConfig,
+        config: MethodConfig,
         plan: RetryPlan,
         outcome: AttemptResult,
         attempts: int,
@@ -341,7 +345,7 @@ class ClientState:
         May run a wait object of the user's; one that raises costs the call its retries, no more.
         """
         now_ns = self.now_ns()
-        if outcome.code == "CANCELLED" and now_ns >= plan.try_ns - EARLY_NS:
+        if outcome.code == "CANCELLED" and now_ns >= plan.attempt_ns - EARLY_NS:
             outcome = replace(outcome, code="DEADLINE_EXCEEDED")
         try:
             step = plan.ended(now_ns, outcome)
@@ -351,14 +355,14 @@ class ClientState:
         if isinstance(step, NextAttempt):
             delay_s = max(0, step.at_ns - now_ns) / 1e9
             emit(RetryScheduled(method, attempts, outcome.code, delay_s))
-        elif rules.retry is not None and outcome.code in rules.retry.on:
+        elif config.retry is not None and outcome.code in config.retry.on:
             emit(RetryStopped(method, attempts, outcome.code, step.reason))
         return step
 
     def answer(
         self,
         method: str,
-        rules: MethodConfig,
+        config: MethodConfig,
         error: BaseException,
         *,
         attempts: int,
@@ -369,7 +373,7 @@ class ClientState:
 
         Args:
             method: Its name, for the event.
-            rules: The method's.
+            config: The method's.
             error: How the last try failed.
             attempts: How many tries there were.
             started_ns: When the first one began, by `now_ns`.
@@ -380,7 +384,7 @@ class ClientState:
             return Outcome.FAIL
         elapsed_ns = self.now_ns() - started_ns
         try:
-            answer = rules.answer(error, attempts=attempts, elapsed_ns=elapsed_ns)
+            answer = config.answer(error, attempts=attempts, elapsed_ns=elapsed_ns)
         except Exception as raised:  # noqa: BLE001 - a user's predicate; told as an event
             emit(CallbackFailed(method, "default_response.on", raised))
             return Outcome.FAIL
@@ -389,31 +393,31 @@ class ClientState:
         return answer
 
     @staticmethod
-    def queues(method: str, rules: MethodConfig, error: BaseException) -> bool:
+    def queues(method: str, config: MethodConfig, error: BaseException) -> bool:
         """Tell whether failback is for this failure, before requests are gathered for it.
 
         May run a predicate of the user's; one that raises is reported and means no.
         """
-        if rules.queued is None:
+        if config.queued is None:
             return False
         try:
-            return rules.queued(error, attempt=1, elapsed_ns=0)  # as `FailbackInvoker.park` asks
+            return config.queued(error, attempt=1, elapsed_ns=0)  # as `FailbackInvoker.park` asks
         except Exception as raised:  # noqa: BLE001 - a user's predicate; told as an event
             emit(CallbackFailed(method, "failback", raised))
             return False
 
-    def watch(self, method: str, rules: MethodConfig) -> Timeout | None:
-        """Have a call that begins now told as slow if its rules ask so; cancel that at its end.
+    def watch(self, method: str, config: MethodConfig) -> Timeout | None:
+        """Have a call that begins now told as slow if its config asks so; cancel that at its end.
 
         A timer that takes it not (stopped, full) costs that event and no call.
         """
-        if rules.slow_ns == NEVER:
+        if config.slow_ns == NEVER:
             return None
         known = self._slow.get(method)
         if known is None:
             if len(self._slow) >= MOST_METHODS:
                 self._slow.clear()
-            event = CallSlow(method, "client", to_seconds(rules.slow_ns))
+            event = CallSlow(method, "client", to_seconds(config.slow_ns))
             # The same float each time: the timer has a shorter way for a delay that it knows.
             known = self._slow[method] = partial(_report_slow, event), event.elapsed_s
         return self.wake(*known, "slow_call_threshold")
@@ -440,9 +444,9 @@ class ClientState:
         emit(CallbackFailed(method, "interceptor inside", TypeError(why)))
 
     @staticmethod
-    def silent(method: str, rules: MethodConfig) -> str:
+    def silent(method: str, config: MethodConfig) -> str:
         """Tell that a stream was silent for too long, and give the details of its status."""
-        silent_s = to_seconds(rules.message_timeout_ns)
+        silent_s = to_seconds(config.message_timeout_ns)
         emit(StreamStalled(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
 
@@ -470,12 +474,12 @@ def answered_by(answer: Outcome, code: str, details: str | None) -> tuple[str, s
     return "default-response", f"default response after {code}: {details}"
 
 
-def resend_timeout(own: Duration | None, rules: MethodConfig) -> float:
-    """Seconds that one delivery may take: what the caller gave, else what the rules say.
+def resend_timeout(own: Duration | None, config: MethodConfig) -> float:
+    """Seconds that one delivery may take: what the caller gave, else what the config says.
 
     What the caller gave may have been no limit, or none that leaves any time.
     """
-    for limit_ns in (NEVER if own is None else to_ns(own), rules.timeout_ns):
+    for limit_ns in (NEVER if own is None else to_ns(own), config.timeout_ns):
         if 0 < limit_ns < NEVER:
             return to_seconds(limit_ns)
     return RESEND_S

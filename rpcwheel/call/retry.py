@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .policy import RetryPolicy
 
-__all__ = ["RetryBudget", "RetryPlan", "RetryRules", "cut_short", "earliest"]
+__all__ = ["RetryBudget", "RetryConfig", "RetryPlan", "cut_short", "earliest"]
 
 RECENT_SECONDS: Final = 10
 """Seconds that count as recent, the one that runs included."""
@@ -50,7 +50,7 @@ NO_BUDGET: Final = Stop("too many of this target's calls are retries already")
 
 
 @dataclass(frozen=True, slots=True)
-class RetryRules:
+class RetryConfig:
     """A retry policy as it applies to one method."""
 
     on: frozenset[str]
@@ -66,7 +66,7 @@ class RetryRules:
     """Share and reserve: what a target's `RetryBudget` is made with."""
 
     @classmethod
-    def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryRules:
+    def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
         """Make them of what the user has set.
 
         A call of a method that is not idempotent is never retried, so its one attempt has all the
@@ -89,24 +89,24 @@ class RetryRules:
 class RetryPlan:
     """One deadline, and retries under it. A `CallPlan` for one call."""
 
-    __slots__ = ("_budget", "_deadline_ns", "_number", "_rules", "_started_ns", "try_ns")
+    __slots__ = ("_budget", "_config", "_deadline_ns", "_number", "_started_ns", "attempt_ns")
 
     def __init__(
-        self, deadline_ns: int, rules: RetryRules | None, budget: RetryBudget | None
+        self, deadline_ns: int, config: RetryConfig | None, budget: RetryBudget | None
     ) -> None:
         """Begin a call.
 
         Args:
             deadline_ns: When all must have ended; `NEVER` for no limit.
-            rules: Which failures are followed by another try; None is no retry.
+            config: Which failures are followed by another try; None is no retry.
             budget: That of the call's target; None is no limit.
         """
         self._deadline_ns = deadline_ns
-        self._rules = rules
+        self._config = config
         self._budget = budget
         self._number = 0
         self._started_ns = 0
-        self.try_ns = deadline_ns
+        self.attempt_ns = deadline_ns
         """When the try that was asked for last must have ended."""
 
     @property
@@ -127,7 +127,7 @@ class RetryPlan:
         """Go on with a call that was begun, and whose first try was made, without this plan."""
         self._number = 1
         self._started_ns = started_ns
-        self.try_ns = cut_short(self._rules, started_ns, self._deadline_ns)
+        self.attempt_ns = cut_short(self._config, started_ns, self._deadline_ns)
 
     def ended(self, now_ns: int, outcome: AttemptResult) -> NextAttempt | Stop:
         """Say what follows after a try that has ended.
@@ -135,15 +135,15 @@ class RetryPlan:
         Raises:
             Exception: What a wait strategy of the user's raised.
         """
-        rules = self._rules
-        if outcome.code == "OK" or rules is None:
+        config = self._config
+        if outcome.code == "OK" or config is None:
             return GOOD if outcome.code == "OK" else NOT_NAMED
-        refusal = self._refusal(rules, outcome)
+        refusal = self._refusal(config, outcome)
         if refusal is not None:
             return refusal
         delay_ns = outcome.pushback_ns
         if delay_ns is None:
-            delay_ns = rules.backoff.next_delay_ns(
+            delay_ns = config.backoff.next_delay_ns(
                 self._number, elapsed_ns=now_ns - self._started_ns, error=outcome.error
             )
         if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
@@ -152,40 +152,40 @@ class RetryPlan:
             return NO_BUDGET
         return self._attempt(now_ns + delay_ns)
 
-    def _refusal(self, rules: RetryRules, outcome: AttemptResult) -> Stop | None:
+    def _refusal(self, config: RetryConfig, outcome: AttemptResult) -> Stop | None:
         """Why this failure is not followed by another try, time and budget apart."""
-        if outcome.code not in rules.on:
+        if outcome.code not in config.on:
             return NOT_NAMED
         if outcome.committed:
             return COMMITTED
-        if not rules.idempotent:
+        if not config.idempotent:
             return NOT_IDEMPOTENT
-        if self._number >= rules.attempts:
+        if self._number >= config.attempts:
             return NO_ATTEMPTS_LEFT
-        return None if outcome.pushback_ns is None else _refused_by(outcome.pushback_ns, rules)
+        return None if outcome.pushback_ns is None else _refused_by(outcome.pushback_ns, config)
 
     def _attempt(self, at_ns: int) -> NextAttempt:
         self._number += 1
-        self.try_ns = cut_short(self._rules, at_ns, self._deadline_ns)
-        return NextAttempt(self._number, at_ns, self.try_ns)
+        self.attempt_ns = cut_short(self._config, at_ns, self._deadline_ns)
+        return NextAttempt(self._number, at_ns, self.attempt_ns)
 
 
-def _refused_by(pushback_ns: int, rules: RetryRules) -> Stop | None:
+def _refused_by(pushback_ns: int, config: RetryConfig) -> Stop | None:
     """Why the wait that a server asks for ends the retries; None if it does not."""
     if pushback_ns < 0:
         return FORBIDDEN
-    if pushback_ns <= rules.max_pushback_ns:
+    if pushback_ns <= config.max_pushback_ns:
         return None
-    asked_s, most_s = to_seconds(pushback_ns), to_seconds(rules.max_pushback_ns)
+    asked_s, most_s = to_seconds(pushback_ns), to_seconds(config.max_pushback_ns)
     return Stop(
         f"the server asked to wait {asked_s:.15g} s, which is longer than max_pushback "
         f"({most_s:.15g} s)"
     )
 
 
-def cut_short(rules: RetryRules | None, at_ns: int, deadline_ns: int) -> int:
+def cut_short(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:
     """The deadline of a try that is made at `at_ns`, in a call that has until `deadline_ns`."""
-    return deadline_ns if rules is None else min(deadline_ns, at_ns + rules.attempt_timeout_ns)
+    return deadline_ns if config is None else min(deadline_ns, at_ns + config.attempt_timeout_ns)
 
 
 def earliest(now_ns: int, *timeouts_ns: int | None) -> int:

@@ -43,7 +43,7 @@ class ServerState:
     """What the calls of one server share: the policy, and the handlers made so far."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
-        self._rules = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
+        self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
         self._timer = checked_timer(timer)
         self._made: dict[tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
 
@@ -65,7 +65,7 @@ class ServerState:
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
-        served = Served(method, self._rules.of(method), self._timer)
+        served = Served(method, self._config.of(method), self._timer)
         made = with_behavior(handler, wrap(kind_of(handler), behavior, served))
         if len(self._made) >= MOST_METHODS:
             self._made.clear()
@@ -78,11 +78,11 @@ class Served:
 
     __slots__ = ("_method", "_slow", "_timeout_ns", "_timer")
 
-    def __init__(self, method: str, rules: MethodConfig, timer: Timer | None) -> None:
+    def __init__(self, method: str, config: MethodConfig, timer: Timer | None) -> None:
         self._method = method
-        self._timeout_ns = rules.timeout_ns
+        self._timeout_ns = config.timeout_ns
         self._timer = timer
-        slow_ns = rules.slow_ns
+        slow_ns = config.slow_ns
         self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
 
     def begin(self, context: object) -> bool:

@@ -50,12 +50,12 @@ CLOSED: Final = Stop("its channel was closed")
 
 def opened_for(
     state: ClientState,
-    rules: MethodConfig,
+    config: MethodConfig,
     details: Any,
 ) -> tuple[int, int, int]:
     """Begin a call with the timeout that its caller gave; see `ClientState.open`."""
     timeout = details.timeout
-    return state.open(rules, None if timeout is None else to_ns(timeout, what="timeout"))
+    return state.open(config, None if timeout is None else to_ns(timeout, what="timeout"))
 
 
 class Outgoing:
@@ -68,10 +68,10 @@ class Outgoing:
         "_opened",
         "_plan",
         "_request",
+        "config",
         "feed",
         "kind",
         "method",
-        "rules",
         "state",
     )
 
@@ -97,15 +97,15 @@ class Outgoing:
         self.state = state
         self.kind = kind
         self.method: str = details.method
-        self.rules = rules = state.rules.of(self.method)
-        self._opened = opened_for(state, rules, details) if opened is None else opened
+        self.config = config = state.configs.of(self.method)
+        self._opened = opened_for(state, config, details) if opened is None else opened
         self._plan: RetryPlan | None = None  # until the first try has failed
         self._continuation = continuation
         self._details = details
         self._request = request
         self._attempts = 1
         self.feed: Feed | None = None
-        if kind.streams_requests and (limit := rules.keep_bytes) is not None:
+        if kind.streams_requests and (limit := config.keep_bytes) is not None:
             self.feed = Feed(request, limit)
 
     @property
@@ -116,16 +116,16 @@ class Outgoing:
 
     def first(self) -> AnyCall:
         """Make the first try."""
-        now_ns, _, try_ns = self._opened
+        now_ns, _, attempt_ns = self._opened
         feed = self.feed
         return self._continuation(
-            details_with(self._details, seconds_left(try_ns, now_ns)),
+            details_with(self._details, seconds_left(attempt_ns, now_ns)),
             self._request if feed is None else feed.sender(),
         )
 
     def keep(self) -> None:
         """Keep the request as it is now: the caller goes on, and may change it before a retry."""
-        if self.feed is None and self.rules.resends:
+        if self.feed is None and self.config.resends:
             self._request = copy_of(self._request)
 
     def make(self, attempt: NextAttempt) -> AnyCall:
@@ -147,10 +147,10 @@ class Outgoing:
         if is_channel_closed(error):
             return CLOSED
         if self._plan is None:
-            self._plan = self.state.resumed(self.rules, *self._opened[:2])
+            self._plan = self.state.resumed(self.config, *self._opened[:2])
         committed = handed or (self.feed is not None and not self.feed.replayable)
         outcome = outcome_of_error(error, committed=committed)
-        return self.state.after(self.method, self.rules, self._plan, outcome, self._attempts)
+        return self.state.after(self.method, self.config, self._plan, outcome, self._attempts)
 
     def end(self, call: AnyCall, error: BaseException, *, handed: bool = False) -> AnyCall:
         """Give the caller's call after a failure that no retry follows. May run users' predicates.
@@ -170,18 +170,18 @@ class Outgoing:
             return call
         answer = self.state.answer(
             self.method,
-            self.rules,
+            self.config,
             error,
             attempts=self._attempts,
             started_ns=self._opened[0],
             handed=handed,
         )
         match answer:
-            case Outcome.DEFAULT_RESPONSE if self.rules.default_response is not None:
-                return self._answered(answer, error, self.rules.default_response.default)
-            case Outcome.ENQUEUE if self.rules.failback is not None:
-                if self._park(self.rules.failback, error):
-                    return self._answered(answer, error, self.rules.failback.default)
+            case Outcome.DEFAULT_RESPONSE if self.config.default_response is not None:
+                return self._answered(answer, error, self.config.default_response.default)
+            case Outcome.ENQUEUE if self.config.failback is not None:
+                if self._park(self.config.failback, error):
+                    return self._answered(answer, error, self.config.failback.default)
         return call
 
     def late(self) -> AnyCall:
@@ -221,7 +221,7 @@ class Outgoing:
         """Queue the call for a later delivery; False if its failure is the caller's."""
         if self.feed is None:
             requests: list[Any] | None = [kept_request(self._request)]
-        elif self.feed.known or self.state.queues(self.method, self.rules, error):
+        elif self.feed.known or self.state.queues(self.method, self.config, error):
             requests = self.feed.gather(self.method, self.seconds_left())
         else:
             return False
@@ -230,7 +230,7 @@ class Outgoing:
             return False
         resend = Resend(self, self._continuation, self._later(policy), self._attempts)
         try:
-            queue = self.state.queue_of(policy, self.rules.queue)
+            queue = self.state.queue_of(policy, self.config.queue)
             return queue.park(error, resend, *requests)
         except FailbackError as refusal:
             raise refused_by(refusal, error) from error
@@ -242,7 +242,7 @@ class Outgoing:
         """What a delivery in the background is made with: the caller's, but for what is stale."""
         given = details_of(self._details)
         return given._replace(
-            timeout=resend_timeout(given.timeout, self.rules),
+            timeout=resend_timeout(given.timeout, self.config),
             metadata=kept_metadata(given.metadata, policy),
         )
 

@@ -1,7 +1,7 @@
 """A channel of `grpc.aio` with the policies in front: for any channel the user has.
 
-The members of a stub look up their rules once, when they are made. A call then costs no task of its
-own, as it does behind an interceptor: the first try begins at once, and where its rules ask for no
+The members of a stub look up its config once, when they are made. A call then costs no task of its
+own, as it does behind an interceptor: the first try begins at once, and where its config asks for no
 more than a timeout it goes to the caller as it is.
 """
 
@@ -126,11 +126,11 @@ class _Member:
     def _begin(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Any:
         member = self._member
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-        now_ns, deadline_ns, try_ns = member.state.open(member.rules, own_ns)
+        now_ns, deadline_ns, attempt_ns = member.state.open(member.config, own_ns)
         is_late = now_ns >= deadline_ns
         if is_late and not member.answers:
             return late(member.kind)
-        left = seconds_left(try_ns, now_ns)
+        left = seconds_left(attempt_ns, now_ns)
         if member.plain:
             return self._call(request, timeout=left, **options)
         if options["metadata"] is not None:  # interceptors below may add to what they are given
@@ -242,7 +242,7 @@ class _Tries(Tries[_Member, dict[str, Any]]):
             self.method,
             self.kind,
             self._start_alone,
-            timeout=resend_timeout(self._own_timeout, self._member.rules),
+            timeout=resend_timeout(self._own_timeout, self._member.config),
             metadata=kept_metadata(self._options["metadata"], policy),
             attempts=attempts,
         )

@@ -3,7 +3,7 @@
 Four, because grpc.aio registers an object of several kinds only for the first of them (1.60 to
 1.85). None awaits the call: a caller that writes its requests could not begin to, because grpc.aio
 lets it write only when all interceptors have returned. The call that an interceptor returns is
-either the inner one itself, where its rules ask for no more than a timeout, or a relay of it.
+either the inner one itself, where its config asks for no more than a timeout, or a relay of it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class _Interceptor:
         member = self._members.get(given.method) or self._add(given.method)
         own = given.timeout
         own_ns = None if own is None else to_ns(own, what="timeout")
-        now_ns, deadline_ns, try_ns = member.state.open(member.rules, own_ns)
+        now_ns, deadline_ns, attempt_ns = member.state.open(member.config, own_ns)
         is_late = now_ns >= deadline_ns
         if is_late and not member.answers:
             return late(member.kind)
-        left = seconds_left(try_ns, now_ns)
+        left = seconds_left(attempt_ns, now_ns)
         metadata, credentials, waits = given.metadata, given.credentials, given.wait_for_ready
         if member.plain:
             details = AioDetails(given.method, left, metadata, credentials, waits)
@@ -145,7 +145,7 @@ class _Tries(Tries["Continuation", AioDetails]):
             self.method,
             self.kind,
             self._start_alone,
-            timeout=resend_timeout(self._own_timeout, self._member.rules),
+            timeout=resend_timeout(self._own_timeout, self._member.config),
             metadata=kept_metadata(self._options.metadata, policy),
             attempts=attempts,
         )

@@ -2,7 +2,7 @@
 
 A blocking call is carried out on its caller's thread, tries and waits and all. A call that the
 caller holds while it runs (`.future()`, response streams) is handed through untouched where its
-rules ask for no more than a deadline; otherwise the caller gets a call of ours (`_client_live.py`).
+config asks for no more than a deadline; otherwise the caller gets a call of ours (`_client_live.py`).
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ def _blocking(
     Most need no more than their first try, so that is made with nothing but its timeout.
     """
     method = details.method
-    rules = state.rules.of(method)
-    opened = now_ns, deadline_ns, try_ns = opened_for(state, rules, details)
+    config = state.configs.of(method)
+    opened = now_ns, deadline_ns, attempt_ns = opened_for(state, config, details)
     if now_ns >= deadline_ns:
         return Outgoing(state, Kind.UNARY_UNARY, continuation, details, request, opened).late()
-    watch = state.watch(method, rules)
+    watch = state.watch(method, config)
     try:
-        call = continuation(details_with(details, seconds_left(try_ns, now_ns)), request)
+        call = continuation(details_with(details, seconds_left(attempt_ns, now_ns)), request)
         if failure_of(call) is None:
             return call
         return go_on(
@@ -127,14 +127,14 @@ def _blocking(
 
 def hold_unary(outgoing: Outgoing, *, known: bool) -> AnyCall:
     """Carry out a unary call by `.future()`, if it is `known` to be one."""
-    if not outgoing.rules.recovers:
+    if not outgoing.config.recovers:
         return _hand_through(outgoing)
     return _hold(outgoing, LiveCall, known=known)
 
 
 def hold_stream(outgoing: Outgoing) -> AnyCall:
     """Carry out a call with a response stream."""
-    if outgoing.rules.recovers or outgoing.rules.has_message_timeout:
+    if outgoing.config.recovers or outgoing.config.has_message_timeout:
         return _hold(outgoing, LiveStream, known=True)
     return _hand_through(outgoing)
 
@@ -158,10 +158,10 @@ def _hold(outgoing: Outgoing, kind: type[LiveCall], *, known: bool) -> AnyCall:
 
 
 def _hand_through(outgoing: Outgoing) -> AnyCall:
-    """Make a call whose rules ask for no more than a deadline, and be told if it is slow."""
+    """Make a call whose config asks for no more than a deadline, and be told if it is slow."""
     if outgoing.is_late:
         return outgoing.late()
-    watch = outgoing.state.watch(outgoing.method, outgoing.rules)
+    watch = outgoing.state.watch(outgoing.method, outgoing.config)
     if watch is None:
         return outgoing.first()
     try:
@@ -177,7 +177,7 @@ def wait_for(outgoing: Outgoing, call: AnyCall = None) -> AnyCall:
     """Carry out a call on this thread to its end; `call` is its first try, if that is made."""
     if outgoing.is_late:
         return outgoing.late()
-    watch = outgoing.state.watch(outgoing.method, outgoing.rules)
+    watch = outgoing.state.watch(outgoing.method, outgoing.config)
     try:
         return go_on(outgoing, outgoing.first() if call is None else call)
     finally:

@@ -100,7 +100,7 @@ class InterceptedChannel(grpc.Channel):
 class _Multicallable:
     """What the four kinds have in common."""
 
-    __slots__ = ("_below", "_kind", "_method", "_rules", "_state")
+    __slots__ = ("_below", "_config", "_kind", "_method", "_state")
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _Multicallable:
         self._state = state
         self._kind = kind
         self._method = method
-        self._rules = state.rules.of(method)
+        self._config = state.configs.of(method)
         self._below = below
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
@@ -187,13 +187,13 @@ class _UnaryUnary(_Multicallable, kinds.UnaryUnary):
     __slots__ = ()
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
-        state, rules, timeout = self._state, self._rules, options[0]
+        state, config, timeout = self._state, self._config, options[0]
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-        opened = now_ns, deadline_ns, attempt_ns = state.open(rules, own_ns)
+        opened = now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
         if now_ns >= deadline_ns:
             outgoing = self._outgoing(self._attempt, request, options, opened)
             return _finished(name, outgoing.late())
-        watch = state.watch(self._method, rules)
+        watch = state.watch(self._method, config)
         try:
             return getattr(self._below, name)(
                 request, seconds_left(attempt_ns, now_ns), *options[1:]

@@ -1,4 +1,4 @@
-"""What is decided about one call: its rules, its plan, its answer."""
+"""What is decided about one call: its config, its plan, its answer."""
 
 from datetime import timedelta
 
@@ -242,4 +242,4 @@ def test_rules_are_kept_for_a_bounded_number_of_methods(monkeypatch):
     book = MethodConfigs(CallPolicy(timeout=2.0))
     for number in range(10):
         assert book.of(f"/made.Up/{number}").timeout_ns == 2_000_000_000
-        assert len(book._rules) <= 3
+        assert len(book._config) <= 3

@@ -11,8 +11,8 @@ METHOD = "/test.Small/Call"
 
 
 def served(timer=None, **settings):
-    rules = MethodConfig.of(CallPolicy(timeout=DeadlinePolicy(**settings)))
-    return Served(METHOD, rules, timer)
+    config = MethodConfig.of(CallPolicy(timeout=DeadlinePolicy(**settings)))
+    return Served(METHOD, config, timer)
 
 
 @pytest.mark.parametrize("end", [StopIteration, KeyError, KeyboardInterrupt])

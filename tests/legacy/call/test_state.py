@@ -31,7 +31,7 @@ def make(timer):
         state = ClientState(
             CallPolicy(**{"idempotent": True} | settings), timer=timer, queue_of=lambda *_: None
         )
-        return state, state.rules.of(M)
+        return state, state.configs.of(M)
 
     return make
 
@@ -72,39 +72,39 @@ def test_what_grpc_is_given_as_timeout_is_never_negative(deadline_ns, now_ns, le
 # --- The plan ---
 
 
-def begun(state, rules, own_ns=None):
-    return state.plan(rules, own_ns).begin(state.now_ns())
+def begun(state, config, own_ns=None):
+    return state.plan(config, own_ns).begin(state.now_ns())
 
 
 def test_a_plan_begins_now_with_the_callers_timeout(make, timer):
-    state, rules = make(timeout=5)
+    state, config = make(timeout=5)
     timer.advance(2)
-    assert begun(state, rules) == NextAttempt(1, 2 * S, 7 * S)
-    assert begun(state, rules, 3 * S) == NextAttempt(1, 2 * S, 5 * S)
+    assert begun(state, config) == NextAttempt(1, 2 * S, 7 * S)
+    assert begun(state, config, 3 * S) == NextAttempt(1, 2 * S, 5 * S)
 
 
 def test_the_deadline_of_the_call_being_served_holds_though_its_clock_is_another(make, timer):
-    state, rules = make(timeout=500)
+    state, config = make(timeout=500)
     timer.advance(2)
     with deadline_scope(100):
-        step = begun(state, rules)
+        step = begun(state, config)
     assert 62 * S < step.deadline_ns <= 102 * S
-    assert begun(state, rules).deadline_ns == 502 * S
+    assert begun(state, config).deadline_ns == 502 * S
 
 
 def test_a_served_call_whose_deadline_has_passed_makes_none(make):
-    state, rules = make()
+    state, config = make()
     token = DEADLINE.set(time.monotonic_ns() - 1)
     try:
-        assert isinstance(begun(state, rules), Stop)
+        assert isinstance(begun(state, config), Stop)
     finally:
         DEADLINE.reset(token)
 
 
 def test_a_policy_that_does_not_propagate_is_not_limited_by_the_call_being_served(make):
-    state, rules = make(timeout=DeadlinePolicy(timeout=500, propagate=False))
+    state, config = make(timeout=DeadlinePolicy(timeout=500, propagate=False))
     with deadline_scope(0):
-        assert begun(state, rules).deadline_ns == 500 * S
+        assert begun(state, config).deadline_ns == 500 * S
 
 
 @pytest.mark.parametrize(
@@ -122,30 +122,30 @@ def test_a_policy_that_does_not_propagate_is_not_limited_by_the_call_being_serve
 def test_a_call_that_is_opened_without_a_plan_has_the_same_first_try(
     make, timer, settings, served, own_ns
 ):
-    state, rules = make(**settings)
+    state, config = make(**settings)
     timer.advance(2)
     with contextlib.nullcontext() if served is None else deadline_scope(served):
-        begun = state.plan(rules, own_ns).begin(state.now_ns())
-        now_ns, deadline_ns, try_ns = state.open(rules, own_ns)
-        plan = state.resumed(rules, now_ns, deadline_ns)
+        begun = state.plan(config, own_ns).begin(state.now_ns())
+        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
+        plan = state.resumed(config, now_ns, deadline_ns)
     if isinstance(begun, Stop):
         assert (now_ns, deadline_ns) == (2 * S, 2 * S)
     else:
         assert now_ns == begun.at_ns
-        assert begun.deadline_ns - try_ns >= 0  # what is left of a served call shrinks
-        assert plan.try_ns == try_ns
+        assert begun.deadline_ns - attempt_ns >= 0  # what is left of a served call shrinks
+        assert plan.attempt_ns == attempt_ns
         assert plan.deadline_ns == deadline_ns
 
 
 def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
-    state, rules = make(
+    state, config = make(
         retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.25, budget=0.0, reserve=1)
     )
-    now_ns, deadline_ns, _ = state.open(rules, None)
-    plan = state.resumed(rules, now_ns, deadline_ns)
+    now_ns, deadline_ns, _ = state.open(config, None)
+    plan = state.resumed(config, now_ns, deadline_ns)
     timer.advance(1)
-    assert state.after(M, rules, plan, FAILED, 1) == NextAttempt(2, 1_250_000_000, NEVER)
-    assert isinstance(state.after(M, rules, plan, FAILED, 2), Stop)
+    assert state.after(M, config, plan, FAILED, 1) == NextAttempt(2, 1_250_000_000, NEVER)
+    assert isinstance(state.after(M, config, plan, FAILED, 2), Stop)
 
 
 # --- The budget ---
@@ -153,17 +153,17 @@ def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
 
 def test_each_call_is_counted_once(make):
     policy = RetryPolicy(on="UNAVAILABLE", budget=1.0, reserve=0)
-    state, rules = make(retry=policy, timeout=5)
+    state, config = make(retry=policy, timeout=5)
     for _ in range(4):
-        state.resumed(rules, *state.open(rules, None)[:2])
-    state.open(rules, 0)  # is late: makes no try
-    assert sum(state.budget_of(rules).take(0) for _ in range(9)) == 4
+        state.resumed(config, *state.open(config, None)[:2])
+    state.open(config, 0)  # is late: makes no try
+    assert sum(state.budget_of(config).take(0) for _ in range(9)) == 4
 
 
 def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(make):
     other = RetryPolicy(on="UNAVAILABLE", budget=0.5)
     free = RetryPolicy(on="UNAVAILABLE", budget=None)
-    state, rules = make(
+    state, config = make(
         retry=RETRY,
         methods={
             "/a/Other": MethodPolicy(retry=other),
@@ -171,17 +171,17 @@ def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(ma
             "/a/None": MethodPolicy(retry=None),
         },
     )
-    budget = state.budget_of(rules)
+    budget = state.budget_of(config)
     assert budget is not None
-    assert state.budget_of(state.rules.of("/a/Same")) is budget
-    assert state.budget_of(state.rules.of("/a/Other")) not in (budget, None)
-    assert state.budget_of(state.rules.of("/a/Free")) is None
-    assert state.budget_of(state.rules.of("/a/None")) is None
+    assert state.budget_of(state.configs.of("/a/Same")) is budget
+    assert state.budget_of(state.configs.of("/a/Other")) not in (budget, None)
+    assert state.budget_of(state.configs.of("/a/Free")) is None
+    assert state.budget_of(state.configs.of("/a/None")) is None
 
 
 def test_the_budget_is_made_with_the_share_and_the_reserve_of_the_policy(make):
-    state, rules = make(retry=RetryPolicy(on="UNAVAILABLE", budget=0.5, reserve=3))
-    budget = state.budget_of(rules)
+    state, config = make(retry=RetryPolicy(on="UNAVAILABLE", budget=0.5, reserve=3))
+    budget = state.budget_of(config)
     assert sum(budget.take(0) for _ in range(9)) == 3
     for _ in range(20):
         budget.call(0)
@@ -189,27 +189,27 @@ def test_the_budget_is_made_with_the_share_and_the_reserve_of_the_policy(make):
 
 
 def test_all_calls_of_a_client_take_their_retries_from_one_budget(make):
-    state, rules = make(retry=RetryPolicy(on="UNAVAILABLE", wait=0, budget=0.0, reserve=3))
+    state, config = make(retry=RetryPolicy(on="UNAVAILABLE", wait=0, budget=0.0, reserve=3))
     steps = []
     for _ in range(5):
-        plan = state.plan(rules, None)
+        plan = state.plan(config, None)
         plan.begin(0)
         steps.append(plan.ended(0, FAILED))
     assert [isinstance(step, NextAttempt) for step in steps] == [True] * 3 + [False] * 2
 
 
 def test_two_clients_have_two_budgets(make):
-    (one, rules), (other, _) = make(retry=RETRY), make(retry=RETRY)
-    assert one.budget_of(rules) is not other.budget_of(rules)
+    (one, config), (other, _) = make(retry=RETRY), make(retry=RETRY)
+    assert one.budget_of(config) is not other.budget_of(config)
 
 
 # --- After a failed try ---
 
 
-def after(state, rules, outcome, attempts=1):
-    plan = state.plan(rules, None)
+def after(state, config, outcome, attempts=1):
+    plan = state.plan(config, None)
     plan.begin(state.now_ns())
-    return state.after(M, rules, plan, outcome, attempts)
+    return state.after(M, config, plan, outcome, attempts)
 
 
 @pytest.mark.parametrize(
@@ -217,45 +217,45 @@ def after(state, rules, outcome, attempts=1):
     [(2.5, True), (1.995, True), (1.9, False)],  # the server's clock may be ahead by an instant
 )
 def test_a_try_that_is_cancelled_at_its_deadline_came_to_it(make, timer, ago_s, retried):
-    state, rules = make(retry=CUT_SHORT, idempotent=True)
-    plan = state.resumed(rules, *state.open(rules, None)[:2])
+    state, config = make(retry=CUT_SHORT, idempotent=True)
+    plan = state.resumed(config, *state.open(config, None)[:2])
     timer.advance(ago_s)
-    step = state.after(M, rules, plan, AttemptResult("CANCELLED"), 1)
+    step = state.after(M, config, plan, AttemptResult("CANCELLED"), 1)
     assert isinstance(step, NextAttempt) is retried
     if retried:  # the second try has two seconds of its own
         timer.advance(1.0)
-        assert isinstance(state.after(M, rules, plan, AttemptResult("CANCELLED"), 2), Stop)
+        assert isinstance(state.after(M, config, plan, AttemptResult("CANCELLED"), 2), Stop)
 
 
 def test_a_retry_is_told_with_its_wait(make, timer, events):
-    state, rules = make(retry=RETRY)
+    state, config = make(retry=RETRY)
     timer.advance(1)
-    assert after(state, rules, FAILED).at_ns == 1_250_000_000
+    assert after(state, config, FAILED).at_ns == 1_250_000_000
     assert events == [RetryScheduled(M, 1, "UNAVAILABLE", 0.25)]
 
 
 def test_a_failure_of_a_code_that_is_retried_but_not_this_time_is_told_with_the_reason(
     make, events
 ):
-    state, rules = make(retry=RETRY, idempotent=False)
-    step = after(state, rules, AttemptResult("UNAVAILABLE"), attempts=2)
+    state, config = make(retry=RETRY, idempotent=False)
+    step = after(state, config, AttemptResult("UNAVAILABLE"), attempts=2)
     assert events == [RetryStopped(M, 2, "UNAVAILABLE", step.reason)]
     assert "not marked idempotent" in step.reason
 
 
 def test_a_failure_of_another_code_is_not_worth_an_event(make, events):
-    state, rules = make(retry=RETRY)
-    assert isinstance(after(state, rules, AttemptResult("INTERNAL")), Stop)
-    state, rules = make()
-    assert isinstance(after(state, rules, FAILED), Stop)
+    state, config = make(retry=RETRY)
+    assert isinstance(after(state, config, AttemptResult("INTERNAL")), Stop)
+    state, config = make()
+    assert isinstance(after(state, config, FAILED), Stop)
     assert events == []
 
 
 # --- The answer ---
 
 
-def answer(state, rules, error, **more):
-    return state.answer(M, rules, error, **{"attempts": 1, "started_ns": 0} | more)
+def answer(state, config, error, **more):
+    return state.answer(M, config, error, **{"attempts": 1, "started_ns": 0} | more)
 
 
 def test_failsafe_is_told_how_often_and_how_long_it_was_tried(make, timer):
@@ -266,9 +266,9 @@ def test_failsafe_is_told_how_often_and_how_long_it_was_tried(make, timer):
             seen.append((state.attempt_number, state.outcome_timestamp))
             return True
 
-    state, rules = make(default_response=DefaultResponsePolicy(on=Look()))
+    state, config = make(default_response=DefaultResponsePolicy(on=Look()))
     timer.advance(3)
-    answer(state, rules, OSError(), attempts=4, started_ns=S)
+    answer(state, config, OSError(), attempts=4, started_ns=S)
     assert seen == [(4, 2.0)]
 
 
@@ -310,8 +310,8 @@ def test_an_answer_says_who_made_it_and_why():
 
 
 def test_a_method_that_may_be_slow_costs_no_timeout(make, timer):
-    state, rules = make(timeout=5)
-    assert state.watch(M, rules) is None
+    state, config = make(timeout=5)
+    assert state.watch(M, config) is None
     assert timer.pending == 0
 
 
@@ -319,7 +319,7 @@ def test_a_timer_that_takes_no_more_fails_no_call_and_is_told(events):
     with ManualTimer() as stopped:
         policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2))
         state = ClientState(policy, timer=stopped, queue_of=print)
-    assert state.watch(M, state.rules.of(M)) is None
+    assert state.watch(M, state.configs.of(M)) is None
     assert state.wake(print, 1.0, "a retry") is None
     for told, what in zip(events, ["slow_call_threshold", "a retry"], strict=True):
         assert (type(told), told.timer, told.task) == (ExecutorRejected, "ManualTimer", what)

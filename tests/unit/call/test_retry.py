@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rpcwheel.call import RetryPolicy
-from rpcwheel.call.retry import RetryBudget, RetryPlan, RetryRules, earliest
+from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan, earliest
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
 
@@ -18,7 +18,7 @@ S = 1000 * MS
 
 
 def rules(*, idempotent=True, on="UNAVAILABLE", wait=0.1, **settings):
-    return RetryRules.of(RetryPolicy(on=on, wait=wait, **settings), idempotent=idempotent)
+    return RetryConfig.of(RetryPolicy(on=on, wait=wait, **settings), idempotent=idempotent)
 
 
 def plan(deadline_ns=NEVER, *, budget=None, **settings):
@@ -57,7 +57,7 @@ class OneRetry:
 
 
 def test_the_rules_of_a_policy_without_settings():
-    made = RetryRules.of(RetryPolicy(on="UNAVAILABLE"), idempotent=False)
+    made = RetryConfig.of(RetryPolicy(on="UNAVAILABLE"), idempotent=False)
     assert made.on == {"UNAVAILABLE"}
     assert made.attempts == 3
     assert made.attempt_timeout_ns == NEVER
@@ -67,7 +67,7 @@ def test_the_rules_of_a_policy_without_settings():
 
 
 def test_by_default_the_wait_is_random_up_to_a_tenth_of_a_second_and_doubles_up_to_two():
-    backoff = RetryRules.of(RetryPolicy(on="UNAVAILABLE"), idempotent=True).backoff
+    backoff = RetryConfig.of(RetryPolicy(on="UNAVAILABLE"), idempotent=True).backoff
 
     def waits(attempt):
         return [backoff.next_delay_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(400)]
