@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Deadline,
         DeadlinePolicy,
         DefaultResponsePolicy,
+        HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
         current_deadline,
@@ -157,8 +158,8 @@ else:
                 "ForkingInvoker LeastActive Picker RoundRobin WeightedRandom"
             ),
             ".call": (
-                "CallPolicy Deadline DeadlinePolicy DefaultResponsePolicy MethodPolicy RetryPolicy "
-                "current_deadline deadline_scope"
+                "CallPolicy Deadline DeadlinePolicy DefaultResponsePolicy HedgingPolicy "
+                "MethodPolicy RetryPolicy current_deadline deadline_scope"
             ),
             ".errors": (
                 "CallError CallsClosed CallTimeout ConfigurationError ExtraMissing FailbackClosed "
@@ -236,6 +237,7 @@ __all__ = [
     "HeartbeatManager",
     "HeartbeatPolicy",
     "HeartbeatState",
+    "HedgingPolicy",
     "HierarchicalWheel",
     "IdleConnectionDetector",
     "IdlePolicy",

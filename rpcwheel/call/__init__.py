@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CallPolicy,
         DeadlinePolicy,
         DefaultResponsePolicy,
+        HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
     )
@@ -28,7 +29,10 @@ else:
         __name__,
         {
             ".deadline": "Deadline current_deadline deadline_scope",
-            ".policy": "CallPolicy DeadlinePolicy DefaultResponsePolicy MethodPolicy RetryPolicy",
+            ".policy": (
+                "CallPolicy DeadlinePolicy DefaultResponsePolicy HedgingPolicy MethodPolicy "
+                "RetryPolicy"
+            ),
         },
     )
 
@@ -37,6 +41,7 @@ __all__ = [
     "Deadline",
     "DeadlinePolicy",
     "DefaultResponsePolicy",
+    "HedgingPolicy",
     "MethodPolicy",
     "RetryPolicy",
     "current_deadline",

@@ -1,8 +1,8 @@
 """A channel of `grpc.aio` with the policies in front: for any channel the user has.
 
 The members of a stub look up its config once, when they are made. A call then costs no task of its
-own, as it does behind an interceptor: the first try begins at once, and where its config asks for no
-more than a timeout it goes to the caller as it is.
+own, as it does behind an interceptor: the first try begins at once, and where its config asks for
+no more than a timeout it goes to the caller as it is.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A blocking call is carried out on its caller's thread, tries and waits and all. A call that the
 caller holds while it runs (`.future()`, response streams) is handed through untouched where its
-config asks for no more than a deadline; otherwise the caller gets a call of ours (`_client_live.py`).
+config asks for no more than a deadline; otherwise the caller gets a call of ours.
 """
 
 from __future__ import annotations

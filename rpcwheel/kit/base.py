@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rpcwheel.call.policy import (
         DeadlinePolicy,
         DefaultResponsePolicy,
+        HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
     )
@@ -82,6 +83,7 @@ P = ParamSpec("P")
 SETTINGS: Final = (
     "timeout",
     "retry",
+    "hedging",
     "default_response",
     "failback",
     "idempotent",
@@ -147,6 +149,7 @@ class KitBase(Generic[Q, M, T, D]):
         *,
         timeout: float | timedelta | DeadlinePolicy | None = None,
         retry: RetryPolicy | None = None,
+        hedging: float | timedelta | HedgingPolicy | None = None,
         default_response: DefaultResponsePolicy | None = None,
         failback: FailbackPolicy | None = None,
         idempotent: bool = False,
@@ -162,6 +165,8 @@ class KitBase(Generic[Q, M, T, D]):
             timeout: Seconds for each call, all attempts included, or a `DeadlinePolicy`.
             retry: Which failed calls are retried within their deadline. Only methods marked
                 `idempotent` are retried.
+            hedging: Seconds after which a call of an `idempotent` method is sent once more, or a
+                `HedgingPolicy`.
             default_response: Which failed calls are logged and answered with a default.
             failback: Which failed calls are answered with a default and delivered later.
             idempotent: Whether a server may execute a call of any method twice without harm. Better
@@ -183,6 +188,7 @@ class KitBase(Generic[Q, M, T, D]):
         policy = KitPolicy(
             timeout=timeout,
             retry=retry,
+            hedging=hedging,
             default_response=default_response,
             failback=failback,
             idempotent=idempotent,

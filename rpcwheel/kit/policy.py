@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rpcwheel.call.policy import (
         DeadlinePolicy,
         DefaultResponsePolicy,
+        HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
     )
@@ -55,6 +56,7 @@ class KitPolicy(CallPolicy):
             *,
             timeout: float | timedelta | DeadlinePolicy | None = None,
             retry: RetryPolicy | None = None,
+            hedging: float | timedelta | HedgingPolicy | None = None,
             default_response: DefaultResponsePolicy | None = None,
             failback: FailbackPolicy | None = None,
             idempotent: bool = False,
