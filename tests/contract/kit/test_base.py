@@ -127,7 +127,7 @@ def test_what_a_kit_refuses(kind):
         given("there is no setting 'timeot'; did you mean 'timeout'?", timeot=2),
         given("did you mean timeout=DeadlinePolicy(message_timeout=3)?", message_timeout=3),
         given("did you mean retry=RetryPolicy(attempts=3)?", attempts=3, timer=None),
-        given("there is no setting 'sharding'; there are timeout, retry, ", sharding=2),
+        given("there is no setting 'zoo'; there are timeout, retry, ", zoo=2),
         given("timeout: it must be a finite time above zero", timeout=0),
         given("only idempotent methods are tried again", retry=RetryPolicy(on="INTERNAL")),
         given("did you mean '/shop.Orders/*'?", methods={"shop.Orders/*": MethodPolicy()}),
