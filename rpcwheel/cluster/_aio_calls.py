@@ -8,7 +8,7 @@ import grpc
 
 from rpcwheel._grpc.aio_kinds import relay_of
 from rpcwheel.rpc import Kind
-from rpcwheel.transport._aio_members import MEMBERS, began, left_well, turned
+from rpcwheel.transport._aio_members import MEMBERS
 
 from ._aio_firsts import as_now, firsts_of, sealed
 from ._aio_leg import Leg
@@ -116,20 +116,6 @@ class _OneRequest(Calls):
         metadata = metadata if metadata is None else as_now(metadata)
         pick = self.roster.pick
         at = None if pick is None else pick(self.method, request, metadata)
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin(at, request, *options)
-
-    def _begin(
-        self,
-        at: Member | None,
-        request: Any,
-        timeout: float | None,
-        metadata: Any,
-        credentials: grpc.CallCredentials | None,
-        wait_for_ready: bool | None,
-        compression: grpc.Compression | None,
-    ) -> Any:
-        """Begin on who was picked, or wait for somebody to be there."""
         ready = False if wait_for_ready else wait_for_ready
         options = options_of(timeout, metadata, credentials, ready, compression)
         passage = Passage(self, request, self.sealed(request), options, wait_for_ready)
@@ -173,64 +159,6 @@ class _ManyRequests(Calls):
 
 class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     kind = Kind.UNARY_UNARY
-
-    def __call__(
-        self,
-        request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        """Begin a plain call where that can be: on a member that was called before."""
-        metadata = metadata if metadata is None else as_now(metadata)
-        pick = self.roster.pick
-        at = None if pick is None else pick(self.method, request, metadata)
-        made: Any = self.made.get(at)  # type: ignore[arg-type]
-        links = None if made is None else made.links
-        if (
-            links is None
-            or links.retired
-            or links.closed
-            or made.plain[0] is not links.active
-            or made.appended
-        ):
-            options = timeout, metadata, credentials, wait_for_ready, compression
-            return self._begin(at, request, *options)
-        link, begin, state_of = made.plain
-        sent = sealed(request, self.serializer) if self._seals else request
-        ready = False if wait_for_ready else wait_for_ready
-        options = timeout, metadata, credentials, ready, compression
-        began_ns = 0 if timeout is None else self.fleet.now_ns()
-        given = request, sent, options, wait_for_ready, began_ns, state_of(False)
-        call = begin(sent, *options, [None, self, at, made, link, given], _ended)
-        began(call, links, link)
-        return call
-
-    def conductor(self, note: list[Any], native: Any) -> Passage:
-        """Who decides about a plain call that turns."""
-        call, _, at, made, link, given = note
-        request, sent, options, patient, began_ns, began_in = given
-        passage = Passage(self, request, sent, options_of(*options), patient)
-        passage.take_over(at, (made, link), native, began_in, began_ns)
-        return turned(call, native, link, passage)
-
-
-def _ended(note: list[Any]) -> None:
-    """Take note that grpc's call has ended, below a plain one."""
-    call = note[0]
-    if call is None:
-        return
-    if not call.is_ok():
-        call.turn()
-        return
-    _, owner, at, made, link, *_ = note
-    note[:] = None, owner  # what it was of need not live as long as the call
-    left_well(call, made.channel, link)
-    if at.down_ns is not None:
-        at.up()
 
 
 class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):

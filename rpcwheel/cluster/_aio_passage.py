@@ -8,9 +8,6 @@ relay shows no try, and the call waits for a change, in no task.
 Requests that are written, not iterated, into a channel with interceptors count as taken at once, as
 grpc.aio takes them into a queue of its own (1.85); such a call goes nowhere else.
 
-A unary call to a member that was called before is plain at first (`rpcwheel._grpc.aio_plain`), and
-costs no passage; once it fails, it turns, and goes on as any other.
-
 A call that may wait for a connection (`wait_for_ready`) is made so that it does not: or it would
 wait for the one member, whatever becomes of the others. It is we who wait.
 """
@@ -25,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_calls import OK, ended, ended_by, immediately
-from rpcwheel._grpc.connectivity import STATES
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.probe import UNANSWERED
 from rpcwheel.transport._aio_members import CLOSED, Running
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel.rpc import Kind
-    from rpcwheel.transport._aio_members import Wire
-    from rpcwheel.transport.core import Link
 
     from ._aio_calls import Calls
     from ._aio_firsts import AsyncFirsts, Firsts
@@ -118,27 +112,6 @@ class Passage(Running):
         fleet = self._calls.fleet
         foreign = fleet.foreign or fleet.appended[self.kind]
         self._relay = weakref.ref(relay, self._forgotten if foreign else None)
-
-    def take_over(
-        self,
-        at: Member,
-        plain: tuple[Any, Link[Wire]],
-        native: Any,
-        began_in: int,
-        began_ns: int,
-    ) -> None:
-        """Take a plain call that turns as the first try.
-
-        Args:
-            at: On whom it runs.
-            plain: The same method there, and the connection.
-            native: The call.
-            began_in: The state of the connection when it began, as core has it.
-            began_ns: When that was.
-        """
-        self._at, self._call = at, native
-        self._member, self._link = plain
-        self._runs, self._began_in, self._began_ns = True, STATES[began_in].name, began_ns
 
     def _unmade(self, unmade: UnmadeError) -> Relay:
         """What comes of it that no member has a channel."""

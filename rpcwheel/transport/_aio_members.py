@@ -3,25 +3,19 @@
 What the caller holds is a `Relay` (`rpcwheel._grpc.aio_relay`) with one try, grpc's own call. So a
 call that is still on a connection that was given up can be ended with a status that says why, and
 its caller finds no `CancelledError` that nobody asked for. No call costs a task.
-
-A unary call is plain as long as it goes well (`rpcwheel._grpc.aio_plain`): its relay is made when
-it is needed.
 """
 
 from __future__ import annotations
 
 import weakref
-from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from rpcwheel._grpc.aio_calls import NotAtOnceError, ended, ended_by, failure_of, has_ended
 from rpcwheel._grpc.aio_interceptors import LISTS, lists_of
 from rpcwheel._grpc.aio_kinds import relay_of
-from rpcwheel._grpc.aio_plain import PlainCall, plain_beginner
-from rpcwheel._grpc.connectivity import core_below
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind
 
@@ -31,11 +25,9 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_relay import Relay
 
     from .aio import ReconnectingChannel
-    from .core import Link, Links, Traffic
+    from .core import Link
 
-__all__ = ["CLOSED", "MEMBERS", "Ping", "Running", "Wire", "began", "left_well", "turned"]
-
-R = TypeVar("R", bound="Running")
+__all__ = ["CLOSED", "MEMBERS", "Ping", "Running", "Wire"]
 
 CLOSED: Final = "Channel is closed."
 """What grpc.aio says to who makes a call on a closed channel."""
@@ -50,7 +42,7 @@ class Wire:
         self.channel = channel
         self.foreign = foreign
         """Whether its calls may be of another make, or have others' interceptors in them."""
-        self.running: set[Running | PlainCall] = set()
+        self.running: set[Running] = set()
         self._own = {kind: len(own) for kind, own in lists_of(channel).items()}
 
     def append(self, kind: Kind, appended: list[Any]) -> None:
@@ -295,95 +287,6 @@ class _ManyRequests(_Member):
 class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     kind = Kind.UNARY_UNARY
 
-    plain: tuple[Link[Wire] | None, Any, Any] = (None, None, None)
-    """The connection whose calls may be plain (see `rpcwheel._grpc.aio_plain`), what begins them
-    there, and what tells the state of the connection, as core has it, if asked with False."""
-
-    def _make(self, link: Link[Wire]) -> Any:
-        if not link.channel.foreign:
-            begin = plain_beginner(self._of(link, *self._codec))
-            if begin is not None:
-                core = core_below(link.channel.channel)
-                self.plain = link, begin, core.check_connectivity_state
-        return super()._make(link)
-
-    def __call__(
-        self,
-        request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        links = self.links
-        link, begin, _ = self.plain
-        if link is not links.active or links.retired or self.appended:
-            return super().__call__(
-                request,
-                timeout=timeout,
-                metadata=metadata,
-                credentials=credentials,
-                wait_for_ready=wait_for_ready,
-                compression=compression,
-            )
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        call = begin(request, *options, [None, self, link], _ended)
-        began(call, links, link)
-        return call
-
-    def conductor(self, note: list[Any], native: Any) -> Running:
-        """Who decides about a plain call that turns."""
-        call, _, link = note
-        return turned(call, native, link, Running(self, link, native, counts=True))
-
-
-def _ended(note: list[Any]) -> None:
-    """Take note that grpc's call has ended, below a plain one."""
-    call, member, link = note
-    if call is not None and not call.is_ok():
-        call.turn()
-    elif call is not None:
-        note[0] = None
-        left_well(call, member.channel, link)
-
-
-def began(call: PlainCall, links: Links[Wire], link: Link[Wire]) -> None:
-    """Take note that a plain call has begun."""
-    links.calls += 1  # `Links.enter`: a function less for every call
-    link.calls += 1
-    link.channel.running.add(call)
-    traffic = link.traffic
-    traffic.last_write_ns = traffic.last_use_ns = traffic.now_ns()  # `saw_write`
-
-
-def turned(call: PlainCall, native: Any, link: Link[Wire], running: R) -> R:
-    """Take note that a plain call has turned, and who conducts it; `native` is its first try."""
-    link.channel.running.remove(call)
-    link.channel.running.add(running)
-    if not native.done():  # else it has failed, of which the conductor is told
-        native.add_done_callback(partial(_answered, link.traffic))
-    return running
-
-
-def _answered(traffic: Traffic, native: Any) -> None:
-    """Take note of an answer to a call that had turned before it came."""
-    if native.is_ok():
-        traffic.saw_read()
-
-
-def left_well(call: PlainCall, channel: ReconnectingChannel, link: Link[Wire]) -> None:
-    """Take note that a plain call has ended well."""
-    links, traffic = channel.links, link.traffic
-    traffic.last_read_ns = traffic.last_use_ns = traffic.now_ns()  # `saw_read`
-    link.channel.running.remove(call)
-    if link is links.active and not links.retired:
-        links.calls -= 1  # `Links.leave`
-        link.calls -= 1
-    else:
-        channel.leave(link)
-
 
 class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
     kind = Kind.UNARY_STREAM
@@ -402,8 +305,6 @@ class Ping(_UnaryUnary):
 
     On whatever connection is active when one begins.
     """
-
-    __call__ = _OneRequest.__call__
 
     def _make(self, link: Link[Wire]) -> Any:
         self._call = link.channel.channel.unary_unary(self.method)
