@@ -12,10 +12,8 @@ from rpcwheel.durations import to_seconds
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK, HealthProbe, MethodProbe
 
-from .answers import Answers
 from .base import SLACK_S, HeartbeatBase
 from .manager import ManagerBase
-from .rules import HeartbeatState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +30,6 @@ OWN: Final = (HealthProbe, MethodProbe)
 BOOKS: Final = SerialExecutor()
 """What can't hang, of all heartbeats: on one worker, as heartbeats that are due together would
 only get in each other's way on several."""
-
-ANSWERS: Final = Answers(BOOKS)
-"""Where those that are sent to connections that lived a moment ago are read."""
 
 TOLD: Final = "heartbeats told"
 REPLACED: Final = "heartbeats replaced"
@@ -77,33 +72,14 @@ class Heartbeat(HeartbeatBase):
         settle: Callable[[int, str, object], None],
         background: BackgroundCall,
     ) -> Any:
-        request, limit_s = self._probe.request, to_seconds(step.limit_ns) + SLACK_S
-        # One that is unlikely to be answered at once needs a thread: gRPC's will do.
-        if self._watched.ours and self._core.state is HeartbeatState.PROBING and not step.patient:
-            asked = call.begin(request, timeout=limit_s, metadata=MARK)
-            if asked is not None:
-                ANSWERS.expect(asked, partial(self._answered, settle, background))
-                return asked
         future = call.future(
-            request, timeout=limit_s, metadata=MARK, wait_for_ready=step.patient or None
+            self._probe.request,
+            timeout=to_seconds(step.limit_ns) + SLACK_S,
+            metadata=MARK,
+            wait_for_ready=step.patient or None,
         )
         future.add_done_callback(partial(self._ended, settle, background))
         return future
-
-    def _answered(
-        self,
-        settle: Callable[[int, str, object], None],
-        background: BackgroundCall,
-        code: str,
-        response: bytes | None,
-    ) -> None:
-        """On a worker, as `_ended` is on gRPC's thread."""
-        BACKGROUND.end_call(background)
-        settled = partial(settle, self._now_ns(), code, response)
-        if type(self._probe) in OWN:
-            settled()
-        else:
-            self._soon_users(settled)
 
     def _ended(
         self,

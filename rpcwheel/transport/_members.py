@@ -21,7 +21,6 @@ from rpcwheel._grpc import kinds
 from rpcwheel._grpc.calls import EndedCall
 from rpcwheel._grpc.connectivity import is_bare
 from rpcwheel._grpc.styles import call_at_end, failure_of, has_ended, is_single_threaded
-from rpcwheel._grpc.unspun import UnspunCall, begin_unspun
 from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
@@ -201,26 +200,10 @@ class UnaryUnary(_Member, kinds.UnaryUnary):
 class Ping(UnaryUnary):
     """Heartbeats: bytes in and out; neither use of the connection nor calls in flight."""
 
-    __slots__ = ("_method",)
+    __slots__ = ()
 
     def __init__(self, switch: Switch, method: str) -> None:
         super().__init__(switch, _Unseen(Kind.UNARY_UNARY, method))
-        self._method = method
-
-    def begin(self, request: bytes, *, timeout: float, metadata: Any) -> UnspunCall | None:
-        """Begin a call that somebody will read.
-
-        None if it can't be done without a thread of grpc's: then there is `future`.
-        """
-        link = self._switch.active()
-        try:
-            return begin_unspun(
-                link.channel, self._method, request, timeout=timeout, metadata=metadata
-            )
-        except ValueError as error:
-            if not self._has_moved(link, error):
-                raise
-        return self.begin(request, timeout=timeout, metadata=metadata)
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         switch, recipe = self._switch, self._recipe
