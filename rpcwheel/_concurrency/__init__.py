@@ -1,1 +1,1 @@
-"""Private: threads and event loops, and how work gets to them."""
+"""Threads, event loops and callbacks that the other packages share."""

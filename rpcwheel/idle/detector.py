@@ -13,13 +13,13 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
-from rpcwheel.observe import ConnectionIdle, Event, IdleLimited, emit
+from rpcwheel.observe import ConnectionIdle, Event, IdleLimited
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -120,7 +120,7 @@ class Detector:
         self._again: Timeout | None = None
         self._requests: Timeout | None = None
         self._limited: set[str] = set()
-        self._events = SerialExecutor()
+        self._events = NotificationQueue()  # sinks may call `close()`
         self._say_what_is_not_possible()  # which may raise, where warnings are errors
         self._scan = Scan(self._ports)
         try:
@@ -281,7 +281,7 @@ class Detector:
                 found = self._decide(events)
                 self._close_marked(events)
             finally:
-                self._tell(*events)
+                self._events.emit(*events)
                 self._arm()
                 self._arm_again()
                 if self._requests is None:
@@ -297,7 +297,7 @@ class Detector:
             try:
                 self._close_marked(events)
             finally:
-                self._tell(*events)
+                self._events.emit(*events)
                 self._arm_again()
 
     def _end_late_requests(self) -> None:
@@ -312,11 +312,6 @@ class Detector:
                         self._limit("requests", NO_REQUEST_TIMEOUT)
                 finally:
                     self._arm_requests()
-
-    def _tell(self, *events: Event) -> None:
-        """Emit on a worker, in order: sinks are the user's, and may call `close()`."""
-        for event in events:
-            self._events.submit(partial(emit, event))
 
     def _look(self) -> None:
         """Scan the sockets, and bring the table up to date."""
@@ -396,7 +391,7 @@ class Detector:
         """Tell once what does not work."""
         if what not in self._limited:
             self._limited.add(what)
-            self._tell(IdleLimited(said))
+            self._events.emit(IdleLimited(said))
 
 
 class _Look:

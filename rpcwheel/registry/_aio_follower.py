@@ -6,9 +6,9 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel.errors import RegistryError
 
-from ._aio_waiting import hand_over
 from .alarm import Alarm
 from .doubting import tell_why
 
@@ -78,7 +78,7 @@ class Follower:
         if self._subscription is not None:
             self._subscription.close()
         if self._asking is not None:
-            hand_over(self._loop, self._asking.cancel)
+            call_on_loop(self._loop, self._asking.cancel)
         await self._let_go()
 
     def _tell(self, snapshot: Snapshot) -> None:
@@ -100,7 +100,7 @@ class Follower:
 
     def _rang(self) -> None:
         """On the timer's thread."""
-        hand_over(self._loop, self._again)
+        call_on_loop(self._loop, self._again)
 
     def _again(self) -> None:
         self._doubt.rang()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._concurrency.loop import call_on_loop, on_worker
 from rpcwheel.cluster.arguments import credentials_for
 from rpcwheel.durations import NEVER
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import emit
 
-from ._aio_waiting import hand_over, on_worker
 from .alarm import Alarm
 from .listing import PLAIN, LeftOut, Listing, one_protocol, protocol_of, spread, wanted_of
 from .places import addresses_of
@@ -89,7 +89,7 @@ class Listed:
         self._closed = True
         self._alarm.clear()
         if self._stepping is not None:
-            hand_over(self._loop, self._stepping.cancel)
+            call_on_loop(self._loop, self._stepping.cancel)
 
     def _wake(self) -> None:
         """Do what is due, or wait for it."""
@@ -104,7 +104,7 @@ class Listed:
 
     def _rang(self) -> None:
         """On the timer's thread."""
-        hand_over(self._loop, self._again)
+        call_on_loop(self._loop, self._again)
 
     def _again(self) -> None:
         self._alarm.rang()

@@ -14,10 +14,16 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from rpcwheel._concurrency.loop import (
+    await_future,
+    call_on_loop,
+    loop_timeout,
+    on_worker,
+    running_loop,
+)
 from rpcwheel.errors import NotPublished
 from rpcwheel.observe import CallbackFailed
 
-from ._aio_waiting import awaited, bounded, hand_over, on_worker, reached, running_loop
 from .base import (
     RegistrationBase,
     RegistryBase,
@@ -32,6 +38,7 @@ from .entry import State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from concurrent.futures import Future
 
     from rpcwheel.durations import Duration
     from rpcwheel.instance import ServiceInstance, Snapshot
@@ -93,7 +100,7 @@ class Registration(RegistrationBase):
             Whether it has; False too if it was unregistered meanwhile, or the registry closed.
         """
         wait_s = checked_wait(timeout, "timeout")
-        return await reached(self._owner._session.when(self._entry, State.PUBLISHED), wait_s)  # noqa: SLF001
+        return await _reached(self._owner._session.when(self._entry, State.PUBLISHED), wait_s)  # noqa: SLF001
 
     async def unregister(self, wait: Duration | None = None) -> None:
         """Have it published no more; as `Registry.unregister`."""
@@ -144,7 +151,7 @@ class Subscription:
         """
         wait_s = checked_wait(timeout, "timeout")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(bounded(wait_s)):
+            async with asyncio.timeout(loop_timeout(wait_s)):
                 while self.snapshot is None and not self._closed:
                     await self._news()
         snapshot = self.snapshot
@@ -172,7 +179,7 @@ class Subscription:
         if running_loop() is self._loop:
             self._end()
         else:
-            hand_over(self._loop, self._end)
+            call_on_loop(self._loop, self._end)
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,7 +193,7 @@ class Subscription:
     # --- On the directory's worker ---
 
     def _heard(self, snapshot: Snapshot) -> None:
-        hand_over(self._loop, partial(self._arrived, snapshot))
+        call_on_loop(self._loop, self._arrived, snapshot)
 
     # --- On the loop ---
 
@@ -227,7 +234,7 @@ class Subscription:
 
     def _tell_failed(self, listener: object, error: BaseException) -> None:
         failed = CallbackFailed(self.service, repr(listener), error)
-        self._owner._session.tell([failed])  # noqa: SLF001
+        self._owner._session.emit(failed)  # noqa: SLF001
 
     async def _news(self) -> None:
         news = self._loop.create_future()
@@ -245,6 +252,16 @@ class Subscription:
         if self._task is not None and self._task is not asyncio.current_task(self._loop):
             self._task.cancel()
             self._task = None
+
+
+async def _reached(future: Future[bool], wait_s: float | None) -> bool:
+    """Wait for the result, and cancel the future then; False if it takes longer."""
+    try:
+        return await await_future(future, wait_s)
+    except TimeoutError:
+        return False
+    finally:
+        future.cancel()
 
 
 def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
@@ -308,7 +325,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
         entry, wait_s = self._drop(what, wait)
         if wait_s is None:
             return
-        if not await reached(self._session.when(entry, State.GONE), wait_s):
+        if not await _reached(self._session.when(entry, State.GONE), wait_s):
             raise not_withdrawn(self._session, entry, wait_s)
 
     def subscribe(
@@ -346,7 +363,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
             return known
         patience_s = patience(self._session, wait_s)
         try:
-            return await awaited(self._session.look_up(service), patience_s)
+            return await await_future(self._session.look_up(service), patience_s)
         except TimeoutError:
             error: Exception = no_answer(self.url, patience_s)
         except Exception as failure:  # noqa: BLE001 - raised there if there is no better answer
@@ -362,7 +379,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
         """
         patience_s = patience(self._session, None)
         try:
-            names = await awaited(self._session.services(), patience_s)
+            names = await await_future(self._session.services(), patience_s)
         except TimeoutError:
             raise no_answer(self.url, patience_s) from None
         return list(names)
@@ -374,7 +391,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
         for subscription in tuple(self._subscriptions):
             subscription.close()
         try:
-            await awaited(over, wait_s)
+            await await_future(over, wait_s)
         except (TimeoutError, asyncio.CancelledError) as error:
             self._session.abandon()
             if isinstance(error, asyncio.CancelledError):

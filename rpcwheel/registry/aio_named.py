@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.loop import running_loop
 from rpcwheel.cluster._closers import told
 from rpcwheel.cluster.aio import ClusterChannel
 from rpcwheel.durations import to_ns
 
 from ._aio_follower import Follower
 from ._aio_listed import Listed
-from ._aio_waiting import running_loop
 from ._shared import Shared, check_policy, provider_of
 from .aio_face import FailbackRegistry, Registry
 from .selecting import (

@@ -16,14 +16,14 @@ import grpc
 import grpc.aio
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.loop import call_on_loop, loop_timeout, on_worker
+from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S
 from rpcwheel._grpc.aio_serving import is_running
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
 
-from ._aio_waiting import bounded, hand_over, on_worker
 from .aio_face import Registry, open_registry
 from .base import checked_wait
-from .event_row import CHANCE_S
 from .publishing import HEALTH_S, NOT_SERVING, NOTICED_S, SERVING, PublisherBase
 from .serving import UP, Door, Phase, Step
 from .signals import SIGNALS, may_handle, of_a_loop
@@ -151,7 +151,7 @@ class Publisher(PublisherBase[Registry]):
         if self._loop.is_closed():
             EXECUTOR.submit(self, lambda: asyncio.run(self.stop(grace, reason=reason)))
             return
-        hand_over(self._loop, partial(self._stop_soon, reason, grace))
+        call_on_loop(self._loop, self._stop_soon, reason, grace)
 
     def _stop_soon(self, reason: str, grace: Duration | None) -> None:
         if self._loop is not None:
@@ -161,14 +161,14 @@ class Publisher(PublisherBase[Registry]):
     async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
         """Wait until all has ended, `timeout` seconds at most; whether it has."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(bounded(checked_wait(timeout, "timeout"))):
+            async with asyncio.timeout(loop_timeout(checked_wait(timeout, "timeout"))):
                 await self._over.wait()
         return self._over.is_set()
 
     async def wait_published(self, timeout: Duration) -> bool:  # noqa: ASYNC109
         """Wait `timeout` seconds, at most, until all registries have all services; whether so."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(bounded(checked_wait(timeout, "timeout"))):
+            async with asyncio.timeout(loop_timeout(checked_wait(timeout, "timeout"))):
                 return all([await one.wait_published() for one in self.registrations])
         return False
 
@@ -320,8 +320,8 @@ class Publisher(PublisherBase[Registry]):
         await self._together(jobs)
         self._tell(Step.CLOSE)
         told, loop = asyncio.Event(), asyncio.get_running_loop()
-        self._events.then(partial(hand_over, loop, told.set))
-        await self._pause(told, CHANCE_S)
+        self._events.submit(partial(call_on_loop, loop, told.set))
+        await self._pause(told, FLUSH_TIMEOUT_S)
 
     # How they wait
 
@@ -344,7 +344,7 @@ class Publisher(PublisherBase[Registry]):
     @staticmethod
     async def _pause(event: asyncio.Event, seconds: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(bounded(seconds)):
+            async with asyncio.timeout(loop_timeout(seconds)):
                 await event.wait()
 
 

@@ -57,12 +57,12 @@ class Asking:
         policy: RegistryPolicy,
         snapshots: Snapshots | None,
         now_ns: Callable[[], int],
-        tell: Callable[[list[object]], object],
+        emit: Callable[..., object],
     ) -> None:
         self._provider = provider
         self._registry = str(provider.url)
         self._rules = Rules.of(policy)
-        self._tell = tell
+        self._emit = emit
         self._snapshots = snapshots
         self._now_ns = now_ns
         self._waiting: dict[str | None, Ask] = {}
@@ -92,7 +92,7 @@ class Asking:
             answer = self._services() if ask.service is None else self._look_up(ask.service)
         except BaseException as error:  # noqa: BLE001 - it goes to whoever asks
             if not isinstance(error, RegistryClosed):  # by its user: no failure
-                self._tell([RegistryFailed(self._registry, "lookup", error, None)])
+                self._emit(RegistryFailed(self._registry, "lookup", error, None))
             ask.answer.set_exception(error)
             return error
         ask.answer.set_result(answer)
@@ -162,5 +162,5 @@ class Asking:
         return snapshot
 
     def _say(self, events: Iterable[object]) -> None:
-        """Tell them, but for changes: nobody follows a service that is looked up."""
-        self._tell([one for one in events if not isinstance(one, InstancesChanged)])
+        """Emit all but changes: nobody follows a service that is looked up."""
+        self._emit(*(one for one in events if not isinstance(one, InstancesChanged)))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from rpcwheel.instance import ServiceInstance
+    from rpcwheel.observe import Event
 
     from .provider import Lost
     from .rules import RegistryRules
@@ -193,7 +194,7 @@ class Reconciler:
         error: BaseException | None = None,
         delay_ns: int = 0,
         lost: Mapping[Key, Lost] | None = None,
-    ) -> list[object]:
+    ) -> list[Event]:
         """Take the result of the step that is on its way; gives the events to tell.
 
         Args:
@@ -206,7 +207,7 @@ class Reconciler:
         self._flight = None
         if error is not None:
             return self._failed(step, now_ns, error, delay_ns)
-        told: list[object] = [*self.contact.heard(now_ns)]
+        told: list[Event] = [*self.contact.heard(now_ns)]
         if step.request == "renew":
             return told + self._renewed(step, now_ns, lost or {})
         self._most = min(self._most * 2, MOST)
@@ -298,7 +299,7 @@ class Reconciler:
         entry.error = error = contested(entry.instance)
         return RegistryFailed(self._registry, "renew", error, to_seconds(delay_ns))
 
-    def _failed(self, step: Step, now_ns: int, error: BaseException, delay_ns: int) -> list[object]:
+    def _failed(self, step: Step, now_ns: int, error: BaseException, delay_ns: int) -> list[Event]:
         of_one = self._is_of_one(step, error)
         if of_one:
             self.contact.refused_one(error)

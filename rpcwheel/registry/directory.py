@@ -20,10 +20,11 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor, reset_after_fork
+from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import to_ns
-from rpcwheel.observe import emit
-from rpcwheel.observe.events import CallbackFailed, RegistryFailed
+from rpcwheel.observe import RegistryFailed
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .alarm import Alarm
@@ -45,9 +46,6 @@ __all__ = ["Directory", "Listening"]
 
 ROWS: Final = 16
 """Rows for the listeners of a service."""
-
-MOST: Final = 1024
-"""Events that wait; a sink that hangs for ever must not take all memory."""
 
 MOST_NEWS: Final = 64
 """Views and doubts by turns that wait; a core that is too slow for them misses some in the middle,
@@ -85,10 +83,7 @@ class Listening:
         if snapshot is None or self._closed or snapshot.revision == self._revision:
             return
         self._revision = snapshot.revision
-        try:
-            self._tell(snapshot)
-        except BaseException as error:  # noqa: BLE001 - a listener of the user's harms nothing
-            emit(CallbackFailed(snapshot.service, repr(self._tell), error))
+        run_callback(snapshot.service, self._tell, snapshot, catch=BaseException)
 
 
 class _Heard(NamedTuple):
@@ -138,7 +133,7 @@ class Directory:
         self._seen = Seen(registry, service, Rules.of(policy or RegistryPolicy()), self._clock())
         self._shown: Shown | None = None
         self._closed = False
-        self._hearing, self._events = SerialExecutor(), SerialExecutor(MOST)
+        self._hearing, self._events = SerialExecutor(), NotificationQueue()
         self._rows = tuple(SerialExecutor() for _ in range(ROWS))
         self._turn = itertools.count()
         self._listeners: dict[Listening, SerialExecutor] = {}
@@ -292,7 +287,7 @@ class Directory:
                 agrees = partial(self._agrees, instances)
                 self._snapshots.keep(self.service, instances, agrees)
         if events:
-            self._events.submit(partial(_emit_all, events))
+            self._events.emit(*events)
         self._arm(self._seen.next_wake_ns)
 
     def _arm(self, wake_ns: int) -> None:
@@ -308,8 +303,7 @@ class Directory:
         self._hearing.submit(partial(self._think, self._seen.step))
 
     def _refused(self, error: TimerError) -> None:
-        failed = RegistryFailed(self._registry, "watch", error, None)
-        self._events.submit(partial(emit, failed))
+        self._events.emit(RegistryFailed(self._registry, "watch", error, None))
 
     def _agrees(self, instances: tuple[ServiceInstance, ...]) -> bool | None:
         """Whether the registry still has just these; None: who knows, nobody follows it here."""
@@ -317,8 +311,3 @@ class Directory:
         if self._closed or shown is None:
             return None
         return shown.since_ns is None and shown.snapshot.instances is instances
-
-
-def _emit_all(events: list[Event]) -> None:
-    for event in events:
-        emit(event)

@@ -47,7 +47,7 @@ class Following:
         snapshots: Snapshots | None,
         saw: Callable[[], object],
         suspected: Callable[[str], object],
-        tell: Callable[[list[object]], object],
+        emit: Callable[..., object],
         left: Callable[[Snapshot], object],
     ) -> None:
         """Follow nothing yet.
@@ -59,7 +59,7 @@ class Following:
             snapshots: The same.
             saw: Called when a watch has seen something, on the provider's threads.
             suspected: Called with the reason when one has lost contact, on those too.
-            tell: Takes events; must not block.
+            emit: Takes events as arguments; must not block.
             left: Called with what was known last of a service that nobody follows any more.
         """
         self._provider = provider
@@ -69,7 +69,7 @@ class Following:
         self._snapshots = snapshots
         self._saw = saw
         self._suspected = suspected
-        self._tell = tell
+        self._emit = emit
         self._left = left
         self._closed = False
         self.reset()
@@ -144,7 +144,7 @@ class Following:
         return directory
 
     def _refused(self, error: TimerError) -> None:
-        self._tell([RegistryFailed(self._registry, "watch", error, 0.0)])
+        self._emit(RegistryFailed(self._registry, "watch", error, 0.0))
 
     def _rang(self) -> None:
         """On the timer's thread."""
@@ -193,7 +193,7 @@ class Following:
             )
             delay_s = None if waits_ns is None else to_seconds(waits_ns)
         if error is not None and not self._closed:
-            self._tell([RegistryFailed(self._registry, "watch", error, delay_s)])
+            self._emit(RegistryFailed(self._registry, "watch", error, delay_s))
 
 
 class _Watcher:

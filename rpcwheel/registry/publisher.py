@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S
 from rpcwheel._grpc.serving import has_ended, is_running, services_of
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
@@ -315,7 +316,7 @@ class Publisher(PublisherBase[Registry]):
             jobs.append(self._end_beside)
         self._together(jobs)
         self._tell(Step.CLOSE)
-        self._events.flush()
+        self._events.wait(FLUSH_TIMEOUT_S)
 
     def _close_one(self, registry: Registry) -> None:
         registry.close(self._patience_with(registry))

@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
+from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished
 from rpcwheel.instance import ServiceInstance, joined, started_now
@@ -14,7 +15,6 @@ from rpcwheel.observe import CallbackFailed, ServingEnds
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .arguments import checked_port, named_services, said_in, several, span_ns, url_of
-from .event_row import EventRow
 from .places import accepts, host_towards, is_local, listening
 from .serving import DOWN, Door, Phase, Serving, ServingRules, Step, door
 
@@ -152,7 +152,7 @@ class PublisherBase(Generic[R]):
         self._door = Door.HERE
         self._instances: tuple[ServiceInstance, ...] = ()
         self._published: list[tuple[R, Any]] = []  # where, and what that has made of it
-        self._events = EventRow()
+        self._events = NotificationQueue()
         self._answered: list[R] = []  # those that have said that it is withdrawn
         self._registries, self._own = self._opened(given, policy)
 
@@ -360,10 +360,10 @@ class PublisherBase(Generic[R]):
 
     def _tell(self, step: Step) -> None:
         if self._instances:
-            self._events.tell([ServingEnds(self._name(), step.value, self._core.reason)])
+            self._events.emit(ServingEnds(self._name(), step.value, self._core.reason))
 
     def _tell_failed(self, what: str, error: BaseException) -> None:
-        self._events.tell([CallbackFailed(self._name(), what, error)])
+        self._events.emit(CallbackFailed(self._name(), what, error))
 
     def _draining(self, registry: R) -> list[Any]:
         """Have a registry tell that it ends; gives what is to be withdrawn there.

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
 from rpcwheel.errors import (
     NotPublished,
     RegistryClosed,
@@ -31,7 +32,6 @@ from .asking import Asking, Unreadable
 from .contested import told_apart
 from .core import Reconciler
 from .entry import Entry, State
-from .event_row import EventRow
 from .following import Following
 from .rules import RegistryRules
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.errors import TimerError
     from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.observe import Event
     from rpcwheel.timer.api import Timer
 
     from .asking import Ask
@@ -74,9 +75,9 @@ class Session:
         self._snapshots = snapshots
         self._core = Reconciler(self.name, self.rules, chance)
         self._alarm = Alarm(timer, self._rang, self._refused)
-        self._telling = EventRow()
-        self.tell = self._telling.tell
-        self._asking = Asking(provider, policy, snapshots, self._alarm.now_ns, self.tell)
+        self._notifications = NotificationQueue()
+        self.emit = self._notifications.emit
+        self._asking = Asking(provider, policy, snapshots, self._alarm.now_ns, self.emit)
         self.following = Following(
             provider,
             policy,
@@ -84,7 +85,7 @@ class Session:
             snapshots=snapshots,
             saw=self._saw,
             suspected=self._suspected,
-            tell=self.tell,
+            emit=self.emit,
             left=self._asking.remember,
         )
         self._closed = False
@@ -221,14 +222,14 @@ class Session:
         if self._snapshots is not None:
             self._attempt(self._snapshots.close)
         self._attend()
-        self._telling.flush()
+        self._notifications.wait(FLUSH_TIMEOUT_S)
         _answer([(self._over, True)])
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - a provider of the user's; the end must come
-            self.tell([RegistryFailed(self.name, "close", error, None)])
+            self.emit(RegistryFailed(self.name, "close", error, None))
 
     # --- The clock ---
 
@@ -277,7 +278,7 @@ class Session:
         self._attend()
 
     def _refused(self, error: TimerError) -> None:
-        self.tell([RegistryFailed(self.name, "renew", error, 0.0)])
+        self.emit(RegistryFailed(self.name, "renew", error, 0.0))
 
     # --- The worker ---
 
@@ -338,20 +339,20 @@ class Session:
         with self._lock:
             now_ns = self._alarm.now_ns()
             told = self._core.done(step, now_ns, error=error, delay_ns=delay_ns, lost=lost)
-        self.tell(told)
+        self.emit(*told)
         if error is not None:
             error.__traceback__ = None  # it may be kept for long
 
     def _heard(self, error: BaseException | None) -> None:
         """A user's question was answered, or not."""
-        told: Iterable[object] = ()
+        told: Iterable[Event] = ()
         with self._lock:
             now_ns = self._alarm.now_ns()
             if error is None or isinstance(error, Unreadable):
                 told = self._core.contact.heard(now_ns)
             elif isinstance(error, RegistryUnavailable):
                 self._core.contact.lost(now_ns)
-        self.tell(told)
+        self.emit(*told)
 
     # --- What a watch tells of the engine ---
 
@@ -361,7 +362,7 @@ class Session:
             return
         with self._lock:
             told = self._core.contact.seen(self._alarm.now_ns())
-        self.tell(told)
+        self.emit(*told)
 
     def _suspected(self, reason: str) -> None:
         """Contact, or its memory, was lost. On the provider's threads."""
@@ -369,7 +370,7 @@ class Session:
             if self._closed or self._core.contact.since_ns is not None:
                 return
             self._core.contact.lost(self._alarm.now_ns())
-        self.tell([RegistryFailed(self.name, "watch", RegistryUnavailable(reason), 0.0)])
+        self.emit(RegistryFailed(self.name, "watch", RegistryUnavailable(reason), 0.0))
 
 
 def _answer(settled: Iterable[tuple[Future[bool], bool]]) -> None:

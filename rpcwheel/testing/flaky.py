@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeVar
 from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.provider import Provider, View
-from rpcwheel.registry.providers._telling import Telling
+from rpcwheel.registry.providers._notifier import WatchNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -183,7 +183,7 @@ class FlakyProvider(Provider):
         with self._changed:
             self._state, self._reason = state, reason
             self._changed.notify_all()
-            watches = [watch for watch in self._watches if not watch.telling.closed]
+            watches = [watch for watch in self._watches if not watch.notifier.closed]
             self._watches = watches
         for watch in watches:
             if state in CUT:
@@ -196,7 +196,7 @@ class _Watch:
     """Stands between the inner provider and a watcher, and lets nothing through while cut."""
 
     def __init__(self, watcher: Watcher, *, cut: bool) -> None:
-        self.telling = Telling(watcher)
+        self.notifier = WatchNotifier(watcher)
         self.inner: Watch | None = None
         self._lock = threading.Lock()
         self._cut = cut
@@ -207,14 +207,14 @@ class _Watch:
         with self._lock:
             self._seen = view
             if not self._cut:
-                self.telling.note(view)
-        self.telling.tell()
+                self.notifier.add(view)
+        self.notifier.start()
 
     def suspect(self, reason: str) -> None:
         with self._lock:
             if not self._cut:
-                self.telling.note(reason)
-        self.telling.tell()
+                self.notifier.add(reason)
+        self.notifier.start()
 
     def cut(self, reason: str | None) -> None:
         """Let nothing through; with a reason, tell that."""
@@ -222,22 +222,22 @@ class _Watch:
             self._cut = True
             if reason is not None:
                 self._suspected = True
-                self.telling.note(reason)
-        self.telling.tell()
+                self.notifier.add(reason)
+        self.notifier.start()
 
     def mend(self) -> None:
         """Let all through, and what was missed."""
         with self._lock:
             was, self._cut = self._cut, False
             if was and not self._suspected:
-                self.telling.note("contact was lost")
+                self.notifier.add("contact was lost")
             if was and self._seen is not None:
-                self.telling.note(self._seen)
+                self.notifier.add(self._seen)
             self._suspected = False
-        self.telling.tell()
+        self.notifier.start()
 
     def close(self) -> None:
-        self.telling.close()
+        self.notifier.close()
         if self.inner is not None:
             self.inner.close()
 

@@ -35,7 +35,7 @@ from ._etcd_core import (
     WatchCore,
 )
 from ._etcd_messages import messages
-from ._telling import Telling
+from ._notifier import WatchNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -84,7 +84,7 @@ class EtcdWatches:
             retry_ns=to_ns(min(step_s, LONGEST_RETRY_S)),
         )
         self._changed = threading.Condition()  # never held while something blocks or is told
-        self._told: dict[int, tuple[Telling, bytes]] = {}  # with the prefix
+        self._told: dict[int, tuple[WatchNotifier, bytes]] = {}  # with the prefix
         self._count = 0
         self._thread: threading.Thread | None = None
         self._stream: Stream | None = None
@@ -94,7 +94,7 @@ class EtcdWatches:
         self._alarm = Alarm(settings.timer, self._tick, self._refused)
         self._wake_ns = NEVER  # what it is set to
 
-    def watch(self, prefix: bytes, watcher: Watcher) -> Telling:
+    def watch(self, prefix: bytes, watcher: Watcher) -> WatchNotifier:
         """Tell the watcher of all keys below a prefix, from now on.
 
         Raises:
@@ -103,14 +103,14 @@ class EtcdWatches:
         with self._changed:
             self._count += 1
             number = self._count
-            telling = Telling(watcher, lambda _: self._drop(number))
+            notifier = WatchNotifier(watcher, lambda _: self._drop(number))
             if not self._closed:
                 self._start()
-                self._told[number] = telling, prefix
+                self._told[number] = notifier, prefix
                 self._order(self._core.add(number, prefix, self._clock()))
         if self._closed:
-            telling.close()
-        return telling
+            notifier.close()
+        return notifier
 
     def stop(self) -> None:
         """Tell nobody anything from now on, and have the thread end soon. Idempotent."""
@@ -119,8 +119,8 @@ class EtcdWatches:
             told = list(self._told.values())
             self._end_stream()
             self._changed.notify_all()
-        for telling, _ in told:
-            telling.close()
+        for notifier, _ in told:
+            notifier.close()
         with self._changed:
             self._plan()
 
@@ -275,13 +275,13 @@ class EtcdWatches:
                     self._tell(number, reason if known else f"{where}: {reason}")
 
     def _tell(self, number: int, news: Mapping[bytes, bytes] | str, revision: int = 0) -> None:
-        telling, prefix = self._told.get(number, (None, b""))
-        if telling is not None:
+        notifier, prefix = self._told.get(number, (None, b""))
+        if notifier is not None:
             if isinstance(news, str):
-                telling.note(news)
+                notifier.add(news)
             else:
-                telling.note(View(by_id(news, prefix), revision))
-            telling.tell()
+                notifier.add(View(by_id(news, prefix), revision))
+            notifier.start()
 
 
 def by_id(records: Mapping[bytes, bytes], prefix: bytes) -> dict[str, bytes]:

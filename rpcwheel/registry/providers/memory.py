@@ -21,7 +21,7 @@ from rpcwheel.registry.provider import Provider, View
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from ._telling import Telling
+from ._notifier import WatchNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class _Engine:
         self.lock = threading.Lock()
         self.revision = 0
         self.records: dict[tuple[str, str], dict[str, _Record]] = {}
-        self.tellings: dict[tuple[str, str], list[Telling]] = {}
+        self.notifiers: dict[tuple[str, str], list[WatchNotifier]] = {}
 
     def view(self, where: tuple[str, str]) -> View:
         found = self.records.get(where, {})
@@ -72,16 +72,16 @@ class _Engine:
     def changing(self) -> Iterator[set[tuple[str, str]]]:
         """Hold the lock; what is put into the set has changed, and its watchers are told after."""
         changed: set[tuple[str, str]] = set()
-        news: list[Telling] = []
+        pending: list[WatchNotifier] = []
         with self.lock:
             yield changed
             self.revision += bool(changed)
             for where in sorted(changed):
-                for telling in self.tellings.get(where, ()):
-                    telling.note(self.view(where))
-                    news.append(telling)
-        for telling in news:
-            telling.tell()
+                for notifier in self.notifiers.get(where, ()):
+                    notifier.add(self.view(where))
+                    pending.append(notifier)
+        for notifier in pending:
+            notifier.start()
 
     def put(self, key: tuple[str, str, str], record: _Record) -> None:
         there = self.records.setdefault(key[:2], {})
@@ -145,7 +145,7 @@ class MemoryProvider(Provider):
         name = url.hosts[0][0] if url.hosts else ""
         self._engine = _engine_of(name)
         self._lease = _Lease()
-        self._watches: set[Telling] = set()
+        self._watches: set[WatchNotifier] = set()
         self._closed = False
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
@@ -189,21 +189,21 @@ class MemoryProvider(Provider):
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         where = self._where(service)
-        telling = Telling(watcher, self._unwatched)
+        notifier = WatchNotifier(watcher, self._unwatched)
         with self._engine.lock:
             self._check_open()
-            self._engine.tellings.setdefault(where, []).append(telling)
-            self._watches.add(telling)
-            telling.note(self._engine.view(where))
-        telling.tell()
-        return telling
+            self._engine.notifiers.setdefault(where, []).append(notifier)
+            self._watches.add(notifier)
+            notifier.add(self._engine.view(where))
+        notifier.start()
+        return notifier
 
     def close(self) -> None:
         with self._engine.lock:
             self._closed = True
             watches = tuple(self._watches)
-        for telling in watches:
-            telling.close()
+        for notifier in watches:
+            notifier.close()
         with self._engine.changing() as changed:
             self._engine.end(self._lease, changed)
             if self._lease.timeout is not None:
@@ -226,14 +226,14 @@ class MemoryProvider(Provider):
         found = self._found(one)
         return found is not None and found.epoch == one.epoch and found.lease is self._lease
 
-    def _unwatched(self, telling: Telling) -> None:
+    def _unwatched(self, notifier: WatchNotifier) -> None:
         with self._engine.lock:
-            self._watches.discard(telling)
-            for where, tellings in tuple(self._engine.tellings.items()):
-                if telling in tellings:
-                    tellings.remove(telling)
-                    if not tellings:
-                        del self._engine.tellings[where]
+            self._watches.discard(notifier)
+            for where, notifiers in tuple(self._engine.notifiers.items()):
+                if notifier in notifiers:
+                    notifiers.remove(notifier)
+                    if not notifiers:
+                        del self._engine.notifiers[where]
 
     # The lease. One timeout waits for its end, and is not moved when it is renewed: it looks again.
 

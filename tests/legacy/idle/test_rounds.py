@@ -142,7 +142,7 @@ def test_what_is_told_under_the_lock_of_the_table_waits_for_no_change_of_setting
         change = threading.Thread(target=detector.change, kwargs={"idle_timeout": 7.0})
         change.start()
         assert wait_until(lambda: not is_free())
-        told = threading.Thread(target=detector._tell, args=(IdleLimited("told"),))
+        told = threading.Thread(target=detector._events.emit, args=(IdleLimited("told"),))
         told.start()
         told.join(WAIT_S)
         assert not told.is_alive()

@@ -16,7 +16,10 @@ class World:
     def __init__(self, provider):
         self.now_ns = 0
         self.told = []
-        self.asking = Asking(provider, POLICY, None, lambda: self.now_ns, self.told.extend)
+        self.asking = Asking(provider, POLICY, None, lambda: self.now_ns, self.emit)
+
+    def emit(self, *events):
+        self.told.extend(events)
 
     def keep(self):
         """What goes to the file from now on."""

@@ -20,7 +20,7 @@ class World:
             snapshots=None,
             saw=lambda: self.told.append("saw"),
             suspected=self.told.append,
-            tell=self.events.extend,
+            emit=lambda *events: self.events.extend(events),
             left=self.left.append,
         )
 

@@ -89,5 +89,5 @@ def test_what_fails_after_the_end_is_told_to_nobody(events):
     assert over.result(WAIT_S)
     told = len(events)
     assert wait_until(lambda: session._core._flight is None)
-    assert session._telling.flush(WAIT_S)
+    assert session._notifications.wait(WAIT_S)
     assert not [one for one in events[told:] if isinstance(one, RegistryFailed)]

@@ -1,4 +1,4 @@
-"""The threads that calls are tried on."""
+"""The worker threads."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ NUMBERS = itertools.count(1)
 
 @pytest.fixture
 def pool():
-    return KeyedExecutor(f"rpcwheel-test-{next(NUMBERS)}", size=2)
+    return KeyedExecutor(f"rpcwheel-test-{next(NUMBERS)}", shared_threads=2)
 
 
 def threads_of(pool):
@@ -70,7 +70,7 @@ def test_a_job_runs_on_a_named_daemon_thread():
 
 
 def test_jobs_of_a_key_start_in_order_though_only_one_thread_runs_them(hang):
-    pool, first, order = KeyedExecutor("rpcwheel-test", size=1), hang(), []
+    pool, first, order = KeyedExecutor("rpcwheel-test", shared_threads=1), hang(), []
     pool.submit("key", first)
     for number in range(5):
         pool.submit("key", lambda number=number: order.append(number))
@@ -88,7 +88,7 @@ def test_a_key_whose_jobs_hang_does_not_hold_up_another_key(pool, hang):
     assert run(pool, "third").wait(WAIT_S)
 
 
-def test_a_key_beyond_its_first_job_gets_no_more_threads_than_the_size(pool, hang):
+def test_a_key_gets_no_more_than_the_shared_threads(pool, hang):
     jobs = [hang() for _ in range(4)]
     for job in jobs:
         pool.submit("key", job)
@@ -101,7 +101,7 @@ def test_a_key_beyond_its_first_job_gets_no_more_threads_than_the_size(pool, han
 
 
 def test_a_free_thread_serves_waiting_keys_in_turn(hang):
-    pool, order = KeyedExecutor("rpcwheel-test", size=1), []
+    pool, order = KeyedExecutor("rpcwheel-test", shared_threads=1), []
     block = {key: hang() for key in "abc"}
     for key, job in block.items():
         pool.submit(key, job)
@@ -126,7 +126,7 @@ def test_a_job_that_waits_gets_the_thread_of_another_key(pool, hang):
     assert other.began.wait(WAIT_S)
     pool.submit("other", waiting)
     assert len(threads_of(pool)) == 3
-    jobs[0].end.set()  # two are busy still: the size
+    jobs[0].end.set()  # two are busy still: the shared threads
     assert wait_until(lambda: len(threads_of(pool)) == 2)  # the third found nothing to do
     assert not waiting.began.is_set()
     jobs[1].end.set()
@@ -135,7 +135,7 @@ def test_a_job_that_waits_gets_the_thread_of_another_key(pool, hang):
 
 def test_a_thread_is_used_again_and_ends_when_idle(pool, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "IDLE_S", 3 * WAIT_S)
+        patch.setattr(executor, "IDLE_TIMEOUT_S", 3 * WAIT_S)
         for _ in range(20):
             assert run(pool).wait(WAIT_S)
             assert wait_until(lambda: pool._idle)
@@ -145,21 +145,21 @@ def test_a_thread_is_used_again_and_ends_when_idle(pool, monkeypatch):
     assert run(pool).wait(WAIT_S)
 
 
-def test_one_idle_thread_is_not_promised_to_two_jobs(pool, hang, monkeypatch):
-    monkeypatch.setattr(executor, "IDLE_S", 3 * WAIT_S)
+def test_one_idle_thread_does_not_count_for_two_jobs(pool, hang, monkeypatch):
+    monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 3 * WAIT_S)
     assert run(pool).wait(WAIT_S)
     assert wait_until(lambda: pool._idle)
     with pool._changed:  # both come before the thread wakes up
         pool.submit("hanging", hang())
         done = run(pool, "other")
     assert done.wait(WAIT_S)
-    monkeypatch.setattr(executor, "IDLE_S", 0)
+    monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 0)
     assert run(pool).wait(WAIT_S)
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3)])
 def test_a_job_that_raises_ends_only_itself_and_is_reported(events, error):
-    pool = KeyedExecutor("rpcwheel-test", size=1)
+    pool = KeyedExecutor("rpcwheel-test", shared_threads=1)
 
     def job():
         raise error
@@ -173,7 +173,7 @@ def test_an_idle_thread_holds_no_job(pool, monkeypatch):
     class Payload:
         pass
 
-    monkeypatch.setattr(executor, "IDLE_S", 3 * WAIT_S)
+    monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 3 * WAIT_S)
     payload = Payload()
     gone = weakref.ref(payload)
     done = threading.Event()
@@ -182,11 +182,11 @@ def test_an_idle_thread_holds_no_job(pool, monkeypatch):
     assert done.wait(WAIT_S)
     assert wait_until(lambda: gone() is None)
     assert threads_of(pool)
-    monkeypatch.setattr(executor, "IDLE_S", 0)
+    monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 0)
     assert run(pool).wait(WAIT_S)  # the thread ends after this one
 
 
-def test_whoever_submits_a_job_does_not_wait_until_its_thread_runs(pool, monkeypatch):
+def test_submit_does_not_wait_for_the_new_thread(pool, monkeypatch):
     go, begins, in_time = threading.Event(), threading.Thread._bootstrap, []
 
     def late(thread):
@@ -203,7 +203,7 @@ def test_whoever_submits_a_job_does_not_wait_until_its_thread_runs(pool, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_that_is_forked_while_a_thread_begins_has_workers_too(pool, monkeypatch):
+def test_a_child_that_is_forked_while_a_thread_starts_can_run_jobs(pool, monkeypatch):
     go, begins = threading.Event(), threading.Thread._bootstrap
 
     def late(thread):

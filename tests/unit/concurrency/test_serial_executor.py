@@ -1,4 +1,4 @@
-"""Jobs in a row on the shared workers."""
+"""Jobs that run one after the other."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ def test_jobs_run_in_order_and_never_two_at_once():
     assert seen == list(range(500))
 
 
-def test_a_job_that_hangs_holds_up_only_those_behind_it():
+def test_a_job_that_hangs_delays_only_those_behind_it():
     one, other, gate, seen = SerialExecutor(), SerialExecutor(), threading.Event(), []
     one.submit(lambda: gate.wait(WAIT_S))
     one.submit(lambda: seen.append("behind"))
@@ -36,7 +36,7 @@ def test_a_job_that_hangs_holds_up_only_those_behind_it():
     assert wait_until(lambda: seen == ["beside", "behind"])
 
 
-def test_a_job_may_go_before_those_that_wait():
+def test_a_job_can_go_before_the_waiting_ones():
     serial, gate, seen = SerialExecutor(), threading.Event(), []
     serial.submit(lambda: gate.wait(WAIT_S))
     serial.submit(lambda: seen.append("second"))
@@ -45,7 +45,7 @@ def test_a_job_may_go_before_those_that_wait():
     assert wait_until(lambda: seen == ["first", "second"])
 
 
-def test_a_job_that_raises_is_told_and_those_behind_it_run(events):
+def test_a_job_that_raises_is_reported_and_those_behind_it_run(events):
     serial, seen = SerialExecutor(), []
 
     def fail():
@@ -57,8 +57,8 @@ def test_a_job_that_raises_is_told_and_those_behind_it_run(events):
     assert wait_until(lambda: [type(event) for event in events] == [TaskFailed])
 
 
-def test_of_too_many_that_wait_the_oldest_are_forgotten():
-    serial, gate, seen = SerialExecutor(most=2), threading.Event(), []
+def test_beyond_the_limit_the_oldest_jobs_are_dropped():
+    serial, gate, seen = SerialExecutor(limit=2), threading.Event(), []
     serial.submit(lambda: gate.wait(WAIT_S))
     assert wait_until(lambda: not serial._jobs)
     for number in range(5):
@@ -67,7 +67,7 @@ def test_of_too_many_that_wait_the_oldest_are_forgotten():
     assert wait_until(lambda: seen == [3, 4])
 
 
-def test_one_that_was_idle_goes_on():
+def test_an_idle_executor_runs_the_next_job():
     serial, seen = SerialExecutor(), []
     for number in range(3):
         serial.submit(lambda number=number: seen.append(number))
@@ -77,25 +77,25 @@ def test_one_that_was_idle_goes_on():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_in_a_forked_child_it_is_empty_and_works():
+def test_in_a_forked_child_it_is_empty_and_runs_jobs():
     serial, gate, busy = SerialExecutor(), threading.Event(), threading.Event()
     serial.submit(lambda: (busy.set(), gate.wait(WAIT_S)))
     assert busy.wait(WAIT_S)
-    serial._lock.acquire()  # as if another thread had it at that moment
+    serial._changed.acquire()  # as if another thread had it at that moment
     child = os.fork()
     if not child:
         done = threading.Event()
         serial.submit(done.set)
         os._exit(0 if done.wait(WAIT_S) else 1)
-    serial._lock.release()
+    serial._changed.release()
     gate.set()
     assert ended(child) == 0
 
 
-def test_one_for_which_there_was_no_thread_goes_on_with_the_next_job(monkeypatch, events):
+def test_an_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, events):
     """Else all heartbeats of a process ended with the first thread that could not be started."""
     serial, seen, gate, done = SerialExecutor(), [], threading.Event(), threading.Event()
-    monkeypatch.setattr(executor, "IDLE_S", 0)  # no thread waits for a job
+    monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 0)  # no thread waits for a job
     EXECUTOR.submit(object(), lambda: gate.wait(WAIT_S))  # which may hang for ever
     assert wait_until(lambda: not EXECUTOR._idle)
     with monkeypatch.context() as patch:
@@ -108,6 +108,36 @@ def test_one_for_which_there_was_no_thread_goes_on_with_the_next_job(monkeypatch
     assert done.wait(WAIT_S)
     assert seen == [1, 2]
     gate.set()
+
+
+def test_added_jobs_wait_for_start_and_wait_tells_when_all_have_run():
+    jobs, seen = [], []
+    serial = SerialExecutor(run=jobs.append)
+    assert serial.wait(0)
+    serial.start()
+    serial.add(lambda: seen.append(1))
+    assert (jobs, seen) == ([], [])
+    serial.start()
+    serial.submit(lambda: seen.append(2))
+    assert (len(jobs), seen) == (1, [])
+    assert not serial.wait(0)
+    jobs.pop()()
+    assert seen == [1, 2]
+    assert serial.wait(0)
+
+
+def test_jobs_that_run_at_once_go_on_after_one_that_raises():
+    serial, seen = SerialExecutor(run=lambda job: job()), []
+
+    def fail():
+        raise SystemExit
+
+    serial.add(fail)
+    serial.add(lambda: seen.append(1))
+    with pytest.raises(SystemExit):
+        serial.start()
+    serial.submit(lambda: seen.append(2))
+    assert seen == [1, 2]
 
 
 def no_thread(self):

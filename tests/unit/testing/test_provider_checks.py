@@ -7,7 +7,7 @@ from dataclasses import replace
 from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.registry.provider import Settings, View
 from rpcwheel.registry.providers import memory
-from rpcwheel.registry.providers._telling import Telling
+from rpcwheel.registry.providers._notifier import WatchNotifier
 from rpcwheel.registry.providers.memory import MemoryProvider
 from rpcwheel.registry.url import parse_url
 from rpcwheel.testing import PROVIDER_CHECKS, _publishing, _stand
@@ -234,7 +234,7 @@ class TellsTheLastWatcherOnly(MemoryProvider):
 class CannotBeClosed(MemoryProvider):
     def watch(self, service, watcher):
         super().watch(service, watcher)
-        return Telling(watcher)
+        return WatchNotifier(watcher)
 
 
 class RefusesToBeClosedInACall(MemoryProvider):
@@ -244,7 +244,7 @@ class RefusesToBeClosedInACall(MemoryProvider):
 
         class Closing:
             def close(self):
-                if watch._telling:
+                if watch._queue._running:
                     raise RuntimeError("cannot join the current thread")
                 assert maker.is_alive()
                 watch.close()
@@ -252,13 +252,13 @@ class RefusesToBeClosedInACall(MemoryProvider):
         return Closing()
 
 
-class Unordered(Telling):
-    """Tells on whichever thread there is."""
+class Unordered(WatchNotifier):
+    """Calls the watcher on whichever thread there is."""
 
-    def note(self, news):
+    def add(self, news):
         self._view = news
 
-    def tell(self):
+    def start(self):
         if self._view is not None:
             self._watcher.saw(self._view)
 
@@ -329,7 +329,7 @@ def failure_of(name, broken, monkeypatch):
     url = parse_url(f"memory://{broken.__name__}")
     with ManualTimer() as timer, monkeypatch.context() as patch:
         if broken is TellsAtOnce:
-            patch.setattr(memory, "Telling", Unordered)
+            patch.setattr(memory, "WatchNotifier", Unordered)
         try:
             PROVIDER_CHECKS[name](lambda: broken(url, Settings(1.0, 1.0, timer)))
         except AssertionError as error:

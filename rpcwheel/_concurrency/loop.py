@@ -1,0 +1,74 @@
+"""Calls on an event loop from any thread, and work of other threads that a loop awaits."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from .executor import EXECUTOR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["await_future", "call_on_loop", "loop_timeout", "on_worker", "running_loop"]
+
+R = TypeVar("R")
+
+LONGEST_TIMEOUT_S: Final = 1e8
+"""Three years. Some loops fail with longer delays."""
+
+
+def call_on_loop(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object
+) -> bool:
+    """Call `callback(*args)` on the loop soon, from any thread; False if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:
+        return False
+    return True
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that this thread runs now, or None."""
+    return asyncio._get_running_loop()  # noqa: SLF001 - the public function raises if there is none
+
+
+async def on_worker(work: Callable[[], R]) -> R:
+    """Run blocking work on a worker thread, and await its result."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            future.set_exception(error)
+
+    EXECUTOR.submit(future, run)
+    return await await_future(future)
+
+
+async def await_future(future: Future[R], timeout_s: float | None = None) -> R:
+    """Await a future of another thread. If this is canceled, the future is not.
+
+    Raises:
+        TimeoutError: It is not done within `timeout_s`.
+    """
+    if not future.done():
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        future.add_done_callback(lambda _: call_on_loop(loop, _set_done, done))
+        async with asyncio.timeout(loop_timeout(timeout_s)):
+            await done
+    return future.result()
+
+
+def loop_timeout(timeout_s: float | None) -> float | None:
+    """The timeout as every loop takes it; None: no limit."""
+    return None if timeout_s is None or timeout_s > LONGEST_TIMEOUT_S else timeout_s
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,49 @@
+"""Events and callbacks that must not run where they arise: under a lock, or on a gRPC thread."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel.observe import emit
+
+from .callbacks import run_callback
+from .executor import SerialExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.observe import Event
+
+__all__ = ["FLUSH_TIMEOUT_S", "NotificationQueue"]
+
+LIMIT: Final = 1024
+"""Notifications that may wait; of more, the oldest are dropped, as a sink may hang for ever."""
+
+FLUSH_TIMEOUT_S: Final = 0.25
+"""Seconds for which the end of a component waits for its last notifications."""
+
+
+class NotificationQueue(SerialExecutor):
+    """Emits events and calls listeners in order, one at a time. Thread-safe.
+
+    A sink or listener that hangs delays those behind it in this queue, and nothing else.
+    """
+
+    def __init__(self, *, run: Callable[[Callable[[], object]], object] | None = None) -> None:
+        """Create an empty queue; `run` as in `SerialExecutor`."""
+        super().__init__(limit=LIMIT, run=run)
+
+    def emit(self, *events: Event) -> None:
+        """Emit events after what waits; those of one call count once for the limit."""
+        if events:
+            self.submit(partial(_emit_all, events))
+
+    def call(self, subject: str, callback: Callable[..., object], *args: object) -> None:
+        """Call a listener after what waits; an exception becomes `CallbackFailed`."""
+        self.submit(partial(run_callback, subject, callback, *args, catch=BaseException))
+
+
+def _emit_all(events: tuple[Event, ...]) -> None:
+    for event in events:
+        emit(event)

@@ -1,0 +1,81 @@
+"""User callbacks, and callbacks that keep no object alive."""
+
+import gc
+
+import pytest
+
+from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
+from rpcwheel.observe import CallbackFailed
+
+
+def fail(error):
+    raise error
+
+
+@pytest.fixture
+def closing():
+    return CloseCallbacks("orders")
+
+
+class Counter:
+    def __init__(self):
+        self.calls = []
+
+    def call(self, *args):
+        self.calls.append(args)
+
+
+def test_an_exception_of_a_callback_is_an_event(events):
+    error = ValueError("no")
+    run_callback("orders", fail, error)
+    run_callback("orders", fail, error, name="listener")
+    assert events == [
+        CallbackFailed("orders", repr(fail), error),
+        CallbackFailed("orders", "listener", error),
+    ]
+
+
+def test_system_exit_is_an_event_only_where_it_is_asked_for(events):
+    with pytest.raises(SystemExit):
+        run_callback("orders", fail, SystemExit())
+    assert events == []
+    run_callback("orders", fail, SystemExit(), catch=BaseException)
+    assert [type(event) for event in events] == [CallbackFailed]
+
+
+def test_a_weak_callback_calls_its_object_as_long_as_that_lives():
+    counter = Counter()
+    calls, callback = counter.calls, weak_callback(counter.call, 1)
+    callback(2)
+    del counter
+    gc.collect()
+    callback(3)
+    assert calls == [(1, 2)]
+
+
+def test_close_callbacks_run_once_and_at_once_after_the_close(closing):
+    counter = Counter()
+    closing.add(counter.call)
+    closing.run()
+    closing.run()
+    assert counter.calls == [()]
+    closing.add(counter.call)
+    assert counter.calls == [(), ()]
+
+
+def test_a_removed_close_callback_does_not_run(closing):
+    counter = Counter()
+    remove = closing.add(counter.call)
+    remove()
+    remove()
+    closing.run()
+    assert counter.calls == []
+
+
+def test_a_close_callback_that_raises_does_not_stop_the_others(closing, events):
+    counter, error = Counter(), ValueError("no")
+    closing.add(lambda: fail(error))
+    closing.add(counter.call)
+    closing.run()
+    assert counter.calls == [()]
+    assert [event.error for event in events] == [error]

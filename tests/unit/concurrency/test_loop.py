@@ -1,0 +1,53 @@
+"""Calls on a loop from other threads, and their results on the loop."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from fixtures.waiting import WAIT_S
+from rpcwheel._concurrency.loop import (
+    await_future,
+    call_on_loop,
+    loop_timeout,
+    on_worker,
+    running_loop,
+)
+
+
+async def test_a_callback_from_another_thread_runs_on_the_loop():
+    called, loop = asyncio.Event(), asyncio.get_running_loop()
+    thread = threading.Thread(target=call_on_loop, args=(loop, called.set))
+    thread.start()
+    await asyncio.wait_for(called.wait(), WAIT_S)
+    thread.join()
+    assert running_loop() is loop
+
+
+def test_a_closed_loop_calls_nothing():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    assert call_on_loop(loop, print) is False
+    assert running_loop() is None
+
+
+async def test_a_future_of_a_thread_goes_on_after_a_timeout():
+    future = Future()
+    with pytest.raises(TimeoutError):
+        await await_future(future, 0.001)
+    task = asyncio.create_task(await_future(future))
+    await asyncio.sleep(0)
+    threading.Thread(target=future.set_result, args=(7,)).start()
+    assert await task == 7
+    assert await await_future(future, 0) == 7
+
+
+async def test_work_runs_on_a_worker_and_raises_where_it_is_awaited():
+    assert await on_worker(threading.current_thread) is not threading.current_thread()
+    with pytest.raises(ZeroDivisionError):
+        await on_worker(lambda: 1 / 0)
+
+
+def test_timeouts_that_loops_do_not_take_are_no_limit():
+    assert [loop_timeout(seconds) for seconds in (None, 1.0, 1e9)] == [None, 1.0, None]

@@ -1,0 +1,83 @@
+"""Events and listeners, in order, away from the thread where they arise."""
+
+import threading
+
+import pytest
+
+from fixtures.waiting import WAIT_S
+from rpcwheel._concurrency.notifications import LIMIT, NotificationQueue
+from rpcwheel.observe import CallbackFailed, IdleLimited, add_sink, remove_sink
+
+
+@pytest.fixture
+def jobs():
+    return []
+
+
+@pytest.fixture
+def queue(jobs):
+    return NotificationQueue(run=jobs.append)
+
+
+def test_events_and_calls_run_in_order_in_one_job(queue, jobs, events):
+    seen = []
+    queue.emit(IdleLimited("1"), IdleLimited("2"))
+    queue.call("orders", lambda *args: seen.append((args, len(events))), 3, 4)
+    queue.emit(IdleLimited("5"))
+    assert (len(jobs), events, seen) == (1, [], [])
+    jobs.pop()()
+    assert events == [IdleLimited("1"), IdleLimited("2"), IdleLimited("5")]
+    assert seen == [((3, 4), 2)]
+
+
+def test_what_a_listener_adds_runs_in_the_same_job(queue, jobs):
+    seen = []
+    queue.call("orders", lambda: queue.call("orders", seen.append, 1))
+    jobs.pop()()
+    assert (jobs, seen) == ([], [1])
+
+
+def test_a_listener_that_raises_anything_is_an_event(queue, jobs, events):
+    def broken():
+        raise SystemExit
+
+    queue.call("orders", broken)
+    queue.call("orders", broken)
+    jobs.pop()()
+    assert [type(event) for event in events] == [CallbackFailed] * 2
+    assert (events[0].subject, events[0].callback) == ("orders", repr(broken))
+
+
+def test_beyond_the_limit_the_oldest_notifications_are_dropped(queue, jobs, events):
+    seen = []
+    queue.emit(*[IdleLimited("dropped")] * LIMIT)
+    for number in range(LIMIT + 5):
+        queue.call("orders", seen.append, number)
+    jobs.pop()()
+    assert seen == list(range(5, LIMIT + 5))
+    assert events == []
+
+
+def test_all_events_of_one_call_are_emitted(queue, jobs, events):
+    queue.emit(*[IdleLimited("many")] * (LIMIT + 1))
+    jobs.pop()()
+    assert len(events) == LIMIT + 1
+
+
+def test_a_sink_that_hangs_delays_only_its_queue():
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(_):
+        hangs.set()
+        goes_on.wait(WAIT_S)
+
+    stuck, free, called = NotificationQueue(), NotificationQueue(), threading.Event()
+    add_sink(hang)
+    stuck.emit(IdleLimited("hangs"))
+    assert hangs.wait(WAIT_S)
+    remove_sink(hang)
+    assert not stuck.wait(0.01)
+    free.call("orders", called.set)
+    assert called.wait(WAIT_S)
+    goes_on.set()
+    assert stuck.wait(WAIT_S)
