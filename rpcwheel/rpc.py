@@ -15,7 +15,7 @@ import difflib
 import enum
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from rpcwheel.errors import ConfigurationError
 
@@ -23,8 +23,6 @@ __all__ = [
     "CODES",
     "DEADLINE",
     "AttemptResult",
-    "CallInfo",
-    "CallPlan",
     "Kind",
     "NextAttempt",
     "Stop",
@@ -56,9 +54,7 @@ CODES: Final = frozenset(
 DEADLINE: Final[ContextVar[int | None]] = ContextVar("rpcwheel_deadline", default=None)
 """When the call that is being served ends, by `time.monotonic_ns()`; None without a deadline.
 
-On the ground floor because two rooms need it: `deadline` sets and reads it, `failback` clears it
-for what it delivers after the caller has gone.
-"""
+`call` sets and reads it; `failback` clears it for what it delivers after the caller has gone."""
 
 
 class Kind(enum.Enum):
@@ -77,17 +73,8 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CallInfo:
-    """Which method is called, and how."""
-
-    method: str
-    """In full: `"/shop.Orders/Get"`."""
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How one try ended."""
+    """How one attempt ended."""
 
     code: str
     """The status code's name; `"OK"` for a success."""
@@ -97,15 +84,15 @@ class AttemptResult:
     """What the server asked for: wait so long; negative is "do not try again"; None is nothing
     (gRFC A6, `grpc-retry-pushback-ms`)."""
     committed: bool = False
-    """Whether the try can't be made again: a response message was handed out, or the request
+    """Whether the attempt can't be repeated: a response message was handed out, or the request
     stream is no longer known from its beginning."""
 
 
 class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to make
-    """Make a try."""
+    """Make another attempt."""
 
     number: int
-    """1 for the first."""
+    """2 for the second attempt."""
     at_ns: int
     """Not before."""
     deadline_ns: int
@@ -114,19 +101,9 @@ class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Make no further try; the last outcome is the caller's."""
+    """Make no further attempt; the caller gets the last result."""
 
     reason: str
-
-
-class CallPlan(Protocol):
-    """What decides about the tries of one call. Not thread-safe: one owner at a time."""
-
-    def begin(self, now_ns: int) -> NextAttempt | Stop:
-        """Say whether and until when the first try may run."""
-
-    def ended(self, now_ns: int, outcome: AttemptResult) -> NextAttempt | Stop:
-        """Say what follows after a try that has ended."""
 
 
 def checked_code(name: object, *, what: str) -> str:

@@ -29,7 +29,7 @@ from rpcwheel.errors import FailbackError
 from rpcwheel.rpc import NextAttempt
 
 from ._client_hooks import run_hooks
-from .config import PATIENCE_S
+from .config import LOOK_INTERVAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,10 +201,12 @@ class Course:
         """Wait under the lock until something has happened; False if it has not in time."""
         until = None if limit_s is None else time.monotonic() + limit_s
         while True:
-            left_s = PATIENCE_S if until is None else min(PATIENCE_S, until - time.monotonic())
+            left_s = (
+                LOOK_INTERVAL_S if until is None else min(LOOK_INTERVAL_S, until - time.monotonic())
+            )
             if self._changed.wait_for(happened, max(0, left_s)):
                 return True
-            if left_s < PATIENCE_S:
+            if left_s < LOOK_INTERVAL_S:
                 return False
             self.look()
 

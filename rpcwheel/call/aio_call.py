@@ -271,7 +271,7 @@ class Tries(Generic[Start, Options]):
     def _answer(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
         """End the call with its failure, or with what its config says instead."""
         member = self._member
-        answer = member.state.answer(
+        answer = member.state.outcome(
             self.method,
             member.config,
             error,

@@ -2,11 +2,11 @@
 
 The clients of both worlds use it in this order::
 
-    config = state.configs.of(method)          # once for each method, then from a table
-    now, deadline, attempt = state.open(...)   # the first attempt is made with no more than that
-    plan = state.resumed(...)                  # only if it failed
-    step = state.after(..., plan, ...)         # NextAttempt or Stop
-    outcome = state.outcome(error, ...)        # after the last attempt: AttemptResult
+    config = state.config_of(method)                # policies of the method, and `call_options`
+    now, deadline, attempt = state.open(config, ...)  # the first attempt is made with these
+    plan = state.resumed(config, now, deadline)     # only if it failed
+    step = state.after(..., plan, ...)              # NextAttempt or Stop
+    outcome = state.outcome(..., error, ...)        # after the last attempt
 
 Nothing in here waits or does I/O. Any thread may use it.
 """
@@ -16,6 +16,8 @@ from __future__ import annotations
 import copy
 import enum
 import time
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -38,11 +40,12 @@ from rpcwheel.rpc import DEADLINE, NextAttempt, Stop
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .policy import DeadlinePolicy, checked_calls
+from .hedging import HedgingConfig, HedgingPlan
+from .policy import DeadlinePolicy, MethodPolicy, checked_calls
 from .retry import RetryBudget, RetryConfig, RetryPlan, cut_short, earliest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import timedelta
 
     from rpcwheel.durations import Duration
@@ -51,18 +54,21 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .policy import CallPolicy, DefaultResponsePolicy, MethodPolicy
+    from .policy import CallPolicy, DefaultResponsePolicy
 
 __all__ = [
     "ANSWER_KEY",
+    "CALL_OPTIONS",
     "GATHER_S",
+    "LOOK_INTERVAL_S",
     "MOST_METHODS",
-    "PATIENCE_S",
     "ClientState",
+    "FailbackQueue",
     "MethodConfig",
     "MethodConfigs",
     "Outcome",
     "answered_by",
+    "call_options",
     "copy_of",
     "kept_metadata",
     "kept_request",
@@ -72,15 +78,15 @@ __all__ = [
 ]
 
 ANSWER_KEY: Final = "rpcwheel-answer"
-"""In the trailing metadata of an answer that is none of the server's: who made it."""
+"""In the trailing metadata of a response that no server gave: what made it."""
 
-PATIENCE_S: Final = 1.0
-"""How often who waits on a timer looks whether it was stopped, which tells nobody."""
+LOOK_INTERVAL_S: Final = 1.0
+"""How often a thread that waits on a timer checks whether the timer was stopped."""
 
 EARLY_NS: Final = 10_000_000
-"""A try that its caller did not cancel and that says CANCELLED, no more than this before its
-deadline or after it, came to its deadline: grpc-go resets a stream then, which may be here first
-(4 of 280 calls to grpc-go 1.76 on the same machine)."""
+"""An attempt that its caller did not cancel, and that ends with CANCELLED no earlier than this
+before its deadline, has reached its deadline: grpc-go resets a stream then, and the reset may
+arrive first (4 of 280 calls to grpc-go 1.76 on the same machine)."""
 
 WAIT_FAILED: Final = Stop("its wait strategy raised")
 
@@ -88,12 +94,12 @@ KEPT_BYTES: Final = 1 << 20
 """How much of a request stream is kept for failback, where no retry policy says it."""
 
 MOST_METHODS: Final = 4096
-"""Rules kept. A proxy may call any name, and its clients may make them up."""
+"""Methods whose configuration is kept. A proxy may call any name that its clients send."""
 
 GATHER_S: Final = 1.0
-"""How long to wait for the rest of a request stream that is to be kept for later."""
+"""How long to wait for the rest of a request stream that failback is to queue."""
 
-RESEND_S: Final = 60.0
+RESEND_TIMEOUT_S: Final = 60.0
 """The deadline of one delivery, where neither the caller nor the policy gave one."""
 
 
@@ -105,7 +111,7 @@ class FailbackQueue(Protocol):
 
 
 class Outcome(enum.Enum):
-    """What the caller of a call gets that has failed for good."""
+    """What the caller gets of a call whose last attempt has failed."""
 
     FAIL = enum.auto()
     DEFAULT_RESPONSE = enum.auto()
@@ -121,10 +127,12 @@ class MethodConfig:
     slow_ns: int = NEVER
     propagate: bool = True
     retry: RetryConfig | None = None
+    hedging: HedgingConfig | None = None
+    """For calls with one request and one response."""
     default_response: DefaultResponsePolicy | None = None
     failback: FailbackPolicy | None = None
     queue: str = "*"
-    """What the queue of a failback policy without a name is called: the pattern where it stands."""
+    """The name of the queue of a failback policy without a name: the pattern where it stands."""
     excused: Matcher | None = None
     """What `default_response.on` means."""
     queued: Matcher | None = None
@@ -132,37 +140,49 @@ class MethodConfig:
 
     @classmethod
     def of(cls, policy: MethodPolicy, queue: str = "*") -> MethodConfig:
-        """Make them of what the user has set."""
-        retry, default_response = policy.retry, policy.default_response
+        """Make it of what the user has set."""
+        retry, hedging, default = policy.retry, policy.hedging, policy.default_response
         deadline = policy.timeout or DeadlinePolicy()
         failback = policy.failback
         queues = failback is not None and failback.limit != 0
         retried = retry is not None and retry.attempts > 1
+        hedged = hedging is not None and hedging.max_attempts > 1 and policy.idempotent
         return cls(
             timeout_ns=_ns(deadline.timeout),
             message_timeout_ns=_ns(deadline.message_timeout),
             slow_ns=_ns(deadline.slow_call_threshold),
             propagate=deadline.propagate,
-            retry=RetryConfig.of(retry, idempotent=policy.idempotent)
-            if retry and retried
-            else None,
-            default_response=default_response,
+            retry=(
+                RetryConfig.of(retry, idempotent=policy.idempotent) if retry and retried else None
+            ),
+            hedging=HedgingConfig.of(hedging) if hedging and hedged else None,
+            default_response=default,
             failback=failback,
             queue=queue,
-            excused=None if default_response is None else Matcher(default_response.on),
+            excused=None if default is None else Matcher(default.on),
             queued=Matcher(failback.on) if failback and queues else None,
         )
 
     @property
+    def budget(self) -> tuple[float, int] | None:
+        """Share and minimum of the target's budget for further attempts; None for no limit."""
+        limited = self.retry or self.hedging
+        return None if limited is None else limited.budget
+
+    @property
     def resends(self) -> bool:
         """Whether a request may be sent again, so that it must be kept."""
-        return self.failback is not None or (self.retry is not None and self.retry.idempotent)
+        retried = self.retry is not None and self.retry.idempotent
+        return self.failback is not None or self.hedging is not None or retried
 
     @property
     def recovers(self) -> bool:
-        """Whether a failed call may end in another way than with its failure."""
-        return (
-            self.retry is not None or self.failback is not None or self.default_response is not None
+        """Whether a failed attempt may be followed by anything but the call's failure."""
+        return not (
+            self.retry is None
+            and self.hedging is None
+            and self.failback is None
+            and self.default_response is None
         )
 
     @property
@@ -174,29 +194,21 @@ class MethodConfig:
 
     @property
     def has_message_timeout(self) -> bool:
-        """Whether a response stream may be silent for so long only."""
+        """Whether the time between two messages of a response stream is limited."""
         return self.message_timeout_ns != NEVER
 
-    def plan(
-        self, now_ns: int, own_ns: int | None, left_ns: int | None, budget: RetryBudget | None
-    ) -> RetryPlan:
-        """Begin a call.
+    def deadline_ns(self, now_ns: int, own_ns: int | None, left_ns: int | None) -> int:
+        """When a call ends that begins now.
 
         Args:
             now_ns: Now.
             own_ns: The timeout that the caller gave, None if none.
             left_ns: What is left of the deadline of the call being served, None if there is none.
-            budget: That of the target; None if it has none.
         """
-        deadline_ns = self.deadline_ns(now_ns, own_ns, left_ns)
-        return RetryPlan(deadline_ns, self.retry, budget if self.retry else None)
-
-    def deadline_ns(self, now_ns: int, own_ns: int | None, left_ns: int | None) -> int:
-        """When a call ends that begins now; arguments as `plan`."""
         return earliest(now_ns, self.timeout_ns, own_ns, left_ns if self.propagate else None)
 
-    def answer(self, error: BaseException, *, attempts: int, elapsed_ns: int) -> Outcome:
-        """Say what the caller gets after a failure that no retry follows.
+    def outcome(self, error: BaseException, *, attempts: int, elapsed_ns: int) -> Outcome:
+        """Decide what the caller gets after the last attempt has failed.
 
         Raises:
             Exception: What a predicate in `default_response.on` raised.
@@ -211,30 +223,90 @@ class MethodConfig:
 
 
 class MethodConfigs:
-    """The rules of every method, made when it is first called. Any thread may use it."""
+    """The configuration of each method, made when it is first called. Any thread may use it."""
 
-    __slots__ = ("_config", "_policy")
+    __slots__ = ("_configs", "_policy")
 
     def __init__(self, policy: CallPolicy) -> None:
         self._policy = policy
-        self._config: dict[str, MethodConfig] = {}
+        self._configs: dict[str, MethodConfig] = {}
 
     def of(self, method: str) -> MethodConfig:
-        """The rules of a method, given in full: `"/shop.Orders/Get"`."""
-        config = self._config.get(method)
+        """The configuration of a method, given in full: `"/shop.Orders/Get"`."""
+        config = self._configs.get(method)
         if config is None:
-            if len(self._config) >= MOST_METHODS:
-                self._config.clear()
-            policy = self._policy.of(method)
-            config = self._config[method] = MethodConfig.of(policy, self._place_of(policy.failback))
+            if len(self._configs) >= MOST_METHODS:
+                self._configs.clear()
+            config = self._configs[method] = self._make(self._policy.of(method))
         return config
 
+    def overridden(self, method: str, options: MethodPolicy) -> MethodConfig:
+        """The same, with what `options` sets. Made anew each time."""
+        return self._make(options.over(self._policy.of(method)))
+
+    def _make(self, policy: MethodPolicy) -> MethodConfig:
+        return MethodConfig.of(policy, self._place_of(policy.failback))
+
     def _place_of(self, failback: FailbackPolicy | None) -> str:
-        """The pattern under which it stands first; `"*"` for the general one."""
+        """The first pattern that has this policy; `"*"` for the general one."""
         if failback is self._policy.failback:
             return "*"
         methods = self._policy.methods.items()
         return next((pattern for pattern, one in methods if one.failback is failback), "*")
+
+
+class CallOptions:
+    """What `call_options` sets for the calls that are begun inside it."""
+
+    __slots__ = ("_configs", "policy")
+
+    def __init__(self, policy: MethodPolicy) -> None:
+        self.policy = policy
+        self._configs: dict[tuple[int, str], tuple[MethodConfigs, MethodConfig]] = {}
+
+    def config(self, configs: MethodConfigs, method: str) -> MethodConfig:
+        """The configuration of a method with these options."""
+        key = id(configs), method  # the object is kept too, or its id could be another's
+        known = self._configs.get(key)
+        if known is None:
+            if len(self._configs) >= MOST_METHODS:
+                self._configs.clear()
+            known = self._configs[key] = configs, configs.overridden(method, self.policy)
+        return known[1]
+
+
+CALL_OPTIONS: Final[ContextVar[CallOptions | None]] = ContextVar("rpcwheel_options", default=None)
+"""What the `call_options` around the caller set; None outside of them."""
+
+
+@contextmanager
+def call_options(**options: Any) -> Iterator[None]:
+    """Set other policies for the calls that are begun in a `with` block, in both worlds.
+
+    The options are a context variable: tasks that are made inside see them, threads do not unless
+    they run in a copy of the context. They hold for calls through channels and interceptors of
+    rpcwheel. What the caller gives to the call itself (`timeout=`) still counts. Inside another
+    block, an option that is not given here is taken from there.
+
+    Example::
+
+        with rpcwheel.call_options(timeout=5.0, retry=None):
+            report = orders.Report(request)
+
+    Args:
+        **options: The settings of `MethodPolicy`, such as `timeout`, `retry`, `hedging`,
+            `default_response`, `failback` and `idempotent`. None switches a policy off.
+
+    Raises:
+        TypeError, ConfigurationError: An option is unknown, of a wrong type or out of range.
+    """
+    policy = MethodPolicy(**options)
+    outer = CALL_OPTIONS.get()
+    token = CALL_OPTIONS.set(CallOptions(policy if outer is None else policy.over(outer.policy)))
+    try:
+        yield
+    finally:
+        CALL_OPTIONS.reset(token)
 
 
 def messages_of(default: Any) -> Sequence[Any]:
@@ -266,18 +338,18 @@ class ClientState:
         Args:
             policy: What holds for which method.
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
-            queue_of: Gives the queue of a failback policy, made when first asked for; also told
-                what to call it if the policy has no name.
+            queue_of: Gives the queue of a failback policy, made when first asked for; its second
+                argument is the queue's name if the policy has none.
 
         Raises:
-            TypeError: `policy` or `timer` is none.
+            TypeError: `policy` is no `CallPolicy`, or `timer` no timer.
         """
         self.configs = MethodConfigs(checked_calls(policy))
         self.queue_of = queue_of
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
-        self._slow: dict[str, tuple[Callable[[Timeout], object], float]] = {}
+        self._slow: dict[tuple[str, int], tuple[Callable[[Timeout], object], float]] = {}
         self._budgets: dict[tuple[float, int], RetryBudget] = {}
         self._bare: set[str] = set()
 
@@ -286,31 +358,23 @@ class ClientState:
         """The timer in use."""
         return shared_timer() if self._timer is None else self._timer
 
-    def plan(
-        self, config: MethodConfig, own_ns: int | None, now_ns: int | None = None
-    ) -> RetryPlan:
-        """Begin a call whose caller gave a timeout of `own_ns`, or none.
-
-        Args:
-            config: The method's.
-            own_ns: What the caller gave.
-            now_ns: By `now_ns`, for who has read the clock already.
-        """
-        budget = None if config.retry is None else self.budget_of(config)
-        return config.plan(self.now_ns() if now_ns is None else now_ns, own_ns, _left_ns(), budget)
+    def config_of(self, method: str) -> MethodConfig:
+        """The configuration of a method for a call that begins now, in this context."""
+        options = CALL_OPTIONS.get()
+        return self.configs.of(method) if options is None else options.config(self.configs, method)
 
     def open(self, config: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
-        """Begin a call without a plan, which is made when its first try has failed (`resumed`).
+        """Begin a call whose caller gave a timeout of `own_ns`, or none.
 
-        Most calls need no more than their first try, and no plan to make it.
+        There is no plan yet: most calls need no more than their first attempt.
 
         Returns:
-            Now, the call's deadline, and that of its first try. Where the deadline has passed there
-            is no first try: the call has not begun.
+            Now, the call's deadline, and that of its first attempt. If the deadline has passed,
+            there is no first attempt: the call has not begun.
         """
         now_ns = self.now_ns()
         deadline_ns = attempt_ns = config.deadline_ns(now_ns, own_ns, _left_ns())
-        if config.retry is not None and now_ns < deadline_ns:
+        if (config.retry is not None or config.hedging is not None) and now_ns < deadline_ns:
             attempt_ns = cut_short(config.retry, now_ns, deadline_ns)
             budget = self.budget_of(config)
             if budget is not None:
@@ -318,16 +382,20 @@ class ClientState:
         return now_ns, deadline_ns, attempt_ns
 
     def resumed(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> RetryPlan:
-        """The plan of a call that was begun by `open`, after its first try."""
-        plan = RetryPlan(deadline_ns, config.retry, self.budget_of(config))
-        plan.resume(started_ns)
-        return plan
+        """The plan of a call that was begun by `open`, after its first attempt."""
+        return RetryPlan(started_ns, deadline_ns, config.retry, self.budget_of(config))
+
+    def hedged(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> HedgingPlan | None:
+        """The plan of a call that was begun by `open`, if it is hedged."""
+        if config.hedging is None:
+            return None
+        return HedgingPlan(started_ns, deadline_ns, config.hedging, self.budget_of(config))
 
     def budget_of(self, config: MethodConfig) -> RetryBudget | None:
-        """The budget that a method's retries are taken from."""
-        if config.retry is None or config.retry.budget is None:
+        """The budget that a method's further attempts are taken from."""
+        key = config.budget
+        if key is None:
             return None
-        key = config.retry.budget
         return self._budgets.get(key) or self._budgets.setdefault(key, RetryBudget(*key))
 
     def after(
@@ -335,31 +403,30 @@ class ClientState:
         method: str,
         config: MethodConfig,
         plan: RetryPlan,
-        outcome: AttemptResult,
+        result: AttemptResult,
         attempts: int,
     ) -> NextAttempt | Stop:
-        """Say what follows after the `attempts`-th try of a call has failed, and tell it as events.
+        """Decide what follows after the `attempts`-th attempt has failed, and emit its event.
 
-        Not for a try that its caller has cancelled.
-
-        May run a wait object of the user's; one that raises costs the call its retries, no more.
+        Not for an attempt that its caller has canceled. May run a wait object of the user's; if
+        that raises, the call is not retried.
         """
         now_ns = self.now_ns()
-        if outcome.code == "CANCELLED" and now_ns >= plan.attempt_ns - EARLY_NS:
-            outcome = replace(outcome, code="DEADLINE_EXCEEDED")
+        if result.code == "CANCELLED" and now_ns >= plan.attempt_ns - EARLY_NS:
+            result = replace(result, code="DEADLINE_EXCEEDED")
         try:
-            step = plan.ended(now_ns, outcome)
-        except Exception as error:  # noqa: BLE001 - a user's wait object; told as an event
+            step = plan.ended(now_ns, result)
+        except Exception as error:  # noqa: BLE001 - a user's wait object
             emit(CallbackFailed(method, "retry.wait", error))
             step = WAIT_FAILED
         if isinstance(step, NextAttempt):
             delay_s = max(0, step.at_ns - now_ns) / 1e9
-            emit(RetryScheduled(method, attempts, outcome.code, delay_s))
-        elif config.retry is not None and outcome.code in config.retry.on:
-            emit(RetryStopped(method, attempts, outcome.code, step.reason))
+            emit(RetryScheduled(method, attempts, result.code, delay_s))
+        elif config.retry is not None and result.code in config.retry.on:
+            emit(RetryStopped(method, attempts, result.code, step.reason))
         return step
 
-    def answer(
+    def outcome(
         self,
         method: str,
         config: MethodConfig,
@@ -369,61 +436,63 @@ class ClientState:
         started_ns: int,
         handed: bool = False,
     ) -> Outcome:
-        """Say what the caller gets after a failure with a status that no retry follows.
+        """Decide what the caller gets after a failure with a status that no attempt follows.
 
         Args:
             method: Its name, for the event.
             config: The method's.
-            error: How the last try failed.
-            attempts: How many tries there were.
+            error: How the last attempt failed.
+            attempts: How many attempts there were.
             started_ns: When the first one began, by `now_ns`.
-            handed: Whether messages of the failed call are in the caller's hands: then nothing but
-                the failure may follow them.
+            handed: Whether the caller has messages of the failed call: then only the failure may
+                follow them.
         """
         if handed:
             return Outcome.FAIL
         elapsed_ns = self.now_ns() - started_ns
         try:
-            answer = config.answer(error, attempts=attempts, elapsed_ns=elapsed_ns)
-        except Exception as raised:  # noqa: BLE001 - a user's predicate; told as an event
+            outcome = config.outcome(error, attempts=attempts, elapsed_ns=elapsed_ns)
+        except Exception as raised:  # noqa: BLE001 - a user's predicate
             emit(CallbackFailed(method, "default_response.on", raised))
             return Outcome.FAIL
-        if answer is Outcome.DEFAULT_RESPONSE:
+        if outcome is Outcome.DEFAULT_RESPONSE:
             emit(DefaultResponseUsed(method, error))
-        return answer
+        return outcome
 
     @staticmethod
     def queues(method: str, config: MethodConfig, error: BaseException) -> bool:
-        """Tell whether failback is for this failure, before requests are gathered for it.
+        """Whether failback queues this failure; asked before requests are gathered for it.
 
-        May run a predicate of the user's; one that raises is reported and means no.
+        May run a predicate of the user's; if that raises, the answer is no.
         """
         if config.queued is None:
             return False
         try:
             return config.queued(error, attempt=1, elapsed_ns=0)  # as `FailbackInvoker.park` asks
-        except Exception as raised:  # noqa: BLE001 - a user's predicate; told as an event
+        except Exception as raised:  # noqa: BLE001 - a user's predicate
             emit(CallbackFailed(method, "failback", raised))
             return False
 
     def watch(self, method: str, config: MethodConfig) -> Timeout | None:
-        """Have a call that begins now told as slow if its config asks so; cancel that at its end.
+        """Emit `CallSlow` if a call that begins now runs for too long; cancel that at its end.
 
-        A timer that takes it not (stopped, full) costs that event and no call.
+        If the timer takes no more timeouts (stopped, full), the call goes on without that.
         """
-        if config.slow_ns == NEVER:
+        slow_ns = config.slow_ns
+        if slow_ns == NEVER:
             return None
-        known = self._slow.get(method)
+        key = method, slow_ns
+        known = self._slow.get(key)
         if known is None:
             if len(self._slow) >= MOST_METHODS:
                 self._slow.clear()
-            event = CallSlow(method, "client", to_seconds(config.slow_ns))
+            event = CallSlow(method, "client", to_seconds(slow_ns))
             # The same float each time: the timer has a shorter way for a delay that it knows.
-            known = self._slow[method] = partial(_report_slow, event), event.elapsed_s
+            known = self._slow[key] = partial(_report_slow, event), event.elapsed_s
         return self.wake(*known, "slow_call_threshold")
 
     def wake(self, task: Callable[[Timeout], object], delay_s: float, what: str) -> Timeout | None:
-        """Have `task` run later; None (and an event that names it) if the timer takes no more."""
+        """Run `task` later; None (and an event that names it) if the timer takes no more."""
         try:
             return self.timer.new_timeout(task, delay_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
@@ -431,7 +500,7 @@ class ClientState:
             return None
 
     def note_bare(self, method: str) -> None:
-        """Tell, once for each method, that its policies can't hold but for the deadline."""
+        """Emit, once for each method, that no policy but the deadline can hold for it."""
         if method in self._bare:
             return
         if len(self._bare) >= MOST_METHODS:
@@ -445,7 +514,7 @@ class ClientState:
 
     @staticmethod
     def silent(method: str, config: MethodConfig) -> str:
-        """Tell that a stream was silent for too long, and give the details of its status."""
+        """Emit that a stream sent nothing for too long, and give the details of its status."""
         silent_s = to_seconds(config.message_timeout_ns)
         emit(StreamStalled(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
@@ -457,7 +526,7 @@ def _report_slow(event: CallSlow, _: Timeout) -> None:
 
 
 def _left_ns() -> int | None:
-    """What is left of the deadline of the call being served; None if none is."""
+    """What is left of the deadline of the call being served; None if there is none."""
     deadline_ns = DEADLINE.get()
     return None if deadline_ns is None else deadline_ns - time.monotonic_ns()
 
@@ -467,22 +536,22 @@ def seconds_left(deadline_ns: int, now_ns: int) -> float | None:
     return None if deadline_ns == NEVER else max(0, deadline_ns - now_ns) / 1e9
 
 
-def answered_by(answer: Outcome, code: str, details: str | None) -> tuple[str, str]:
-    """Who answers in the server's place, and the details of the status that says so."""
-    if answer is Outcome.ENQUEUE:
+def answered_by(outcome: Outcome, code: str, details: str | None) -> tuple[str, str]:
+    """What answers in the server's place, and the details of the status that says so."""
+    if outcome is Outcome.ENQUEUE:
         return "failback", f"queued by failback after {code}: {details}"
     return "default-response", f"default response after {code}: {details}"
 
 
 def resend_timeout(own: Duration | None, config: MethodConfig) -> float:
-    """Seconds that one delivery may take: what the caller gave, else what the config says.
+    """Seconds that one delivery may take: what the caller gave, else what the policy says.
 
     What the caller gave may have been no limit, or none that leaves any time.
     """
     for limit_ns in (NEVER if own is None else to_ns(own), config.timeout_ns):
         if 0 < limit_ns < NEVER:
             return to_seconds(limit_ns)
-    return RESEND_S
+    return RESEND_TIMEOUT_S
 
 
 def kept_metadata(
@@ -501,5 +570,5 @@ def copy_of(request: Any) -> Any:
     """A request as it is now, whatever its caller does with it from now on."""
     try:
         return copy.deepcopy(request)
-    except Exception:  # noqa: BLE001 - what can't be copied is the caller's to leave unchanged
+    except Exception:  # noqa: BLE001 - a request that can't be copied must not be changed
         return request

@@ -87,87 +87,70 @@ class RetryConfig:
 
 
 class RetryPlan:
-    """One deadline, and retries under it. A `CallPlan` for one call."""
+    """The attempts of one call whose first attempt was made. Not thread-safe."""
 
     __slots__ = ("_budget", "_config", "_deadline_ns", "_number", "_started_ns", "attempt_ns")
 
     def __init__(
-        self, deadline_ns: int, config: RetryConfig | None, budget: RetryBudget | None
+        self,
+        started_ns: int,
+        deadline_ns: int,
+        config: RetryConfig | None,
+        budget: RetryBudget | None,
     ) -> None:
-        """Begin a call.
+        """Go on with a call.
 
         Args:
+            started_ns: When its first attempt was made.
             deadline_ns: When all must have ended; `NEVER` for no limit.
-            config: Which failures are followed by another try; None is no retry.
-            budget: That of the call's target; None is no limit.
+            config: Which failures are followed by another attempt; None is no retry.
+            budget: That of the call's target, which has counted the call; None is no limit.
         """
+        self._started_ns = started_ns
         self._deadline_ns = deadline_ns
         self._config = config
         self._budget = budget
-        self._number = 0
-        self._started_ns = 0
-        self.attempt_ns = deadline_ns
-        """When the try that was asked for last must have ended."""
-
-    @property
-    def deadline_ns(self) -> int:
-        """When all must have ended; `NEVER` for no limit."""
-        return self._deadline_ns
-
-    def begin(self, now_ns: int) -> NextAttempt | Stop:
-        """Say whether and until when the first try may run."""
-        if now_ns >= self._deadline_ns:
-            return NO_TIME
-        if self._budget is not None:
-            self._budget.call(now_ns)
-        self._started_ns = now_ns
-        return self._attempt(now_ns)
-
-    def resume(self, started_ns: int) -> None:
-        """Go on with a call that was begun, and whose first try was made, without this plan."""
         self._number = 1
-        self._started_ns = started_ns
-        self.attempt_ns = cut_short(self._config, started_ns, self._deadline_ns)
+        self.attempt_ns = cut_short(config, started_ns, deadline_ns)
+        """When the newest attempt must have ended."""
 
-    def ended(self, now_ns: int, outcome: AttemptResult) -> NextAttempt | Stop:
-        """Say what follows after a try that has ended.
+    def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
+        """Decide what follows after an attempt that has ended.
 
         Raises:
             Exception: What a wait strategy of the user's raised.
         """
         config = self._config
-        if outcome.code == "OK" or config is None:
-            return GOOD if outcome.code == "OK" else NOT_NAMED
-        refusal = self._refusal(config, outcome)
+        if result.code == "OK" or config is None:
+            return GOOD if result.code == "OK" else NOT_NAMED
+        refusal = self._refusal(config, result)
         if refusal is not None:
             return refusal
-        delay_ns = outcome.pushback_ns
+        delay_ns = result.pushback_ns
         if delay_ns is None:
             delay_ns = config.backoff.next_delay_ns(
-                self._number, elapsed_ns=now_ns - self._started_ns, error=outcome.error
+                self._number, elapsed_ns=now_ns - self._started_ns, error=result.error
             )
         if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
             return NO_TIME_LEFT
         if self._budget is not None and not self._budget.take(now_ns):
             return NO_BUDGET
-        return self._attempt(now_ns + delay_ns)
+        at_ns = now_ns + delay_ns
+        self._number += 1
+        self.attempt_ns = cut_short(config, at_ns, self._deadline_ns)
+        return NextAttempt(self._number, at_ns, self.attempt_ns)
 
-    def _refusal(self, config: RetryConfig, outcome: AttemptResult) -> Stop | None:
-        """Why this failure is not followed by another try, time and budget apart."""
-        if outcome.code not in config.on:
+    def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
+        """Why this failure is not followed by another attempt, time and budget apart."""
+        if result.code not in config.on:
             return NOT_NAMED
-        if outcome.committed:
+        if result.committed:
             return COMMITTED
         if not config.idempotent:
             return NOT_IDEMPOTENT
         if self._number >= config.attempts:
             return NO_ATTEMPTS_LEFT
-        return None if outcome.pushback_ns is None else _refused_by(outcome.pushback_ns, config)
-
-    def _attempt(self, at_ns: int) -> NextAttempt:
-        self._number += 1
-        self.attempt_ns = cut_short(self._config, at_ns, self._deadline_ns)
-        return NextAttempt(self._number, at_ns, self.attempt_ns)
+        return None if result.pushback_ns is None else _refused_by(result.pushback_ns, config)
 
 
 def _refused_by(pushback_ns: int, config: RetryConfig) -> Stop | None:
@@ -184,7 +167,7 @@ def _refused_by(pushback_ns: int, config: RetryConfig) -> Stop | None:
 
 
 def cut_short(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:
-    """The deadline of a try that is made at `at_ns`, in a call that has until `deadline_ns`."""
+    """The deadline of an attempt that is made at `at_ns`, in a call that ends at `deadline_ns`."""
     return deadline_ns if config is None else min(deadline_ns, at_ns + config.attempt_timeout_ns)
 
 

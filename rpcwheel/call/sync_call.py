@@ -168,7 +168,7 @@ class Outgoing:
             return call if has_status(error) or self._attempts == 1 else _closed()
         if not has_status(error):
             return call
-        answer = self.state.answer(
+        answer = self.state.outcome(
             self.method,
             self.config,
             error,

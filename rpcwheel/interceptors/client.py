@@ -15,7 +15,7 @@ import grpc
 from rpcwheel._grpc.details import details_with
 from rpcwheel._grpc.styles import blocks, call_at_end, failure_of, has_ended
 from rpcwheel.call._client_held import LiveCall, LiveStream
-from rpcwheel.call.config import PATIENCE_S, seconds_left
+from rpcwheel.call.config import LOOK_INTERVAL_S, seconds_left
 from rpcwheel.call.sync_call import Outgoing, opened_for
 from rpcwheel.rpc import Kind, Stop
 
@@ -210,7 +210,7 @@ def _pause(outgoing: Outgoing, attempt: NextAttempt) -> bool:
     if timeout is None:
         return False
     try:
-        while not due.wait(min(PATIENCE_S, (attempt.deadline_ns - state.now_ns()) / 1e9)):
+        while not due.wait(min(LOOK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)):
             if state.timer.stopped:
                 return False
             if state.now_ns() >= attempt.at_ns:

@@ -8,7 +8,6 @@ from rpcwheel.rpc import (
     CODES,
     DEADLINE,
     AttemptResult,
-    CallInfo,
     Kind,
     NextAttempt,
     Stop,
@@ -49,7 +48,6 @@ def test_an_outcome_says_no_more_than_it_was_given():
         (AttemptResult("OK"), "code"),
         (NextAttempt(1, 0, 5), "number"),
         (Stop("over"), "reason"),
-        (CallInfo("/shop.Orders/Get", Kind.UNARY_UNARY), "method"),
     ],
 )
 def test_a_word_does_not_change(word, name):

@@ -22,10 +22,8 @@ def rules(*, idempotent=True, on="UNAVAILABLE", wait=0.1, **settings):
 
 
 def plan(deadline_ns=NEVER, *, budget=None, **settings):
-    """A plan that has made its first try at 0."""
-    made = RetryPlan(deadline_ns, rules(**settings), budget)
-    assert isinstance(made.begin(0), NextAttempt)
-    return made
+    """The plan of a call whose first attempt was made at 0."""
+    return RetryPlan(0, deadline_ns, rules(**settings), budget)
 
 
 def failed(code="UNAVAILABLE", **more):
@@ -99,34 +97,12 @@ def test_only_the_tries_of_idempotent_methods_have_a_limit_of_their_own():
     assert made.on == {"UNAVAILABLE"}
 
 
-# --- The first try ---
-
-
-def test_the_first_try_begins_at_once_and_may_take_until_the_deadline():
-    assert RetryPlan(5 * S, rules(), None).begin(2 * S) == NextAttempt(1, 2 * S, 5 * S)
-    assert RetryPlan(5 * S, None, None).begin(2 * S) == NextAttempt(1, 2 * S, 5 * S)
-    assert RetryPlan(NEVER, rules(), None).begin(2 * S) == NextAttempt(1, 2 * S, NEVER)
-    assert RetryPlan(5 * S, rules(), None).deadline_ns == 5 * S
-
-
-@pytest.mark.parametrize("late_ns", [0, 1, S])
-def test_a_call_whose_deadline_has_passed_makes_no_try_and_is_not_counted(late_ns):
-    budget = RetryBudget(1.0, 0)
-    step = RetryPlan(5 * S, rules(), budget).begin(5 * S + late_ns)
-    assert step == Stop("its deadline has passed")
-    assert not budget.take(5 * S)
-
-
-def test_a_call_that_begins_is_counted_once_and_its_retries_are_not():
-    budget = RetryBudget(1.0, 0)
-    made = plan(budget=budget)
-    made.ended(0, failed())
-    assert [slot for slot in budget._slots if slot[1:] != [0, 0]] == [[0, 1, 1]]
+# --- The deadline of an attempt ---
 
 
 def test_a_try_has_its_own_limit_within_the_calls_deadline():
-    made = RetryPlan(1800 * MS, rules(attempt_timeout=1.0), None)
-    assert made.begin(0) == NextAttempt(1, 0, 1000 * MS)
+    made = plan(1800 * MS, attempt_timeout=1.0)
+    assert made.attempt_ns == 1000 * MS
     step = made.ended(1000 * MS, failed("DEADLINE_EXCEEDED"))
     assert step == NextAttempt(2, 1100 * MS, 1800 * MS)
 
@@ -141,14 +117,12 @@ def test_without_a_deadline_each_try_has_its_own_limit_counted_from_its_begin():
 
 def test_a_success_is_the_end():
     assert plan().ended(0, AttemptResult("OK")) == Stop("it succeeded")
-    made = RetryPlan(NEVER, None, None)
-    made.begin(0)
+    made = RetryPlan(0, NEVER, None, None)
     assert made.ended(0, AttemptResult("OK")) == Stop("it succeeded")
 
 
 def test_without_rules_there_is_one_try():
-    made = RetryPlan(NEVER, None, None)
-    made.begin(0)
+    made = RetryPlan(0, NEVER, None, None)
     assert made.ended(0, failed()).reason == NOT_NAMED
 
 
@@ -272,8 +246,7 @@ def test_a_strategy_sees_the_attempt_the_time_since_the_first_try_and_the_error(
         seen.append((state.attempt_number, state.outcome_timestamp, state.outcome.exception()))
         return 0
 
-    made = RetryPlan(NEVER, rules(wait=wait), None)
-    made.begin(5 * S)
+    made = RetryPlan(5 * S, NEVER, rules(wait=wait), None)
     made.ended(7 * S, failed(error=error))
     made.ended(8 * S, failed())
     assert seen == [(1, 2.0, error), (2, 3.0, None)]
@@ -302,7 +275,7 @@ class AnyStory(RuleBasedStateMachine):
     """One call of any policy, whose tries end in any way."""
 
     @initialize(
-        deadline_ns=st.just(NEVER) | st.integers(0, 3 * S),
+        deadline_ns=st.just(NEVER) | st.integers(1, 3 * S),
         idempotent=st.booleans(),
         settings=st.fixed_dictionaries(
             {
@@ -322,8 +295,8 @@ class AnyStory(RuleBasedStateMachine):
         self.budget = RetryBudget(0.0, self.reserve)
         self.now_ns = self.tries = 0
         retry = rules(on=ON, idempotent=idempotent, **settings)
-        self.plan = RetryPlan(deadline_ns, retry, self.budget)
-        self.take(self.plan.begin(0))
+        self.plan = RetryPlan(0, deadline_ns, retry, self.budget)
+        self.take(NextAttempt(1, 0, self.plan.attempt_ns))
 
     def take(self, step):
         self.step = step

@@ -1,6 +1,5 @@
 """What all calls of one client share."""
 
-import contextlib
 import time
 
 import pytest
@@ -73,7 +72,9 @@ def test_what_grpc_is_given_as_timeout_is_never_negative(deadline_ns, now_ns, le
 
 
 def begun(state, config, own_ns=None):
-    return state.plan(config, own_ns).begin(state.now_ns())
+    now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
+    late = now_ns >= deadline_ns
+    return Stop("its deadline has passed") if late else NextAttempt(1, now_ns, attempt_ns)
 
 
 def test_a_plan_begins_now_with_the_callers_timeout(make, timer):
@@ -105,36 +106,6 @@ def test_a_policy_that_does_not_propagate_is_not_limited_by_the_call_being_serve
     state, config = make(timeout=DeadlinePolicy(timeout=500, propagate=False))
     with deadline_scope(0):
         assert begun(state, config).deadline_ns == 500 * S
-
-
-@pytest.mark.parametrize(
-    ("settings", "served", "own_ns"),
-    [
-        ({}, None, None),
-        ({}, 40.0, 0),
-        ({"timeout": 50}, 40.0, 3 * S),
-        ({"retry": RETRY}, None, 3 * S),
-        ({"timeout": DeadlinePolicy(timeout=50, propagate=False), "retry": RETRY}, 40.0, None),
-        ({"timeout": 50, "retry": CUT_SHORT, "idempotent": True}, 40.0, 0),
-        ({"timeout": 50, "retry": CUT_SHORT, "idempotent": True}, None, None),
-    ],
-)
-def test_a_call_that_is_opened_without_a_plan_has_the_same_first_try(
-    make, timer, settings, served, own_ns
-):
-    state, config = make(**settings)
-    timer.advance(2)
-    with contextlib.nullcontext() if served is None else deadline_scope(served):
-        begun = state.plan(config, own_ns).begin(state.now_ns())
-        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
-        plan = state.resumed(config, now_ns, deadline_ns)
-    if isinstance(begun, Stop):
-        assert (now_ns, deadline_ns) == (2 * S, 2 * S)
-    else:
-        assert now_ns == begun.at_ns
-        assert begun.deadline_ns - attempt_ns >= 0  # what is left of a served call shrinks
-        assert plan.attempt_ns == attempt_ns
-        assert plan.deadline_ns == deadline_ns
 
 
 def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
@@ -192,8 +163,7 @@ def test_all_calls_of_a_client_take_their_retries_from_one_budget(make):
     state, config = make(retry=RetryPolicy(on="UNAVAILABLE", wait=0, budget=0.0, reserve=3))
     steps = []
     for _ in range(5):
-        plan = state.plan(config, None)
-        plan.begin(0)
+        plan = state.resumed(config, *state.open(config, None)[:2])
         steps.append(plan.ended(0, FAILED))
     assert [isinstance(step, NextAttempt) for step in steps] == [True] * 3 + [False] * 2
 
@@ -207,8 +177,7 @@ def test_two_clients_have_two_budgets(make):
 
 
 def after(state, config, outcome, attempts=1):
-    plan = state.plan(config, None)
-    plan.begin(state.now_ns())
+    plan = state.resumed(config, *state.open(config, None)[:2])
     return state.after(M, config, plan, outcome, attempts)
 
 
@@ -255,7 +224,7 @@ def test_a_failure_of_another_code_is_not_worth_an_event(make, events):
 
 
 def answer(state, config, error, **more):
-    return state.answer(M, config, error, **{"attempts": 1, "started_ns": 0} | more)
+    return state.outcome(M, config, error, **{"attempts": 1, "started_ns": 0} | more)
 
 
 def test_failsafe_is_told_how_often_and_how_long_it_was_tried(make, timer):

@@ -8,10 +8,8 @@ import tenacity
 from rpcwheel.call import DeadlinePolicy, RetryPolicy, config
 from rpcwheel.call.config import MethodConfig, MethodConfigs, Outcome, messages_of
 from rpcwheel.call.policy import CallPolicy, DefaultResponsePolicy, MethodPolicy
-from rpcwheel.call.retry import RetryBudget
 from rpcwheel.durations import NEVER
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
 S = 1_000_000_000
 RETRY = RetryPolicy(on="UNAVAILABLE", wait=0)
@@ -104,9 +102,7 @@ def test_streams_are_watched_for_silence_only_if_they_are_to_be():
 
 
 def deadline_of(made, now_ns=S, own_ns=None, left_ns=None):
-    step = made.plan(now_ns, own_ns, left_ns, None).begin(now_ns)
-    assert isinstance(step, NextAttempt)
-    return step.deadline_ns
+    return made.deadline_ns(now_ns, own_ns, left_ns)
 
 
 @pytest.mark.parametrize(
@@ -137,32 +133,15 @@ def test_without_propagation_the_call_being_served_limits_nothing():
 
 
 @pytest.mark.parametrize(("own_ns", "left_ns"), [(None, 0), (None, -S), (0, None), (-1, 5 * S)])
-def test_a_call_that_comes_too_late_makes_no_try(own_ns, left_ns):
-    step = rules(timeout=9).plan(S, own_ns, left_ns, None).begin(S)
-    assert step == Stop("its deadline has passed")
-
-
-def test_only_a_method_that_is_retried_counts_in_the_budget():
-    budget = RetryBudget(1.0, 0)
-    rules().plan(0, None, None, budget).begin(0)
-    assert not budget.take(0)
-    rules(retry=RETRY).plan(0, None, None, budget).begin(0)
-    assert budget.take(0)
-
-
-def test_the_plan_retries_by_the_methods_rules_within_its_budget():
-    plan = rules(retry=RETRY, idempotent=True).plan(0, 2 * S, None, RetryBudget(1.0, 0))
-    plan.begin(0)
-    failed = AttemptResult("UNAVAILABLE")
-    assert plan.ended(S, failed) == NextAttempt(2, S, 2 * S)
-    assert plan.ended(S, failed).reason == "too many of this target's calls are retries already"
+def test_the_deadline_of_a_call_that_comes_too_late_has_passed(own_ns, left_ns):
+    assert deadline_of(rules(timeout=9), S, own_ns, left_ns) <= S
 
 
 # --- The answer ---
 
 
 def answer(made, error, attempts=1, elapsed_ns=0):
-    return made.answer(error, attempts=attempts, elapsed_ns=elapsed_ns)
+    return made.outcome(error, attempts=attempts, elapsed_ns=elapsed_ns)
 
 
 def test_a_failure_is_raised_where_nothing_else_is_said():
@@ -242,4 +221,4 @@ def test_rules_are_kept_for_a_bounded_number_of_methods(monkeypatch):
     book = MethodConfigs(CallPolicy(timeout=2.0))
     for number in range(10):
         assert book.of(f"/made.Up/{number}").timeout_ns == 2_000_000_000
-        assert len(book._config) <= 3
+        assert len(book._configs) <= 3

@@ -1,0 +1,101 @@
+"""Decides about the attempts of one hedged call (gRFC A6). Pure: time comes in as nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.rpc import NextAttempt
+
+if TYPE_CHECKING:
+    from rpcwheel.rpc import AttemptResult
+
+    from .policy import HedgingPolicy
+    from .retry import RetryBudget
+
+__all__ = ["HedgingConfig", "HedgingPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class HedgingConfig:
+    """A hedging policy as it applies to one idempotent method."""
+
+    delay_ns: int
+    max_attempts: int
+    non_fatal: frozenset[str]
+    budget: tuple[float, int] | None
+    """Share and minimum of the target's `RetryBudget`."""
+
+    @classmethod
+    def of(cls, policy: HedgingPolicy) -> HedgingConfig:
+        """Make it of what the user has set."""
+        share, least = policy.retry_budget, policy.min_retries
+        return cls(
+            delay_ns=to_ns(policy.delay),
+            max_attempts=policy.max_attempts,
+            non_fatal=policy.non_fatal_codes,
+            budget=None if share is None else (share, least),
+        )
+
+
+class HedgingPlan:
+    """The attempts of one call whose first attempt was made. Not thread-safe."""
+
+    __slots__ = ("_budget", "_config", "_deadline_ns", "_number", "_running", "next_ns")
+
+    def __init__(
+        self, started_ns: int, deadline_ns: int, config: HedgingConfig, budget: RetryBudget | None
+    ) -> None:
+        """Go on with a call.
+
+        Args:
+            started_ns: When its first attempt was made.
+            deadline_ns: When all attempts must have ended; `NEVER` for no limit.
+            config: The method's.
+            budget: That of the call's target, which has counted the call; None is no limit.
+        """
+        self._config = config
+        self._budget = budget
+        self._deadline_ns = deadline_ns
+        self._number = 1
+        self._running = 1
+        self.next_ns = NEVER
+        """When the next attempt is due; `NEVER` if there is none."""
+        self._plan_next(started_ns + config.delay_ns)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no attempt runs, and none follows."""
+        return not self._running and self.next_ns == NEVER
+
+    def due(self, now_ns: int) -> NextAttempt | None:
+        """Begin the next attempt if it is due; it counts as running from now on."""
+        if now_ns < self.next_ns:
+            return None
+        if self._budget is not None and not self._budget.take(now_ns):
+            self.next_ns = NEVER
+            return None
+        self._number += 1
+        self._running += 1
+        self._plan_next(now_ns + self._config.delay_ns)
+        return NextAttempt(self._number, now_ns, self._deadline_ns)
+
+    def ended(self, now_ns: int, result: AttemptResult) -> bool:
+        """Take note that an attempt has ended; True if the call ends with it."""
+        self._running -= 1
+        if result.code == "OK" or result.code not in self._config.non_fatal:
+            return True
+        pushback_ns = result.pushback_ns
+        if pushback_ns is None:
+            self._plan_next(now_ns)
+        elif pushback_ns >= 0:
+            self._plan_next(now_ns + pushback_ns)
+        else:  # the server wants no more attempts
+            self.next_ns = NEVER
+            self._number = self._config.max_attempts
+        return self.is_over
+
+    def _plan_next(self, at_ns: int) -> None:
+        more = self._number < self._config.max_attempts and at_ns < self._deadline_ns
+        self.next_ns = at_ns if more else NEVER
