@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel._grpc.aio_relay import relay_of
 from rpcwheel.durations import NEVER
 
 if TYPE_CHECKING:

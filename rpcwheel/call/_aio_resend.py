@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import BLURRED, blurred, failure_of
-from rpcwheel._grpc.aio_relay import STATUS_LOOKS_S
+from rpcwheel._grpc.aio_relay import BLURRED, STATUS_LOOKS_S, blurred, failure_of
 from rpcwheel._grpc.details import with_attempt
 
 if TYPE_CHECKING:

@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import (
-    NotAtOnceError,
-    ended,
-    ended_by,
-    failure_of,
-    has_ended,
-    refused_by,
-    status_of,
-)
+from rpcwheel._grpc.aio_finished import failed_call, finished_call, refused_by, status_of
+from rpcwheel._grpc.aio_relay import NotAtOnceError, failure_of, has_ended
 from rpcwheel._grpc.status import outcome_of_error
 from rpcwheel.call.retry import COMMITTED, NO_TIME
 from rpcwheel.durations import NEVER, to_seconds
@@ -48,7 +41,7 @@ from .config import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel._grpc.aio_calls import Ended
+    from rpcwheel._grpc.aio_finished import FinishedCall
     from rpcwheel._grpc.aio_relay import Relay
     from rpcwheel.call.retry import RetryPlan
     from rpcwheel.failback.policy import FailbackPolicy
@@ -96,7 +89,7 @@ class Tries(Generic[Start, Options]):
         own_timeout: float | None,
     ) -> None:
         """Begin a call; the door makes its first try, and later ones with `start` and `options`."""
-        if member.keep_bytes is not None:
+        if member.keep_bytes is not None and request is not None:
             self.requests = Requests(request, member.keep_bytes)
         elif member.keeps and request.__class__ is not bytes:
             request = copy_of(request)  # the caller may change it; 2 µs for a small message
@@ -149,7 +142,7 @@ class Tries(Generic[Start, Options]):
         if error is None:
             relay.finish(call)
         elif not isinstance(error, grpc.RpcError):
-            relay.finish(call if has_ended(call) else ended_by(self.kind, error))
+            relay.finish(call if has_ended(call) else failed_call(self.kind, error))
         elif not (self._member.config.retry or self._member.answers):
             self._give(relay, call, error)
         else:  # not here: this is deep inside of grpc, and in nobody's context
@@ -179,7 +172,8 @@ class Tries(Generic[Start, Options]):
         if not relay.shows(call):
             return  # cancelled meanwhile
         member = self._member
-        whole = self.requests is None or self.requests.recording.whole
+        written = self.kind.streams_requests and self._request is None
+        whole = not written and (self.requests is None or self.requests.recording.whole)
         outcome = outcome_of_error(error, committed=relay.handed or not whole)
         plan = self._plan
         if plan is None:
@@ -294,10 +288,15 @@ class Tries(Generic[Start, Options]):
         A stream that answers may wait for what its caller makes of the answers; it is not read on.
         """
         requests = self.requests
+        member = self._member
+        if self.kind.streams_requests and self._request is None:
+            if member.state.queues(self.method, member.config, error):
+                error.add_note(f"{self.method}: not queued by failback, its requests were written")
+            self._give(relay, call, error)
+            return
         if requests is None:
             self._park(relay, call, error, kept_request(self._request))
             return
-        member = self._member
         if not requests.known and not member.state.queues(self.method, member.config, error):
             self._give(relay, call, error)
             return
@@ -337,7 +336,7 @@ class Tries(Generic[Start, Options]):
             queue = self._member.state.queue_of(policy, self._member.config.queue)
             parked = queue.park(error, self.resend(policy, self._attempts), *requests)
         except FailbackError as refusal:
-            relay.finish(ended_by(self.kind, refused_by(refusal, error)))
+            relay.finish(failed_call(self.kind, refused_by(refusal, error)))
             return
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(CallbackFailed(self.method, "failback", raised))
@@ -350,7 +349,7 @@ class Tries(Generic[Start, Options]):
     def _give(self, relay: Relay, call: Any, error: grpc.RpcError) -> None:
         """End the call with its failure: the try itself, unless its status may be blurred yet."""
         if self.kind.streams_requests:
-            relay.finish(ended_by(self.kind, error), source=call)
+            relay.finish(failed_call(self.kind, error), source=call)
         else:
             relay.finish(call)
 
@@ -365,7 +364,7 @@ class Tries(Generic[Start, Options]):
         initial = status.initial_metadata()
         ok = grpc.StatusCode.OK
         relay.finish(
-            ended(self.kind, ok, details, result=result, initial=initial, trailing=trailing)
+            finished_call(self.kind, ok, details, result=result, initial=initial, trailing=trailing)
         )
 
     # --- While the caller waits for a message ---
@@ -387,13 +386,13 @@ class Tries(Generic[Start, Options]):
         if listening.over or not relay.shows(call):
             return
         details = self._member.state.silent(self.method, self._member.config)
-        relay.begin(ended(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
+        relay.begin(finished_call(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
         call.cancel()
 
 
-def late(kind: Kind) -> Ended:
+def late(kind: Kind) -> FinishedCall:
     """The caller's call where no try was made at all."""
-    return ended(
+    return finished_call(
         kind,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         f"Deadline Exceeded before the call began: {NO_TIME.reason}",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel._grpc.aio_relay import relay_of
 from rpcwheel.rpc import Kind
 from rpcwheel.transport._aio_members import MEMBERS
 
@@ -16,8 +16,6 @@ from ._aio_passage import Passage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rpcwheel._grpc.aio_relay import Relay
 
     from ._aio_fleet import Fleet
     from ._aio_leg import Forks
@@ -53,7 +51,7 @@ class Calls:
         self.roster = fleet.roster
         self.method = method
         self.serializer: Any = request_serializer
-        self.relay: type[Relay] = relay_of(self.kind)
+        self.relay = relay_of(self.kind)
         self.made: dict[Member, Any] = {}
         """The same method of members' own channels."""
         # Foreign interceptors want to see the request itself.

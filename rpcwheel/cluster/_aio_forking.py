@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import ended, failed_with, status_of
+from rpcwheel._grpc.aio_finished import failed_with, finished_call, status_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind
 
@@ -96,7 +96,7 @@ class _Broadcast(_Unary):
             cancel_all([call for _, call in legs])
         if errors:
             raise BroadcastFailed(self._method, answers, errors)
-        return ended(Kind.UNARY_UNARY, grpc.StatusCode.OK, "", result=answers)
+        return finished_call(Kind.UNARY_UNARY, grpc.StatusCode.OK, "", result=answers)
 
 
 async def _first_of(calls: Sequence[Any]) -> tuple[Any, BaseException | None]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import ended
+from rpcwheel._grpc.aio_finished import finished_call
 
 from ._aio_passage import Passage
 
@@ -47,7 +47,9 @@ class Leg(Passage):
     def _unmade(self, unmade: UnmadeError) -> Any:
         if self._forks is not None:
             self._forks.heard = True  # it is not waited past
-        return ended(self.kind, grpc.StatusCode.UNAVAILABLE, str(unmade))  # the others go on
+        return finished_call(
+            self.kind, grpc.StatusCode.UNAVAILABLE, str(unmade)
+        )  # the others go on
 
     def _goes_on(self, relay: Relay, error: grpc.aio.AioRpcError) -> bool:
         goes_on = super()._goes_on(relay, error)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import OK, ended, ended_by, immediately
+from rpcwheel._grpc.aio_finished import OK, failed_call, finished_call
+from rpcwheel._grpc.aio_relay import immediately
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.probe import UNANSWERED
 from rpcwheel.transport._aio_members import CLOSED, Running
@@ -216,7 +217,7 @@ class Passage(Running):
         except UnmadeError:
             pass  # as if it were not there
         except Exception as error:  # noqa: BLE001 - of a picker, or of `connect`; the caller gets it
-            relay.finish(ended_by(self.kind, error))
+            relay.finish(failed_call(self.kind, error))
             return True
         if not self._patient or calls.roster.closed:
             return False
@@ -255,7 +256,7 @@ class Passage(Running):
         refusal = roster.refusal()
         limit_ns = left_ns if self._patient else min(left_ns, roster.rules.wait_ns)
         if limit_ns <= 0 or (refusal is not None and not self._patient):
-            return ended(self.kind, self._code(), refusal or roster.too_late())
+            return finished_call(self.kind, self._code(), refusal or roster.too_late())
         relay = self._calls.relay(self)
         self.follow(relay)
         self._wait(relay, limit_ns)
@@ -314,9 +315,9 @@ class Passage(Running):
             at = calls.roster.pick(calls.method, self._request, self._options["metadata"])
             call = self._reach(at, self._rest(max(0, left_ns)))
         except UnmadeError as unmade:
-            relay.finish(ended_by(self.kind, unmade.error))
+            relay.finish(failed_call(self.kind, unmade.error))
         except Exception as error:  # noqa: BLE001 - of a picker, or of `connect`; the caller gets it
-            relay.finish(ended_by(self.kind, error))
+            relay.finish(failed_call(self.kind, error))
         else:
             relay.begin(call)
 
@@ -325,11 +326,11 @@ class Passage(Running):
         roster, error = self._calls.roster, self._error
         code = self._code()
         if error is None:
-            relay.finish(ended(self.kind, code, roster.refusal() or roster.too_late()))
+            relay.finish(finished_call(self.kind, code, roster.refusal() or roster.too_late()))
         elif code is UNAVAILABLE:
-            relay.finish(ended_by(self.kind, error))
+            relay.finish(failed_call(self.kind, error))
         else:
-            relay.finish(ended(self.kind, code, error.details()))
+            relay.finish(finished_call(self.kind, code, error.details()))
 
     def _code(self) -> grpc.StatusCode:
         """Whether it is the deadline that is over, or another limit."""

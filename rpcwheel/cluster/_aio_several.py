@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, failed_with
-from rpcwheel._grpc.aio_kinds import relay_of
-from rpcwheel._grpc.aio_relay import cancels_of_task
+from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, failed_with, finished_call
+from rpcwheel._grpc.aio_relay import cancels_of_task, relay_of
 from rpcwheel._grpc.status import is_channel_closed
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.rpc import Kind
@@ -155,7 +154,7 @@ def _begun(method: Any, request: Any, options: dict[str, Any]) -> Any:
     except grpc.aio.UsageError as error:
         if not is_channel_closed(error):
             raise
-        return ended_by(KIND, error)
+        return failed_call(KIND, error)
 
 
 def _all(beginnings: Iterable[Callable[[], Any]]) -> list[Any]:
@@ -226,9 +225,9 @@ async def _settle(relay: Relay, work: Callable[[], Coroutine[Any, Any, Any]]) ->
     try:
         relay.finish(await work())
     except asyncio.CancelledError:
-        relay.finish(ended(KIND, grpc.StatusCode.CANCELLED, CANCELLED_HERE))
+        relay.finish(finished_call(KIND, grpc.StatusCode.CANCELLED, CANCELLED_HERE))
     except Exception as error:  # noqa: BLE001 - the caller gets it
-        relay.finish(ended_by(KIND, error))
+        relay.finish(failed_call(KIND, error))
 
 
 async def answer_of(call: Any) -> tuple[Any, BaseException | None]:

@@ -15,7 +15,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from rpcwheel._grpc.aio_calls import immediately
+from rpcwheel._grpc.aio_relay import immediately
 from rpcwheel.call.config import ClientState
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
+from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call, metadata_from
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.details import metadata_of, with_attempt
 from rpcwheel.call._aio_member import Member
@@ -229,9 +229,9 @@ class _Tries(Tries[_Member, dict[str, Any]]):
         try:
             call = self._start.start(self.sent, timeout, self._with(self._metadata(number)))
         except grpc.aio.UsageError:  # the channel was closed meanwhile
-            call = ended(self.kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
+            call = finished_call(self.kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            call = ended_by(self.kind, error)
+            call = failed_call(self.kind, error)
         relay.begin(call)
 
     def waits(self, relay: Relay) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import CANCELLED_HERE, ended, ended_by, metadata_from
+from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call, metadata_from
 from rpcwheel._grpc.details import AioDetails, metadata_of, with_attempt
 from rpcwheel.call._aio_member import Member
 from rpcwheel.call._aio_resend import Resend
@@ -72,7 +72,7 @@ class _Interceptor:
         try:
             call = await continuation(details, request)
         except grpc.RpcError as error:  # of an interceptor below, that has awaited it
-            call = ended_by(member.kind, error)
+            call = failed_call(member.kind, error)
         except BaseException:
             tries.finished()
             raise
@@ -129,11 +129,11 @@ class _Tries(Tries["Continuation", AioDetails]):
         except asyncio.CancelledError as error:
             if self._task is None:  # by `finished`
                 raise
-            call = ended_by(self.kind, error)
+            call = failed_call(self.kind, error)
         except grpc.aio.UsageError:  # the channel was closed meanwhile
-            call = ended(self.kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
+            call = finished_call(self.kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            call = ended_by(self.kind, error)
+            call = failed_call(self.kind, error)
         self._task = None
         if relay.done():
             call.cancel()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.aio_calls import NotAtOnceError, ended, ended_by, failure_of, has_ended
+from rpcwheel._grpc.aio_finished import failed_call, finished_call
 from rpcwheel._grpc.aio_interceptors import LISTS, lists_of
-from rpcwheel._grpc.aio_kinds import relay_of
+from rpcwheel._grpc.aio_relay import NotAtOnceError, failure_of, has_ended, relay_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind
 
@@ -109,7 +109,7 @@ class Running:
         """End the call, as its connection is given up."""
         relay = self._relay()
         if relay is not None:
-            relay.end(ended(self.kind, grpc.StatusCode.UNAVAILABLE, details))
+            relay.end(finished_call(self.kind, grpc.StatusCode.UNAVAILABLE, details))
 
     def cancel(self) -> None:
         """Cancel the call, as its channel is closed."""
@@ -143,9 +143,9 @@ class Running:
             if self._goes_on(relay, error):
                 return
             if self.kind.streams_requests:  # or grpc.aio may tell another status later
-                relay.finish(ended_by(self.kind, error), source=call)
+                relay.finish(failed_call(self.kind, error), source=call)
                 return
-        relay.finish(call if error is None or has_ended(call) else ended_by(self.kind, error))
+        relay.finish(call if error is None or has_ended(call) else failed_call(self.kind, error))
 
     def _goes_on(self, relay: Relay, error: grpc.aio.AioRpcError) -> bool:
         """Whether another try has been begun, or will be, after this failure."""
@@ -191,7 +191,7 @@ class _Member:
     ) -> None:
         self.channel = channel
         self.method = method
-        self.relay: type[Relay] = relay_of(self.kind)
+        self.relay = relay_of(self.kind)
         self._codec = (request_serializer, response_deserializer)
         self._given = (args, options)
         self.links = channel.links

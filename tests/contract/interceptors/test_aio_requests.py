@@ -9,6 +9,8 @@ from fixtures.aio_doors import read_all, refused, sent
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail
 from fixtures.waiting import aio_wait_until
 from rpcwheel.call import DeadlinePolicy, RetryPolicy
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors.aio import FailbackQueues
 from rpcwheel.observe import RetryStopped
 
 
@@ -77,6 +79,56 @@ async def test_without_retries_requests_may_be_written(doors):
     await call.write(b"a")
     await call.done_writing()
     assert await call == b"a"
+
+
+async def test_written_requests_are_not_sent_again(shop, own, events):
+    shop.then(Fail("UNAVAILABLE", read=True))
+    call = own.retrying().stream_unary(STREAM_UNARY)()
+    await call.write(b"a")
+    await call.done_writing()
+    assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
+    await aio_wait_until(lambda: any(isinstance(event, RetryStopped) for event in events))
+    assert "can't be made again" in events[-1].reason
+
+
+async def test_written_requests_are_not_queued_by_failback(shop, own):
+    async with FailbackQueues() as queues:
+        failback = FailbackPolicy(on="UNAVAILABLE")
+        channel = own.retrying(retry=None, failback=failback, queues=queues)
+        shop.then(Fail("UNAVAILABLE", read=True))
+        call = channel.stream_unary(STREAM_UNARY)()
+        await call.write(b"a")
+        await call.done_writing()
+        error = await refused(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "its requests were written" in error.__notes__[0]
+        assert queues.pending == 0
+
+
+async def test_after_done_writing_no_more_is_written(own):
+    call = own.retrying().stream_unary(STREAM_UNARY)()
+    await call.write(b"a")
+    await call.done_writing()
+    await call.done_writing()
+    with pytest.raises(asyncio.InvalidStateError, match="half closed"):
+        await call.write(b"b")
+    assert await call == b"a"
+    with pytest.raises(asyncio.InvalidStateError, match="finished"):
+        await call.write(b"b")
+
+
+async def test_a_write_after_the_server_has_failed_the_call_raises(shop, own):
+    shop.then(Fail("NOT_FOUND"))
+    call = own.retrying().stream_unary(STREAM_UNARY)()
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+        await write_for_ever(call)
+    assert await call.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def write_for_ever(call):
+    while True:
+        await call.write(b"a")
 
 
 async def test_an_iterator_that_raises_cancels_the_call(own):

@@ -6,18 +6,15 @@ import pickle
 import grpc
 import pytest
 
-from rpcwheel._grpc.aio_calls import (
+from rpcwheel._grpc.aio_finished import (
     CANCELLED_HERE,
-    NotAtOnceError,
-    ended,
-    ended_by,
+    failed_call,
     failed_with,
-    failure_of,
-    has_ended,
-    immediately,
+    finished_call,
     metadata_from,
     refused_by,
 )
+from rpcwheel._grpc.aio_relay import NotAtOnceError, failure_of, has_ended, immediately
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
 
@@ -33,7 +30,9 @@ INTERFACES = {
 @pytest.mark.parametrize("kind", Kind)
 async def test_a_call_that_ended_well_has_all_of_the_interface(kind):
     told = []
-    call = ended(kind, OK, "why", result=[1, 2], initial=[("a", "b")], trailing=[("c", "d")])
+    call = finished_call(
+        kind, OK, "why", result=[1, 2], initial=[("a", "b")], trailing=[("c", "d")]
+    )
     assert isinstance(call, INTERFACES[kind])
     assert await answer(call, kind) == [1, 2]
     assert await call.code() is OK
@@ -49,7 +48,7 @@ async def test_a_call_that_ended_well_has_all_of_the_interface(kind):
 
 @pytest.mark.parametrize("kind", Kind)
 async def test_one_that_failed_raises_its_status_wherever_it_is_asked(kind):
-    call = ended(kind, grpc.StatusCode.NOT_FOUND, "gone")
+    call = finished_call(kind, grpc.StatusCode.NOT_FOUND, "gone")
     for ask in (lambda: answer(call, kind), call.wait_for_connection):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask()
@@ -58,32 +57,32 @@ async def test_one_that_failed_raises_its_status_wherever_it_is_asked(kind):
 
 
 async def test_one_that_was_cancelled_here_raises_as_grpcs_own():
-    call = ended(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
+    call = finished_call(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
     assert call.cancelled()
     with pytest.raises(asyncio.CancelledError):
         await call
 
 
 async def test_one_cancelled_by_the_server_raises_its_status():
-    call = ended(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, "not now")
+    call = finished_call(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, "not now")
     assert call.cancelled()
     with pytest.raises(grpc.aio.AioRpcError):
         await call
 
 
 async def test_responses_can_be_read_one_by_one():
-    call = ended(Kind.UNARY_STREAM, OK, "", result=(1, 2))
+    call = finished_call(Kind.UNARY_STREAM, OK, "", result=(1, 2))
     assert [await call.read() for _ in range(3)] == [1, 2, grpc.aio.EOF]
-    empty = ended(Kind.UNARY_STREAM, OK, "", result=None)
+    empty = finished_call(Kind.UNARY_STREAM, OK, "", result=None)
     assert await empty.read() is grpc.aio.EOF
-    failed = ended(Kind.UNARY_STREAM, grpc.StatusCode.NOT_FOUND, "gone")
+    failed = finished_call(Kind.UNARY_STREAM, grpc.StatusCode.NOT_FOUND, "gone")
     for _ in range(2):
         with pytest.raises(grpc.aio.AioRpcError):
             await failed.read()
 
 
 async def test_nothing_can_be_written_to_one_that_has_ended():
-    call = ended(Kind.STREAM_UNARY, OK, "", result=1)
+    call = finished_call(Kind.STREAM_UNARY, OK, "", result=1)
     with pytest.raises(asyncio.InvalidStateError):
         await call.write(b"x")
     await call.done_writing()
@@ -91,7 +90,7 @@ async def test_nothing_can_be_written_to_one_that_has_ended():
 
 
 async def test_an_error_that_is_no_status_is_raised_as_it_is():
-    call = ended_by(Kind.UNARY_UNARY, KeyError("bug"))
+    call = failed_call(Kind.UNARY_UNARY, KeyError("bug"))
     with pytest.raises(KeyError):
         await call
     assert await call.code() is grpc.StatusCode.UNKNOWN
@@ -103,7 +102,7 @@ async def test_a_status_that_knows_only_its_code_is_told_as_far_as_it_goes():
         def code(self):
             return grpc.StatusCode.ABORTED
 
-    call = ended_by(Kind.UNARY_UNARY, Bare())
+    call = failed_call(Kind.UNARY_UNARY, Bare())
     assert await call.code() is grpc.StatusCode.ABORTED
     assert await call.details() is None
     assert tuple(await call.trailing_metadata()) == ()
@@ -154,7 +153,7 @@ def test_a_call_whose_end_is_what_an_interceptor_raised_has_ended():
             raise KeyError("a bug")
 
     assert has_ended(Intercepted())
-    assert has_ended(ended(Kind.UNARY_UNARY, OK, ""))
+    assert has_ended(finished_call(Kind.UNARY_UNARY, OK, ""))
 
 
 def test_a_failure_found_on_this_side_has_empty_metadata():

@@ -11,9 +11,8 @@ import grpc
 import pytest
 
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel._grpc.aio_calls import ended, ended_by
-from rpcwheel._grpc.aio_kinds import relay_of
-from rpcwheel._grpc.aio_relay import Signal, cancels_of_task
+from rpcwheel._grpc.aio_finished import failed_call, finished_call
+from rpcwheel._grpc.aio_relay import Signal, cancels_of_task, relay_of
 from rpcwheel.observe import CallbackFailed
 from rpcwheel.rpc import Kind
 
@@ -72,7 +71,7 @@ class Going(grpc.aio.UnaryUnaryCall):
         return self.end is not None
 
     def cancel(self):
-        self.ends(ended(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, "by the test"))
+        self.ends(finished_call(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, "by the test"))
         return True
 
     def add_done_callback(self, callback):
@@ -105,11 +104,11 @@ class Going(grpc.aio.UnaryUnaryCall):
 
 
 def good(result=b"x", kind=Kind.UNARY_UNARY):
-    return ended(kind, OK, "", result=result)
+    return finished_call(kind, OK, "", result=result)
 
 
 def bad(code="UNAVAILABLE", kind=Kind.UNARY_UNARY):
-    return ended(kind, grpc.StatusCode[code], "gone")
+    return finished_call(kind, grpc.StatusCode[code], "gone")
 
 
 @pytest.fixture
@@ -151,8 +150,7 @@ async def test_who_awaits_a_failed_try_gets_the_next_ones_answer(relay, conducto
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     going.ends(bad())
-    assert conductor.failures == []  # it comes out of the await
-    await aio_wait_until(lambda: conductor.failures)
+    assert conductor.failures
     relay.pause()
     relay.begin(good(b"second"))
     assert await waiting == b"second"
@@ -202,7 +200,7 @@ async def test_to_cancel_while_a_try_runs_cancels_the_try(relay):
 
 
 async def test_a_try_that_fails_with_no_status_is_told_as_it_is(relay, conductor):
-    relay.begin(ended_by(Kind.UNARY_UNARY, KeyError("a bug")))
+    relay.begin(failed_call(Kind.UNARY_UNARY, KeyError("a bug")))
     ((_, error),) = conductor.failures
     assert error is None  # the conductor asks the call
 
@@ -225,7 +223,7 @@ async def test_a_status_made_up_by_grpc_waits_for_the_servers_own():
     relay = relay_of(Kind.STREAM_UNARY)(conductor)
     relay.begin(going := Going())
     made_up = grpc.StatusCode.INTERNAL
-    going.ends(ended(Kind.STREAM_UNARY, made_up, "Internal error from Core"))
+    going.ends(finished_call(Kind.STREAM_UNARY, made_up, "Internal error from Core"))
     assert conductor.failures == []
     going.end = bad(kind=Kind.STREAM_UNARY)
     going.again()
@@ -237,7 +235,9 @@ async def test_a_made_up_status_that_stays_is_told_in_the_end():
     conductor = Conductor(Kind.STREAM_UNARY)
     relay = relay_of(Kind.STREAM_UNARY)(conductor)
     relay.begin(going := Going())
-    going.ends(ended(Kind.STREAM_UNARY, grpc.StatusCode.INTERNAL, "Internal error from Core"))
+    going.ends(
+        finished_call(Kind.STREAM_UNARY, grpc.StatusCode.INTERNAL, "Internal error from Core")
+    )
     await aio_wait_until(lambda: conductor.failures)
     relay.finish(going)
 
@@ -279,7 +279,7 @@ async def test_who_awaits_a_try_that_could_not_be_written_may_be_cancelled():
     assert waiting.cancelled()
 
 
-# Ended over a try that runs
+# FinishedCall over a try that runs
 
 
 class Hung(Going):
