@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from .executor import EXECUTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 __all__ = ["await_future", "call_on_loop", "loop_timeout", "on_worker", "running_loop"]
 
@@ -35,8 +35,13 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     return asyncio._get_running_loop()  # noqa: SLF001 - the public function raises if there is none
 
 
-async def on_worker(work: Callable[[], R]) -> R:
-    """Run blocking work on a worker thread, and await its result."""
+async def on_worker(work: Callable[[], R], *, key: Hashable = None) -> R:
+    """Run blocking work on a worker thread, and await its result.
+
+    Args:
+        work: It goes on if this is canceled.
+        key: For `EXECUTOR`; None: one of its own.
+    """
     future: Future[R] = Future()
 
     def run() -> None:
@@ -45,7 +50,7 @@ async def on_worker(work: Callable[[], R]) -> R:
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             future.set_exception(error)
 
-    EXECUTOR.submit(future, run)
+    EXECUTOR.submit(future if key is None else key, run)
     return await await_future(future)
 
 

@@ -7,12 +7,12 @@ the call was first made. The book is the ledger's, which any number of loops may
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.loop import call_on_loop, loop_timeout
 
 from .core import First
 from .entry import Call, State
@@ -30,9 +30,6 @@ __all__ = ["FailbackInvoker"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-LONGEST_WAIT_S = 1e8
-"""Three years: loops take no delay of any size."""
 
 _TASKS: set[asyncio.Task[None]] = set()
 """Retries under way: a loop itself keeps only weak references to its tasks."""
@@ -182,18 +179,15 @@ async def _wait_empty(ledger: Ledger, seconds: float) -> bool:
     loop = asyncio.get_running_loop()
     empty = asyncio.Event()
 
-    def tell() -> None:  # on any thread
-        with contextlib.suppress(RuntimeError):  # this loop is closed: nobody waits
-            loop.call_soon_threadsafe(empty.set)
-
-    ledger.book.when_empty(tell)
+    set_empty = partial(call_on_loop, loop, empty.set)
+    ledger.book.when_empty(set_empty)
     try:
-        async with asyncio.timeout(min(seconds, LONGEST_WAIT_S)):
+        async with asyncio.timeout(loop_timeout(seconds)):
             await empty.wait()
     except TimeoutError:
         return not ledger.book.pending
     finally:
-        ledger.book.forget(tell)
+        ledger.book.forget(set_empty)
     return True
 
 
@@ -203,9 +197,8 @@ async def _wait_empty(ledger: Ledger, seconds: float) -> bool:
 def _launch(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> None:
     if entry.background is not None:
         entry.background.is_lost = loop.is_closed
-    try:
-        loop.call_soon_threadsafe(_start_task, ledger, loop, entry)
-    except RuntimeError:  # closed; a worker reports it, this may be the timer's thread
+    if not call_on_loop(loop, _start_task, ledger, loop, entry):
+        # On a worker, as this may be the timer's thread.
         EXECUTOR.submit(ledger, partial(ledger.lost, entry, "its event loop is closed"))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import grpc
 
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.durations import to_seconds
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK
@@ -42,13 +43,10 @@ class Heartbeat(HeartbeatBase):
         super().__init__(connection, **settings)
 
     def _soon(self, job: Callable[[], object]) -> None:
-        # Always in a later round: an AsyncWheelTimer's own must not wait for what users do.
-        try:
-            if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - None off every loop, and cheap
-                self._loop.call_soon(job)
-            else:
-                self._loop.call_soon_threadsafe(job)
-        except RuntimeError:  # the loop is closed: nobody is there to be told
+        # Always in a later round of the loop: the timer's own must not wait for user code.
+        if running_loop() is self._loop:
+            self._loop.call_soon(job)
+        elif not call_on_loop(self._loop, job):  # it is closed
             with self._lock:
                 self._core.close()
                 self._tidy()

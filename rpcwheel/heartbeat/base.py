@@ -1,10 +1,10 @@
-"""The heartbeat of one connection, and who keeps them: what both worlds share.
+"""The heartbeat of one connection, as far as it is the same for `grpc` and `grpc.aio`.
 
-One one-shot timeout per heartbeat, set to the next moment that matters; traffic only moves stamps,
-so a busy connection costs one wake-up per interval. On the timer's thread the stamps are looked at
-and the timeout is set again, nothing else. The rest happens where the twin says: our own
-bookkeeping and heartbeats (`_soon`), users' code in them (`_soon_users`), replacements
-(`_soon_replaced`), events and listeners (`_soon_told`).
+Each heartbeat has one timeout, set to the next moment that matters. Traffic only changes stamps, so
+a busy connection costs one wake-up per interval. On the timer's thread the stamps are read and the
+timeout is set again, nothing else. The adapters say where the rest runs: our own bookkeeping and
+heartbeats (`_soon`), user code in them (`_soon_users`), replacements (`_soon_replaced`), events and
+listeners (`_soon_told`).
 
 `_lock` guards the core, the timeout and the calls in flight; no user code runs under it. It is
 re-entrant because a finalizer may detach anything at any time.
@@ -13,22 +13,32 @@ re-entrant because a finalizer may detach anything at any time.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rpcwheel._concurrency.callbacks import run_callback
+from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe.events import CallbackFailed, ExecutorRejected
+from rpcwheel.observe import emit
+from rpcwheel.observe.events import (
+    CallbackFailed,
+    ConnectionAlive,
+    ConnectionDead,
+    Event,
+    ExecutorRejected,
+    HeartbeatMissed,
+)
 from rpcwheel.probe import ALIVE, UNANSWERED, Verdict
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
 from rpcwheel.transport.core import Traffic
 
 from .core import HeartbeatCore
-from .rules import HeartbeatState, Replace, Seen, Send
-from .teller import Teller, checked_listener
+from .rules import Changed, Died, HeartbeatState, Missed, Replace, Revived, Seen, Send
 from .view import HeartbeatView
 from .watched import Watched, seen
 
@@ -80,7 +90,8 @@ class HeartbeatBase(HeartbeatView):
         self._core = HeartbeatCore(
             rules, random.random, now_ns=self._now_ns(), begun=not self._watched.ours
         )
-        self._teller = Teller(self, self._lock, self._soon_told, self._watched.calls)
+        self._listeners: tuple[Callable[..., object], ...] = ()
+        self._notifications = NotificationQueue(run=self._soon_told)
 
     @property
     def connection(self) -> Any:
@@ -99,17 +110,20 @@ class HeartbeatBase(HeartbeatView):
     ) -> None:
         """Have `listener(heartbeat, old, new)` called at each change of state, in order.
 
-        On a worker of rpcwheel's, in the aio twin on the loop; one call at a time. One that raises
-        is told as `CallbackFailed`, and goes on being called.
+        On a worker thread, with `grpc.aio` on the loop; one call at a time. What a listener raises
+        becomes a `CallbackFailed` event.
 
         Raises:
             TypeError: It can't be called with those three, or is a coroutine function.
         """
-        self._teller.add(checked_listener(listener))
+        listener = checked_listener(listener)
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
 
     def remove_listener(self, listener: object) -> None:
         """Call it no more; an unknown one is no error."""
-        self._teller.remove(listener)
+        with self._lock:
+            self._listeners = tuple(known for known in self._listeners if known != listener)
 
     def beat(self) -> bool:
         """Send a heartbeat now, soon that is; False if one is waited for, or none is to be sent."""
@@ -200,7 +214,7 @@ class HeartbeatBase(HeartbeatView):
             self._timeout = submit(self._expired, delay)
         except Exception as error:  # noqa: BLE001 - stopped, full, no thread: told, and it ends
             name = str(getattr(timer, "name", type(timer).__name__))
-            self._teller.take(ExecutorRejected(name, f"heartbeat of {self.target}", error))
+            self._add_event(ExecutorRejected(name, f"heartbeat of {self.target}", error))
             self._core.close()
             self._tidy()
 
@@ -266,7 +280,7 @@ class HeartbeatBase(HeartbeatView):
                 failure = error
         with self._lock:
             if failure is not None:
-                self._teller.take(CallbackFailed(self.target, "connect", failure))
+                self._add_event(CallbackFailed(self.target, "connect", failure))
             if done:
                 self._traffic = self._watched.traffic() or self._traffic
                 self._core.renewed(self._now_ns(), by_us=True)
@@ -344,22 +358,46 @@ class HeartbeatBase(HeartbeatView):
                 return verdict
             raise TypeError(f"judge must return a rpcwheel.heartbeat.Verdict, not {verdict!r}")  # noqa: TRY301 - told as what it raises itself
         except Exception as error:  # noqa: BLE001 - the user's: told; an answer it was
-            self._teller.take(CallbackFailed(self.target, repr(self._probe), error))
+            self._add_event(CallbackFailed(self.target, repr(self._probe), error))
             return ALIVE
 
     def _flush(self) -> None:
-        """Have told what there is to tell, in order, where users' code may run."""
+        """Emit events and call listeners, in order, where user code may run. Not under the lock."""
         with self._lock:
             if self._core.told:
                 told, self._core.told = self._core.told, []
-                self._teller.take(*told)
+                for fact in told:
+                    self._add(fact)
             over = self._core.state is HeartbeatState.CLOSED
             unhook, self._unhook = (self._unhook, None) if over else (None, self._unhook)
         if over:  # never under the lock: others' locks are taken
             self._forget(self)
         if unhook is not None:
             unhook()
-        self._teller.flush()
+        self._notifications.start()
+
+    def _add(self, fact: object) -> None:
+        """Add what the core reports to the notifications. Under the lock."""
+        match fact:
+            case Changed(old, new):
+                if self._listeners:  # else each heartbeat costs more
+                    self._notifications.add(partial(self._call_listeners, old, new))
+            case Missed(misses, silent_ns, answer):
+                missed = HeartbeatMissed(self.target, misses, to_seconds(silent_ns), answer)
+                self._add_event(missed)
+            case Died(silent_ns, misses):  # its calls are counted before they are ended
+                calls = self._watched.calls()
+                self._add_event(ConnectionDead(self.target, to_seconds(silent_ns), misses, calls))
+            case Revived(after_ns, rtt_ns):
+                rtt_s = None if rtt_ns is None else to_seconds(rtt_ns)
+                self._add_event(ConnectionAlive(self.target, to_seconds(after_ns), rtt_s))
+
+    def _add_event(self, event: Event) -> None:
+        self._notifications.add(partial(emit, event))
+
+    def _call_listeners(self, old: HeartbeatState, new: HeartbeatState) -> None:
+        for listener in self._listeners:
+            run_callback(self.target, listener, self, old, new, catch=BaseException)
 
     def _when_over(self, unhook: object) -> None:
         """Call `unhook()` at the end; whatever else it is, is ignored."""
@@ -417,3 +455,31 @@ def _says_closed(error: Exception) -> bool:
     """Whether grpc refused a call because the channel was closed; the words of 1.60 and 1.85."""
     said = str(error).lower()
     return "closed" in said and "channel" in said
+
+
+def checked_listener(listener: object) -> Any:
+    """Return `listener`.
+
+    Raises:
+        TypeError: It can't be called with three arguments, or is a coroutine function.
+    """
+    if (
+        not callable(listener)
+        or inspect.iscoroutinefunction(listener)
+        or not _takes(listener, "heartbeat", "old", "new")
+    ):
+        raise TypeError(
+            "listener must be a plain function (heartbeat, old, new); for a coroutine give one "
+            f"that starts a task of it; not {listener!r}"
+        )
+    return listener
+
+
+def _takes(function: Callable[..., object], *arguments: object) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C without a signature
+        return True
+    return True

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.probe import HealthProbe, Probe
 from rpcwheel.timer.clock import checked_timer
@@ -118,7 +117,7 @@ class ManagerBase(Generic[H]):
                 self._kept[id(connection)] = heartbeat
         on_close = getattr(connection, "on_close", None)
         if callable(on_close):
-            unhook = on_close(partial(_detach, weakref.ref(heartbeat)))
+            unhook = on_close(weak_callback(heartbeat.detach))
             heartbeat._when_over(unhook)  # noqa: SLF001
         return heartbeat
 
@@ -139,7 +138,7 @@ class ManagerBase(Generic[H]):
             drain=self.policy.drain,
             probe=probe,
             timer=self._timer,
-            forget=partial(_forget, weakref.ref(self), id(connection)),
+            forget=weak_callback(self._forget, id(connection)),
         )
         return made
 
@@ -149,19 +148,10 @@ class ManagerBase(Generic[H]):
             if heartbeat.orphaned:
                 heartbeat.detach()
 
-
-def _forget(manager: weakref.ref[ManagerBase[Any]], key: int, heartbeat: HeartbeatBase) -> None:
-    owner = manager()
-    if owner is not None:
-        with owner._lock:  # noqa: SLF001
-            if owner._kept.get(key) is heartbeat:  # noqa: SLF001
-                del owner._kept[key]  # noqa: SLF001
-
-
-def _detach(heartbeat: weakref.ref[HeartbeatBase]) -> None:
-    one = heartbeat()
-    if one is not None:
-        one.detach()
+    def _forget(self, key: int, heartbeat: HeartbeatBase) -> None:
+        with self._lock:
+            if self._kept.get(key) is heartbeat:
+                del self._kept[key]
 
 
 def _refuse_policy(timer: object) -> None:

@@ -59,11 +59,11 @@ class Heartbeat(HeartbeatBase):
         )
 
     def _after_told(self, job: Callable[[], object]) -> None:
-        self._teller.wait(TOLD_S)
+        self._notifications.wait(TOLD_S)
         job()
 
     def _soon_told(self, job: Callable[[], object]) -> None:
-        EXECUTOR.submit((self, TOLD) if self._teller.has_listeners else TOLD, job)
+        EXECUTOR.submit((self, TOLD) if self._listeners else TOLD, job)
 
     def _start(
         self,

@@ -19,14 +19,13 @@ import inspect
 import threading
 import time
 import weakref
-from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.loop import call_on_loop, on_worker, running_loop
 from rpcwheel._grpc.aio_serving import context_of, is_receiving, is_running
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 
@@ -92,7 +91,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
             TypeError: It is a server of grpc's other world, which would take a coroutine for a
                 handler, and end the thread that serves all calls.
         """
-        if asyncio._get_running_loop() is None:  # noqa: SLF001 - cheap, and None off every loop
+        if running_loop() is None:
             raise TypeError(
                 "this ConnectionTable is for grpc.aio.server(), and this is a grpc.server(); use "
                 "that of rpcwheel.idle"
@@ -141,9 +140,7 @@ class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
         self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})
         for task, since_ns in self._receiving.items():
             if now_ns - since_ns >= limit_ns:
-                with suppress(RuntimeError):  # its loop is closed, and the server with it
-                    loop = task.get_loop()
-                    loop.call_soon_threadsafe(self._end_late, task, late_details(limit_ns))
+                call_on_loop(task.get_loop(), self._end_late, task, late_details(limit_ns))
 
     def _end_late(self, task: Task, details: str) -> None:
         """Start the task that ends the call. On the loop."""
@@ -328,11 +325,7 @@ class IdleConnectionDetector(Detector):
             table.heard_ns = max(table.heard_ns, asked_ns)
             heard()
 
-        try:
-            loop.call_soon_threadsafe(loop.call_later, PAUSE_S, hop, HOPS)
-        except RuntimeError:
-            return False
-        return True
+        return call_on_loop(loop, loop.call_later, PAUSE_S, hop, HOPS)
 
     def _coming_ago_ns(self, settled: bool) -> int:
         return self._table.coming_ago_ns(settled)
@@ -346,17 +339,7 @@ class IdleConnectionDetector(Detector):
 
         On any loop; a worker looks, after a look that is under way.
         """
-        looked: Future[list[Connection]] = Future()
-
-        def look() -> None:
-            if looked.set_running_or_notify_cancel():
-                try:
-                    looked.set_result(self._round())
-                except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-                    looked.set_exception(error)
-
-        EXECUTOR.submit(("idle", id(self)), look)
-        return await asyncio.wrap_future(looked)
+        return await on_worker(self._round, key=("idle", id(self)))
 
     def close(self) -> None:
         """Look no more; afterwards no connection is touched. Idempotent, any thread, no wait."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
+from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.serving import is_plain
 
 from .entry import Call
@@ -80,8 +81,7 @@ class Served(Call):
         """End it with UNAVAILABLE, if it can be. Any thread; does not wait."""
         task = self._task
         if task is not None:
-            with suppress(RuntimeError):  # its loop is closed, and the server with it
-                task.get_loop().call_soon_threadsafe(self._finish, task, details)
+            call_on_loop(task.get_loop(), self._finish, task, details)
 
     def _finish(self, task: Task, details: str) -> None:
         """On the loop. The status takes its first step before the handler is cancelled."""

@@ -7,8 +7,9 @@ anywhere: what ends a call on another thread ends it soon on that loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
 
 from .table import PendingTable, V
 
@@ -82,11 +83,10 @@ class PendingCalls(PendingTable[CallFuture[V], V]):
     ) -> None:
         del here  # callbacks run on the future's loop, always
         loop = future.get_loop()
-        if asyncio._get_running_loop() is loop:  # noqa: SLF001 - None off every loop, and cheap
+        if running_loop() is loop:
             _conclude(future, value, error)
-            return
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(_conclude, future, value, error)
+        else:
+            call_on_loop(loop, _conclude, future, value, error)
 
 
 def _conclude(future: CallFuture[Any], value: object, error: BaseException | None) -> None:

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Self
 
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped
 from rpcwheel.timer.core import BATCH, OnError, TimerCore
@@ -82,7 +83,7 @@ class AsyncWheelTimer(TimerCore):
         Raises:
             RuntimeError: Called by a task of this timer (a coroutine may call it).
         """
-        if _on(self._loop):
+        if running_loop() is self._loop:
             self._forbid_inside_task()
         self._stopped = True
         while self._serving and not self._running:
@@ -90,10 +91,10 @@ class AsyncWheelTimer(TimerCore):
         undelivered = self._end()
         handle, self._handle = self._handle, None
         if handle is not None and not self._loop.is_closed():
-            if _on(self._loop):
+            if running_loop() is self._loop:
                 handle.cancel()
             else:
-                self._loop.call_soon_threadsafe(handle.cancel)
+                call_on_loop(self._loop, handle.cancel)
         return undelivered
 
     async def aclose(self) -> list[Timeout]:
@@ -129,16 +130,14 @@ class AsyncWheelTimer(TimerCore):
                 )
 
     def _wake(self, deadline_ns: int) -> None:
-        if _on(self._loop):
+        if running_loop() is self._loop:
             self._aim(deadline_ns)
             return
-        try:
-            self._loop.call_soon_threadsafe(_turn, weakref.ref(self))
-        except RuntimeError as error:
+        if not call_on_loop(self._loop, _turn, weakref.ref(self)):
             self._hub.armed_ns = NEVER
             raise TimerStopped(
                 "the loop of this timer is closed; make a new timer on a running loop"
-            ) from error
+            )
 
     def _aim(self, wake_ns: int) -> None:
         """Have the loop call at that time, instead of later."""
@@ -196,8 +195,3 @@ def _turn(timer_ref: weakref.ref[AsyncWheelTimer]) -> None:
     timer = timer_ref()
     if timer is not None and not timer.stopped:
         timer._serve()
-
-
-def _on(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether this thread is running that loop now."""
-    return asyncio._get_running_loop() is loop

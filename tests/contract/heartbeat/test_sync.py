@@ -129,6 +129,24 @@ def test_sinks_and_listeners_that_hang_do_not_stop_the_timer(asked):
     assert all(name.startswith("rpcwheel-worker") for name in threads)
 
 
+def test_a_listener_that_hangs_delays_only_its_own_heartbeat(asked, channel, manager):
+    gate, called = threading.Event(), []
+    with contextlib.ExitStack() as opened:
+        others = [opened.enter_context(ReconnectingChannel(asked.target)) for _ in range(6)]
+        opened.callback(gate.set)
+        free, stuck = manager.attach(channel), [manager.attach(other) for other in others]
+        for one in stuck:
+            one.add_listener(lambda *_: gate.wait(WAIT_S))
+        free.add_listener(lambda *args: called.append(args))
+        for count in range(1, 4):
+            for one in (*stuck, free):
+                one.beat()
+            assert wait_until(
+                lambda count=count: all(one.answered == count for one in (*stuck, free))
+            )
+        assert wait_until(lambda: len(called) == 6)
+
+
 def test_a_replacement_runs_on_a_worker(asked, channel, manager, timer):
     threads, real = [], channel.replace
 
