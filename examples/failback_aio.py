@@ -17,7 +17,7 @@ async def main() -> None:
         async with grpc.aio.insecure_channel(server.target) as channel:
             stub = AuditStub(channel)
 
-            @with_failback(on=grpc.StatusCode.UNAVAILABLE, retries=100, wait=0.25)
+            @with_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=101, backoff=0.25)
             async def push(line: Line) -> Receipt:
                 return await stub.Push(line, timeout=2.0)
 

@@ -15,7 +15,7 @@ from audit_server import AuditServer
 from rpcwheel import FailbackPolicy, Kit, MethodPolicy
 
 QUEUED = Receipt(number=0)
-FAILBACK = FailbackPolicy(on="UNAVAILABLE", retries=100, wait=0.25, default=QUEUED)
+FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE", max_attempts=101, backoff=0.25, default=QUEUED)
 
 
 def main() -> int:

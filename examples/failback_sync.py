@@ -15,7 +15,7 @@ def main() -> None:
     with AuditServer() as server, grpc.insecure_channel(server.target) as channel:
         stub = AuditStub(channel)
 
-        @with_failback(on=grpc.StatusCode.UNAVAILABLE, retries=100, wait=0.25)
+        @with_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=101, backoff=0.25)
         def push(line: Line) -> Receipt:
             return stub.Push(line, timeout=2.0)
 

@@ -18,7 +18,7 @@ from rpcwheel import Kit, MethodPolicy, RetryPolicy
 TIMEOUT = 1.75
 KIT = Kit(
     timeout=TIMEOUT,
-    retry=RetryPolicy(on="UNAVAILABLE", attempts=10, wait=0.5),
+    retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=10, backoff=0.5),
     methods={"/*/Push": MethodPolicy(idempotent=True)},  # without it: made once
 )
 

@@ -4,7 +4,7 @@ What waits is a coroutine here, and what makes channels and servers makes those 
 rest (policies, errors, timers) is the same in both worlds, and stands here too, so that
 `from rpcwheel import aio` suffices::
 
-    retry = aio.RetryPolicy(on={"UNAVAILABLE"})  # of the methods marked idempotent
+    retry = aio.RetryPolicy(retry_on={"UNAVAILABLE"})  # of the methods marked idempotent
     methods = {"/shop.Orders/Get*": aio.MethodPolicy(idempotent=True)}
     async with aio.Kit(timeout=2.0, retry=retry, methods=methods) as kit:
         channel = kit.intercept_channel(grpc.aio.insecure_channel("127.0.0.1:50051"))

@@ -36,13 +36,13 @@ class Backoff:
     objects in it do (tenacity's own do).
     """
 
-    __slots__ = ("_attempts", "_stop", "_wait", "_wait_ns")
+    __slots__ = ("_max_attempts", "_stop", "_wait", "_wait_ns")
 
     def __init__(
         self,
         wait: Duration | WaitBaseT = 5.0,
         stop: StopBaseT | None = None,
-        attempts: int | None = None,
+        max_attempts: int | None = None,
     ) -> None:
         """Check and keep the rhythm.
 
@@ -50,16 +50,16 @@ class Backoff:
             wait: Seconds, a `timedelta`, or a tenacity wait object. The default is the period of
                 Dubbo's `FailbackClusterInvoker`.
             stop: A tenacity stop object, or None. `stop_before_delay` sees the coming wait.
-            attempts: How many retries in all, on top of the first try; None sets no limit. The
-                first of `stop` and `attempts` to say stop is obeyed.
+            max_attempts: How many attempts there are, the first included; None sets no limit. The
+                first of `stop` and `max_attempts` to say stop is obeyed.
 
         Raises:
-            TypeError: `wait`, `stop` or `attempts` is of no kind that is named here.
-            ConfigurationError: NaN or negative seconds; fewer than zero attempts.
+            TypeError: `wait`, `stop` or `max_attempts` is of no kind that is named here.
+            ConfigurationError: NaN or negative seconds; fewer than one attempt.
         """
         self._wait, self._wait_ns = _check_wait(wait)
         self._stop = _check_stop(stop)
-        self._attempts = _check_attempts(attempts)
+        self._max_attempts = _check_max_attempts(max_attempts)
 
     def next_delay_ns(
         self, attempt: int, *, elapsed_ns: int, error: BaseException | None, idle_ns: int = 0
@@ -68,7 +68,7 @@ class Backoff:
 
         Args:
             attempt: How many tries there were, the first one included: 1 after the first failure.
-                With `attempts=3` the tries 1, 2 and 3 are followed by another, the fourth is not.
+                With `max_attempts=3` the attempts 1 and 2 are followed by another.
             elapsed_ns: Since the start of the first try.
             error: How the last try ended, for strategies that look at it.
             idle_ns: How much of `elapsed_ns` was waiting.
@@ -80,7 +80,7 @@ class Backoff:
             TypeError, ConfigurationError: The wait object answered something that is no time.
             Exception: Whatever a strategy of the user's raises.
         """
-        if self._attempts is not None and attempt > self._attempts:
+        if self._max_attempts is not None and attempt >= self._max_attempts:
             return None
         if self._wait is None and self._stop is None:
             return self._wait_ns
@@ -95,7 +95,7 @@ class Backoff:
 
     def __repr__(self) -> str:
         wait = to_seconds(self._wait_ns) if self._wait is None else self._wait
-        return f"Backoff(wait={wait!r}, stop={self._stop!r}, attempts={self._attempts!r})"
+        return f"Backoff(wait={wait!r}, stop={self._stop!r}, max_attempts={self._max_attempts!r})"
 
 
 def failed_state(
@@ -144,13 +144,13 @@ def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
     )
 
 
-def _check_attempts(attempts: int | None) -> int | None:
+def _check_max_attempts(attempts: int | None) -> int | None:
     if attempts is None:
         return None
     if isinstance(attempts, bool) or not isinstance(attempts, int):
-        raise TypeError(f"attempts must be a whole number of retries or None, not {attempts!r}")
-    if attempts < 0:
+        raise TypeError(f"max_attempts must be a whole number or None, not {attempts!r}")
+    if attempts < 1:
         raise ConfigurationError(
-            f"attempts must be 0 or more, or None for no limit, not {attempts}"
+            f"max_attempts must be 1 or more, or None for no limit, not {attempts}"
         )
     return attempts

@@ -1,7 +1,7 @@
 """What a user may set, as a frozen model: unknown keys refused, all errors in one, in our words.
 
 The same settings come from code or from a file (`rpcwheel.kit.config`). So a policy may be given as
-a table too, and an error says its place: `retry.attempts`.
+a table too, and an error says its place: `retry.max_attempts`.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def shown(value: object) -> str:
 
 
 def path_of(place: Place) -> str:
-    """`methods["/shop.Orders/Get"].retry.attempts`."""
+    """`methods["/shop.Orders/Get"].retry.max_attempts`."""
     path = ""
     for part in place:
         if str(part).isidentifier():

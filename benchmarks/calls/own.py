@@ -17,7 +17,7 @@ TIMEOUT_ALONE: dict[str, Any] = {"timeout": TIMEOUT_S}
 
 WHOLE: dict[str, Any] = {
     "timeout": DeadlinePolicy(timeout=TIMEOUT_S, slow_call_threshold=TIMEOUT_S / 2),
-    "retry": RetryPolicy(on={"UNAVAILABLE", "RESOURCE_EXHAUSTED"}, attempts=4),
+    "retry": RetryPolicy(retry_on={"UNAVAILABLE", "RESOURCE_EXHAUSTED"}, max_attempts=4),
     "methods": {
         f"/{SERVICE}/*": MethodPolicy(idempotent=True),
         "/bench.Audit/*": MethodPolicy(timeout=1.0),

@@ -125,7 +125,7 @@ class MethodConfig:
     timeout_ns: int = NEVER
     message_timeout_ns: int = NEVER
     slow_ns: int = NEVER
-    propagate: bool = True
+    propagate_deadline: bool = True
     retry: RetryConfig | None = None
     hedging: HedgingConfig | None = None
     """For calls with one request and one response."""
@@ -136,7 +136,7 @@ class MethodConfig:
     excused: Matcher | None = None
     """What `default_response.on` means."""
     queued: Matcher | None = None
-    """What `failback.on` means; None if no failure is queued."""
+    """What `failback.retry_on` means; None if no failure is queued."""
 
     @classmethod
     def of(cls, policy: MethodPolicy, queue: str = "*") -> MethodConfig:
@@ -144,14 +144,14 @@ class MethodConfig:
         retry, hedging, default = policy.retry, policy.hedging, policy.default_response
         deadline = policy.timeout or DeadlinePolicy()
         failback = policy.failback
-        queues = failback is not None and failback.limit != 0
-        retried = retry is not None and retry.attempts > 1
+        queues = failback is not None and failback.limit != 1
+        retried = retry is not None and retry.max_attempts > 1
         hedged = hedging is not None and hedging.max_attempts > 1 and policy.idempotent
         return cls(
             timeout_ns=_ns(deadline.timeout),
             message_timeout_ns=_ns(deadline.message_timeout),
             slow_ns=_ns(deadline.slow_call_threshold),
-            propagate=deadline.propagate,
+            propagate_deadline=deadline.propagate_deadline,
             retry=(
                 RetryConfig.of(retry, idempotent=policy.idempotent) if retry and retried else None
             ),
@@ -160,7 +160,7 @@ class MethodConfig:
             failback=failback,
             queue=queue,
             excused=None if default is None else Matcher(default.on),
-            queued=Matcher(failback.on) if failback and queues else None,
+            queued=Matcher(failback.retry_on) if failback and queues else None,
         )
 
     @property
@@ -205,7 +205,8 @@ class MethodConfig:
             own_ns: The timeout that the caller gave, None if none.
             left_ns: What is left of the deadline of the call being served, None if there is none.
         """
-        return earliest(now_ns, self.timeout_ns, own_ns, left_ns if self.propagate else None)
+        served_ns = left_ns if self.propagate_deadline else None
+        return earliest(now_ns, self.timeout_ns, own_ns, served_ns)
 
     def outcome(self, error: BaseException, *, attempts: int, elapsed_ns: int) -> Outcome:
         """Decide what the caller gets after the last attempt has failed.
@@ -417,12 +418,12 @@ class ClientState:
         try:
             step = plan.ended(now_ns, result)
         except Exception as error:  # noqa: BLE001 - a user's wait object
-            emit(CallbackFailed(method, "retry.wait", error))
+            emit(CallbackFailed(method, "retry.backoff", error))
             step = WAIT_FAILED
         if isinstance(step, NextAttempt):
             delay_s = max(0, step.at_ns - now_ns) / 1e9
             emit(RetryScheduled(method, attempts, result.code, delay_s))
-        elif config.retry is not None and result.code in config.retry.on:
+        elif config.retry is not None and result.code in config.retry.retry_on:
             emit(RetryStopped(method, attempts, result.code, step.reason))
         return step
 

@@ -19,7 +19,7 @@ from tenacity import wait_random_exponential
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.failback.matching import WANTED, Matcher
+from rpcwheel.failback.matching import Matcher, wanted
 from rpcwheel.failback.policy import FailbackPolicy
 from rpcwheel.methods import MethodPattern, matches, overlap, specificity
 from rpcwheel.policy import Number, Policy, Seconds, Wait, checked, or_short
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 RETRY_WANTED: Final = (
-    'name the status codes to retry after, such as on={"UNAVAILABLE"}; only calls of methods that '
-    "are marked idempotent are retried"
+    'name the status codes to retry after, such as retry_on={"UNAVAILABLE"}; only calls of methods '
+    "that are marked idempotent are retried"
 )
 
 PARTS: Final = ("message_timeout", "slow_call_threshold")
@@ -51,7 +51,8 @@ class DeadlinePolicy(Policy):
     """How long a call may take.
 
     A call's deadline is the earliest of three: what its caller gave as `timeout=`, `timeout` here,
-    and, with `propagate`, the deadline of the call that is being served. All its attempts share it.
+    and, with `propagate_deadline`, the deadline of the call that is being served. All its attempts
+    share it.
     """
 
     short: ClassVar[str | None] = "timeout"
@@ -66,7 +67,7 @@ class DeadlinePolicy(Policy):
     slow_call_threshold: Seconds | None = None
     """A call that still runs after so long is told as the event `CallSlow`. None: never."""
 
-    propagate: StrictBool = True
+    propagate_deadline: StrictBool = True
     """Whether calls made while serving one share that one's deadline."""
 
     @model_validator(mode="after")
@@ -111,57 +112,57 @@ class RetryPolicy(Policy):
     whatever its status says. A call is retried only before its deadline, and only as long as no
     response message was handed to the caller.
 
-    To outlast the restart of a server, give `attempts=6`, and have gRPC reconnect sooner than it
-    does by default (`grpc.initial_reconnect_backoff_ms`): until it has, tries send nothing.
+    To outlast the restart of a server, give `max_attempts=6`, and have gRPC reconnect sooner than
+    it does by default (`grpc.initial_reconnect_backoff_ms`): until it has, attempts send nothing.
     """
 
-    on: Any = Field(description=RETRY_WANTED)
+    retry_on: Any = Field(description=RETRY_WANTED)
     """Status codes or their names: one, or a set, tuple or list."""
 
-    attempts: Annotated[StrictInt, Field(ge=1)] = 3
-    """How many tries there are at most, the first one included. 1: no retry."""
+    max_attempts: Annotated[StrictInt, Field(ge=1)] = 3
+    """How many attempts a call gets, the first one included. 1: no retry."""
 
-    wait: Wait = wait_random_exponential(multiplier=0.1, max=2.0)
-    """Before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table such as
-    `{initial = 0.1, max = 2.0}`, which is the default: at random up to 0.1 s, then up to 0.2, 0.4
-    and so on, to at most 2 s ("full jitter": calls that failed together do not come back
-    together). If the server says how long to wait
-    (`grpc-retry-pushback-ms`, gRFC A6), that is the wait instead, up to `max_pushback`."""
+    backoff: Wait = wait_random_exponential(multiplier=0.1, max=2.0)
+    """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
+    such as `{initial = 0.1, max = 2.0}`, which is the default: at random up to 0.1 s, then up to
+    0.2, 0.4 and so on, to at most 2 s ("full jitter": calls that failed together do not come back
+    together). If the server says how long to wait (`grpc-retry-pushback-ms`, gRFC A6), that is the
+    wait instead, up to `max_pushback`."""
 
     max_pushback: Seconds | None = 300.0
     """The longest wait that a server may ask for, in seconds. If it asks for more, the call is not
     retried and fails at once (`RetryStopped`). None: no limit but the call's deadline."""
 
     attempt_timeout: Seconds | None = None
-    """One try at most. A try that it ends counts as failed with a code of `on`. None: each may use
-    up what is left of the call's deadline. It does not apply to methods that are not idempotent,
-    because these are not retried."""
+    """How long one attempt may take. An attempt that it ends counts as failed with a code of
+    `retry_on`. None: each may use up what is left of the call's deadline. It does not apply to
+    methods that are not idempotent, because these are not retried."""
 
-    budget: Annotated[Number, Field(ge=0.0, le=1.0)] | None = 0.2
+    retry_budget: Annotated[Number, Field(ge=0.0, le=1.0)] | None = 0.2
     """How many of a target's calls of the last 10 s may be retries, as a share, so that retries
-    don't bury a server that is down already (Finagle's figure). `reserve` of them are always
-    allowed. None: no limit."""
+    don't bury a server that is down already (Finagle's figure). `min_retries` of them are
+    always allowed. None: no limit."""
 
-    reserve: Annotated[StrictInt, Field(ge=0)] = 10
+    min_retries: Annotated[StrictInt, Field(ge=0)] = 10
     """How many retries in 10 s a target gets, however few its calls are."""
 
     replay_buffer_bytes: Annotated[StrictInt, Field(ge=0)] = 1 << 20
     """How much of a request stream is kept to send it again. A stream that grows beyond is sent on
     and no longer tried again."""
 
-    @field_validator("on", mode="after")
+    @field_validator("retry_on", mode="after")
     @classmethod
-    def _named(cls, on: object) -> frozenset[str]:
-        codes = _codes(on, "`on`")
+    def _check_retry_on(cls, given: object) -> frozenset[str]:
+        codes = _codes(given, "`retry_on`")
         if not codes:
-            raise ConfigurationError(f"`on` is empty; {RETRY_WANTED}")
+            raise ConfigurationError(f"`retry_on` is empty; {RETRY_WANTED}")
         return codes
 
-    @field_validator("wait")
+    @field_validator("backoff")
     @classmethod
-    def _waits(cls, wait: object) -> object:
-        checked(Backoff, wait)
-        return wait
+    def _check_backoff(cls, backoff: object) -> object:
+        checked(Backoff, backoff)
+        return backoff
 
 
 def _codes(given: object, what: str) -> frozenset[str]:
@@ -217,7 +218,7 @@ it is accepted before a method is marked idempotent. It has no effect until then
 class DefaultResponsePolicy(Policy):
     """Which failures are logged and answered with a default (Dubbo's failsafe)."""
 
-    on: Any = Field(description=WANTED)
+    on: Any = Field(description=wanted("on"))
     """As for failback: exception types, status codes, predicates, or a set, tuple or list."""
 
     default: Any = None
@@ -227,7 +228,7 @@ class DefaultResponsePolicy(Policy):
     @field_validator("on")
     @classmethod
     def _check_on(cls, on: object) -> object:
-        checked(Matcher, on)
+        checked(partial(Matcher, setting="on"), on)
         return on
 
 
@@ -337,10 +338,10 @@ class CallPolicy(MethodPolicy):
 
         CallPolicy(
             timeout=2.0,
-            retry=RetryPolicy(on={"UNAVAILABLE"}),  # of the methods marked idempotent
+            retry=RetryPolicy(retry_on={"UNAVAILABLE"}),  # of the methods marked idempotent
             methods={
                 "/shop.Orders/Get*": MethodPolicy(idempotent=True),
-                "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE")),
+                "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE")),
             },
         )
     """
@@ -402,7 +403,7 @@ class CallPolicy(MethodPolicy):
     def _in_vain(self, pattern: str, own: MethodPolicy, effective: MethodPolicy) -> bool:
         """Whether a retry is set here, and none of the methods that it is for is idempotent."""
         retry = own.retry
-        if retry is None or effective.idempotent or retry.on & ANY_METHOD:
+        if retry is None or effective.idempotent or retry.retry_on & ANY_METHOD:
             return False
         ranks = {name: rank for rank, name in enumerate(self._by_rank())}
         here = -1 if own is self else ranks[pattern]
@@ -428,9 +429,9 @@ def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
             f"hedging: delay ({own.hedging.delay}) leaves no time for another attempt, as timeout "
             f"({whole}) holds for all attempts together; give less, or leave it out"
         )
-    if own.retry is None or own.retry.attempts == 1:
+    if own.retry is None or own.retry.max_attempts == 1:
         return
-    for name in ("attempt_timeout", "wait"):
+    for name in ("attempt_timeout", "backoff"):
         part = getattr(own.retry, name)
         if isinstance(part, (int, float, timedelta)) and beyond(part, whole):
             yield (
@@ -440,7 +441,7 @@ def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
 
 
 def _unsafe(policy: MethodPolicy) -> str:
-    codes = ", ".join(sorted(policy.retry.on)) if policy.retry else ""
+    codes = ", ".join(sorted(policy.retry.retry_on)) if policy.retry else ""
     return (
         f"calls that failed with {codes} may have been carried out, so only idempotent methods are "
         "tried again after them, and none that this is for is marked so; say which are: "

@@ -37,7 +37,7 @@ SECOND, CALLS, RETRIES = range(3)
 
 NO_TIME: Final = Stop("its deadline has passed")
 GOOD: Final = Stop("it succeeded")
-NOT_NAMED: Final = Stop("its status is not one that `on` names")
+NOT_NAMED: Final = Stop("its status is not one that `retry_on` names")
 COMMITTED: Final = Stop("it can't be made again: messages were handed on")
 NOT_IDEMPOTENT: Final = Stop(
     "its method is not marked idempotent; if the server may execute a call twice, set "
@@ -53,8 +53,8 @@ NO_BUDGET: Final = Stop("too many of this target's calls are retries already")
 class RetryConfig:
     """A retry policy as it applies to one method."""
 
-    on: frozenset[str]
-    attempts: int
+    retry_on: frozenset[str]
+    max_attempts: int
     backoff: Backoff
     attempt_timeout_ns: int
     """`NEVER` for no limit of its own."""
@@ -63,7 +63,7 @@ class RetryConfig:
     """`NEVER` for no limit."""
     replay_buffer_bytes: int
     budget: tuple[float, int] | None
-    """Share and reserve: what a target's `RetryBudget` is made with."""
+    """Share and least number: what a target's `RetryBudget` is made with."""
 
     @classmethod
     def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
@@ -72,17 +72,19 @@ class RetryConfig:
         A call of a method that is not idempotent is never retried, so its one attempt has all the
         time of the call.
         """
-        on: frozenset[str] = policy.on
+        retry_on: frozenset[str] = policy.retry_on
         limit = policy.attempt_timeout if idempotent else None
         return cls(
-            on=on if limit is None else on | {"DEADLINE_EXCEEDED"},
-            attempts=policy.attempts,
-            backoff=Backoff(policy.wait),
+            retry_on=retry_on if limit is None else retry_on | {"DEADLINE_EXCEEDED"},
+            max_attempts=policy.max_attempts,
+            backoff=Backoff(policy.backoff),
             attempt_timeout_ns=NEVER if limit is None else to_ns(limit),
             idempotent=idempotent,
             max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
             replay_buffer_bytes=policy.replay_buffer_bytes,
-            budget=None if policy.budget is None else (policy.budget, policy.reserve),
+            budget=None
+            if policy.retry_budget is None
+            else (policy.retry_budget, policy.min_retries),
         )
 
 
@@ -142,13 +144,13 @@ class RetryPlan:
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
         """Why this failure is not followed by another attempt, time and budget apart."""
-        if result.code not in config.on:
+        if result.code not in config.retry_on:
             return NOT_NAMED
         if result.committed:
             return COMMITTED
         if not config.idempotent:
             return NOT_IDEMPOTENT
-        if self._number >= config.attempts:
+        if self._number >= config.max_attempts:
             return NO_ATTEMPTS_LEFT
         return None if result.pushback_ns is None else _refused_by(result.pushback_ns, config)
 
@@ -183,17 +185,17 @@ def earliest(now_ns: int, *timeouts_ns: int | None) -> int:
 class RetryBudget:
     """The calls and retries of one target in the last ten seconds."""
 
-    __slots__ = ("_reserve", "_share", "_slots")
+    __slots__ = ("_min_retries", "_share", "_slots")
 
-    def __init__(self, share: float, reserve: int) -> None:
+    def __init__(self, share: float, min_retries: int) -> None:
         """Begin with nothing counted.
 
         Args:
             share: How many of the calls may be retries: 0.2 is one for every five calls.
-            reserve: How many retries are allowed in any case.
+            min_retries: How many retries are allowed in any case.
         """
         self._share = share
-        self._reserve = reserve
+        self._min_retries = min_retries
         self._slots: list[list[int]] = [[0, 0, 0] for _ in range(RECENT_SECONDS)]
 
     def call(self, now_ns: int) -> None:
@@ -207,7 +209,7 @@ class RetryBudget:
         slot[RETRIES] += 1
         recent = [one for one in self._slots if one[SECOND] > second - RECENT_SECONDS]
         retries = sum(one[RETRIES] for one in recent)
-        if retries <= max(self._reserve, self._share * sum(one[CALLS] for one in recent)):
+        if retries <= max(self._min_retries, self._share * sum(one[CALLS] for one in recent)):
             return True
         slot[RETRIES] -= 1
         return False

@@ -48,9 +48,9 @@ class Caller:
         stub = AuditStub(self._channel)
 
         @with_failback(
-            on=grpc.StatusCode.UNAVAILABLE,
-            retries=None,
-            wait=WAIT,
+            retry_on=grpc.StatusCode.UNAVAILABLE,
+            max_attempts=None,
+            backoff=WAIT,
             default=None,
             max_pending=max_pending,
             name="demo",
@@ -64,7 +64,7 @@ class Caller:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._push.failback.close(drain=0.0)
+        self._push.failback.close(drain_timeout=0.0)
         self._channel.close()
 
     @property

@@ -40,14 +40,14 @@ class FailbackInvoker(InvokerBase):
 
     Example::
 
-        async with FailbackInvoker(FailbackPolicy(on="UNAVAILABLE")) as failback:
+        async with FailbackInvoker(FailbackPolicy(retry_on="UNAVAILABLE")) as failback:
             await failback.invoke(stub.Push, event)
     """
 
     async def invoke(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R | Any:
-        """Call `function` and await what it returns; queue the call if `on` names how it fails.
+        """Call `function` and await what it returns; queue the call if `retry_on` names its error.
 
         Args:
             function: Called in this task now, and in a task of this loop for each retry, in a copy
@@ -62,7 +62,7 @@ class FailbackInvoker(InvokerBase):
         Raises:
             FailbackFull: `max_pending` calls are queued; chained to the call's error.
             FailbackClosed: After `close()`; chained to the call's error.
-            Exception: An error that `on` does not name, unchanged.
+            Exception: An error that `retry_on` does not name, unchanged.
             asyncio.CancelledError: The caller was cancelled; the call is not retried.
         """
         return await _settle(
@@ -88,15 +88,15 @@ class FailbackInvoker(InvokerBase):
         """Try every queued call now, and wait until nothing is pending; as in the sync twin."""
         return await flush(self._ledger, timeout)
 
-    async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+    async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As in the sync twin: queued calls are tried again for `drain` seconds, however many retries
-        the policy allows, and those not delivered by then are returned. Calls of a loop that was
-        closed cannot be tried; they are returned too.
-        If the wait is cancelled, the rest is reported at once, as an event and in the log.
+        As in the sync twin: queued calls are tried again for `drain_timeout` seconds, however many
+        retries the policy allows, and those not delivered by then are returned. Calls of a loop
+        that was closed cannot be tried; they are returned too. If the wait is cancelled, the rest
+        is reported at once, as an event and in the log.
         """
-        return await close(self._ledger, drain)
+        return await close(self._ledger, drain_timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,9 +113,9 @@ async def flush(ledger: Ledger, timeout: Duration | None) -> bool:  # noqa: ASYN
     return await _wait_empty(ledger, ledger.begin_flush(timeout))
 
 
-async def close(ledger: Ledger, drain: Duration) -> list[FailedCall]:
+async def close(ledger: Ledger, drain_timeout: Duration) -> list[FailedCall]:
     """See `FailbackInvoker.close`."""
-    seconds = ledger.begin_close(drain)
+    seconds = ledger.begin_close(drain_timeout)
     if seconds is None:
         return []
     try:

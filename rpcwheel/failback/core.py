@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Admission", "Again", "FailbackCore", "FailbackStats", "First", "GiveUp", "Last"]
 
 NO_RETRIES_LEFT: Final = "no retries left"
-NOT_MATCHED: Final = "its error is not one that `on` names"
+NOT_MATCHED: Final = "its error is not one that `retry_on` names"
 CHANNEL_CLOSED: Final = "its channel was closed; close the kit, or the queue, before the channel"
 CANCELLED: Final = (
     "its try was cancelled, as by a channel that was closed; "
@@ -91,7 +91,7 @@ class FailbackStats:
     delivered_later: int = 0
     """Succeeded after having been queued."""
     abandoned: int = 0
-    """Given up after the last retry, or after an error that `on` does not name."""
+    """Given up after the last retry, or after an error that `retry_on` does not name."""
     undelivered: int = 0
     """Given up at `close`, at the end of the program, or because their timer was stopped or their
     loop was closed."""
@@ -127,9 +127,9 @@ class FailbackCore:
     """The decisions and the book of one failback queue."""
 
     def __init__(self, policy: FailbackPolicy) -> None:
-        self._matches = Matcher(policy.on)
-        self._backoff = Backoff(policy.wait, policy.stop, policy.limit)
-        self._unlimited = Backoff(policy.wait)
+        self._matches = Matcher(policy.retry_on)
+        self._backoff = Backoff(policy.backoff, policy.stop, policy.limit)
+        self._unlimited = Backoff(policy.backoff)
         self._max_pending = policy.max_pending
         self._drops = policy.overflow == "drop"
         self._entries: dict[Entry, None] = {}  # in the order in which they were parked
@@ -280,7 +280,7 @@ class FailbackCore:
 
 
 def _why_not(error: BaseException) -> str:
-    """Why a call is not tried again after an error that `on` does not name."""
+    """Why a call is not tried again after an error that `retry_on` does not name."""
     if is_channel_closed(error):
         return CHANNEL_CLOSED
     # asyncio's and that of futures, by name: a core has no loop and no threads.

@@ -70,19 +70,19 @@ class Guarded(Protocol[P, R_co, H_co]):
 
 
 class _Unsaid(int):
-    """The default of `retries`, told apart from a 3 that the user wrote."""
+    """The default of `max_attempts`, to be distinguished from a 4 that the user gave."""
 
 
-_RETRIES: Final = _Unsaid(3)
+_MAX_ATTEMPTS: Final = _Unsaid(4)
 _MISSING: Final = object()
 
 
 @overload
 def with_failback(
     *,
-    on: object,
-    retries: int | None = ...,
-    wait: Duration | WaitBaseT = ...,
+    retry_on: object,
+    max_attempts: int | None = ...,
+    backoff: Duration | WaitBaseT = ...,
     stop: StopBaseT | None = ...,
     default: None = None,
     max_pending: int = ...,
@@ -95,9 +95,9 @@ def with_failback(
 @overload
 def with_failback(
     *,
-    on: object,
-    retries: int | None = ...,
-    wait: Duration | WaitBaseT = ...,
+    retry_on: object,
+    max_attempts: int | None = ...,
+    backoff: Duration | WaitBaseT = ...,
     stop: StopBaseT | None = ...,
     default: D,
     max_pending: int = ...,
@@ -111,9 +111,9 @@ def with_failback(
     bare: object = None,
     /,
     *,
-    on: object = _MISSING,
-    retries: int | None = _RETRIES,
-    wait: Duration | WaitBaseT = 5.0,
+    retry_on: object = _MISSING,
+    max_attempts: int | None = _MAX_ATTEMPTS,
+    backoff: Duration | WaitBaseT = 5.0,
     stop: StopBaseT | None = None,
     default: object = None,
     max_pending: int = 100,
@@ -125,11 +125,11 @@ def with_failback(
 ) -> object:
     """Decorate a function so that calls of it that fail are made again, until they arrive.
 
-    A call is tried once, at once. If it fails in a way that `on` names, it is queued, the caller
-    gets `default`, and the call is tried again in the background. Any other error is raised. The
-    queue is the function's own (the methods of all instances share it), at its `failback`::
+    A call is tried once, at once. If it fails in a way that `retry_on` names, it is queued, the
+    caller gets `default`, and the call is tried again in the background. Any other error is raised.
+    The queue is the function's own (the methods of all instances share it), at its `failback`::
 
-        @with_failback(on=grpc.StatusCode.UNAVAILABLE, retries=8)
+        @with_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=9)
         def audit(event): return stub.Push(event, timeout=2.0)
 
         audit(event)              # the answer, or None if it was queued
@@ -138,12 +138,12 @@ def with_failback(
 
     Args:
         bare: Nothing: the decorator is always written with settings.
-        on: Which failures: exception types, gRPC status codes or their names, predicates, tenacity
-            `retry_if_*` objects, or a set of these. Has no default: what may be made twice, only
-            you know.
-        retries: How often a queued call is tried again. 0: never. None: without limit. If `stop`
-            is given and this is not, `stop` alone decides.
-        wait: Before each retry: seconds, a `timedelta`, or a tenacity `wait_*` object.
+        retry_on: Which failures: exception types, gRPC status codes or their names, predicates,
+            tenacity `retry_if_*` objects, or a set of these. Has no default: what may be made
+            twice, only you know.
+        max_attempts: How many attempts a call gets, the first one included. None: no limit. If
+            `stop` is given and this is not, `stop` alone decides.
+        backoff: The wait before each retry: seconds, a `timedelta`, or a tenacity `wait_*` object.
         stop: A tenacity `stop_*` object.
         default: What the caller of a queued call gets.
         max_pending: How many calls may be queued or in retry.
@@ -159,19 +159,19 @@ def with_failback(
         returns something to await, a task; both end with the result, `default` or the error.
 
     Raises:
-        ConfigurationError: `on` is missing, a value out of range, or `journal` given.
+        ConfigurationError: `retry_on` is missing, a value out of range, or `journal` given.
         TypeError: A value is of a wrong type, or what is decorated cannot be made again: no
             callable, a generator function, a classmethod or staticmethod object.
     """
     if bare is not None:
-        raise TypeError("with_failback needs its settings first: @with_failback(on=...)")
+        raise TypeError("with_failback needs its settings first: @with_failback(retry_on=...)")
     if journal is not None:
         raise ConfigurationError(
             "journal must be None: durable journals are not in this release, queued calls live in "
             "memory; close() and dead_letter hand over what was not delivered"
         )
     settings: dict[str, Any] = {
-        "wait": wait,
+        "backoff": backoff,
         "stop": stop,
         "default": default,
         "max_pending": max_pending,
@@ -179,10 +179,10 @@ def with_failback(
         "overflow": overflow,
         "dead_letter": dead_letter,
     }
-    if on is not _MISSING:
-        settings["on"] = on
-    if retries is not _RETRIES:
-        settings["retries"] = retries
+    if retry_on is not _MISSING:
+        settings["retry_on"] = retry_on
+    if max_attempts is not _MAX_ATTEMPTS:
+        settings["max_attempts"] = max_attempts
     return _Decorator(FailbackPolicy(**settings), timer)
 
 
@@ -267,8 +267,10 @@ class _EitherInvoker(sync.FailbackInvoker):
     def flush(self, timeout: Duration | None = None) -> Any:
         return aio.flush(self._ledger, timeout) if self._awaits else super().flush(timeout)
 
-    def close(self, drain: Duration = 5.0) -> Any:
-        return aio.close(self._ledger, drain) if self._awaits else _Left(super().close(drain))
+    def close(self, drain_timeout: Duration = 5.0) -> Any:
+        if self._awaits:
+            return aio.close(self._ledger, drain_timeout)
+        return _Left(super().close(drain_timeout))
 
     async def __aenter__(self) -> Self:
         return self

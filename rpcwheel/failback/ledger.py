@@ -243,7 +243,7 @@ class Ledger:
                 idle_ns=entry.idle_ns,
             )
         except Exception as broken:  # noqa: BLE001 - the user's; the call must not be lost with it
-            return GiveUp(f"its policy's `on`, `wait` or `stop` raised {broken!r}")
+            return GiveUp(f"its policy's `retry_on`, `backoff` or `stop` raised {broken!r}")
         if isinstance(decision, GiveUp):
             return decision
         if not self.book.wait_again(entry, error, now_ns):
@@ -289,14 +289,14 @@ class Ledger:
         self._hurry()
         return seconds
 
-    def begin_close(self, drain: Duration) -> float | None:
+    def begin_close(self, drain_timeout: Duration) -> float | None:
         """Refuse failing calls from now on; begin the next try of all that wait, if there is time.
 
         Returns:
             How many seconds to go on; None if another `close` came first, which will report.
         """
         self._refuse_inside("close()")
-        drain_ns = max(0, to_ns(drain, what="drain"))
+        drain_ns = max(0, to_ns(drain_timeout, what="drain_timeout"))
         first = False
         try:
             first = self.book.close(self.now_ns() + drain_ns)

@@ -1,4 +1,4 @@
-"""Which errors a policy's `on` means.
+"""Which errors a policy's `retry_on` or `on` names.
 
 Codes are matched by the name that `error.code()` gives, so this file needs no grpc, and the errors
 of `grpc`, of `grpc.aio` and of whatever else has codes are alike.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import tenacity
 from tenacity import retry_base
@@ -22,23 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Matcher"]
 
-WANTED: Final = (
-    "say which errors to try again after: exception types (on=ConnectionError), gRPC status codes "
-    '(on=grpc.StatusCode.UNAVAILABLE or on="UNAVAILABLE"), a predicate (on=lambda error: ...), '
-    'a tenacity retry_if_* object, or a set of these (on={"UNAVAILABLE", ConnectionError})'
-)
+
+def wanted(setting: str) -> str:
+    """What a message says of the values that `setting` takes."""
+    return (
+        f"say which errors: exception types ({setting}=ConnectionError), gRPC status codes "
+        f'({setting}=grpc.StatusCode.UNAVAILABLE or {setting}="UNAVAILABLE"), a predicate '
+        f"({setting}=lambda error: ...), a tenacity retry_if_* object, or a set of these "
+        f'({setting}={{"UNAVAILABLE", ConnectionError}})'
+    )
 
 
 class Matcher:
-    """Tells whether an error is one that `on` names. Immutable; runs the user's predicates."""
+    """Whether an error is one that a setting names. Immutable; runs the user's predicates."""
 
     __slots__ = ("_codes", "_predicates", "_strategies", "_types")
 
-    def __init__(self, on: object) -> None:
-        """Take `on` apart.
+    def __init__(self, on: object, setting: str = "retry_on") -> None:
+        """Check and keep what the setting names.
 
         Args:
-            on: As `WANTED` says; sets, tuples and lists may be mixed and nested.
+            on: As `wanted` says; sets, tuples and lists may be mixed and nested.
+            setting: What error messages call `on`.
 
         Raises:
             TypeError: Something in it is of no kind that is named there.
@@ -51,18 +56,18 @@ class Matcher:
         for one in _flat(on):
             match one:
                 case type():
-                    types.append(_exception_type(one))
+                    types.append(_exception_type(one, setting))
                 case str():
-                    self._codes.add(checked_code(one, what="`on`"))
+                    self._codes.add(checked_code(one, what=f"`{setting}`"))
                 case enum.Enum() if type(one).__name__ == "StatusCode":
-                    self._codes.add(checked_code(one, what="`on`"))
+                    self._codes.add(checked_code(one, what=f"`{setting}`"))
                 case retry_base():
-                    self._strategies.append(_strategy(one))
+                    self._strategies.append(_strategy(one, setting))
                 case _:
-                    self._predicates.append(_predicate(one))
+                    self._predicates.append(_predicate(one, setting))
         self._types = tuple(types)
         if not (types or self._codes or self._strategies or self._predicates):
-            raise ConfigurationError(f"`on` is empty; {WANTED}")
+            raise ConfigurationError(f"`{setting}` is empty; {wanted(setting)}")
 
     def __call__(self, error: BaseException, *, attempt: int, elapsed_ns: int) -> bool:
         """Say whether to try again after `error`, which ended the `attempt`-th try.
@@ -95,29 +100,33 @@ def _code_of(error: Exception) -> str | None:
     return getattr(code(), "name", None) if callable(code) else None
 
 
-def _exception_type(kind: type) -> type[Exception]:
+def _exception_type(kind: type, setting: str) -> type[Exception]:
     if issubclass(kind, Exception):
         return kind
     if issubclass(kind, BaseException):
         raise ConfigurationError(
-            f"`on` names {kind.__name__}, which ends a program or a task and is never tried again "
-            "after; on=Exception means every error"
+            f"`{setting}` names {kind.__name__}, which ends a program or a task and is never "
+            f"handled; {setting}=Exception means every error"
         )
-    raise TypeError(f"`on` names the class {kind.__name__}, which is no exception; {WANTED}")
+    raise TypeError(
+        f"`{setting}` names the class {kind.__name__}, which is no exception; {wanted(setting)}"
+    )
 
 
-def _strategy(retry: retry_base) -> retry_base:
+def _strategy(retry: retry_base, setting: str) -> retry_base:
     if isinstance(retry, (tenacity.retry_if_result, tenacity.retry_if_not_result)):
         raise ConfigurationError(
-            f"`on` looks at results ({type(retry).__name__}), but a call that returns has "
+            f"`{setting}` looks at results ({type(retry).__name__}), but a call that returns has "
             "succeeded; raise an error for an answer that is none"
         )
     return retry
 
 
-def _predicate(one: object) -> Callable[[Exception], object]:
+def _predicate(one: object, setting: str) -> Callable[[Exception], object]:
     if not callable(one):
-        raise TypeError(f"`on` holds {one!r}; {WANTED}")
+        raise TypeError(f"`{setting}` holds {one!r}; {wanted(setting)}")
     if inspect.iscoroutinefunction(one):
-        raise TypeError(f"the predicate {one!r} in `on` is a coroutine function; give a plain one")
+        raise TypeError(
+            f"the predicate {one!r} in `{setting}` is a coroutine function; give a plain one"
+        )
     return one

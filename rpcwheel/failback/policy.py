@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr, field_validator
@@ -12,7 +13,7 @@ from rpcwheel.backoff import Backoff
 from rpcwheel.policy import Policy, Wait, checked
 
 from .entry import FailedCall
-from .matching import WANTED, Matcher
+from .matching import Matcher, wanted
 
 __all__ = ["FailbackPolicy", "checked_policy"]
 
@@ -24,21 +25,22 @@ class FailbackPolicy(Policy):
     most a hundred calls waiting.
     """
 
-    on: Any = Field(description=WANTED)
+    retry_on: Any = Field(description=wanted("retry_on"))
     """Exception types, gRPC status codes (or their names), predicates, tenacity `retry_if_*`
     objects, or a set, tuple or list of these. Other errors are raised to the caller unchanged."""
 
-    retries: Annotated[StrictInt, Field(ge=0)] | None = 3
-    """How often a failed call is tried again. 0: never, its error is raised. None: no limit. If
-    `stop` is given and this is not, `stop` alone decides; of both, the first to say stop. During
-    `close` neither counts: queued calls are tried again until the time of its drain is over."""
+    max_attempts: Annotated[StrictInt, Field(ge=1)] | None = 4
+    """How many attempts a call gets, the first one included. 1: no retry, its error is raised.
+    None: no limit. If `stop` is given and this is not, `stop` alone decides; if both are given, the
+    first to say stop. During `close` neither counts: queued calls are retried until
+    `drain_timeout` is over."""
 
-    wait: Wait = 5.0
-    """Before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table such as
-    `{initial = 1.0, max = 60.0}`."""
+    backoff: Wait = 5.0
+    """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
+    such as `{initial = 1.0, max = 60.0}`."""
 
     stop: Any = None
-    """A tenacity `stop_*` object, which counts the first try as the first attempt, or None."""
+    """A tenacity `stop_*` object, which counts the first attempt too, or None."""
 
     default: Any = None
     """What the caller of a queued call gets: this very object, each time."""
@@ -61,17 +63,17 @@ class FailbackPolicy(Policy):
     which this stands (`"*"` for all methods), whose calls have one queue."""
 
     dead_letter: Callable[[FailedCall], object] | None = None
-    """Called with each queued call that is given up: its retries are used up, or it failed in a way
-    that `on` does not name. `close` returns the calls that are still queued at its end; this does
-    not get them. Runs on a worker thread, or on the loop (there it may be a coroutine function); if
-    it raises, that is an event and a log."""
+    """Called with each queued call that is given up: it has no attempts left, or it failed
+    in a way that `retry_on` does not name. `close` returns the calls that are still queued at its
+    end; this does not get them. Runs on a worker thread, or on the loop (there it may be a
+    coroutine function); if it raises, that is an event and a log."""
 
     @property
     def limit(self) -> int | None:
-        """How many retries there are at most, `stop` apart; None sets no limit."""
-        if self.stop is not None and "retries" not in self.model_fields_set:
+        """How many attempts there are at most, `stop` apart; None sets no limit."""
+        if self.stop is not None and "max_attempts" not in self.model_fields_set:
             return None
-        return self.retries
+        return self.max_attempts
 
     def keeps(self, key: str) -> bool:
         """Whether the metadata entry `key` of a queued call is sent again."""
@@ -79,17 +81,17 @@ class FailbackPolicy(Policy):
             return key in self.metadata
         return any(fnmatchcase(key, pattern) for pattern in self.metadata)
 
-    @field_validator("on")
+    @field_validator("retry_on")
     @classmethod
-    def _check_on(cls, on: object) -> object:
-        checked(Matcher, on)
-        return on
+    def _check_retry_on(cls, retry_on: object) -> object:
+        checked(partial(Matcher, setting="retry_on"), retry_on)
+        return retry_on
 
-    @field_validator("wait")
+    @field_validator("backoff")
     @classmethod
-    def _check_wait(cls, wait: object) -> object:
-        checked(Backoff, wait)
-        return wait
+    def _check_backoff(cls, backoff: object) -> object:
+        checked(Backoff, backoff)
+        return backoff
 
     @field_validator("stop")
     @classmethod
@@ -107,7 +109,7 @@ def checked_policy(policy: FailbackPolicy) -> FailbackPolicy:
     given: object = policy
     if not isinstance(given, FailbackPolicy):
         raise TypeError(
-            "policy must be a FailbackPolicy, such as FailbackPolicy(on='UNAVAILABLE'), "
+            "policy must be a FailbackPolicy, such as FailbackPolicy(retry_on='UNAVAILABLE'), "
             f"not {given!r}"
         )
     return given

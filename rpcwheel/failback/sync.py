@@ -44,7 +44,7 @@ class FailbackInvoker(InvokerBase):
 
     Example::
 
-        with FailbackInvoker(FailbackPolicy(on="UNAVAILABLE")) as failback:
+        with FailbackInvoker(FailbackPolicy(retry_on="UNAVAILABLE")) as failback:
             failback.invoke(stub.Push, event)
     """
 
@@ -67,7 +67,7 @@ class FailbackInvoker(InvokerBase):
         super().__init__(policy, timer=timer)
 
     def invoke(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | Any:
-        """Call `function`; if it fails in a way that `on` names, queue the call.
+        """Call `function`; if it fails in a way that `retry_on` names, queue the call.
 
         Args:
             function: Called on this thread now, and on a worker thread for each retry, in a copy
@@ -84,7 +84,7 @@ class FailbackInvoker(InvokerBase):
         Raises:
             FailbackFull: `max_pending` calls are queued; chained to the call's error.
             FailbackClosed: After `close()`; chained to the call's error.
-            Exception: An error that `on` does not name, unchanged.
+            Exception: An error that `retry_on` does not name, unchanged.
         """
         ledger = self._ledger
         started_ns = ledger.now_ns()
@@ -115,7 +115,7 @@ class FailbackInvoker(InvokerBase):
 
         Returns:
             Whether the caller is to get the policy's `default`; if not, `error` is not one that
-            `on` names.
+            `retry_on` names.
 
         Raises:
             FailbackFull, FailbackClosed: As `invoke`; chained to `error`.
@@ -143,27 +143,28 @@ class FailbackInvoker(InvokerBase):
         """
         return flush_all([self], timeout)
 
-    def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+    def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver those that are queued, and report the others.
 
         From now on a call that fails raises `FailbackClosed`; one that succeeds still works.
         Idempotent: a later or simultaneous `close` returns an empty list at once.
 
         Args:
-            drain: Seconds to go on trying, however many retries the policy allows, and with waits
-                of half the time that is left at most. 0: not at all. Infinite: until every call is
-                delivered.
+            drain_timeout: Seconds to go on trying, however many retries the policy allows, and with
+                waits of half the time that is left at most. 0: not at all. Infinite: until every
+                call is delivered.
 
         Returns:
             The calls that were queued and were not delivered in that time, oldest first; also as an
-            event and an error log. Calls that failed meanwhile in a way that `on` does not name are
-            among them if there is no `dead_letter`, and so are calls whose timer was stopped. Calls
-            given up before went to `dead_letter`, the log and an event: `stats().abandoned`.
+            event and an error log. Calls that failed meanwhile in a way that `retry_on` does not
+            name are among them if there is no `dead_letter`, and so are calls whose timer was
+            stopped. Calls given up before went to `dead_letter`, the log and an event:
+            `stats().abandoned`.
 
         Raises:
             RuntimeError: Called by a retried function of this queue, which would wait for itself.
         """
-        return close_all([self], drain)
+        return close_all([self], drain_timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -188,14 +189,14 @@ def flush_all(invokers: Iterable[FailbackInvoker], timeout: Duration | None) -> 
     return _wait_empty(ledgers, max(seconds, default=0.0))
 
 
-def close_all(invokers: Iterable[FailbackInvoker], drain: Duration) -> list[FailedCall]:
-    """Close queues together; `drain` is for all of them. See `FailbackInvoker.close`."""
+def close_all(invokers: Iterable[FailbackInvoker], drain_timeout: Duration) -> list[FailedCall]:
+    """Close queues together; `drain_timeout` is for all of them. See `FailbackInvoker.close`."""
     begun: list[Ledger] = []
     seconds = 0.0
     failed: list[FailedCall] = []
     try:
         for invoker in invokers:
-            left = invoker._ledger.begin_close(drain)  # noqa: SLF001 - the same room's
+            left = invoker._ledger.begin_close(drain_timeout)  # noqa: SLF001 - the same room's
             if left is not None:
                 begun.append(invoker._ledger)  # noqa: SLF001
                 seconds = left

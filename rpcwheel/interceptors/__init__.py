@@ -4,10 +4,10 @@ Put a policy in front of a channel of yours::
 
     policy = CallPolicy(
         timeout=2.0,                                                # every call has a deadline
-        retry=RetryPolicy(on={"UNAVAILABLE"}),                      # of idempotent methods only
+        retry=RetryPolicy(retry_on={"UNAVAILABLE"}),                # of idempotent methods only
         methods={
             "/shop.Orders/Get*": MethodPolicy(idempotent=True),     # may be executed twice
-            "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE")),
+            "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE")),
         },
     )
     channel = intercept_channel(grpc.insecure_channel(target), policy)
@@ -23,7 +23,7 @@ The rules, in the order in which they act on a call:
 
 1. *Deadline.* The earliest of the caller's `timeout=`, the policy's, and what is left of the call
    that is being served. All tries share it; a call whose deadline has passed is not made.
-2. *Retry*, within the call: codes of `retry.on`, and only what does no harm, while the target's
+2. *Retry*, within the call: codes of `retry_on`, and only what does no harm, while the target's
    budget lasts, as the server asks (`grpc-retry-pushback-ms`); each retry tells how many tries went
    before (`x-retry-attempt`; gRFC A6's `grpc-previous-rpc-attempts` too, which gRPC's core drops
    where its own retries are on). Response streams only until something of theirs (a

@@ -61,17 +61,17 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         queues = list(self._named.values())
         return all(await asyncio.gather(*(queue.flush(timeout) for queue in queues)))
 
-    async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+    async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
         As in the sync twin: returns the calls that were queued and were not delivered in that time.
         All queues at the same time.
         """
-        to_ns(drain, what="drain")
+        to_ns(drain_timeout, what="drain_timeout")
         with self._lock:
             self._closed = True
         queues = list(self._named.values())
-        reports = await asyncio.gather(*(queue.close(drain) for queue in queues))
+        reports = await asyncio.gather(*(queue.close(drain_timeout) for queue in queues))
         return [call for report in reports for call in report]
 
     def _end(self, queue: FailbackInvoker) -> None:

@@ -40,7 +40,7 @@ def server_interceptors(
     Args:
         policy: Of it counts `timeout` alone: `timeout.timeout` limits the deadline that handlers
             see, `timeout.slow_call_threshold` has calls told that run for longer (`CallSlow`), a
-            stream until its end. `propagate` is the matter of the client. None: no limits.
+            stream until its end. `propagate_deadline` is the matter of the client. None: no limits.
         timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
     """
     return [_Interceptor(ServerState(policy, timer=timer))]

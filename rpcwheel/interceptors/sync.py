@@ -67,25 +67,25 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
             to_ns(timeout, what="timeout")
         return flush_all(list(self._named.values()), timeout)
 
-    def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+    def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver those that are queued, and report the others.
 
         Idempotent. A call that fails from now on raises `FailbackClosed` where it would be queued.
 
         Args:
-            drain: Seconds to go on trying, all queues at the same time. 0: not at all.
+            drain_timeout: Seconds to go on trying, all queues at the same time. 0: not at all.
 
         Returns:
             The calls that were queued and were not delivered in that time, queue by queue, oldest
             first; see `FailbackInvoker.close`.
 
         Raises:
-            TypeError, ConfigurationError: `drain` is no time.
+            TypeError, ConfigurationError: `drain_timeout` is no time.
         """
-        to_ns(drain, what="drain")
+        to_ns(drain_timeout, what="drain_timeout")
         with self._lock:
             self._closed = True
-        return close_all(list(self._named.values()), drain)
+        return close_all(list(self._named.values()), drain_timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """All of it in one object: settings in, interceptors for your channels and servers out.
 
     methods = {"/shop.Orders/Get*": MethodPolicy(idempotent=True)}  # only these are retried
-    kit = rpcwheel.Kit(timeout=2.0, retry=RetryPolicy(on={"UNAVAILABLE"}), methods=methods)
+    kit = rpcwheel.Kit(timeout=2.0, retry=RetryPolicy(retry_on={"UNAVAILABLE"}), methods=methods)
     channel = grpc.intercept_channel(grpc.insecure_channel(target), *kit.client_interceptors())
     server = grpc.server(pool, interceptors=kit.server_interceptors())
     kit.close()                              # at the end: [] if every parked call arrived

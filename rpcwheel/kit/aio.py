@@ -195,14 +195,14 @@ class Kit(
         """Try every parked call now, and wait until none is pending; as in the sync twin."""
         return await self._queues.flush(timeout)
 
-    async def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+    async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Park no more calls, try to deliver those that are, and report the others; as the twin.
 
         Returns the calls that were queued and were not delivered in that time. Then the heartbeats
         and the idle detectors end.
         """
         try:
-            return await self._queues.close(drain)
+            return await self._queues.close(drain_timeout)
         finally:
             if self._manager is not None:
                 await self._manager.aclose()

@@ -3,7 +3,7 @@
 A file is TOML or YAML; its keys are the fields of `KitPolicy`, its tables the policies in them::
 
     timeout = 2.0
-    retry = { on = ["UNAVAILABLE"], attempts = 4, wait = { initial = 0.1, max = 2.0 } }
+    retry = { retry_on = ["UNAVAILABLE"], max_attempts = 4, backoff = { initial = 0.1, max = 2.0 } }
 
     [methods."/shop.Orders/Get*"]
     idempotent = true

@@ -39,7 +39,7 @@ class Kit(
 
     Example::
 
-        retry = RetryPolicy(on={"UNAVAILABLE"})  # of the methods marked idempotent
+        retry = RetryPolicy(retry_on={"UNAVAILABLE"})  # of the methods marked idempotent
         methods = {"/shop.Orders/Get*": MethodPolicy(idempotent=True)}
         with rpcwheel.Kit(timeout=2.0, retry=retry, methods=methods) as kit:
             channel = kit.intercept_channel(grpc.insecure_channel("127.0.0.1:50051"))
@@ -260,7 +260,7 @@ class Kit(
         """
         return self._queues.flush(timeout)
 
-    def close(self, drain: Duration = 5.0) -> list[FailedCall]:
+    def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Park no more calls, try to deliver those that are, and report the others.
 
         Calls go on to work, but one that failback would park raises `FailbackClosed`. Then the
@@ -269,7 +269,8 @@ class Kit(
         delivers through them. `with kit:` closes too, but drops the list.
 
         Args:
-            drain: Seconds to go on trying, however many retries the policies allow. 0: not at all.
+            drain_timeout: Seconds to go on trying, however many retries the policies allow. 0: not
+                at all.
 
         Returns:
             The calls that were queued and were not delivered in that time, oldest first. Calls
@@ -277,7 +278,7 @@ class Kit(
             `abandoned`. See `FailbackInvoker.close`.
         """
         try:
-            return self._queues.close(drain)
+            return self._queues.close(drain_timeout)
         finally:
             if self._manager is not None:
                 self._manager.close()

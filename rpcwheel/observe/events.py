@@ -146,7 +146,7 @@ class RetryScheduled(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetryStopped(Event):
-    """A try failed with a status that `RetryPolicy.on` names, and is not retried.
+    """A try failed with a status that `RetryPolicy.retry_on` names, and is not retried.
 
     `reason` says why, and what to do: only methods marked `idempotent` are retried.
     """

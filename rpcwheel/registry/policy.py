@@ -32,7 +32,7 @@ class RegistryPolicy(Policy):
     timeout: Seconds = 3.0
     """Seconds that one request to the registry may take."""
 
-    retry: Wait | None = None
+    backoff: Wait | None = None
     """How long to wait after a failed request. None: at random up to 0.2 s, then up to twice as
     much each time, at most a third of the lease, or 30 s. There is no limit to the tries."""
 
@@ -52,12 +52,12 @@ class RegistryPolicy(Policy):
     """The file that serves a start without the registry. True: one for each registry in the user's
     cache directory. False: none."""
 
-    @field_validator("retry")
+    @field_validator("backoff")
     @classmethod
-    def _check_retry(cls, retry: object) -> object:
-        if retry is not None:
-            checked(Backoff, retry)
-        return retry
+    def _check_backoff(cls, backoff: object) -> object:
+        if backoff is not None:
+            checked(Backoff, backoff)
+        return backoff
 
     @field_validator("snapshot")
     @classmethod

@@ -59,7 +59,7 @@ class RegistryRules:
                 min(share_ns, LONGEST_JITTER_NS) if policy.jitter is None else to_ns(policy.jitter)
             ),
             hold_ns=HOLD * lease_ns if policy.hold is None else to_ns(policy.hold),
-            backoff=Backoff(usual if policy.retry is None else policy.retry),
+            backoff=Backoff(usual if policy.backoff is None else policy.backoff),
             longest_retry_ns=longest_ns,
         )
 

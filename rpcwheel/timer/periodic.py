@@ -250,12 +250,7 @@ class RetryTask(_Resubmitting):
         initial_delay: float | timedelta = 0.0,
     ) -> None:
         super().__init__(timer, run)
-        if type(attempts) is int and attempts < 1:
-            raise ConfigurationError(
-                f"attempts must be 1 or more, or None for no limit, not {attempts}"
-            )
-        retries = attempts - 1 if type(attempts) is int else attempts
-        self._backoff = Backoff(wait=wait, stop=stop, attempts=retries)
+        self._backoff = Backoff(wait=wait, stop=stop, max_attempts=attempts)
         self._wait_alone = Backoff(wait=wait)
         self._initial_ns = to_ns(initial_delay, what="initial_delay")
         self._attempts = 0

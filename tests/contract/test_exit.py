@@ -99,7 +99,7 @@ def test_the_exit_does_not_wait_for_a_delivery_whose_loop_was_closed(timer, back
         await asyncio.Event().wait()
 
     async def begin():
-        queue = FailbackInvoker(FailbackPolicy(on=OSError, wait=1.0), timer=timer)
+        queue = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=1.0), timer=timer)
         kept.append(queue)
         await queue.invoke(hangs)
         timer.advance(1.0)
@@ -114,14 +114,14 @@ def test_a_queue_made_after_the_end_refuses_calls_that_fail(background):
         raise OSError
 
     background.close()
-    queue = SyncFailbackInvoker(FailbackPolicy(on=OSError))
+    queue = SyncFailbackInvoker(FailbackPolicy(retry_on=OSError))
     with pytest.raises(FailbackClosed, match="at the end of the program"):
         queue.invoke(fail)
     assert queue.flush() is True
 
 
 def test_calls_queued_when_background_calls_end_are_reported_and_flush_returns(timer, background):
-    queue = SyncFailbackInvoker(FailbackPolicy(on=OSError, wait=1.0), timer=timer)
+    queue = SyncFailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=1.0), timer=timer)
     tries = []
 
     def fail():

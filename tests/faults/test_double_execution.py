@@ -42,7 +42,7 @@ ROUND_ROBIN = [*IMPATIENT, ("grpc.lb_policy_name", "round_robin")]
 
 SETTINGS = {
     "timeout": WAIT_S,
-    "retry": RetryPolicy(on={"UNAVAILABLE"}, attempts=6, wait=0.02, budget=None),
+    "retry": RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=6, backoff=0.02, retry_budget=None),
     "heartbeat": HeartbeatPolicy(interval=0.1, timeout=0.3),
     "methods": {f"/storm.{AGAIN}/*": MethodPolicy(idempotent=True)},
 }

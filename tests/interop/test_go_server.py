@@ -23,7 +23,7 @@ def every_kind(turn, kinds=KINDS):
     return pytest.mark.parametrize(("kind", "door"), rows)
 
 
-RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.01)
 PATIENT = CallPolicy(timeout=WAIT_S, retry=RETRY, idempotent=True)
 
 
@@ -123,10 +123,12 @@ def test_a_cancel_reaches_the_server(go_shop, open_door, door, kind):
 @every_kind(1)
 def test_what_failed_is_answered_at_once_and_delivered_later(go_shop, open_door, door, kind):
     call = go_shop.script("UNAVAILABLE", "UNAVAILABLE")
-    policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=b"later"))
+    policy = CallPolicy(
+        failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=b"later")
+    )
     if kind.endswith("stream"):
         policy = CallPolicy(
-            failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=[b"later"])
+            failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=[b"later"])
         )
     door = open_door(door, go_shop.target, policy)
     done = door.call(kind, metadata=call.metadata)

@@ -16,7 +16,7 @@ SERVICE = "google.cloud.tasks.v2.CloudTasks"
 QUEUE = "projects/shop/locations/here/queues/orders"
 SETTINGS = {
     "timeout": WAIT_S,
-    "retry": RetryPolicy(on={"INTERNAL"}, attempts=3, wait=0.01),
+    "retry": RetryPolicy(retry_on={"INTERNAL"}, max_attempts=3, backoff=0.01),
     "idempotent": True,
 }
 

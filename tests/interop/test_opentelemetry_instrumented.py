@@ -41,7 +41,7 @@ INSTRUMENTORS = [
 ]
 SETTINGS = {
     "timeout": WAIT_S,
-    "retry": RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01),
+    "retry": RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.01),
     "idempotent": True,
 }
 REGISTRY = "memory://opentelemetry"

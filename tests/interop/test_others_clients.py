@@ -10,7 +10,7 @@ from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 
 ALL = b"".join(REQUESTS)
-RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.01)
 PATIENT = CallPolicy(timeout=WAIT_S, retry=RETRY, idempotent=True)
 
 PACKAGES = {"opentelemetry": {"sync", "aio"}, "grpc_interceptor": {"sync"}}
@@ -129,7 +129,7 @@ def test_a_deadline_of_ours_ends_the_call_for_them(passage, shop):
 def test_an_answer_by_default_is_a_success_before_ours(passage, shop):
     default = [b"later"] if passage.kind.endswith("stream") else b"later"
     shop.then("UNAVAILABLE")
-    policy = FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=default)
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=default)
     door = passage.open(CallPolicy(failback=policy))
     done = door.call(passage.kind)
     assert (done.answer, done.code) == (b"later", "OK")

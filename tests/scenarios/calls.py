@@ -82,7 +82,7 @@ COMMON = {
         "timeout": DeadlinePolicy(
             timeout=WAIT_S, slow_call_threshold=WAIT_S / 2, message_timeout=WAIT_S / 3
         ),
-        "retry": RetryPolicy(on="UNAVAILABLE", wait=0.01, budget=None),
+        "retry": RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01, retry_budget=None),
         "idempotent": True,
     },
 }
@@ -128,7 +128,7 @@ SCENARIOS = (
         bare=_nothing,
         policy={
             "retry": None,
-            "failback": FailbackPolicy(on="UNAVAILABLE", wait=30.0, default=DEFAULT),
+            "failback": FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0, default=DEFAULT),
         },
         default=True,
     ),

@@ -61,7 +61,7 @@ SCENARIOS = [
         ("UNAVAILABLE",),
         "UNAVAILABLE",
         1,
-        settings={"retries": 0},
+        settings={"max_attempts": 1},
     ),
     Scenario(
         "with one retry there is one",
@@ -69,7 +69,7 @@ SCENARIOS = [
         "default",
         2,
         "abandoned",
-        settings={"retries": 1},
+        settings={"max_attempts": 2},
     ),
     Scenario(
         "without a limit it goes on",
@@ -77,7 +77,7 @@ SCENARIOS = [
         "default",
         13,
         "delivered_later",
-        settings={"retries": None},
+        settings={"max_attempts": None},
     ),
     Scenario(
         "any of several codes is tried again",
@@ -85,6 +85,6 @@ SCENARIOS = [
         "default",
         3,
         "delivered_later",
-        settings={"on": {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}},
+        settings={"retry_on": {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}},
     ),
 ]

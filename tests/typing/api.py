@@ -68,12 +68,12 @@ async def the_timer_on_a_loop() -> None:
         assert_type(await timer.aclose(), list[Timeout])
 
 
-@with_failback(on=grpc.StatusCode.UNAVAILABLE)
+@with_failback(retry_on=grpc.StatusCode.UNAVAILABLE)
 def push(line: str, *, urgent: bool = False) -> bytes:
     return line.encode() if urgent else b""
 
 
-@with_failback(on={ConnectionError}, default=0)
+@with_failback(retry_on={ConnectionError}, default=0)
 async def count(line: str) -> int:
     return len(line)
 
@@ -83,9 +83,9 @@ async def failback() -> None:
     push(1)  # type: ignore[arg-type]
     assert_type(push.failback.pending, int)
     assert_type(await count("a"), int)
-    await count.failback.close(drain=1.0)
-    assert_type(FailbackInvoker(FailbackPolicy(on=OSError)).flush(1.0), bool)
-    assert_type(await aio.FailbackInvoker(FailbackPolicy(on=OSError)).flush(1.0), bool)
+    await count.failback.close(drain_timeout=1.0)
+    assert_type(FailbackInvoker(FailbackPolicy(retry_on=OSError)).flush(1.0), bool)
+    assert_type(await aio.FailbackInvoker(FailbackPolicy(retry_on=OSError)).flush(1.0), bool)
 
 
 def deadlines() -> None:
@@ -96,7 +96,7 @@ def deadlines() -> None:
         assert_type(deadline.remaining(), float)
         assert_type(deadline.expired(), bool)
     assert_type(DeadlinePolicy(timeout=2.0), DeadlinePolicy)
-    assert_type(RetryPolicy(on={"UNAVAILABLE"}, attempts=4), RetryPolicy)
+    assert_type(RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4), RetryPolicy)
 
 
 def pending_calls(error: CallTimeout) -> None:

@@ -34,10 +34,14 @@ from rpcwheel import (
 def settings() -> None:
     policy = CallPolicy(
         timeout=DeadlinePolicy(timeout=timedelta(seconds=2), slow_call_threshold=1),
-        retry=RetryPolicy(on={grpc.StatusCode.UNAVAILABLE}, attempts=4, budget=None),
+        retry=RetryPolicy(
+            retry_on={grpc.StatusCode.UNAVAILABLE}, max_attempts=4, retry_budget=None
+        ),
         methods={
             "/shop.Orders/Get*": MethodPolicy(timeout=5.0, idempotent=True),
-            "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=1.0)),
+            "/shop.Audit/*": MethodPolicy(
+                failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=1.0)
+            ),
         },
     )
     assert_type(policy.of("/shop.Orders/Get"), MethodPolicy)
@@ -59,7 +63,7 @@ def settings() -> None:
     Kit(registry=RegistryPolicy(lease=5.0, snapshot=False))
     Kit(heartbeat="10")  # type: ignore[arg-type]
     Kit(2.0)  # type: ignore[call-arg]
-    RetryPolicy(on="UNAVAILABLE", attempts="3")  # type: ignore[arg-type]
+    RetryPolicy(retry_on="UNAVAILABLE", max_attempts="3")  # type: ignore[arg-type]
 
 
 def at_work(mine: grpc.Channel) -> None:
@@ -81,7 +85,7 @@ def at_work(mine: grpc.Channel) -> None:
         with serving as published:
             assert_type(published, Publisher)
         assert_type(kit.flush(1.0), bool)
-        assert_type(kit.close(drain=1.0), list[FailedCall])
+        assert_type(kit.close(drain_timeout=1.0), list[FailedCall])
 
 
 async def at_work_on_a_loop(mine: grpc.aio.Channel) -> None:
@@ -93,4 +97,4 @@ async def at_work_on_a_loop(mine: grpc.aio.Channel) -> None:
         assert_type(servers, list[grpc.aio.ServerInterceptor])
         grpc.aio.server(interceptors=servers)
         assert_type(await kit.flush(1.0), bool)
-        assert_type(await kit.close(drain=1.0), list[FailedCall])
+        assert_type(await kit.close(drain_timeout=1.0), list[FailedCall])

@@ -35,11 +35,11 @@ def test_a_wait_may_be_seconds_or_a_timedelta():
         assert delay(Backoff(wait)) == ns
 
 
-def test_attempts_counts_the_retries_on_top_of_the_first_try():
-    for attempts in [0, 1, 3]:
-        backoff = Backoff(1.0, attempts=attempts)
-        answers = [delay(backoff, attempt) for attempt in range(1, attempts + 3)]
-        assert answers == [S] * attempts + [None, None]
+def test_max_attempts_counts_the_first_attempt():
+    for attempts in [1, 2, 4]:
+        backoff = Backoff(1.0, max_attempts=attempts)
+        answers = [delay(backoff, attempt) for attempt in range(1, attempts + 2)]
+        assert answers == [S] * (attempts - 1) + [None, None]
 
 
 def test_a_tenacity_wait_sees_which_try_failed():
@@ -82,9 +82,9 @@ def test_a_stop_sees_the_wait_that_would_follow():
 
 
 def test_the_first_limit_to_say_stop_is_obeyed():
-    for attempts, stop_after, tries in [(2, 9, 2), (9, 3, 2), (None, 3, 2), (2, None, 2)]:
+    for attempts, stop_after, tries in [(3, 9, 2), (9, 3, 2), (None, 3, 2), (3, None, 2)]:
         stop = stop_after and tenacity.stop_after_attempt(stop_after)
-        backoff = Backoff(1.0, stop=stop, attempts=attempts)
+        backoff = Backoff(1.0, stop=stop, max_attempts=attempts)
         assert [delay(backoff, n) is not None for n in range(1, 5)] == [
             n <= tries for n in range(1, 5)
         ]
@@ -155,17 +155,17 @@ def test_a_stop_of_another_kind_is_refused_with_what_to_give():
 
 def test_attempts_of_another_kind_are_refused():
     for attempts in [True, 3.0, "3"]:
-        with pytest.raises(TypeError, match="attempts must be a whole number"):
-            Backoff(attempts=attempts)
+        with pytest.raises(TypeError, match="max_attempts must be a whole number"):
+            Backoff(max_attempts=attempts)
 
 
-def test_negative_attempts_are_refused():
-    with pytest.raises(ConfigurationError, match="0 or more, or None for no limit, not -1"):
-        Backoff(attempts=-1)
+def test_less_than_one_attempt_is_refused():
+    with pytest.raises(ConfigurationError, match="1 or more, or None for no limit, not 0"):
+        Backoff(max_attempts=0)
 
 
 def test_a_backoff_shows_its_rhythm():
-    assert repr(Backoff(2, attempts=4)) == "Backoff(wait=2.0, stop=None, attempts=4)"
+    assert repr(Backoff(2, max_attempts=4)) == "Backoff(wait=2.0, stop=None, max_attempts=4)"
 
 
 @given(

@@ -122,7 +122,7 @@ def test_a_retry_policy_for_a_method_is_refused_with_what_to_write():
         match=r"it must be a MethodPolicy, not a RetryPolicy; "
         r"write MethodPolicy\(retry=RetryPolicy\(\.\.\.\)\)",
     ):
-        KitPolicy(methods={"/shop.Orders/Get": RetryPolicy(on="UNAVAILABLE")})
+        KitPolicy(methods={"/shop.Orders/Get": RetryPolicy(retry_on="UNAVAILABLE")})
     with pytest.raises(TypeError, match=r"write MethodPolicy\(timeout=DeadlinePolicy"):
         KitPolicy(methods={"/shop.Orders/Get": DeadlinePolicy(timeout=2.0)})
 

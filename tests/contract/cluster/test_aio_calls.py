@@ -28,7 +28,7 @@ class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
         return await continuation(details, request)
 
 
-KIT = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(on="UNAVAILABLE"))
+KIT = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(retry_on="UNAVAILABLE"))
 
 
 def connected_with(*interceptors):

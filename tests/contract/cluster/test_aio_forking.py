@@ -188,7 +188,7 @@ async def test_the_state_is_that_of_the_channel(shops, aio_cluster, channels):
 
 
 async def test_policies_stand_in_front_of_it(shops, aio_cluster):
-    retry = RetryPolicy(on={"INTERNAL"}, attempts=2, wait=0.01)
+    retry = RetryPolicy(retry_on={"INTERNAL"}, max_attempts=2, backoff=0.01)
     methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
     async with Kit(retry=retry, methods=methods, timeout=WAIT_S) as kit:
         shops[0].then(Fail("INTERNAL"))

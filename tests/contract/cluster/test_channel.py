@@ -49,7 +49,7 @@ class Note(
     )
 
 
-RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01)
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.01)
 STYLES = {
     "bare": lambda channel: channel,
     "intercepted by grpc": lambda channel: grpc.intercept_channel(channel, Note(), Note()),

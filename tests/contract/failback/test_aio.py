@@ -27,7 +27,7 @@ async def test_each_scenario_ends_as_the_table_says(aio_invoker, aio_grpc_server
     push = aio_channel.unary_unary(METHOD)
     for scenario in SCENARIOS:
         script = aio_grpc_server.script.begin(*scenario.far_side)
-        failback = aio_invoker(**{"on": "UNAVAILABLE"} | scenario.settings)
+        failback = aio_invoker(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
         try:
             answer = await failback.invoke(push, ORDER, timeout=WAIT_S)
         except grpc.RpcError as error:
@@ -39,7 +39,7 @@ async def test_each_scenario_ends_as_the_table_says(aio_invoker, aio_grpc_server
 async def test_a_server_that_was_killed_gets_every_call_when_it_is_back(
     aio_invoker, timer, aio_grpc_server, aio_channel
 ):
-    failback = aio_invoker(on=grpc.StatusCode.UNAVAILABLE, retries=None)
+    failback = aio_invoker(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=None)
     push = aio_channel.unary_unary(METHOD)
     orders = [b"order %d" % number for number in range(20)]
     assert await failback.invoke(push, b"before") == b"before"
@@ -91,7 +91,7 @@ async def test_a_full_queue_raises_from_the_calls_error(aio_invoker):
 async def test_cancelling_the_caller_cancels_the_call_and_nothing_is_retried(
     aio_invoker, aio_grpc_server, aio_channel
 ):
-    failback, never = aio_invoker(on=Exception), asyncio.Event()
+    failback, never = aio_invoker(retry_on=Exception), asyncio.Event()
     aio_grpc_server.script.then(never)
     calls = []
 
@@ -186,7 +186,7 @@ async def test_an_abandoned_call_goes_to_a_dead_letter_hook_that_may_be_awaited(
         await asyncio.sleep(0)
         letters.append(letter)
 
-    failback, error = aio_invoker(retries=1, dead_letter=bury), ConnectionError("last")
+    failback, error = aio_invoker(max_attempts=2, dead_letter=bury), ConnectionError("last")
     await failback.invoke(AsyncFar(ConnectionError("first"), error), "order")
     assert await failback.flush(WAIT_S)
     (letter,) = letters
@@ -195,7 +195,7 @@ async def test_an_abandoned_call_goes_to_a_dead_letter_hook_that_may_be_awaited(
 
 async def test_a_plain_dead_letter_hook_is_called_on_the_loop(aio_invoker):
     hook = Far()
-    failback = aio_invoker(retries=1, dead_letter=hook)
+    failback = aio_invoker(max_attempts=2, dead_letter=hook)
     far = AsyncFar(ConnectionError(), ConnectionError())
     await failback.invoke(far)
     await aplay(failback)
@@ -205,7 +205,7 @@ async def test_a_plain_dead_letter_hook_is_called_on_the_loop(aio_invoker):
 @pytest.mark.parametrize("kind", [Far, AsyncFar])
 async def test_a_dead_letter_hook_that_raises_does_no_harm(aio_invoker, events, kind):
     broken = ZeroDivisionError()
-    failback = aio_invoker(retries=1, dead_letter=kind(broken))
+    failback = aio_invoker(max_attempts=2, dead_letter=kind(broken))
     await failback.invoke(AsyncFar(ConnectionError(), ConnectionError()))
     await aplay(failback)
     assert isinstance(events[-1], DeadLetterFailed)
@@ -217,7 +217,7 @@ async def test_a_dead_letter_hook_that_raises_does_no_harm(aio_invoker, events, 
 
 async def test_a_retry_cancelled_from_within_is_given_up(aio_invoker, events):
     """As when the channel is closed under it: grpc.aio raises CancelledError then."""
-    failback = aio_invoker(on=Exception)
+    failback = aio_invoker(retry_on=Exception)
     await failback.invoke(AsyncFar(ConnectionError(), asyncio.CancelledError()))
     await aplay(failback)
     assert isinstance(events[-1], CallAbandoned)
@@ -244,7 +244,7 @@ async def test_a_retry_cancelled_from_outside_is_undelivered(aio_invoker, timer,
 
 
 def test_calls_of_a_loop_that_was_closed_are_reported(timer, events):
-    failback = FailbackInvoker(FailbackPolicy(on=ConnectionError), timer=timer)
+    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
     asyncio.run(failback.invoke(AsyncFar(ConnectionError())))
     timer.advance(5)
     wait_until(lambda: failback.pending == 0)
@@ -254,14 +254,14 @@ def test_calls_of_a_loop_that_was_closed_are_reported(timer, events):
 
 
 def test_a_close_on_another_loop_returns_the_calls_of_the_closed_one(timer):
-    failback = FailbackInvoker(FailbackPolicy(on=ConnectionError), timer=timer)
+    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
     asyncio.run(failback.invoke(AsyncFar(ConnectionError()), "order"))
-    (left,) = asyncio.run(failback.close(drain=WAIT_S))
+    (left,) = asyncio.run(failback.close(drain_timeout=WAIT_S))
     assert (left.args, left.reason) == (("order",), "its event loop is closed")
 
 
 def test_a_retry_under_way_when_its_loop_ends_is_reported(timer, events):
-    failback = FailbackInvoker(FailbackPolicy(on=ConnectionError), timer=timer)
+    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
     far = AsyncFar(ConnectionError())
 
     async def push():
@@ -279,7 +279,7 @@ def test_a_retry_under_way_when_its_loop_ends_is_reported(timer, events):
 
 
 def test_one_invoker_serves_several_loops_each_call_on_its_own(timer):
-    failback = FailbackInvoker(FailbackPolicy(on=ConnectionError), timer=timer)
+    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
     fars = [AsyncFar(ConnectionError()) for _ in range(3)]
 
     async def call(far):
@@ -296,16 +296,16 @@ def test_one_invoker_serves_several_loops_each_call_on_its_own(timer):
 
 async def test_an_async_timer_wakes_the_calls_of_its_loop():
     async with AsyncWheelTimer() as timer:
-        failback = FailbackInvoker(FailbackPolicy(on=OSError, wait=0.01), timer=timer)
+        failback = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=0.01), timer=timer)
         far = AsyncFar(*[OSError()] * 3)
         assert await failback.invoke(far) is None
-        assert await failback.close(drain=WAIT_S) == []
+        assert await failback.close(drain_timeout=WAIT_S) == []
         assert len(far.calls) == 4
 
 
 async def test_a_threads_timer_wakes_the_calls_of_a_loop():
     with WheelTimer() as timer:
-        failback = FailbackInvoker(FailbackPolicy(on=OSError, wait=0.01), timer=timer)
+        failback = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=0.01), timer=timer)
         far = AsyncFar(*[OSError()] * 3)
         await failback.invoke(far)
         await aio_wait_until(lambda: failback.pending == 0)

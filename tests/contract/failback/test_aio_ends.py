@@ -34,7 +34,7 @@ async def test_a_flush_that_runs_out_of_time_says_so(aio_invoker):
 async def test_a_close_returns_what_it_could_not_deliver(aio_invoker, events):
     failback = aio_invoker()
     await failback.invoke(AsyncFar(*[ConnectionError()] * 9), "stays")
-    (left,) = await failback.close(drain=0.05)
+    (left,) = await failback.close(drain_timeout=0.05)
     assert left.args == ("stays",)
     assert left.reason.startswith("closed")
     assert isinstance(events[-1], CallsUndelivered)
@@ -44,16 +44,16 @@ async def test_a_close_returns_what_it_could_not_deliver(aio_invoker, events):
 async def test_a_close_ends_as_soon_as_all_have_arrived(aio_invoker):
     failback, far = aio_invoker(), AsyncFar(ConnectionError())
     await failback.invoke(far)
-    assert await failback.close(drain=10 * WAIT_S) == []
+    assert await failback.close(drain_timeout=10 * WAIT_S) == []
     assert len(far.calls) == 2
 
 
 async def test_a_drain_retries_until_its_time_is_over_whatever_the_limit_of_retries(
     aio_invoker, timer
 ):
-    failback, far = aio_invoker(retries=1, wait=1.0), AsyncFar(*[ConnectionError()] * 4)
+    failback, far = aio_invoker(max_attempts=2, backoff=1.0), AsyncFar(*[ConnectionError()] * 4)
     await failback.invoke(far)
-    closing = asyncio.create_task(failback.close(drain=4 * WAIT_S))
+    closing = asyncio.create_task(failback.close(drain_timeout=4 * WAIT_S))
     for tries in range(2, 5):
         await aio_wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
         timer.advance(1.0)
@@ -65,7 +65,7 @@ async def test_a_close_that_is_cancelled_still_reports(aio_invoker, events):
     failback = aio_invoker()
     await failback.invoke(AsyncFar(*[ConnectionError()] * 9))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(failback.close(drain=10 * WAIT_S), 0.05)
+        await asyncio.wait_for(failback.close(drain_timeout=10 * WAIT_S), 0.05)
     assert isinstance(events[-1], CallsUndelivered)
     assert failback.pending == 0
 
@@ -80,7 +80,7 @@ async def test_after_close_a_good_call_works_and_a_failing_one_raises_from_its_e
 
 
 async def test_leaving_the_async_with_statement_closes(timer):
-    async with FailbackInvoker(FailbackPolicy(on=OSError), timer=timer) as failback:
+    async with FailbackInvoker(FailbackPolicy(retry_on=OSError), timer=timer) as failback:
         await failback.invoke(far := AsyncFar(OSError()))
     assert len(far.calls) == 2
     with pytest.raises(FailbackClosed):

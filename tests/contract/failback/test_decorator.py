@@ -147,7 +147,7 @@ def test_a_function_that_returns_grpcs_future_gives_a_future(guard, grpc_server,
     grpc_server.script.then("UNAVAILABLE")
     stub = channel.unary_unary(METHOD)
 
-    @guard(default=b"later", on=grpc.StatusCode.UNAVAILABLE)
+    @guard(default=b"later", retry_on=grpc.StatusCode.UNAVAILABLE)
     def push(order):
         return stub.future(order)
 
@@ -163,10 +163,12 @@ def test_a_function_that_returns_grpcs_future_gives_a_future(guard, grpc_server,
 
 def test_the_defaults_are_as_the_manual_says():
     shown = inspect.signature(with_failback).parameters
-    defaults = {name: one.default for name, one in shown.items() if name not in {"bare", "on"}}
+    defaults = {
+        name: one.default for name, one in shown.items() if name not in {"bare", "retry_on"}
+    }
     assert defaults == {
-        "retries": 3,
-        "wait": 5.0,
+        "max_attempts": 4,
+        "backoff": 5.0,
         "stop": None,
         "default": None,
         "max_pending": 100,
@@ -181,9 +183,9 @@ def test_the_defaults_are_as_the_manual_says():
 def test_every_setting_reaches_the_queue(timer, events):
     far, letters = Far(*[ConnectionError()] * 9), []
     push = with_failback(
-        on=ConnectionError,
-        retries=1,
-        wait=1.5,
+        retry_on=ConnectionError,
+        max_attempts=2,
+        backoff=1.5,
         default="later",
         max_pending=1,
         name="audit",
@@ -205,10 +207,10 @@ def test_every_setting_reaches_the_queue(timer, events):
 
 
 def test_a_stop_replaces_the_default_of_retries_but_not_a_three_that_was_written(timer):
-    for written, tries in (({}, 7), ({"retries": 3}, 4)):
+    for written, tries in (({}, 7), ({"max_attempts": 4}, 4)):
         far = Far(*[OSError()] * 60)
         stop = tenacity.stop_after_delay(6)
-        push = with_failback(on=OSError, wait=1, stop=stop, timer=timer, **written)(far)
+        push = with_failback(retry_on=OSError, backoff=1, stop=stop, timer=timer, **written)(far)
         push()
         while push.failback.pending:
             timer.advance(1)
@@ -220,8 +222,8 @@ def test_tenacitys_objects_are_obeyed(timer):
     far = Far(*[ConnectionError("busy")] * 9)
     letters = []
     push = with_failback(
-        on=tenacity.retry_if_exception_message("busy"),
-        wait=tenacity.wait_exponential(multiplier=1),
+        retry_on=tenacity.retry_if_exception_message("busy"),
+        backoff=tenacity.wait_exponential(multiplier=1),
         stop=tenacity.stop_after_attempt(4),
         dead_letter=letters.append,
         timer=timer,
@@ -255,23 +257,23 @@ class Generator:
 
 def test_settings_that_make_no_sense_are_refused_before_anything_is_decorated():
     for settings, error, said in (
-        ({"on": None, "retries": 3}, TypeError, "say which errors"),
+        ({"retry_on": None, "max_attempts": 4}, TypeError, "say which errors"),
         ({"journal": "sqlite:///calls.db"}, ConfigurationError, "durable journals are not in this"),
         ({"journal": object()}, ConfigurationError, "durable journals are not in this release"),
-        ({"retries": -1}, ConfigurationError, "retries: "),
-        ({"wait": "5"}, TypeError, "wait must be"),
+        ({"max_attempts": 0}, ConfigurationError, "max_attempts: "),
+        ({"backoff": "5"}, TypeError, "wait must be"),
         ({"max_pending": 0}, ConfigurationError, "max_pending: "),
         ({"overflow": "wait"}, ConfigurationError, "overflow: "),
         ({"timer": 3}, TypeError, "timer must be a WheelTimer"),
     ):
         with pytest.raises(error, match=said):
-            with_failback(**{"on": OSError} | settings)
-    with pytest.raises(ConfigurationError, match=r"`on` is missing; say which .*StatusCode"):
+            with_failback(**{"retry_on": OSError} | settings)
+    with pytest.raises(ConfigurationError, match=r"`retry_on` is missing; say which .*StatusCode"):
         with_failback()
 
 
 def test_without_parentheses_the_message_says_what_to_write():
-    with pytest.raises(TypeError, match=re.escape("@with_failback(on=...)")):
+    with pytest.raises(TypeError, match=re.escape("@with_failback(retry_on=...)")):
 
         @with_failback
         def push():
@@ -281,10 +283,10 @@ def test_without_parentheses_the_message_says_what_to_write():
 def test_what_cannot_be_decorated_is_refused_in_words():
     for thing in (generator, async_generator, functools.partial(generator), Generator()):
         with pytest.raises(TypeError, match="is a generator function: what it has yielded"):
-            with_failback(on=OSError)(thing)
+            with_failback(retry_on=OSError)(thing)
     for thing in (3, "push", None, object()):
         with pytest.raises(TypeError, match="with_failback decorates functions, not "):
-            with_failback(on=OSError)(thing)
+            with_failback(retry_on=OSError)(thing)
     for kind in (classmethod, staticmethod):
         with pytest.raises(TypeError, match=f"write @{kind.__name__} above"):
-            with_failback(on=OSError)(kind(print))
+            with_failback(retry_on=OSError)(kind(print))

@@ -89,7 +89,7 @@ async def test_cancelling_what_it_gave_cancels_the_call_and_nothing_is_retried(g
         begun.set()
         await asyncio.sleep(60)
 
-    push = guard(on=Exception)(lambda: hang())  # noqa: PLW0108 - a plain function
+    push = guard(retry_on=Exception)(lambda: hang())  # noqa: PLW0108 - a plain function
     answer = push()
     await begun.wait()
     answer.cancel()

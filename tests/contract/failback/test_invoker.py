@@ -16,7 +16,7 @@ from rpcwheel.timer import WheelTimer
 
 
 def make(timer, **settings):
-    return FailbackInvoker(FailbackPolicy(**{"on": ConnectionError} | settings), timer=timer)
+    return FailbackInvoker(FailbackPolicy(**{"retry_on": ConnectionError} | settings), timer=timer)
 
 
 def test_an_invoker_dropped_with_calls_pending_warns_and_they_go_on(timer):
@@ -29,7 +29,7 @@ def test_an_invoker_dropped_with_calls_pending_warns_and_they_go_on(timer):
 
 
 def test_a_decorated_function_dropped_with_calls_pending_warns_too(timer):
-    push = with_failback(on=ConnectionError, timer=timer)(Far(ConnectionError()))
+    push = with_failback(retry_on=ConnectionError, timer=timer)(Far(ConnectionError()))
     push()
     with pytest.warns(ResourceWarning, match="1 calls pending"):
         del push
@@ -56,8 +56,8 @@ def test_an_invoker_shows_its_world_and_name(timer):
 
 def test_a_forked_child_starts_with_an_empty_queue_that_works():
     with WheelTimer() as timer:
-        failback, far = make(timer, wait=0.01), Far(ConnectionError())
-        parked = make(timer, wait=3600)
+        failback, far = make(timer, backoff=0.01), Far(ConnectionError())
+        parked = make(timer, backoff=3600)
         parked.invoke(Far(ConnectionError()), "the parent's")
         child = os.fork()
         if child == 0:
@@ -66,7 +66,7 @@ def test_a_forked_child_starts_with_an_empty_queue_that_works():
             os._exit(0 if good and len(far.calls) == 2 and parked.close() == [] else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert parked.pending == 1
-        assert [one.args for one in parked.close(drain=0)] == [("the parent's",)]
+        assert [one.args for one in parked.close(drain_timeout=0)] == [("the parent's",)]
 
 
 # --- The end of a program ---
@@ -89,7 +89,7 @@ def test_a_program_that_ends_with_calls_pending_says_so_and_ends_at_once():
     status, _, log = run("""
         from rpcwheel.failback import with_failback
 
-        @with_failback(on=ConnectionError, wait=3600)
+        @with_failback(retry_on=ConnectionError, backoff=3600)
         def push(order):
             raise ConnectionError
 
@@ -108,7 +108,7 @@ def test_a_program_that_ends_while_retries_hang_says_so_and_ends_at_once():
 
         tries, begun = [], threading.Event()
 
-        @with_failback(on=ConnectionError, wait=0)
+        @with_failback(retry_on=ConnectionError, backoff=0)
         def push():
             tries.append(1)
             if len(tries) == 1:
@@ -128,7 +128,7 @@ def test_a_program_that_ends_with_a_loop_says_what_its_loop_left():
         import asyncio
         from rpcwheel.failback import with_failback
 
-        @with_failback(on=ConnectionError, wait=3600)
+        @with_failback(retry_on=ConnectionError, backoff=3600)
         async def push():
             raise ConnectionError
 
@@ -145,7 +145,7 @@ def test_a_program_that_delivered_all_ends_without_a_word():
 
         tries = []
 
-        @with_failback(on=ConnectionError, wait=0.01)
+        @with_failback(retry_on=ConnectionError, backoff=0.01)
         def push():
             tries.append(1)
             if len(tries) < 3:
@@ -175,7 +175,8 @@ def test_a_program_that_ends_while_grpc_calls_hang_in_retries_ends_well(grpc_ser
         from rpcwheel.failback import with_failback
 
         channel = grpc.insecure_channel("{grpc_server.target}")
-        push = with_failback(on="UNAVAILABLE", wait=0)(channel.unary_unary("/test.Shop/Push"))
+        bare = channel.unary_unary("/test.Shop/Push")
+        push = with_failback(retry_on="UNAVAILABLE", backoff=0)(bare)
         push(b"order", timeout=600)
         while push.failback.stats().retried == 0:
             time.sleep(0.001)
@@ -188,5 +189,7 @@ def test_a_program_that_ends_while_grpc_calls_hang_in_retries_ends_well(grpc_ser
 
 def test_what_is_no_policy_is_refused():
     for world in [sync, aio]:
-        with pytest.raises(TypeError, match=r"policy must be a FailbackPolicy.* not \{'retries'"):
-            world.FailbackInvoker({"retries": 3})
+        with pytest.raises(
+            TypeError, match=r"policy must be a FailbackPolicy.* not \{'max_attempts'"
+        ):
+            world.FailbackInvoker({"max_attempts": 4})

@@ -58,7 +58,7 @@ async def test_keyword_arguments_are_kept_too(invoker):
 async def test_a_parked_call_that_goes_on_failing_is_given_up_after_its_retries(
     aio_invoker, events
 ):
-    failback, errors = aio_invoker(retries=2), [ConnectionError(number) for number in range(2)]
+    failback, errors = aio_invoker(max_attempts=3), [ConnectionError(number) for number in range(2)]
     assert failback.park(ConnectionError("first"), resend := Resend(*errors), b"order")
     await finish(failback)
     assert len(resend.calls) == 2
@@ -74,7 +74,7 @@ async def test_an_error_that_on_does_not_name_is_the_callers(aio_invoker):
 
 
 async def test_without_retries_the_error_is_the_callers(invoker):
-    assert invoker(retries=0).park(ConnectionError(), Resend()) is False
+    assert invoker(max_attempts=1).park(ConnectionError(), Resend()) is False
 
 
 async def test_a_full_queue_refuses_it_with_the_error_as_the_cause(twin):
@@ -97,7 +97,7 @@ async def test_a_full_queue_that_drops_says_so_and_the_caller_gets_the_default(i
 
 async def test_a_closed_queue_refuses_it_with_the_error_as_the_cause(twin):
     failback, error = twin(), ConnectionError()
-    closing = failback.close(drain=0)
+    closing = failback.close(drain_timeout=0)
     assert (await closing if isinstance(failback, aio.FailbackInvoker) else closing) == []
     with pytest.raises(FailbackClosed) as caught:
         failback.park(error, Resend())
@@ -124,7 +124,7 @@ async def test_a_call_with_a_stream_that_is_used_up_is_not_queued_and_the_error_
 
 
 async def test_a_predicate_that_raises_is_the_callers_and_nothing_is_queued(aio_invoker):
-    failback = aio_invoker(on=lambda _: 1 / 0)
+    failback = aio_invoker(retry_on=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         failback.park(ConnectionError(), Resend())
     assert failback.stats() == FailbackStats(calls=1, raised=1)
@@ -133,7 +133,7 @@ async def test_a_predicate_that_raises_is_the_callers_and_nothing_is_queued(aio_
 async def test_what_close_could_not_deliver_is_told_with_all_that_is_needed(twin):
     failback, error = twin(), ConnectionError()
     failback.park(error, Resend(), b"order", urgent=True)
-    closing = failback.close(drain=0)
+    closing = failback.close(drain_timeout=0)
     (failed,) = await closing if isinstance(failback, aio.FailbackInvoker) else closing
     assert (failed.function, failed.args, failed.kwargs, failed.attempts) == (
         "/shop.Orders/Push",
@@ -161,7 +161,7 @@ async def test_retries_run_on_the_loop_that_parked_and_are_awaited(aio_invoker):
 
 
 def test_without_a_loop_the_aio_twin_refuses_and_keeps_nothing(timer):
-    failback = aio.FailbackInvoker(FailbackPolicy(on=ConnectionError), timer=timer)
+    failback = aio.FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
     with pytest.raises(RuntimeError, match="no running event loop"):
         failback.park(ConnectionError(), Resend())
     assert failback.stats() == FailbackStats()

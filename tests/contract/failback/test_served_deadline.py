@@ -108,7 +108,7 @@ async def test_nor_has_one_of_a_decorated_coroutine_function(guard):
 
 def test_nor_has_the_dead_letter_hook(invoker):
     seen = []
-    failback = invoker(retries=1, dead_letter=lambda _: seen.append(current_deadline()))
+    failback = invoker(max_attempts=2, dead_letter=lambda _: seen.append(current_deadline()))
     with deadline_scope(100):
         failback.invoke(Look(failures=9))
     play(failback)
@@ -121,7 +121,7 @@ async def test_nor_has_the_dead_letter_hook_on_a_loop(aio_invoker):
     async def keep(_):
         seen.append(current_deadline())
 
-    failback = aio_invoker(retries=1, dead_letter=keep)
+    failback = aio_invoker(max_attempts=2, dead_letter=keep)
     with deadline_scope(100):
         await failback.invoke(AsyncLook(failures=9))
     await aplay(failback)

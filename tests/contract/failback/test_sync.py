@@ -26,7 +26,7 @@ def test_each_scenario_ends_as_the_table_says(style, invoker, grpc_server, chann
     push = channel.unary_unary(METHOD)
     for scenario in SCENARIOS:
         script = grpc_server.script.begin(*scenario.far_side)
-        failback = invoker(**{"on": "UNAVAILABLE"} | scenario.settings)
+        failback = invoker(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
         try:
             if style == "blocking":
                 answer = failback.invoke(push, ORDER, timeout=WAIT_S)
@@ -41,7 +41,7 @@ def test_each_scenario_ends_as_the_table_says(style, invoker, grpc_server, chann
 def test_a_server_that_was_killed_gets_every_call_when_it_is_back(
     invoker, timer, grpc_server, channel
 ):
-    failback = invoker(on=grpc.StatusCode.UNAVAILABLE, retries=None)
+    failback = invoker(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=None)
     push = channel.unary_unary(METHOD)
     orders = [b"order %d" % number for number in range(20)]
     assert failback.invoke(push, b"before") == b"before"
@@ -82,7 +82,7 @@ def test_another_error_is_raised_unchanged(invoker):
 
 def test_what_ends_the_program_is_not_caught(invoker):
     for error in [KeyboardInterrupt, SystemExit]:
-        failback = invoker(on=Exception)
+        failback = invoker(retry_on=Exception)
         with pytest.raises(error):
             failback.invoke(Far(error()))
         assert failback.pending == 0
@@ -124,7 +124,7 @@ def test_a_dead_letter_hook_to_await_is_refused():
         """Nothing here could await it."""
 
     with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
-        FailbackInvoker(FailbackPolicy(on=OSError, dead_letter=hook))
+        FailbackInvoker(FailbackPolicy(retry_on=OSError, dead_letter=hook))
 
 
 # --- Retries ---
@@ -208,7 +208,8 @@ def test_a_retry_that_returns_something_to_await_is_given_up_with_the_remedy(inv
 def test_an_abandoned_call_goes_to_the_dead_letter_hook_on_a_worker(invoker):
     letters = []
     failback = invoker(
-        retries=1, dead_letter=lambda letter: letters.append((letter, threading.current_thread()))
+        max_attempts=2,
+        dead_letter=lambda letter: letters.append((letter, threading.current_thread())),
     )
     error = ConnectionError("last")
     failback.invoke(Far(ConnectionError("first"), error), "order")
@@ -221,7 +222,7 @@ def test_an_abandoned_call_goes_to_the_dead_letter_hook_on_a_worker(invoker):
 
 def test_a_dead_letter_hook_that_raises_does_no_harm(invoker, events):
     for broken in [ZeroDivisionError(), SystemExit(3)]:
-        failback = invoker(retries=1, dead_letter=Far(broken))
+        failback = invoker(max_attempts=2, dead_letter=Far(broken))
         failback.invoke(Far(ConnectionError(), ConnectionError()))
         play(failback)
         assert isinstance(events[-1], DeadLetterFailed)

@@ -35,7 +35,7 @@ def test_a_flush_that_runs_out_of_time_says_so(invoker):
 
 def test_a_flush_ends_when_the_last_call_is_given_up():
     with WheelTimer() as real:
-        failback = FailbackInvoker(FailbackPolicy(on=OSError, wait=0.01), timer=real)
+        failback = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=0.01), timer=real)
         failback.invoke(Far(*[OSError()] * 9))
         assert failback.flush(WAIT_S) is True
         assert failback.stats().abandoned == 1
@@ -50,7 +50,7 @@ def test_a_bad_timeout_is_refused(invoker):
 def test_a_close_returns_what_it_could_not_deliver(invoker, events):
     failback = invoker()
     failback.invoke(Far(*[ConnectionError()] * 9), "stays")
-    (left,) = failback.close(drain=0.05)
+    (left,) = failback.close(drain_timeout=0.05)
     assert left.args == ("stays",)
     assert left.reason.startswith("closed")
     assert any(isinstance(event, CallsUndelivered) for event in events)
@@ -60,17 +60,20 @@ def test_a_close_returns_what_it_could_not_deliver(invoker, events):
 def test_a_close_ends_as_soon_as_all_have_arrived(invoker):
     failback, far = invoker(), Far(ConnectionError())
     failback.invoke(far)
-    assert failback.close(drain=float("inf")) == []
+    assert failback.close(drain_timeout=float("inf")) == []
     assert len(far.calls) == 2
 
 
 def test_a_server_that_comes_back_during_the_drain_gets_its_calls(timer):
     """No wait is then longer than half of what is left of the drain."""
-    failback, far = FailbackInvoker(FailbackPolicy(on=OSError, wait=3600), timer=timer), Far()
+    failback, far = (
+        FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=3600), timer=timer),
+        Far(),
+    )
     far.failures = [OSError()] * 3
     failback.invoke(far)
     left = [None]
-    closer = threading.Thread(target=lambda: left.extend(failback.close(drain=4 * WAIT_S)))
+    closer = threading.Thread(target=lambda: left.extend(failback.close(drain_timeout=4 * WAIT_S)))
     closer.start()
     for tries, seconds in ((2, 2 * WAIT_S), (3, WAIT_S)):
         assert wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
@@ -80,14 +83,14 @@ def test_a_server_that_comes_back_during_the_drain_gets_its_calls(timer):
 
 
 @pytest.mark.parametrize(
-    "limit", [{"retries": 1}, {"stop": stop_after_attempt(2)}], ids=["retries", "stop"]
+    "limit", [{"max_attempts": 2}, {"stop": stop_after_attempt(2)}], ids=["max_attempts", "stop"]
 )
 def test_a_drain_retries_until_its_time_is_over_whatever_the_limit_of_retries(timer, limit):
-    policy = FailbackPolicy(on=OSError, wait=1.0, **limit)
+    policy = FailbackPolicy(retry_on=OSError, backoff=1.0, **limit)
     failback, far = FailbackInvoker(policy, timer=timer), Far(*[OSError()] * 6)
     failback.invoke(far)
     left = [None]
-    closer = threading.Thread(target=lambda: left.extend(failback.close(drain=4 * WAIT_S)))
+    closer = threading.Thread(target=lambda: left.extend(failback.close(drain_timeout=4 * WAIT_S)))
     closer.start()
     for tries in range(2, 7):
         assert wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
@@ -98,7 +101,7 @@ def test_a_drain_retries_until_its_time_is_over_whatever_the_limit_of_retries(ti
 
 
 def test_a_drain_waits_50_ms_between_retries_beyond_the_limit_though_the_policy_waits_less(timer):
-    policy = FailbackPolicy(on=OSError, wait=0.0, retries=1)
+    policy = FailbackPolicy(retry_on=OSError, backoff=0.0, max_attempts=2)
     failback, far = FailbackInvoker(policy, timer=timer), Far(*[OSError()] * 2)
     failback.invoke(far)
     closer = threading.Thread(target=failback.close, args=(WAIT_S,))
@@ -113,9 +116,9 @@ def test_close_returns_what_is_queued_at_the_end_of_the_drain_and_dead_letter_do
     invoker,
 ):
     dead = []
-    failback = invoker(retries=1, dead_letter=dead.append)
+    failback = invoker(max_attempts=2, dead_letter=dead.append)
     failback.invoke(Far(*[ConnectionError()] * 9), "order")
-    (left,) = failback.close(drain=0.05)
+    (left,) = failback.close(drain_timeout=0.05)
     assert left.args == ("order",)
     assert left.reason.startswith("closed")
     assert dead == []
@@ -127,13 +130,13 @@ def test_an_error_that_on_does_not_name_ends_a_call_also_during_the_drain(invoke
     dead = []
     failback = invoker(dead_letter=dead.append if has_hook else None)
     failback.invoke(Far(ConnectionError(), ValueError()), "order")
-    left = failback.close(drain=float("inf"))
+    left = failback.close(drain_timeout=float("inf"))
     assert [one.args for one in (dead if has_hook else left)] == [("order",)]
     assert len(dead) + len(left) == 1
 
 
 def test_after_close_a_call_whose_policy_has_no_retries_raises_its_own_error(invoker):
-    failback = invoker(retries=0)
+    failback = invoker(max_attempts=1)
     failback.close()
     with pytest.raises(ConnectionError):
         failback.invoke(Far(ConnectionError()))
@@ -150,7 +153,7 @@ def test_a_call_that_hangs_is_returned_and_its_end_changes_nothing(invoker, time
     failback.invoke(hang)
     timer.advance(5)
     wait_until(lambda: len(far.calls) == 2)
-    (left,) = failback.close(drain=0.05)
+    (left,) = failback.close(drain_timeout=0.05)
     assert left.reason == "closed in the middle of a try, which may still arrive"
     end.set()
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("rpcwheel-f")])
@@ -178,7 +181,7 @@ def test_a_close_that_is_interrupted_still_reports(invoker, events):
 
     failback.invoke(push)
     with ctrl_c, pytest.raises(KeyboardInterrupt):
-        failback.close(drain=float("inf"))
+        failback.close(drain_timeout=float("inf"))
     assert any(isinstance(event, CallsUndelivered) for event in events)
     assert failback.pending == 0
 
@@ -192,7 +195,7 @@ def test_a_close_that_is_interrupted_as_it_begins_reports_too(invoker, events, m
 
     monkeypatch.setattr(failback._ledger, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        failback.close(drain=WAIT_S)
+        failback.close(drain_timeout=WAIT_S)
     assert any(isinstance(event, CallsUndelivered) for event in events)
     assert failback.pending == 0
 
@@ -200,12 +203,12 @@ def test_a_close_that_is_interrupted_as_it_begins_reports_too(invoker, events, m
 def test_closing_again_returns_nothing_at_once(invoker):
     failback = invoker()
     failback.invoke(Far(*[ConnectionError()] * 9))
-    assert len(failback.close(drain=0)) == 1
+    assert len(failback.close(drain_timeout=0)) == 1
     assert failback.close() == []
 
 
 def test_leaving_the_with_statement_closes(timer):
-    with FailbackInvoker(FailbackPolicy(on=OSError), timer=timer) as failback:
+    with FailbackInvoker(FailbackPolicy(retry_on=OSError), timer=timer) as failback:
         far = Far(OSError())
         failback.invoke(far)
     assert len(far.calls) == 2
@@ -238,7 +241,7 @@ def test_many_threads_lose_no_call_and_deliver_none_twice():
             arrived.append(order)
 
     with WheelTimer() as timer:
-        policy = FailbackPolicy(on=ConnectionError, wait=0.002, max_pending=10_000)
+        policy = FailbackPolicy(retry_on=ConnectionError, backoff=0.002, max_pending=10_000)
         failback = FailbackInvoker(policy, timer=timer)
 
         def call(part):
@@ -251,7 +254,7 @@ def test_many_threads_lose_no_call_and_deliver_none_twice():
             thread.start()
         for thread in threads:
             thread.join()
-        assert failback.close(drain=WAIT_S) == []
+        assert failback.close(drain_timeout=WAIT_S) == []
     assert sorted(arrived) == list(range(2_000))
     stats = failback.stats()
     assert stats.calls == stats.delivered_inline + stats.delivered_later == 2_000

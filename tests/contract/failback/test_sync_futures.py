@@ -77,7 +77,7 @@ def test_cancelling_the_future_cancels_the_call_and_nothing_is_retried(
 ):
     never = threading.Event()
     grpc_server.script.then(never)
-    failback, inner = invoker(on=Exception), []
+    failback, inner = invoker(retry_on=Exception), []
 
     def push():
         inner.append(channel.unary_unary(METHOD).future(b"order"))
@@ -97,7 +97,7 @@ def test_cancelling_the_future_cancels_the_call_and_nothing_is_retried(
 
 
 def test_a_call_that_was_cancelled_beneath_is_cancelled_above(invoker):
-    failback, inner = invoker(on=Exception), Future()
+    failback, inner = invoker(retry_on=Exception), Future()
     outer = failback.invoke(lambda: inner)
     inner.cancel()
     with pytest.raises(CancelledError):
@@ -115,7 +115,7 @@ def test_nothing_of_the_users_runs_on_the_thread_that_completes_a_call(
         return True
 
     grpc_server.script.then(*["UNAVAILABLE"] * 2)
-    failback = invoker(on=note, retries=1, dead_letter=note)
+    failback = invoker(retry_on=note, max_attempts=2, dead_letter=note)
     outer = failback.invoke(channel.unary_unary(METHOD).future, b"order")
     assert outer.result(WAIT_S) == DEFAULT
     play(failback)
@@ -131,7 +131,7 @@ def test_whoever_completes_a_future_runs_nothing_of_the_users(invoker, timer):
         return True
 
     left = list(answers)
-    failback = invoker(on=note, retries=1, dead_letter=note)
+    failback = invoker(retry_on=note, max_attempts=2, dead_letter=note)
     outer = failback.invoke(lambda: left.pop(0))
     outer.add_done_callback(note)
     answers[0].set_exception(ConnectionError())  # on this thread

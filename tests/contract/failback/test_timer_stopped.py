@@ -13,7 +13,7 @@ from rpcwheel.observe import CallsUndelivered
 from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
 
 REASON = "its timer was stopped"
-POLICY = FailbackPolicy(on=ConnectionError, wait=3600, name="audit")
+POLICY = FailbackPolicy(retry_on=ConnectionError, backoff=3600, name="audit")
 
 
 def undelivered(events):
@@ -67,7 +67,9 @@ def test_close_right_after_the_timer_was_stopped_returns_every_queued_call():
     for number in range(20):
         failback.invoke(Far(ConnectionError()), number)
     timer.stop()
-    assert [call.args for call in failback.close(drain=0)] == [(number,) for number in range(20)]
+    assert [call.args for call in failback.close(drain_timeout=0)] == [
+        (number,) for number in range(20)
+    ]
 
 
 def test_a_call_whose_retry_fails_after_the_timer_was_stopped_is_returned_by_close(events):
@@ -79,7 +81,9 @@ def test_a_call_whose_retry_fails_after_the_timer_was_stopped_is_returned_by_clo
             goes_on.wait(WAIT_S)
         raise ConnectionError("down")
 
-    policy = FailbackPolicy(on=ConnectionError, wait=0, name="audit", dead_letter=dead.append)
+    policy = FailbackPolicy(
+        retry_on=ConnectionError, backoff=0, name="audit", dead_letter=dead.append
+    )
     failback = FailbackInvoker(policy, timer=timer)
     failback.invoke(order, 1)
     assert begun.wait(WAIT_S)

@@ -11,7 +11,7 @@ from rpcwheel.aio import ClusterChannel, Kit, ReconnectingChannel, open_registry
 
 SETTINGS = {
     "timeout": WAIT_S,
-    "retry": RetryPolicy(on={"UNAVAILABLE"}, attempts=3, wait=0.01),
+    "retry": RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.01),
     "idempotent": True,
 }
 

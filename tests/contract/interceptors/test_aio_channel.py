@@ -23,7 +23,7 @@ else:
     uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps (signal.c)
 
 
-PATIENT = RetryPolicy(on="UNAVAILABLE", wait=30.0, budget=None)
+PATIENT = RetryPolicy(retry_on="UNAVAILABLE", backoff=30.0, retry_budget=None)
 
 
 async def test_it_is_a_channel_like_the_users(own):
@@ -110,7 +110,7 @@ async def test_a_retry_that_finds_its_channel_closing_is_cancelled(shop, doors, 
 @doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
 async def test_what_fails_while_the_channel_closes_waits_for_no_retry(shop, doors, timer):
     shop.then(hang := Hang())
-    retry = RetryPolicy(on={"UNAVAILABLE", "CANCELLED"}, wait=30.0, budget=None)
+    retry = RetryPolicy(retry_on={"UNAVAILABLE", "CANCELLED"}, backoff=30.0, retry_budget=None)
     channel = doors.retrying(retry=retry, timer=timer)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(hang.begun.is_set)
@@ -240,7 +240,7 @@ async def test_the_error_has_all_that_grpcs_own_has(shop, own):
 
 
 def test_each_thread_may_have_a_loop_and_a_channel(shop):
-    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.0), idempotent=True)
+    policy = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0), idempotent=True)
 
     async def work():
         bare = grpc.aio.insecure_channel(shop.target, options=IMPATIENT)
@@ -263,7 +263,7 @@ def test_it_runs_on_uvloop(shop):
         timeout=DeadlinePolicy(
             timeout=WAIT_S, message_timeout=WAIT_S / 2, slow_call_threshold=WAIT_S / 2
         ),
-        retry=RetryPolicy(on="UNAVAILABLE", wait=0.01),
+        retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01),
         idempotent=True,
     )
 

@@ -45,7 +45,7 @@ async def test_the_server_is_told_how_many_tries_went_before(shop, doors):
 async def test_a_call_is_not_retried_after_its_deadline(shop, own, timer):
     """A wait that would pass it is not begun; each attempt gets no more than what is left."""
     shop.then(*["UNAVAILABLE"] * 4)
-    retry = RetryPolicy(on="UNAVAILABLE", wait=40.0, attempts=9, budget=None)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=40.0, max_attempts=9, retry_budget=None)
     member = own.retrying(timer=timer, retry=retry).unary_unary(UNARY_UNARY)
     call = member(b"x", timeout=100.0)
     for _ in range(2):
@@ -60,7 +60,13 @@ async def test_a_call_is_not_retried_after_its_deadline(shop, own, timer):
 
 async def test_an_attempt_may_have_a_deadline_of_its_own(shop, own):
     shop.then(Hang())
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=100, attempt_timeout=0.3, budget=None)
+    retry = RetryPolicy(
+        retry_on="UNAVAILABLE",
+        backoff=0.0,
+        max_attempts=100,
+        attempt_timeout=0.3,
+        retry_budget=None,
+    )
     member = own.retrying(retry=retry).unary_unary(UNARY_UNARY)
     assert await member(b"x", timeout=2 * WAIT_S) == b"x"
     assert all(seen.time_remaining < 1 for seen in shop.calls)
@@ -94,7 +100,7 @@ async def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, own, ti
 
 async def test_a_server_that_always_fails_sees_few_retries(shop, own):
     shop.then(*["UNAVAILABLE"] * 400)
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=0.2, reserve=0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=0.2, min_retries=0)
     member = own.retrying(retry=retry).unary_unary(UNARY_UNARY)
     for _ in range(200):
         await refused(member(b"x"))
@@ -230,7 +236,7 @@ async def test_a_silent_stream_is_cancelled_with_a_clear_error(shop, own, events
 
 async def test_silence_before_the_first_message_may_be_tried_again(shop, own, timer):
     shop.then(Silent())
-    retry = RetryPolicy(on="DEADLINE_EXCEEDED", wait=0.0)
+    retry = RetryPolicy(retry_on="DEADLINE_EXCEEDED", backoff=0.0)
     deadline = DeadlinePolicy(message_timeout=2.0)
     channel = own.retrying(timer=timer, timeout=deadline, retry=retry)
     waiting = asyncio.ensure_future(read_all(channel.unary_stream(UNARY_STREAM)(b"xy")))
@@ -322,7 +328,7 @@ async def test_a_callback_that_raises_harms_nothing(own, events):
 
 async def test_a_wait_that_raises_leaves_the_failure(shop, own, events):
     shop.then("UNAVAILABLE")
-    retry = RetryPolicy(on="UNAVAILABLE", wait=lambda _: 1 / 0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=lambda _: 1 / 0)
     error = await refused(own.retrying(retry=retry).unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     await aio_wait_until(lambda: CallbackFailed in map(type, events))
@@ -344,7 +350,7 @@ async def test_a_predicate_that_raises_leaves_the_failure(shop, own, events):
 async def test_a_timer_that_was_stopped_costs_the_retries_and_no_call(shop, own, timer):
     timer.stop()
     deadline = DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=1.0, message_timeout=2.0)
-    retry = RetryPolicy(on="UNAVAILABLE", wait=1.0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=1.0)
     channel = own.retrying(timer=timer, timeout=deadline, retry=retry)
     for kind in ("unary_unary", "unary_stream"):
         assert await answer_of(begin(channel, kind), kind) == [b"x"]
@@ -355,7 +361,7 @@ async def test_a_timer_that_was_stopped_costs_the_retries_and_no_call(shop, own,
 
 async def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, own, timer, events):
     shop.then(Fail("UNAVAILABLE", "gone"), Fail("UNAVAILABLE", "gone"))
-    channel = own.retrying(timer=timer, retry=RetryPolicy(on="UNAVAILABLE", wait=0.01))
+    channel = own.retrying(timer=timer, retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01))
     kinds = ("unary_unary", "unary_stream")
     ends = [asyncio.ensure_future(answer_of(begin(channel, kind), kind)) for kind in kinds]
     await aio_wait_until(lambda: timer.pending == 2)
@@ -377,7 +383,7 @@ async def test_a_deadline_holds_though_the_timer_of_the_retry_is_busy(shop, own,
     free = threading.Event()
     with WheelTimer() as busy:
         busy.new_timeout(lambda _: free.wait(), 0.0)
-        channel = own.retrying(timer=busy, retry=RetryPolicy(on="UNAVAILABLE", wait=0.01))
+        channel = own.retrying(timer=busy, retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01))
         try:
             async with asyncio.timeout(WAIT_S):
                 error = await refused(answer_of(begin(channel, kind, timeout=0.3), kind))

@@ -21,7 +21,7 @@ from rpcwheel.interceptors import aio
 from rpcwheel.interceptors.aio import FailbackQueues
 from rpcwheel.observe import CallAbandoned, CallbackFailed
 
-LATER = FailbackPolicy(on="UNAVAILABLE", wait=30.0, default=(b"later",))
+LATER = FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0, default=(b"later",))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, own
     assert not queues.pending
 
 
-OTHERS = FailbackPolicy(on="ALREADY_EXISTS", wait=30.0)
+OTHERS = FailbackPolicy(retry_on="ALREADY_EXISTS", backoff=30.0)
 
 
 async def blocked_requests():
@@ -97,7 +97,7 @@ NOT_ALL_KNOWN = {
 
 
 @pytest.mark.parametrize("requests", NOT_ALL_KNOWN.values(), ids=NOT_ALL_KNOWN)
-@pytest.mark.parametrize("failback", [OTHERS, LATER.model_copy(update={"retries": 0})])
+@pytest.mark.parametrize("failback", [OTHERS, LATER.model_copy(update={"max_attempts": 1})])
 async def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
     shop, doors, queues, requests, failback
 ):
@@ -117,7 +117,7 @@ async def test_a_predicate_is_asked_before_requests_are_gathered(shop, own, queu
         raise RuntimeError("no idea")
 
     shop.then("UNAVAILABLE")
-    channel = own.retrying(retry=None, failback=FailbackPolicy(on=broken), queues=queues)
+    channel = own.retrying(retry=None, failback=FailbackPolicy(retry_on=broken), queues=queues)
     error = await refused(channel.stream_unary(STREAM_UNARY)(blocked_requests()))
     assert not hasattr(error, "__notes__")
     await aio_wait_until(lambda: events)
@@ -126,7 +126,7 @@ async def test_a_predicate_is_asked_before_requests_are_gathered(shop, own, queu
 
 @pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
 async def test_a_call_that_began_after_its_deadline_is_delivered_later(shop, doors, queues, kind):
-    failback = LATER.model_copy(update={"on": "DEADLINE_EXCEEDED"})
+    failback = LATER.model_copy(update={"retry_on": "DEADLINE_EXCEEDED"})
     channel = doors.retrying(failback=failback, queues=queues)
     with deadline_scope(0.0):
         call = begin(channel, kind)
@@ -211,7 +211,7 @@ async def test_a_full_queue_says_so(shop, own, queues):
 
 async def test_a_predicate_that_raises_leaves_the_failure(shop, own, queues, events):
     shop.then("NOT_FOUND")
-    broken = FailbackPolicy(on=lambda _: 1 / 0)
+    broken = FailbackPolicy(retry_on=lambda _: 1 / 0)
     channel = own.retrying(failback=broken, queues=queues)
     error = await refused(channel.unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.NOT_FOUND
@@ -220,8 +220,8 @@ async def test_a_predicate_that_raises_leaves_the_failure(shop, own, queues, eve
 
 async def test_what_the_caller_cancelled_is_not_parked(shop, own, queues):
     shop.then(hang := Hang())
-    cancelled = FailbackPolicy(on="CANCELLED")
-    retry = RetryPolicy(on={"CANCELLED", "UNAVAILABLE"})
+    cancelled = FailbackPolicy(retry_on="CANCELLED")
+    retry = RetryPolicy(retry_on={"CANCELLED", "UNAVAILABLE"})
     channel = own.retrying(failback=cancelled, retry=retry, queues=queues)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(hang.begun.is_set)
@@ -249,7 +249,7 @@ GONE = ConnectionError("gone")
 
 
 def policy(**settings):
-    return FailbackPolicy(**{"on": ConnectionError, "wait": 30.0} | settings)
+    return FailbackPolicy(**{"retry_on": ConnectionError, "backoff": 30.0} | settings)
 
 
 class Far:
@@ -304,7 +304,7 @@ async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(s
     shop.then("UNAVAILABLE")
     async with aio.FailbackQueues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
         channel = aio.intercept_channel(
-            bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
+            bare, CallPolicy(failback=policy(retry_on="UNAVAILABLE")), queues=queues
         )
         await channel.unary_unary(UNARY_UNARY)(b"x")
         await bare.close()
@@ -321,7 +321,7 @@ async def test_one_whose_channel_is_closed_in_the_middle_of_a_delivery_says_so_t
     shop.then("UNAVAILABLE", hang)
     async with aio.FailbackQueues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
         channel = aio.intercept_channel(
-            bare, CallPolicy(failback=policy(on="UNAVAILABLE")), queues=queues
+            bare, CallPolicy(failback=policy(retry_on="UNAVAILABLE")), queues=queues
         )
         await channel.unary_unary(UNARY_UNARY)(b"x")
         timer.advance(60)

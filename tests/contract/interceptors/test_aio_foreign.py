@@ -174,8 +174,8 @@ async def test_what_others_add_to_the_metadata_of_a_try_is_not_in_the_next(shop,
     own = grpc.aio.Metadata(("k", "v")) if given == "metadata" else given
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     queues = FailbackQueues()
-    failback = FailbackPolicy(on="UNAVAILABLE", wait=30.0)
-    retry = RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.0)
+    failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=2, backoff=0.0)
     channel = doors.retrying(inner=[Signs()], retry=retry, failback=failback, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x", metadata=own)
     assert await queues.flush(WAIT_S)

@@ -19,7 +19,7 @@ PROTOBUF = {
     "response_deserializer": StringValue.FromString,
 }
 WIRE = StringValue(value="as it was").SerializeToString()
-LATER = RetryPolicy(on="UNAVAILABLE", wait=5.0, budget=None)
+LATER = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0, retry_budget=None)
 TOKENS_METHOD = "/test.Tokens/Get"
 
 
@@ -51,7 +51,7 @@ async def test_a_message_that_changes_before_the_retry_is_sent_as_it_was(shop, d
 async def test_a_message_that_changes_while_the_call_runs_is_delivered_as_it_was(shop, own):
     async with aio.FailbackQueues() as queues:
         codes = {"UNAVAILABLE", "CANCELLED"}  # how a call fails whose server is stopped
-        later = FailbackPolicy(on=codes, wait=30.0)
+        later = FailbackPolicy(retry_on=codes, backoff=30.0)
         channel = own.retrying(retry=None, failback=later, queues=queues)
         member = channel.unary_unary(UNARY_UNARY, request_serializer=StringValue.SerializeToString)
         shop.then(hang := Hang())
@@ -156,9 +156,9 @@ def secured(guarded, door, policy, queues):
 @pytest.mark.parametrize("door", ["interceptors", "channel"])
 async def test_each_try_and_each_delivery_makes_its_own_token(guarded, door):
     policy = CallPolicy(
-        retry=RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=2),
+        retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=2),
         idempotent=True,
-        failback=FailbackPolicy(on="UNAVAILABLE", wait=30.0),
+        failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0),
     )
     tokens = grpc.metadata_call_credentials(Tokens())
     async with aio.FailbackQueues() as queues, secured(guarded, door, policy, queues) as channel:

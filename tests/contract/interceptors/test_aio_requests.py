@@ -50,7 +50,9 @@ async def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, own, events, k
     for limit, attempts in ((10_000, 2), (3, 1)):
         shop.reset()
         shop.then(Fail("UNAVAILABLE", read=True))
-        retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=None, replay_buffer_bytes=limit)
+        retry = RetryPolicy(
+            retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None, replay_buffer_bytes=limit
+        )
         call = getattr(own.retrying(retry=retry), kind)(method)(sent(*messages))
         ending = call if kind == "stream_unary" else read_all(call)
         if attempts == 2:
@@ -94,7 +96,7 @@ async def test_written_requests_are_not_sent_again(shop, own, events):
 
 async def test_written_requests_are_not_queued_by_failback(shop, own):
     async with FailbackQueues() as queues:
-        failback = FailbackPolicy(on="UNAVAILABLE")
+        failback = FailbackPolicy(retry_on="UNAVAILABLE")
         channel = own.retrying(retry=None, failback=failback, queues=queues)
         shop.then(Fail("UNAVAILABLE", read=True))
         call = channel.stream_unary(STREAM_UNARY)()
@@ -149,7 +151,7 @@ async def test_an_iterator_that_raises_cancels_the_call(own):
 
 async def test_the_servers_status_is_told_though_requests_were_under_way(shop, doors):
     """grpc.aio tells INTERNAL instead, in every second such call (1.85)."""
-    member = doors.retrying(retry=RetryPolicy(on="UNAVAILABLE")).stream_stream(STREAM_STREAM)
+    member = doors.retrying(retry=RetryPolicy(retry_on="UNAVAILABLE")).stream_stream(STREAM_STREAM)
     for _ in range(20):
         shop.then("NOT_FOUND")
         call = member([b"a", b"b"])

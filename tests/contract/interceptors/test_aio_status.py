@@ -152,7 +152,7 @@ def test_the_servers_own_status_ends_a_stream_as_soon_as_it_is_known(own):
     """A made-up one that is not replaced ends it after half a second."""
 
     async def call():
-        policy = CallPolicy(idempotent=True, retry=RetryPolicy(on="RESOURCE_EXHAUSTED"))
+        policy = CallPolicy(idempotent=True, retry=RetryPolicy(retry_on="RESOURCE_EXHAUSTED"))
         channel = intercept_channel(Channel(own), policy)
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             async for _ in channel.stream_stream("/a/b")(iter([b"x"])):
@@ -169,7 +169,9 @@ async def test_a_delivery_is_judged_by_the_servers_own_status(timer):
     """Failback would give the call up after INTERNAL, and goes on after UNAVAILABLE."""
     channel = Channel(own=True)
     async with FailbackQueues(timer) as queues:
-        policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=30.0, default=()))
+        policy = CallPolicy(
+            failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0, default=())
+        )
         kept = intercept_channel(channel, policy, timer=timer, queues=queues)
         async for _ in kept.stream_stream("/a/b")(iter([b"x"])):
             """There is no message."""

@@ -64,7 +64,7 @@ def client(shop_channel):
     """Makes channels with policies; by default calls are retried after UNAVAILABLE, at once."""
 
     def make(*, timer=None, **settings):
-        retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=None)
+        retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
         given = {"retry": retry, "idempotent": True} | settings
         return intercept_channel(shop_channel, CallPolicy(**given), timer=timer)
 
@@ -114,7 +114,7 @@ def test_a_method_that_is_not_idempotent_is_not_retried(shop, client, call_of):
 
 
 def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(events):
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=2)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=2)
     methods = {METHOD: MethodPolicy(idempotent=True)}
     with grpc.insecure_channel("127.0.0.1:1", options=IMPATIENT) as bare:
         channel = intercept_channel(bare, CallPolicy(retry=retry, methods=methods))
@@ -139,7 +139,7 @@ def test_each_method_has_its_own_rules(shop, client):
 
 def test_a_failing_server_sees_a_fifth_more_calls_at_most(shop, client):
     shop.then(*["UNAVAILABLE"] * 1000)
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=5, reserve=0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=5, min_retries=0)
     member = client(retry=retry).unary_unary(UNARY_UNARY)
     for _ in range(200):
         refused(partial(member, b"x"))
@@ -183,7 +183,7 @@ def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, client, timer
 def test_all_attempts_share_the_callers_deadline(shop, client, timer):
     """A wait that would pass it is not begun."""
     shop.then(*["UNAVAILABLE"] * 4)
-    retry = RetryPolicy(on="UNAVAILABLE", wait=40.0, attempts=9, budget=None)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=40.0, max_attempts=9, retry_budget=None)
     call = client(retry=retry, timer=timer).unary_unary(UNARY_UNARY).future(b"x", timeout=100.0)
     for _ in range(2):
         wait_until(lambda: timer.pending)
@@ -196,7 +196,13 @@ def test_all_attempts_share_the_callers_deadline(shop, client, timer):
 
 def test_an_attempt_may_have_a_deadline_of_its_own(shop, client):
     shop.then(Hang())
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempts=100, attempt_timeout=0.3, budget=None)
+    retry = RetryPolicy(
+        retry_on="UNAVAILABLE",
+        backoff=0.0,
+        max_attempts=100,
+        attempt_timeout=0.3,
+        retry_budget=None,
+    )
     assert client(retry=retry).unary_unary(UNARY_UNARY)(b"x", timeout=2 * WAIT_S) == b"x"
     assert all(seen.time_remaining < 1 for seen in shop.calls)
 
@@ -230,7 +236,7 @@ def test_a_default_response_answers_a_call_that_is_late(shop, client, call_of):
 
 def test_failback_delivers_a_call_that_is_late(shop, shop_channel):
     with FailbackQueues() as queues:
-        failback = FailbackPolicy(on="DEADLINE_EXCEEDED", wait=0.01, default=b"queued")
+        failback = FailbackPolicy(retry_on="DEADLINE_EXCEEDED", backoff=0.01, default=b"queued")
         channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
         assert channel.unary_unary(UNARY_UNARY)(b"x", timeout=0) == b"queued"
         assert queues.flush(WAIT_S)
@@ -246,7 +252,7 @@ def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, shop_chan
         opened.wait(WAIT_S)
 
     with FailbackQueues() as queues:
-        failback = FailbackPolicy(on="UNAVAILABLE", wait=0.01, default=b"queued")
+        failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=b"queued")
         channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
         shop.then("UNAVAILABLE", "UNAVAILABLE")
         try:
@@ -298,14 +304,14 @@ def test_a_wait_object_that_raises_costs_the_retries_and_no_more(shop, client, e
     def broken(_):
         raise RuntimeError("no idea")
 
-    retry = RetryPolicy(on="UNAVAILABLE", wait=broken, budget=None)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=broken, retry_budget=None)
     member = client(retry=retry).unary_unary(UNARY_UNARY)
     for make in (partial(member, b"x"), lambda: member.future(b"x").result(WAIT_S)):
         shop.then("UNAVAILABLE")
         assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
     wait_until(lambda: sum(isinstance(event, CallbackFailed) for event in events) == 2)
     assert {event.callback for event in events if isinstance(event, CallbackFailed)} == {
-        "retry.wait"
+        "retry.backoff"
     }
     assert member.future(b"x").result(WAIT_S) == b"x"
 
@@ -318,11 +324,13 @@ def test_a_wait_object_that_hangs_holds_up_no_other_call_and_not_the_timer(shop,
         end.wait(2 * WAIT_S)
         return 0.0
 
-    channel = client(retry=RetryPolicy(on="UNAVAILABLE", wait=hang, budget=None))
+    channel = client(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=hang, retry_budget=None))
     shop.then("UNAVAILABLE")
     stuck = channel.unary_unary(UNARY_UNARY).future(b"x")
     assert begun.wait(WAIT_S)
-    fixed = client(retry=RetryPolicy(on="UNAVAILABLE", wait=wait_fixed(0.01), budget=None))
+    fixed = client(
+        retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=wait_fixed(0.01), retry_budget=None)
+    )
     shop.then("UNAVAILABLE")
     assert list(fixed.unary_stream(UNARY_STREAM)(b"x")) == [b"x"]  # by the timer
     assert channel.unary_unary(UNARY_UNARY).future(b"y").result(WAIT_S) == b"y"
@@ -344,7 +352,7 @@ def test_a_predicate_that_raises_leaves_the_failure_as_it_was(shop, client, even
 
 
 def test_done_callbacks_that_hang_hold_up_no_calls_through_two_interceptors(shop, shop_channel):
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=None)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
     policy = CallPolicy(timeout=WAIT_S, retry=retry, idempotent=True)
     channel = intercept_channel(intercept_channel(shop_channel, policy), policy)
     opened, here = threading.Event(), threading.get_ident()
@@ -439,7 +447,7 @@ def test_a_stream_that_is_watched_is_still_cancelled_when_it_is_dropped(shop, cl
 
 def test_an_interrupt_while_a_call_waits_for_its_retry_leaves_nothing_behind(shop, client, timer):
     shop.then("UNAVAILABLE")
-    retry = RetryPolicy(on="UNAVAILABLE", wait=5.0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
     channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
 
     def interrupt():
@@ -455,7 +463,7 @@ def test_an_interrupt_while_a_call_waits_for_its_retry_leaves_nothing_behind(sho
 
 
 def test_a_timer_that_is_stopped_ends_the_retries_and_no_call(shop, client, timer):
-    retry = RetryPolicy(on="UNAVAILABLE", wait=5.0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
     channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
     timer.stop()
     member = channel.unary_unary(UNARY_UNARY)
@@ -467,7 +475,7 @@ def test_a_timer_that_is_stopped_ends_the_retries_and_no_call(shop, client, time
 
 def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, client, events):
     timer = WheelTimer()
-    channel = client(retry=RetryPolicy(on="UNAVAILABLE", wait=3 * WAIT_S), timer=timer)
+    channel = client(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=3 * WAIT_S), timer=timer)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     future = channel.unary_unary(UNARY_UNARY).future(b"x")
     messages = channel.unary_stream(UNARY_STREAM)(b"x")
@@ -484,7 +492,7 @@ def test_a_call_ends_though_the_timer_of_its_retry_is_busy(shop, client, call_of
     free = threading.Event()
     with WheelTimer() as busy, ThreadPoolExecutor() as pool:
         busy.new_timeout(lambda _: free.wait(), 0.0)
-        call = call_of(client(retry=RetryPolicy(on="UNAVAILABLE", wait=0.01), timer=busy))
+        call = call_of(client(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01), timer=busy))
         try:
             ended = pool.submit(refused, lambda: call(b"x", timeout=0.3)).result(WAIT_S)
         finally:
@@ -496,7 +504,7 @@ def test_a_call_ends_though_the_timer_of_its_retry_is_busy(shop, client, call_of
 def test_a_channel_that_closes_between_two_attempts_cancels_the_call(shop, timer, call_of):
     plain = grpc.insecure_channel(shop.target, options=IMPATIENT)
     default_response = DefaultResponsePolicy(on=grpc.RpcError, default=b"no")
-    retry = RetryPolicy(on="UNAVAILABLE", wait=9.0)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=9.0)
     policy = CallPolicy(retry=retry, idempotent=True, default_response=default_response)
     channel = intercept_channel(plain, policy, timer=timer)
     shop.then("UNAVAILABLE")

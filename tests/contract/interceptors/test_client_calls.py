@@ -57,7 +57,7 @@ def test_a_message_that_was_read_is_handed_on_though_its_call_failed_meanwhile(
     shop, shop_channel, timer
 ):
     shop.then(Fail("UNAVAILABLE", after=1))
-    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.0), idempotent=True)
+    policy = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0), idempotent=True)
     ours = client_interceptors(policy, timer=timer)
     channel = grpc.intercept_channel(shop_channel, *ours, Slow())
     stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
@@ -93,7 +93,7 @@ def test_a_stream_that_is_silent_is_cancelled_and_says_why(shop, client, timer, 
 def test_a_stream_that_is_silent_from_the_start_is_tried_again(shop, client, timer):
     silent = Silent()
     shop.then(silent)
-    retry = RetryPolicy(on="DEADLINE_EXCEEDED", wait=0.0, budget=None)
+    retry = RetryPolicy(retry_on="DEADLINE_EXCEEDED", backoff=0.0, retry_budget=None)
     channel = client(retry=retry, timeout=DeadlinePolicy(message_timeout=3.0))
     stream = channel.unary_stream(UNARY_STREAM)(b"x")
     got = []
@@ -139,7 +139,9 @@ def test_a_single_threaded_stream_works_with_every_policy(shop):
 
 @both
 def test_a_full_failback_queue_is_the_calls_error(shop, shop_channel, style):
-    policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=60.0, max_pending=1))
+    policy = CallPolicy(
+        failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, max_pending=1)
+    )
     with FailbackQueues() as queues:
         channel = intercept_channel(shop_channel, policy, queues=queues)
         shop.then("UNAVAILABLE")
@@ -189,7 +191,7 @@ def test_interceptors_outside_see_a_call_and_those_inside_its_tries(
 ):
     shop.then("UNAVAILABLE")
     outside, inside = Foreign(), Foreign()
-    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.01), idempotent=True)
+    policy = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01), idempotent=True)
     ours = [one for _ in range(stacked) for one in client_interceptors(policy)]
     channel = grpc.intercept_channel(shop_channel, outside, *ours, inside)
     assert answer(begin(channel, style), style) == b"x"
@@ -223,7 +225,7 @@ def test_a_bug_in_an_interceptor_inside_is_passed_on_unchanged(shop, shop_channe
     codes = {"INTERNAL", "UNKNOWN", "UNAVAILABLE"}
     default_response = DefaultResponsePolicy(on=Exception, default=b"none")
     policy = CallPolicy(
-        retry=RetryPolicy(on=codes), idempotent=True, default_response=default_response
+        retry=RetryPolicy(retry_on=codes), idempotent=True, default_response=default_response
     )
     channel = grpc.intercept_channel(shop_channel, *client_interceptors(policy), Broken())
     with pytest.raises(ValueError, match="a bug"):
@@ -374,7 +376,7 @@ def test_a_retry_sends_the_request_as_it_was_when_the_call_began(shop, client, t
 def test_failback_delivers_the_request_as_it_was_when_the_call_began(shop, shop_channel, style):
     shop.then("UNAVAILABLE")
     with FailbackQueues() as queues:
-        policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=0.01))
+        policy = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01))
         channel = intercept_channel(shop_channel, policy, queues=queues)
         message = StringValue(value="first")
         call = begin_with(channel, style, message)

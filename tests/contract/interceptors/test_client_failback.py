@@ -14,7 +14,7 @@ from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
 from rpcwheel.observe import CallAbandoned, CallbackFailed, CallParked
 
-AUDIT = FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=b"later")
+AUDIT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=b"later")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_method_with_failback_is_answered_after_one_attempt_though_all_methods
 ):
     shop.then("UNAVAILABLE")
     policy = CallPolicy(
-        retry=RetryPolicy(on="UNAVAILABLE", wait=0),
+        retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0),
         idempotent=True,
         methods={UNARY_UNARY: MethodPolicy(failback=AUDIT)},
     )
@@ -94,7 +94,10 @@ def test_what_failback_does_not_name_is_the_callers(shop, client, queues):
 
 @pytest.mark.parametrize(
     "failback",
-    [FailbackPolicy(on="ALREADY_EXISTS"), FailbackPolicy(on="UNAVAILABLE", retries=0)],
+    [
+        FailbackPolicy(retry_on="ALREADY_EXISTS"),
+        FailbackPolicy(retry_on="UNAVAILABLE", max_attempts=1),
+    ],
 )
 @pytest.mark.parametrize("style", ["blocking", "future"])
 def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
@@ -121,7 +124,7 @@ def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, 
 
     shop.then("NOT_FOUND")
     with pytest.raises(grpc.RpcError):
-        client(FailbackPolicy(on=broken)).unary_unary(UNARY_UNARY)(b"x")
+        client(FailbackPolicy(retry_on=broken)).unary_unary(UNARY_UNARY)(b"x")
     wait_until(lambda: events)
     assert [type(event) for event in events] == [CallbackFailed]
 
@@ -130,18 +133,21 @@ def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, 
 
 
 def test_a_policy_has_one_queue_named_after_it_or_as_told(queues):
-    named, other = FailbackPolicy(on="UNAVAILABLE", name="audit"), FailbackPolicy(on="UNAVAILABLE")
+    named, other = (
+        FailbackPolicy(retry_on="UNAVAILABLE", name="audit"),
+        FailbackPolicy(retry_on="UNAVAILABLE"),
+    )
     one = queues.of(named, "/a/*")
     assert queues.of(named, "/b/*") is one
     assert queues.of(other, "/a/*") is queues.of(other, "/b/*") is not one
-    queues.of(FailbackPolicy(on="UNAVAILABLE"), "/a/*")  # equal, but another
+    queues.of(FailbackPolicy(retry_on="UNAVAILABLE"), "/a/*")  # equal, but another
     assert list(queues.stats()) == ["audit", "/a/*", "/a/* (2)"]
 
 
 def test_a_queue_is_named_after_the_pattern_of_its_policy_whoever_fails_first(
     shop, shop_channel, queues
 ):
-    twice = FailbackPolicy(on="UNAVAILABLE", wait=60.0)
+    twice = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0)
     methods = {
         "/test.Shop/*Stream": MethodPolicy(failback=twice),
         "/test.Shop/Stream*": MethodPolicy(failback=twice),
@@ -161,10 +167,12 @@ def test_a_queue_is_named_after_the_pattern_of_its_policy_whoever_fails_first(
 def test_closing_reports_what_all_queues_could_not_deliver(shop, client, queues):
     shop.then(*["UNAVAILABLE"] * 2)
     client().unary_unary(UNARY_UNARY)(b"x")
-    client(FailbackPolicy(on="UNAVAILABLE", name="b")).stream_unary(STREAM_UNARY)(iter([b"y"]))
+    client(FailbackPolicy(retry_on="UNAVAILABLE", name="b")).stream_unary(STREAM_UNARY)(
+        iter([b"y"])
+    )
     assert queues.pending == 2
     assert "pending=2" in repr(queues)
-    failed = queues.close(drain=0)
+    failed = queues.close(drain_timeout=0)
     assert [(call.function, call.args) for call in failed] == [
         (UNARY_UNARY, (b"x",)),
         (STREAM_UNARY, (b"y",)),
@@ -198,7 +206,7 @@ def test_closing_tells_nothing_of_what_was_given_up_before(shop, client, queues)
 def test_closing_delivers_what_it_can(shop, client, queues):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     client().unary_unary(UNARY_UNARY)(b"x")
-    client(FailbackPolicy(on="UNAVAILABLE")).unary_unary(UNARY_UNARY)(b"y")
+    client(FailbackPolicy(retry_on="UNAVAILABLE")).unary_unary(UNARY_UNARY)(b"y")
     assert queues.close(WAIT_S) == []
     assert {seen.requests[0] for seen in shop.calls[2:]} == {b"x", b"y"}
 
@@ -280,7 +288,7 @@ def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues
     def interrupt(*_):
         raise Interrupted
 
-    other = FailbackPolicy(on="UNAVAILABLE", wait=60.0, name="other")
+    other = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, name="other")
     methods = {UNARY_STREAM: {"failback": other}}
     channel = intercept_channel(
         shop_channel, CallPolicy(failback=AUDIT, methods=methods), queues=queues
@@ -307,7 +315,7 @@ def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues
 
 def test_all_queues_drain_at_the_same_time_when_they_are_closed(shop, shop_channel, queues):
     policies = {
-        f"/test.Shop/{kind}": {"failback": FailbackPolicy(on="UNAVAILABLE", wait=60.0)}
+        f"/test.Shop/{kind}": {"failback": FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0)}
         for kind in ("UnaryUnary", "StreamUnary", "UnaryStream")
     }
     channel = intercept_channel(shop_channel, CallPolicy(methods=policies), queues=queues)
@@ -324,5 +332,5 @@ def test_all_queues_drain_at_the_same_time_when_they_are_closed(shop, shop_chann
 
     thread = threading.Thread(target=release)
     thread.start()
-    assert queues.close(drain=WAIT_S) == []
+    assert queues.close(drain_timeout=WAIT_S) == []
     thread.join()

@@ -30,7 +30,7 @@ def client(shop_channel):
     """Makes channels whose calls are retried after UNAVAILABLE, at once."""
 
     def make(**retry):
-        given = {"on": "UNAVAILABLE", "wait": 0.0, "budget": None} | retry
+        given = {"retry_on": "UNAVAILABLE", "backoff": 0.0, "retry_budget": None} | retry
         policy = CallPolicy(retry=RetryPolicy(**given), idempotent=True)
         return intercept_channel(shop_channel, policy)
 
@@ -85,7 +85,7 @@ def test_an_iterator_that_raises_ends_the_call_as_grpc_does(shop, client, call_o
         raise ValueError("no more")
 
     with pytest.raises(grpc.RpcError) as caught:
-        call_of(client(on={"UNKNOWN", "UNAVAILABLE"}))(broken())
+        call_of(client(retry_on={"UNKNOWN", "UNAVAILABLE"}))(broken())
     assert caught.value.code() is grpc.StatusCode.UNKNOWN
     assert caught.value.details() == "Exception iterating requests!"
     assert len(shop.calls) <= 1
@@ -102,7 +102,9 @@ def test_without_retries_a_request_stream_is_handed_to_grpc(shop, shop_channel):
 @each_style
 def test_failback_delivers_a_stream_whole(shop, shop_channel, call_of):
     default = [b"later"] if call_of is STYLES["stream"] else b"later"
-    policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE", wait=60.0, default=default))
+    policy = CallPolicy(
+        failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=default)
+    )
     with FailbackQueues() as queues:
         channel = intercept_channel(shop_channel, policy, queues=queues)
         shop.then("UNAVAILABLE")

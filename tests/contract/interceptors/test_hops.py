@@ -85,7 +85,7 @@ async def test_without_a_deadline_at_the_entry_there_is_none_at_the_aio_leaf(aio
 
 
 def test_a_client_may_be_told_to_pass_no_deadline_on(chain):
-    chain.policy = CallPolicy(timeout=DeadlinePolicy(propagate=False))
+    chain.policy = CallPolicy(timeout=DeadlinePolicy(propagate_deadline=False))
     chain.leaf("unary_unary").hop("unary_unary")
     ask(chain.target, "unary_unary", timeout=ENTRY)
     assert chain.seen[0] is not None

@@ -15,7 +15,9 @@ from rpcwheel.interceptors import aio, client_interceptors, intercept_channel, s
 KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
 
 POLICY = CallPolicy(
-    timeout=WAIT_S, idempotent=True, retry={"on": "UNAVAILABLE", "attempts": 3, "wait": 0.0}
+    timeout=WAIT_S,
+    idempotent=True,
+    retry={"retry_on": "UNAVAILABLE", "max_attempts": 3, "backoff": 0.0},
 )
 TOKEN = grpc.access_token_call_credentials("token")
 
@@ -83,7 +85,7 @@ async def test_a_server_of_grpc_aio_refuses_the_interceptors_of_grpc_before_it_s
 
 
 async def test_a_time_that_is_none_is_refused_before_any_queue_is_closed(timer):
-    policy = FailbackPolicy(on=ConnectionError)
+    policy = FailbackPolicy(retry_on=ConnectionError)
     with sync.FailbackQueues(timer) as queues:
         for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
             for act in (queues.close, queues.flush):

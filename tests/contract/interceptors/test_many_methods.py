@@ -16,7 +16,7 @@ MOST = 10_000
 
 POLICY = CallPolicy(
     timeout=DeadlinePolicy(timeout=3600.0, slow_call_threshold=1800.0),
-    retry=RetryPolicy(on="UNAVAILABLE"),
+    retry=RetryPolicy(retry_on="UNAVAILABLE"),
     idempotent=True,
 )
 

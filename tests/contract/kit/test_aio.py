@@ -16,9 +16,9 @@ from rpcwheel.aio import (
     current_deadline,
 )
 
-RETRY = RetryPolicy(on="UNAVAILABLE", wait=0)
-QUICK = FailbackPolicy(on="UNAVAILABLE", wait=0.01, retries=None)
-PATIENT = FailbackPolicy(on="UNAVAILABLE", wait=60)
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
+QUICK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=None)
+PATIENT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60)
 
 
 def by_interceptors(kit, shop):
@@ -78,7 +78,7 @@ async def test_closing_a_kit_reports_what_was_not_delivered_once(shop):
         shop.then("UNAVAILABLE", "UNAVAILABLE")
         assert await call(b"a") is None
         assert kit.pending == 1
-        undelivered = await kit.close(drain=0)
+        undelivered = await kit.close(drain_timeout=0)
         assert [failed.attempts for failed in undelivered] == [1]
         assert await kit.close() == []
         with pytest.raises(FailbackClosed):
@@ -101,7 +101,9 @@ async def test_leaving_a_kit_delivers_what_waits_and_closes_it(shop):
 
 
 async def test_each_channel_of_a_kit_has_its_own_budget_of_retries(shop):
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0, attempts=2, budget=0.0, reserve=1)
+    retry = RetryPolicy(
+        retry_on="UNAVAILABLE", backoff=0, max_attempts=2, retry_budget=0.0, min_retries=1
+    )
     async with (
         Kit(retry=retry, idempotent=True) as kit,
         in_front(kit, shop) as channel,

@@ -21,7 +21,7 @@ from rpcwheel import (
     RetryPolicy,
 )
 
-RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=4)
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
 
 @pytest.fixture(params=[rpcwheel.Kit, rpcwheel.aio.Kit], ids=["sync", "aio"])
@@ -76,7 +76,7 @@ def test_a_kit_can_be_made_of_a_policy_for_calls_alone(kind):
 
 def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
     path = tmp_path / "shop.toml"
-    path.write_text('retry = { on = ["UNAVAILABLE"], attempts = 4 }')
+    path.write_text('retry = { retry_on = ["UNAVAILABLE"], max_attempts = 4 }')
     kit = kind.from_file(path)
     assert type(kit) is kind
     assert kit.policy == KitPolicy(retry=RETRY)
@@ -85,8 +85,8 @@ def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
 
 
 def test_a_kit_can_be_made_of_the_environment(kind, monkeypatch):
-    monkeypatch.setenv("RPCWHEEL_RETRY__ON", '["UNAVAILABLE"]')
-    monkeypatch.setenv("RPCWHEEL_RETRY__ATTEMPTS", "4")
+    monkeypatch.setenv("RPCWHEEL_RETRY__RETRY_ON", '["UNAVAILABLE"]')
+    monkeypatch.setenv("RPCWHEEL_RETRY__MAX_ATTEMPTS", "4")
     assert kind.from_env().policy == KitPolicy(retry=RETRY)
     monkeypatch.setenv("SHOP_RPC_TIMEOUT", "3")
     assert kind.from_env("SHOP_RPC_").policy == KitPolicy(timeout={"timeout": 3.0})
@@ -96,7 +96,9 @@ def test_a_kit_shows_what_is_switched_on_and_nothing_of_what_is_in_it(kind):
     secret = "swordfish"
     kit = kind(
         timeout=2.0,
-        methods={"/a/*": MethodPolicy(failback=FailbackPolicy(on="UNAVAILABLE", default=secret))},
+        methods={
+            "/a/*": MethodPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE", default=secret))
+        },
     )
     assert repr(kit) == f"<{kind.__module__}.Kit: timeout, methods /a/*>"
     assert repr(kind()).endswith("Kit: nothing switched on>")
@@ -106,7 +108,7 @@ def test_a_dead_letter_that_waits_is_for_the_world_that_can_await():
     async def letter(call):
         """Keep it."""
 
-    policy = FailbackPolicy(on="UNAVAILABLE", dead_letter=letter)
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", dead_letter=letter)
     assert rpcwheel.aio.Kit(failback=policy).policy.failback is policy
     for settings in ({"failback": policy}, {"methods": {"/a/*": MethodPolicy(failback=policy)}}):
         with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
@@ -126,10 +128,10 @@ def test_what_a_kit_refuses(kind):
         (partial(kind, 5.0), TypeError, "given by name: timeout=2.0, for one; not 5.0"),
         given("there is no setting 'timeot'; did you mean 'timeout'?", timeot=2),
         given("did you mean timeout=DeadlinePolicy(message_timeout=3)?", message_timeout=3),
-        given("did you mean retry=RetryPolicy(attempts=3)?", attempts=3, timer=None),
+        given("did you mean retry=RetryPolicy(max_attempts=3)?", max_attempts=3, timer=None),
         given("there is no setting 'zoo'; there are timeout, retry, ", zoo=2),
         given("timeout: it must be a finite time above zero", timeout=0),
-        given("only idempotent methods are tried again", retry=RetryPolicy(on="INTERNAL")),
+        given("only idempotent methods are tried again", retry=RetryPolicy(retry_on="INTERNAL")),
         given("did you mean '/shop.Orders/*'?", methods={"shop.Orders/*": MethodPolicy()}),
         given("timer must be a WheelTimer", TypeError, timeout=2.0, timer=3),
         (partial(kind.of, {"timeout": 2}), TypeError, of_a_policy),

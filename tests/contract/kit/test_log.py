@@ -27,10 +27,10 @@ def log():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"failback": FailbackPolicy(on="UNAVAILABLE", retries=1, wait=0)},
-        {"failback": FailbackPolicy(on="UNAVAILABLE", max_pending=1, overflow="drop")},
+        {"failback": FailbackPolicy(retry_on="UNAVAILABLE", max_attempts=2, backoff=0)},
+        {"failback": FailbackPolicy(retry_on="UNAVAILABLE", max_pending=1, overflow="drop")},
         {"default_response": DefaultResponsePolicy(on="UNAVAILABLE", default=b"")},
-        {"retry": RetryPolicy(on="UNAVAILABLE", wait=0), "idempotent": True},
+        {"retry": RetryPolicy(retry_on="UNAVAILABLE", backoff=0), "idempotent": True},
     ],
     ids=["failback", "full failback", "default_response", "retry"],
 )
@@ -45,7 +45,7 @@ def test_300_failing_calls_are_logged_in_few_lines_without_control_characters(
                 call(b"1")
             except grpc.RpcError as error:
                 assert error.details() == HOSTILE  # noqa: PT017 - some of the settings answer
-        kit.close(drain=0)
+        kit.close(drain_timeout=0)
     lines = log.getvalue().split("\n")
     assert lines.pop() == ""
     assert 0 < len(lines) < 150

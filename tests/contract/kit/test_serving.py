@@ -20,7 +20,7 @@ from rpcwheel import (
 
 QUICK = {"port": 0, "lame_duck": 0.05}
 PATIENT = {"cluster": ClusterPolicy(wait=WAIT_S)}
-RETRY = RetryPolicy(on={"UNAVAILABLE"}, attempts=4)
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
 
 @pytest.fixture

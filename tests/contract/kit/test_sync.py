@@ -19,9 +19,9 @@ from rpcwheel import (
     current_deadline,
 )
 
-RETRY = RetryPolicy(on="UNAVAILABLE", wait=0)
-QUICK = FailbackPolicy(on="UNAVAILABLE", wait=0.01, retries=None)
-PATIENT = FailbackPolicy(on="UNAVAILABLE", wait=60)
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
+QUICK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=None)
+PATIENT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60)
 
 
 def by_interceptors(kit, channel):
@@ -78,7 +78,7 @@ def test_closing_a_kit_reports_what_was_not_delivered_once(shop, shop_channel):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert call(b"a") is None
     assert kit.pending == 1
-    undelivered = kit.close(drain=0)
+    undelivered = kit.close(drain_timeout=0)
     assert [failed.attempts for failed in undelivered] == [1]
     assert kit.close() == []
     with pytest.raises(FailbackClosed):
@@ -122,7 +122,9 @@ def test_the_channels_of_a_kit_share_its_queues(shop, shop_channel):
 
 
 def test_each_channel_of_a_kit_has_its_own_budget_of_retries(shop, shop_channel):
-    retry = RetryPolicy(on="UNAVAILABLE", wait=0, attempts=2, budget=0.0, reserve=1)
+    retry = RetryPolicy(
+        retry_on="UNAVAILABLE", backoff=0, max_attempts=2, retry_budget=0.0, min_retries=1
+    )
     with Kit(retry=retry, idempotent=True) as kit:
         one, other = (by_interceptors(kit, shop_channel).unary_unary(UNARY_UNARY) for _ in "ab")
         shop.then(*["UNAVAILABLE"] * 3)

@@ -41,7 +41,7 @@ class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
         return await continuation(details, request)
 
 
-KIT = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(on="UNAVAILABLE"))
+KIT = aio.Kit(timeout=WAIT_S, retry=RetryPolicy(retry_on="UNAVAILABLE"))
 
 WAYS = {
     "plain": lambda made: made(),

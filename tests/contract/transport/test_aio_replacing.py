@@ -36,7 +36,7 @@ def way(request, make):
     given = [passing(kind) for kind in KINDS] if request.param == "interceptors" else None
     channel = make(interceptors=given)
     if request.param == "kit":
-        retry = RetryPolicy(on="UNAVAILABLE")
+        retry = RetryPolicy(retry_on="UNAVAILABLE")
         return aio.Kit(timeout=2 * WAIT_S, retry=retry).intercept_channel(channel), channel
     return channel, channel
 

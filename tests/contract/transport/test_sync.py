@@ -39,7 +39,7 @@ STYLES = {
     "bare": lambda channel: channel,
     "intercepted by grpc": lambda channel: grpc.intercept_channel(channel, Note(), Note()),
     "intercepted by us": lambda channel: rpcwheel.intercept_channel(
-        channel, rpcwheel.CallPolicy(retry=rpcwheel.RetryPolicy(on={"UNAVAILABLE"}))
+        channel, rpcwheel.CallPolicy(retry=rpcwheel.RetryPolicy(retry_on={"UNAVAILABLE"}))
     ),
     "by a kit": lambda channel: grpc.intercept_channel(
         channel, *rpcwheel.Kit(timeout=WAIT_S).client_interceptors()

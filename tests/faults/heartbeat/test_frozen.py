@@ -136,7 +136,7 @@ def test_a_hanging_health_handler_is_a_dead_connection(start_server):
 def test_calls_of_a_client_with_a_kit_go_on_after_the_replacement(shop, name, open_client):
     """A generated stub outlives the connection, and what is idempotent is retried on the next."""
     frozen, other = shop
-    retry = RetryPolicy(on="UNAVAILABLE", attempts=5, wait=0.05)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5, backoff=0.05)
     make = Kit if open_client.world == "sync" else aio.Kit
     kit = make(retry=retry, idempotent=True)
     client = open_client(name.target, around=kit.intercept_channel)

@@ -26,7 +26,9 @@ def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(
         Kit(
             timeout=WAIT_S,
             heartbeat=QUICK,
-            retry=RetryPolicy(on="UNAVAILABLE", attempts=100, wait=0.2, budget=None),
+            retry=RetryPolicy(
+                retry_on="UNAVAILABLE", max_attempts=100, backoff=0.2, retry_budget=None
+            ),
             idempotent=True,
         ) as kit,
         kit.channel(server.target) as channel,
@@ -45,7 +47,7 @@ def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(
 
 
 async def test_an_aio_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
-    retry = RetryPolicy(on="UNAVAILABLE", attempts=100, wait=0.2, budget=None)
+    retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=100, backoff=0.2, retry_budget=None)
     with KillableServer() as server:
         target = server.target
         async with (

@@ -25,7 +25,7 @@ def test_the_end_of_a_call_lets_go_of_those_who_wait_for_its_requests(shop, shop
     source = queue.Queue()
     hang = Hang()
     shop.then("UNAVAILABLE", hang)  # the first try's thread reads, the second one's waits for it
-    policy = CallPolicy(retry=RetryPolicy(on="UNAVAILABLE", wait=0.0), idempotent=True)
+    policy = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0), idempotent=True)
     channel = intercept_channel(shop_channel, policy)
     call = channel.stream_unary(STREAM_UNARY).future(from_queue(source))
     assert hang.begun.wait(WAIT_S)
@@ -38,7 +38,7 @@ def test_the_end_of_a_call_lets_go_of_those_who_wait_for_its_requests(shop, shop
 
 def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_channel, monkeypatch):
     monkeypatch.setattr("rpcwheel.call._client_requests.GATHER_S", 0.05)
-    policy = CallPolicy(failback=FailbackPolicy(on="UNAVAILABLE"))
+    policy = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE"))
     source = queue.Queue()
     source.put(b"a")
     with FailbackQueues() as queues:

@@ -18,7 +18,7 @@ S = 1_000_000_000
 
 @pytest.fixture
 def book():
-    return Book(FailbackPolicy(on=ConnectionError, max_pending=50))
+    return Book(FailbackPolicy(retry_on=ConnectionError, max_pending=50))
 
 
 def entry():
@@ -136,7 +136,7 @@ def test_a_disowned_book_is_as_new(book):
     book.disown()
     assert one.state is State.GONE
     assert book.after_failure(GONE, 0, started_ns=0) == Again(5 * S)
-    assert book.stats() == Book(FailbackPolicy(on=OSError)).stats()
+    assert book.stats() == Book(FailbackPolicy(retry_on=OSError)).stats()
     end.set()
     holder.join()
     assert told == []

@@ -26,7 +26,7 @@ GONE = ConnectionError("gone")
 
 
 def core(**settings):
-    return FailbackCore(FailbackPolicy(**{"on": ConnectionError} | settings))
+    return FailbackCore(FailbackPolicy(**{"retry_on": ConnectionError} | settings))
 
 
 def entry():
@@ -43,7 +43,7 @@ def after(core, error=GONE, attempts=1, elapsed_ns=0, **more):
 def test_an_error_that_on_does_not_name_ends_it_at_any_try():
     for attempts in (1, 2):
         assert after(core(), ValueError(), attempts) == GiveUp(
-            "its error is not one that `on` names"
+            "its error is not one that `retry_on` names"
         )
 
 
@@ -54,7 +54,7 @@ def test_a_call_whose_channel_was_closed_ends_with_what_to_do_about_it():
     assert after(core(), asyncio.CancelledError()) == GiveUp(
         f"its try was cancelled, as by a channel that was closed; {remedy}"
     )
-    assert isinstance(after(core(on=ValueError), closed), Again)  # it may get another channel
+    assert isinstance(after(core(retry_on=ValueError), closed), Again)  # it may get another channel
 
 
 def test_a_stop_that_says_so_at_the_first_failure_is_obeyed_at_once():
@@ -69,7 +69,7 @@ def test_a_stop_without_retries_decides_alone():
 
 def test_a_wait_object_sees_try_error_and_idle_time():
     seen = []
-    core(wait=lambda state: seen.append(state) or 1.0).after_failure(
+    core(backoff=lambda state: seen.append(state) or 1.0).after_failure(
         GONE, attempts=2, elapsed_ns=7 * S, idle_ns=6 * S
     )
     (state,) = seen
@@ -90,12 +90,12 @@ def test_a_wait_object_sees_try_error_and_idle_time():
     ],
 )
 def test_during_a_drain_no_wait_is_longer_than_half_of_what_is_left(left_ns, wait_s, delay_ns):
-    assert after(core(wait=wait_s), closes_in_ns=left_ns) == Again(delay_ns)
+    assert after(core(backoff=wait_s), closes_in_ns=left_ns) == Again(delay_ns)
 
 
 @given(retries=st.integers(0, 20), failures=st.integers(0, 30))
 def test_a_call_is_tried_once_and_then_at_most_retries_times(retries, failures):
-    decide, tries, left = core(retries=retries, wait=0), 1, failures
+    decide, tries, left = core(max_attempts=retries + 1, backoff=0), 1, failures
     while left:
         left -= 1
         if isinstance(after(decide, attempts=tries), GiveUp):

@@ -39,7 +39,7 @@ def test_each_retry_waits_anew(queue, timer):
 
 
 def test_the_story_of_a_call_is_told_in_events(timer, events):
-    queue = Queue(timer, retries=2)
+    queue = Queue(timer, max_attempts=3)
     queue.park()
     timer.advance(5)
     queue.ledger.failed(queue.launched[0], GONE)
@@ -68,7 +68,7 @@ def test_an_error_not_named_by_on_ends_the_retries(queue, timer, events):
     error = ValueError("no such shop")
     queue.ledger.failed(queue.launched[0], error)
     assert events[-1] == CallAbandoned(
-        "q", PUSH, 2, 5.0, error, "its error is not one that `on` names"
+        "q", PUSH, 2, 5.0, error, "its error is not one that `retry_on` names"
     )
     assert timer.pending == 0
 
@@ -101,16 +101,18 @@ def test_without_a_timer_the_shared_one_is_taken_at_the_first_parked_call(monkey
 
 
 def test_a_strategy_that_raises_at_a_retry_ends_it_with_a_reason(timer, events):
-    queue = Queue(timer, wait=lambda state: 5 if state.attempt_number == 1 else 1 / 0)
+    queue = Queue(timer, backoff=lambda state: 5 if state.attempt_number == 1 else 1 / 0)
     queue.park()
     timer.advance(5)
     queue.ledger.failed(queue.launched[0], GONE)
     assert events[-1].error is GONE
-    assert events[-1].reason.startswith("its policy's `on`, `wait` or `stop` raised ZeroDivision")
+    assert events[-1].reason.startswith(
+        "its policy's `retry_on`, `backoff` or `stop` raised ZeroDivision"
+    )
 
 
 def test_a_stop_measures_from_the_start_of_the_first_try(timer):
-    queue = Queue(timer, wait=1, stop=tenacity.stop_after_delay(10))
+    queue = Queue(timer, backoff=1, stop=tenacity.stop_after_delay(10))
     timer.advance(20)
     queue.park(started_ns=12_000_000_000)  # it took 8 s to fail
     timer.advance(1)
@@ -135,7 +137,7 @@ def test_an_error_that_waits_holds_no_frames(queue, timer):
 
 def test_an_abandoned_call_goes_to_the_hook_and_is_pending_until_that_has_run(timer):
     buried = []
-    queue = Queue(timer, retries=1, dead_letter=buried.append)
+    queue = Queue(timer, max_attempts=2, dead_letter=buried.append)
     queue.park(GONE, "order")
     timer.advance(5)
     (entry,) = queue.launched
@@ -151,7 +153,7 @@ def test_an_abandoned_call_goes_to_the_hook_and_is_pending_until_that_has_run(ti
 
 
 def test_a_hook_that_raised_is_told_and_the_call_is_over(timer, events):
-    queue = Queue(timer, retries=1, dead_letter=print)
+    queue = Queue(timer, max_attempts=2, dead_letter=print)
     queue.park()
     timer.advance(5)
     (entry,) = queue.launched

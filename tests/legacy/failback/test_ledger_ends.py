@@ -118,7 +118,7 @@ def test_the_timers_task_names_the_call(queue, timer):
 
 
 def test_a_parked_call_is_a_warning_a_lost_one_an_error(timer, caplog):
-    queue = Queue(timer, retries=1)
+    queue = Queue(timer, max_attempts=2)
     queue.park()
     timer.advance(5)
     queue.ledger.failed(queue.launched[0], GONE)

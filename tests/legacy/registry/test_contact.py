@@ -11,7 +11,7 @@ AWAY = RegistryUnavailable("away")
 
 
 def contact():
-    return Contact("memory://", RegistryRules.of(RegistryPolicy(retry=2.0)))
+    return Contact("memory://", RegistryRules.of(RegistryPolicy(backoff=2.0)))
 
 
 def fail(one, now_ns, error=AWAY):

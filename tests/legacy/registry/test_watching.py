@@ -12,7 +12,7 @@ from rpcwheel.registry.watching import Task, Watching
 
 SECOND = 1_000_000_000
 FAILED = RuntimeError("no")
-RULES = RegistryRules.of(RegistryPolicy(retry=1.0))
+RULES = RegistryRules.of(RegistryPolicy(backoff=1.0))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How many retries a target gets: a share of its recent calls, and a reserve."""
+"""How many retries a target gets: a share of its recent calls, and `min_retries` in any case."""
 
 from collections import deque
 
@@ -14,8 +14,8 @@ S = 1_000_000_000
 YEAR = 365 * 24 * 3600 * S
 
 
-def budget(share=0.2, reserve=10):
-    return RetryBudget(share, reserve)
+def budget(share=0.2, min_retries=10):
+    return RetryBudget(share, min_retries)
 
 
 def taken(one, now_ns=0, tries=1000):
@@ -23,24 +23,24 @@ def taken(one, now_ns=0, tries=1000):
     return sum(one.take(now_ns) for _ in range(tries))
 
 
-def test_a_target_without_calls_has_its_reserve():
-    assert taken(budget(reserve=10)) == 10
+def test_a_target_without_calls_has_min_retries():
+    assert taken(budget(min_retries=10)) == 10
 
 
-def test_without_calls_and_reserve_there_are_no_retries():
-    assert taken(budget(reserve=0)) == 0
+def test_without_calls_and_min_retries_there_are_no_retries():
+    assert taken(budget(min_retries=0)) == 0
 
 
 @pytest.mark.parametrize(("calls", "retries"), [(49, 10), (50, 10), (54, 10), (55, 11), (500, 100)])
-def test_the_share_counts_from_where_it_is_more_than_the_reserve(calls, retries):
-    one = budget(share=0.2, reserve=10)
+def test_the_share_counts_from_where_it_is_more_than_min_retries(calls, retries):
+    one = budget(share=0.2, min_retries=10)
     for _ in range(calls):
         one.call(0)
     assert taken(one) == retries
 
 
 def test_a_part_of_a_retry_is_none():
-    one = budget(share=0.2, reserve=0)
+    one = budget(share=0.2, min_retries=0)
     for _ in range(4):
         one.call(0)
     assert taken(one) == 0
@@ -48,8 +48,8 @@ def test_a_part_of_a_retry_is_none():
     assert taken(one) == 1
 
 
-def test_a_share_of_nothing_leaves_the_reserve_and_one_of_all_as_many_retries_as_calls():
-    none, all_ = budget(share=0.0, reserve=3), budget(share=1.0, reserve=3)
+def test_a_share_of_nothing_leaves_min_retries_and_one_of_all_as_many_retries_as_calls():
+    none, all_ = budget(share=0.0, min_retries=3), budget(share=1.0, min_retries=3)
     for _ in range(100):
         none.call(0)
         all_.call(0)
@@ -58,7 +58,7 @@ def test_a_share_of_nothing_leaves_the_reserve_and_one_of_all_as_many_retries_as
 
 
 def test_a_refused_retry_takes_nothing():
-    one = budget(reserve=10)
+    one = budget(min_retries=10)
     assert taken(one, tries=10) == 10
     assert taken(one, tries=500) == 0
     for _ in range(55):
@@ -67,14 +67,14 @@ def test_a_refused_retry_takes_nothing():
 
 
 def test_retries_come_back_when_the_old_ones_are_ten_seconds_ago():
-    one = budget(reserve=10)
+    one = budget(min_retries=10)
     assert taken(one, 0) == 10
     assert taken(one, 10 * S - 1) == 0
     assert taken(one, 10 * S) == 10
 
 
 def test_calls_count_for_ten_seconds():
-    one = budget(share=1.0, reserve=0)
+    one = budget(share=1.0, min_retries=0)
     for _ in range(7):
         one.call(0)
     assert taken(one, 9 * S, tries=3) == 3
@@ -82,7 +82,7 @@ def test_calls_count_for_ten_seconds():
 
 
 def test_the_window_slides_second_by_second():
-    one = budget(share=0.0, reserve=10)
+    one = budget(share=0.0, min_retries=10)
     for second in range(10):
         assert one.take(second * S)
     for second in range(10, 100):
@@ -91,7 +91,7 @@ def test_the_window_slides_second_by_second():
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(0, 30)), max_size=20))
 def test_a_jump_by_years_begins_anew_however_full_it_was(story):
-    one, now_ns = budget(reserve=2), 0
+    one, now_ns = budget(min_retries=2), 0
     for seconds, calls, tries in story:
         now_ns += seconds * S
         for _ in range(calls):
@@ -105,12 +105,12 @@ def test_a_jump_by_years_begins_anew_however_full_it_was(story):
 
 
 def test_a_clock_that_stands_still_gives_no_retries_back():
-    one = budget(reserve=10)
+    one = budget(min_retries=10)
     assert taken(one, 5 * S, tries=10_000) == 10
 
 
 def test_a_thread_that_read_the_clock_a_second_ago_changes_nothing_of_the_newer_second():
-    one = budget(reserve=10)
+    one = budget(min_retries=10)
     assert taken(one, 5 * S) == 10
     one.call(4 * S)
     assert not one.take(4 * S)
@@ -118,7 +118,7 @@ def test_a_thread_that_read_the_clock_a_second_ago_changes_nothing_of_the_newer_
 
 
 def test_a_thread_that_read_the_clock_long_ago_finds_the_budget_as_it_is():
-    one = budget(share=0.2, reserve=0)
+    one = budget(share=0.2, min_retries=0)
     for _ in range(50):
         one.call(15 * S)  # in the place that second 5 had
     one.call(5 * S)
@@ -129,7 +129,7 @@ def test_a_thread_that_read_the_clock_long_ago_finds_the_budget_as_it_is():
 @pytest.mark.parametrize("rate", [1, 5, 6, 20, 200])
 def test_a_server_that_fails_always_gets_a_fifth_more_calls_at_most(rate):
     """Each call is retried twice if the budget lets it, at a steady rate for two minutes."""
-    one, retries = budget(share=0.2, reserve=10), 0
+    one, retries = budget(share=0.2, min_retries=10), 0
     for step in range(120 * rate):
         now_ns = step * S // rate
         one.call(now_ns)
@@ -142,25 +142,25 @@ def test_a_server_that_fails_always_gets_a_fifth_more_calls_at_most(rate):
         assert retries <= 12 * 10
 
 
-def test_bursts_and_pauses_get_a_reserve_for_each_window_at_most():
-    one, calls, retries = budget(share=0.2, reserve=10), 0, 0
+def test_bursts_and_pauses_get_min_retries_for_each_window_at_most():
+    one, calls, retries = budget(share=0.2, min_retries=10), 0, 0
     for burst in range(20):
         for step in range(300):
             now_ns = burst * 25 * S + step * S // 100
             one.call(now_ns)
             calls += 1
             retries += one.take(now_ns)
-    # Of each burst's first fifty calls the reserve may be more than the share, never added to it.
+    # Of each burst's first fifty calls `min_retries` may be more than the share, never added to it.
     assert retries <= 0.2 * calls
 
 
 class AgainstAModel(RuleBasedStateMachine):
     """The same as a queue of all that happened in the last ten seconds of whole slots."""
 
-    @initialize(share=st.sampled_from([0.0, 0.2, 0.5, 1.0]), reserve=st.integers(0, 12))
-    def begin(self, share, reserve):
-        self.budget = RetryBudget(share, reserve)
-        self.share, self.reserve = share, reserve
+    @initialize(share=st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_retries=st.integers(0, 12))
+    def begin(self, share, min_retries):
+        self.budget = RetryBudget(share, min_retries)
+        self.share, self.min_retries = share, min_retries
         self.now_ns = 0
         self.calls, self.retries = deque(), deque()
 
@@ -170,7 +170,7 @@ class AgainstAModel(RuleBasedStateMachine):
         return len(happened)
 
     def limit(self):
-        return max(self.reserve, self.share * self.recent(self.calls))
+        return max(self.min_retries, self.share * self.recent(self.calls))
 
     @rule(step_ns=st.one_of(st.integers(0, 3 * S), st.sampled_from([10 * S, 11 * S, YEAR])))
     def pass_time(self, step_ns):
@@ -200,16 +200,16 @@ TestAgainstAModel = AgainstAModel.TestCase
 
 @pytest.mark.usefixtures("hasty_threads")
 def test_threads_that_ask_at_once_never_get_one_too_many():
-    for reserve in range(1, 30):
-        one, got = budget(share=0.0, reserve=reserve), []
+    for min_retries in range(1, 30):
+        one, got = budget(share=0.0, min_retries=min_retries), []
         run_threads(*[lambda one=one, got=got: got.append(taken(one, 0, 40))] * 4)
-        assert sum(got) <= reserve
-        assert taken(one, 0) == reserve - sum(got)  # what none of them got is still there
+        assert sum(got) <= min_retries
+        assert taken(one, 0) == min_retries - sum(got)  # what none of them got is still there
 
 
 @pytest.mark.usefixtures("hasty_threads")
 def test_threads_that_hammer_it_while_seconds_pass_leave_nothing_behind():
-    one = budget(share=0.5, reserve=0)
+    one = budget(share=0.5, min_retries=0)
 
     def hammer():
         for step in range(20_000):
@@ -227,6 +227,6 @@ def test_threads_that_hammer_it_while_seconds_pass_leave_nothing_behind():
 
 @pytest.mark.usefixtures("hasty_threads")
 def test_no_call_is_lost_when_threads_count_in_the_same_second():
-    one = budget(share=1.0, reserve=0)
+    one = budget(share=1.0, min_retries=0)
     run_threads(*[lambda: [one.call(3 * S) for _ in range(5000)]] * 4)
     assert taken(one, 3 * S, tries=20_001) == 20_000

@@ -17,8 +17,8 @@ from rpcwheel.timer import ManualTimer, shared_timer
 
 M = "/shop.Orders/Get"
 S = 1_000_000_000
-RETRY = RetryPolicy(on="UNAVAILABLE", wait=0.25)
-CUT_SHORT = RetryPolicy(on="UNAVAILABLE", wait=0.0, attempt_timeout=2.0)
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.25)
+CUT_SHORT = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, attempt_timeout=2.0)
 FAILED = AttemptResult("UNAVAILABLE")
 
 
@@ -103,14 +103,16 @@ def test_a_served_call_whose_deadline_has_passed_makes_none(make):
 
 
 def test_a_policy_that_does_not_propagate_is_not_limited_by_the_call_being_served(make):
-    state, config = make(timeout=DeadlinePolicy(timeout=500, propagate=False))
+    state, config = make(timeout=DeadlinePolicy(timeout=500, propagate_deadline=False))
     with deadline_scope(0):
         assert begun(state, config).deadline_ns == 500 * S
 
 
 def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
     state, config = make(
-        retry=RetryPolicy(on="UNAVAILABLE", attempts=2, wait=0.25, budget=0.0, reserve=1)
+        retry=RetryPolicy(
+            retry_on="UNAVAILABLE", max_attempts=2, backoff=0.25, retry_budget=0.0, min_retries=1
+        )
     )
     now_ns, deadline_ns, _ = state.open(config, None)
     plan = state.resumed(config, now_ns, deadline_ns)
@@ -123,7 +125,7 @@ def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
 
 
 def test_each_call_is_counted_once(make):
-    policy = RetryPolicy(on="UNAVAILABLE", budget=1.0, reserve=0)
+    policy = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=1.0, min_retries=0)
     state, config = make(retry=policy, timeout=5)
     for _ in range(4):
         state.resumed(config, *state.open(config, None)[:2])
@@ -132,8 +134,8 @@ def test_each_call_is_counted_once(make):
 
 
 def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(make):
-    other = RetryPolicy(on="UNAVAILABLE", budget=0.5)
-    free = RetryPolicy(on="UNAVAILABLE", budget=None)
+    other = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=0.5)
+    free = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=None)
     state, config = make(
         retry=RETRY,
         methods={
@@ -151,7 +153,7 @@ def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(ma
 
 
 def test_the_budget_is_made_with_the_share_and_the_reserve_of_the_policy(make):
-    state, config = make(retry=RetryPolicy(on="UNAVAILABLE", budget=0.5, reserve=3))
+    state, config = make(retry=RetryPolicy(retry_on="UNAVAILABLE", retry_budget=0.5, min_retries=3))
     budget = state.budget_of(config)
     assert sum(budget.take(0) for _ in range(9)) == 3
     for _ in range(20):
@@ -160,7 +162,9 @@ def test_the_budget_is_made_with_the_share_and_the_reserve_of_the_policy(make):
 
 
 def test_all_calls_of_a_client_take_their_retries_from_one_budget(make):
-    state, config = make(retry=RetryPolicy(on="UNAVAILABLE", wait=0, budget=0.0, reserve=3))
+    state, config = make(
+        retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0, retry_budget=0.0, min_retries=3)
+    )
     steps = []
     for _ in range(5):
         plan = state.resumed(config, *state.open(config, None)[:2])
@@ -246,7 +250,7 @@ def test_a_failure_that_is_raised_or_parked_is_told_by_others(make, events):
         answer(*make(default_response=DefaultResponsePolicy(on=ConnectionError)), OSError())
         is Outcome.FAIL
     )
-    assert answer(*make(failback=FailbackPolicy(on=OSError)), OSError()) is Outcome.ENQUEUE
+    assert answer(*make(failback=FailbackPolicy(retry_on=OSError)), OSError()) is Outcome.ENQUEUE
     assert answer(*make(), OSError()) is Outcome.FAIL
     assert events == []
 
@@ -255,7 +259,7 @@ def test_a_failure_that_is_raised_or_parked_is_told_by_others(make, events):
     "settings",
     [
         {"default_response": DefaultResponsePolicy(on=OSError)},
-        {"failback": FailbackPolicy(on=OSError)},
+        {"failback": FailbackPolicy(retry_on=OSError)},
     ],
 )
 def test_what_follows_messages_that_the_caller_has_is_the_failure(make, events, settings):

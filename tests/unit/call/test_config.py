@@ -12,7 +12,7 @@ from rpcwheel.durations import NEVER
 from rpcwheel.failback import FailbackPolicy
 
 S = 1_000_000_000
-RETRY = RetryPolicy(on="UNAVAILABLE", wait=0)
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
 
 
 def rules(**settings):
@@ -30,7 +30,7 @@ def test_a_policy_without_settings_asks_for_nothing():
             timeout_ns=NEVER,
             message_timeout_ns=NEVER,
             slow_ns=NEVER,
-            propagate=True,
+            propagate_deadline=True,
             retry=None,
             default_response=None,
             failback=None,
@@ -47,7 +47,7 @@ def test_times_are_nanoseconds():
     assert made.timeout_ns == 2_500_000_000
     assert made.message_timeout_ns == S
     assert made.slow_ns == 250_000_000
-    assert made.propagate is True
+    assert made.propagate_deadline is True
 
 
 def test_a_number_is_the_timeout():
@@ -55,7 +55,7 @@ def test_a_number_is_the_timeout():
 
 
 def test_a_deadline_that_is_not_passed_on_is_kept_so():
-    assert rules(timeout=DeadlinePolicy(propagate=False)).propagate is False
+    assert rules(timeout=DeadlinePolicy(propagate_deadline=False)).propagate_deadline is False
 
 
 def test_retries_know_whether_the_method_is_idempotent():
@@ -64,13 +64,13 @@ def test_retries_know_whether_the_method_is_idempotent():
 
 
 def test_a_retry_of_one_attempt_is_none():
-    assert rules(retry=RetryPolicy(on="UNAVAILABLE", attempts=1)).retry is None
-    assert rules(retry=RetryPolicy(on="UNAVAILABLE", attempts=2)).retry.attempts == 2
+    assert rules(retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=1)).retry is None
+    assert rules(retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=2)).retry.max_attempts == 2
 
 
 def test_failsafe_and_failback_are_kept():
     default_response = DefaultResponsePolicy(on="UNAVAILABLE", default=b"none")
-    failback = FailbackPolicy(on="UNAVAILABLE")
+    failback = FailbackPolicy(retry_on="UNAVAILABLE")
     assert rules(default_response=default_response).default_response is default_response
     assert rules(default_response=default_response).excused is not None
     assert rules(failback=failback).failback is failback
@@ -83,10 +83,10 @@ def test_failsafe_and_failback_are_kept():
         ({}, False),
         ({"timeout": 2}, False),
         ({"idempotent": True}, False),
-        ({"retry": RetryPolicy(on="UNAVAILABLE", attempts=1)}, False),
+        ({"retry": RetryPolicy(retry_on="UNAVAILABLE", max_attempts=1)}, False),
         ({"retry": RETRY}, True),
         ({"default_response": DefaultResponsePolicy(on=OSError)}, True),
-        ({"failback": FailbackPolicy(on=OSError)}, True),
+        ({"failback": FailbackPolicy(retry_on=OSError)}, True),
     ],
 )
 def test_a_failure_may_be_recovered_from_by_retry_failsafe_or_failback(settings, recovers):
@@ -127,7 +127,7 @@ def test_the_deadline_is_the_earliest_of_policy_caller_and_the_call_being_served
 
 
 def test_without_propagation_the_call_being_served_limits_nothing():
-    made = rules(timeout=DeadlinePolicy(timeout=9, propagate=False))
+    made = rules(timeout=DeadlinePolicy(timeout=9, propagate_deadline=False))
     assert deadline_of(made, S, 5 * S, 1 * S) == 6 * S
     assert deadline_of(made, S, None, -5 * S) == 10 * S
 
@@ -178,7 +178,7 @@ def test_what_a_predicate_of_failsafe_raises_comes_out():
 
 
 def test_failback_is_asked_itself_whatever_the_error():
-    made = rules(failback=FailbackPolicy(on=ConnectionError))
+    made = rules(failback=FailbackPolicy(retry_on=ConnectionError))
     assert answer(made, ConnectionError()) is Outcome.ENQUEUE
     assert answer(made, OSError()) is Outcome.ENQUEUE
 

@@ -32,8 +32,8 @@ def test_a_delivery_has_the_time_that_the_call_had(own, policy, seconds):
 
 
 def test_metadata_is_kept_as_the_policy_says():
-    assert kept_metadata(PAIRS, FailbackPolicy(on="UNAVAILABLE")) == (PAIRS[0], PAIRS[2])
-    some = FailbackPolicy(on="UNAVAILABLE", metadata=("auth*", "authorization"))
+    assert kept_metadata(PAIRS, FailbackPolicy(retry_on="UNAVAILABLE")) == (PAIRS[0], PAIRS[2])
+    some = FailbackPolicy(retry_on="UNAVAILABLE", metadata=("auth*", "authorization"))
     assert kept_metadata(PAIRS, some) == (PAIRS[1],)
     assert kept_metadata(None, some) == ()
 

@@ -21,10 +21,10 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.methods import matches
 
-SAFE = RetryPolicy(on="UNAVAILABLE")
-UNSAFE = RetryPolicy(on=["INTERNAL", "ABORTED"])
+SAFE = RetryPolicy(retry_on="UNAVAILABLE")
+UNSAFE = RetryPolicy(retry_on=["INTERNAL", "ABORTED"])
 DEFAULT_RESPONSE = DefaultResponsePolicy(on="UNAVAILABLE", default=b"sorry")
-FAILBACK = FailbackPolicy(on="UNAVAILABLE")
+FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE")
 IDEMPOTENT = MethodPolicy(idempotent=True)
 
 
@@ -84,11 +84,11 @@ def test_none_switches_off_what_is_on_for_all():
 
 def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
     general = DeadlinePolicy(
-        timeout=10.0, slow_call_threshold=5.0, message_timeout=1.0, propagate=False
+        timeout=10.0, slow_call_threshold=5.0, message_timeout=1.0, propagate_deadline=False
     )
     policy = CallPolicy(timeout=general, methods={"/a/*": MethodPolicy(timeout=3.0)})
     assert policy.of("/a/b").timeout == DeadlinePolicy(
-        timeout=3.0, message_timeout=1.0, slow_call_threshold=None, propagate=False
+        timeout=3.0, message_timeout=1.0, slow_call_threshold=None, propagate_deadline=False
     )
 
 
@@ -122,7 +122,7 @@ settings = st.fixed_dictionaries(
     {},
     optional={
         "timeout": st.sampled_from([None, 1.0, 2.0]),
-        "retry": st.sampled_from([None, SAFE, RetryPolicy(on="UNAVAILABLE", attempts=5)]),
+        "retry": st.sampled_from([None, SAFE, RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5)]),
         "idempotent": st.booleans(),
     },
 )
@@ -174,8 +174,8 @@ def calls(words: str, error: type[Exception] = ConfigurationError, **settings: o
 
 
 def test_what_a_call_policy_refuses():
-    slow = RetryPolicy(on="UNAVAILABLE", wait=2.0)
-    cut_off = RetryPolicy(on="UNAVAILABLE", attempt_timeout=2.0)
+    slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=2.0)
+    cut_off = RetryPolicy(retry_on="UNAVAILABLE", attempt_timeout=2.0)
     no_time = "(2.0) leaves no time for another attempt, as timeout (2.0)"
     silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
     unsafe = MethodPolicy(retry=UNSAFE)
@@ -218,12 +218,12 @@ def test_what_a_call_policy_refuses():
         calls(f'methods["/a/*"].retry: {AGAIN}', methods={"/a/*": unsafe, "/b/*": IDEMPOTENT}),
         calls(f'methods["/a/*"].retry: {AGAIN}', idempotent=True, methods={"/a/*": twice}),
         calls(f'methods["/a/b"].retry: {AGAIN}', methods={"/a/*": IDEMPOTENT, "/a/b": twice}),
-        calls("failed with RESOURCE_EXHAUSTED", retry=RetryPolicy(on="RESOURCE_EXHAUSTED")),
+        calls("failed with RESOURCE_EXHAUSTED", retry=RetryPolicy(retry_on="RESOURCE_EXHAUSTED")),
         # What takes as long as the whole call.
-        calls(f"retry: wait {no_time}", timeout=2.0, retry=slow),
+        calls(f"retry: backoff {no_time}", timeout=2.0, retry=slow),
         calls(f"retry: attempt_timeout {no_time}", timeout=2.0, retry=cut_off),
         calls(
-            f'methods["/a/*"].retry: wait {no_time}',
+            f'methods["/a/*"].retry: backoff {no_time}',
             timeout=2.0,
             methods={"/a/*": MethodPolicy(retry=slow)},
         ),
@@ -245,12 +245,12 @@ def test_what_a_call_policy_refuses():
 
 def test_all_contradictions_are_said_at_once():
     with pytest.raises(ConfigurationError, match=r"leaves no time.*; retry: calls that failed"):
-        CallPolicy(timeout=1.0, retry=RetryPolicy(on="INTERNAL", wait=5.0))
+        CallPolicy(timeout=1.0, retry=RetryPolicy(retry_on="INTERNAL", backoff=5.0))
 
 
 def test_what_may_be_meant_is_allowed():
     """A retry after any code where some method it is for is idempotent; limits that fit."""
-    slow = RetryPolicy(on="UNAVAILABLE", wait=2.0)
+    slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=2.0)
     silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
     unsafe = MethodPolicy(retry=UNSAFE)
     for settings in (
@@ -261,10 +261,10 @@ def test_what_may_be_meant_is_allowed():
         {"methods": {"/a/*": unsafe, "/a/Get*": IDEMPOTENT}},
         {"methods": {"/a/Get*": IDEMPOTENT, "/a/*All": unsafe}},
         {"methods": {"/a/*": IDEMPOTENT, "/a/Get": unsafe}},
-        {"retry": RetryPolicy(on="RESOURCE_EXHAUSTED"), "idempotent": True},
+        {"retry": RetryPolicy(retry_on="RESOURCE_EXHAUSTED"), "idempotent": True},
         {"timeout": 2.1, "retry": slow},
         {"retry": slow, "methods": {"/a/*": MethodPolicy(timeout=1.0)}},
-        {"timeout": 2.0, "retry": slow.model_copy(update={"attempts": 1})},
+        {"timeout": 2.0, "retry": slow.model_copy(update={"max_attempts": 1})},
     ):
         assert CallPolicy(**settings)
     assert CallPolicy(methods={"/a/*": silent}).of("/a/b").timeout.message_timeout == 5.0

@@ -17,8 +17,9 @@ MS = 1_000_000
 S = 1000 * MS
 
 
-def rules(*, idempotent=True, on="UNAVAILABLE", wait=0.1, **settings):
-    return RetryConfig.of(RetryPolicy(on=on, wait=wait, **settings), idempotent=idempotent)
+def rules(*, idempotent=True, retry_on="UNAVAILABLE", backoff=0.1, **settings):
+    policy = RetryPolicy(retry_on=retry_on, backoff=backoff, **settings)
+    return RetryConfig.of(policy, idempotent=idempotent)
 
 
 def plan(deadline_ns=NEVER, *, budget=None, **settings):
@@ -55,9 +56,9 @@ class OneRetry:
 
 
 def test_the_rules_of_a_policy_without_settings():
-    made = RetryConfig.of(RetryPolicy(on="UNAVAILABLE"), idempotent=False)
-    assert made.on == {"UNAVAILABLE"}
-    assert made.attempts == 3
+    made = RetryConfig.of(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=False)
+    assert made.retry_on == {"UNAVAILABLE"}
+    assert made.max_attempts == 3
     assert made.attempt_timeout_ns == NEVER
     assert made.idempotent is False
     assert made.replay_buffer_bytes == 1 << 20
@@ -65,7 +66,7 @@ def test_the_rules_of_a_policy_without_settings():
 
 
 def test_by_default_the_wait_is_random_up_to_a_tenth_of_a_second_and_doubles_up_to_two():
-    backoff = RetryConfig.of(RetryPolicy(on="UNAVAILABLE"), idempotent=True).backoff
+    backoff = RetryConfig.of(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=True).backoff
 
     def waits(attempt):
         return [backoff.next_delay_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(400)]
@@ -77,24 +78,24 @@ def test_by_default_the_wait_is_random_up_to_a_tenth_of_a_second_and_doubles_up_
 
 def test_the_rules_keep_what_the_policy_says():
     made = rules(
-        on={grpc.StatusCode.ABORTED, "UNKNOWN"},
-        attempts=7,
+        retry_on={grpc.StatusCode.ABORTED, "UNKNOWN"},
+        max_attempts=7,
         attempt_timeout=1.5,
         replay_buffer_bytes=5,
-        budget=0.5,
-        reserve=2,
+        retry_budget=0.5,
+        min_retries=2,
     )
-    assert made.on == {"ABORTED", "UNKNOWN", "DEADLINE_EXCEEDED"}
-    assert (made.attempts, made.attempt_timeout_ns) == (7, 1500 * MS)
+    assert made.retry_on == {"ABORTED", "UNKNOWN", "DEADLINE_EXCEEDED"}
+    assert (made.max_attempts, made.attempt_timeout_ns) == (7, 1500 * MS)
     assert (made.replay_buffer_bytes, made.budget, made.idempotent) == (5, (0.5, 2), True)
-    assert rules(budget=None).budget is None
+    assert rules(retry_budget=None).budget is None
 
 
 def test_only_the_tries_of_idempotent_methods_have_a_limit_of_their_own():
     assert rules(attempt_timeout=1.0, idempotent=True).attempt_timeout_ns == S
     made = rules(attempt_timeout=1.0, idempotent=False)
     assert made.attempt_timeout_ns == NEVER
-    assert made.on == {"UNAVAILABLE"}
+    assert made.retry_on == {"UNAVAILABLE"}
 
 
 # --- The deadline of an attempt ---
@@ -126,7 +127,7 @@ def test_without_rules_there_is_one_try():
     assert made.ended(0, failed()).reason == NOT_NAMED
 
 
-NOT_NAMED = "its status is not one that `on` names"
+NOT_NAMED = "its status is not one that `retry_on` names"
 NOT_IDEMPOTENT = (
     "its method is not marked idempotent; if the server may execute a call twice, set "
     "MethodPolicy(idempotent=True) for the method"
@@ -149,13 +150,13 @@ NO_BUDGET = "too many of this target's calls are retries already"
         ({"idempotent": False}, failed(), NOT_IDEMPOTENT),
         ({"idempotent": False}, failed(pushback_ns=0), NOT_IDEMPOTENT),
         ({"idempotent": False, "attempt_timeout": 1.0}, failed("DEADLINE_EXCEEDED"), NOT_NAMED),
-        ({"attempts": 1}, failed(), NO_ATTEMPTS),
+        ({"max_attempts": 1}, failed(), NO_ATTEMPTS),
         ({}, failed(pushback_ns=-1), FORBIDDEN),
     ],
 )
 def test_why_a_failure_is_not_tried_again_and_that_it_takes_nothing(settings, outcome, reason):
     budget = OneRetry()
-    made = plan(budget=budget, **settings | {"wait": NoStrategy()})
+    made = plan(budget=budget, **settings | {"backoff": NoStrategy()})
     assert made.ended(0, outcome) == Stop(reason)
     assert budget.asked == []
 
@@ -164,7 +165,7 @@ def test_why_a_failure_is_not_tried_again_and_that_it_takes_nothing(settings, ou
     ("settings", "outcome"),
     [
         ({}, failed()),
-        ({"on": "DEADLINE_EXCEEDED"}, failed("DEADLINE_EXCEEDED")),
+        ({"retry_on": "DEADLINE_EXCEEDED"}, failed("DEADLINE_EXCEEDED")),
         ({"attempt_timeout": 5.0}, failed("DEADLINE_EXCEEDED")),
     ],
 )
@@ -173,7 +174,7 @@ def test_what_is_tried_again(settings, outcome):
 
 
 def test_there_are_as_many_tries_as_attempts_says_and_their_numbers_rise():
-    made = plan(attempts=5)
+    made = plan(max_attempts=5)
     steps = [made.ended(0, failed()) for _ in range(6)]
     assert [step.number for step in steps[:4]] == [2, 3, 4, 5]
     assert steps[4:] == [Stop(NO_ATTEMPTS)] * 2
@@ -182,21 +183,21 @@ def test_there_are_as_many_tries_as_attempts_says_and_their_numbers_rise():
 @pytest.mark.parametrize("wait", [0.5, 0.7, float("inf")])
 def test_a_wait_that_would_reach_the_deadline_is_the_end_at_once(wait):
     budget = OneRetry()
-    made = plan(S, wait=wait, budget=budget)
+    made = plan(S, backoff=wait, budget=budget)
     assert made.ended(500 * MS, failed()) == Stop(NO_TIME)
     assert budget.asked == []
 
 
 def test_a_wait_that_ends_just_before_the_deadline_is_followed_by_a_try():
-    assert plan(S, wait=0.5).ended(500 * MS - 1, failed()) == NextAttempt(2, S - 1, S)
+    assert plan(S, backoff=0.5).ended(500 * MS - 1, failed()) == NextAttempt(2, S - 1, S)
 
 
 def test_an_infinite_wait_is_the_end_even_without_a_deadline():
-    assert plan(wait=float("inf")).ended(0, failed()) == Stop(NO_TIME)
+    assert plan(backoff=float("inf")).ended(0, failed()) == Stop(NO_TIME)
 
 
 def test_a_pushback_is_the_wait_exactly_and_the_strategy_is_not_asked():
-    made = plan(wait=NoStrategy())
+    made = plan(backoff=NoStrategy())
     assert made.ended(S, failed(pushback_ns=250 * MS)) == NextAttempt(2, 1250 * MS, NEVER)
     assert made.ended(2 * S, failed(pushback_ns=0)) == NextAttempt(3, 2 * S, NEVER)
 
@@ -214,7 +215,7 @@ TOO_LONG = "the server asked to wait {} s, which is longer than max_pushback ({}
 )
 def test_a_pushback_above_max_pushback_ends_the_retries(settings, pushback_ns, reason):
     budget = OneRetry()
-    made = plan(wait=NoStrategy(), budget=budget, **settings)
+    made = plan(backoff=NoStrategy(), budget=budget, **settings)
     assert made.ended(0, failed(pushback_ns=pushback_ns)) == Stop(reason)
     assert budget.asked == []
 
@@ -246,7 +247,7 @@ def test_a_strategy_sees_the_attempt_the_time_since_the_first_try_and_the_error(
         seen.append((state.attempt_number, state.outcome_timestamp, state.outcome.exception()))
         return 0
 
-    made = RetryPlan(5 * S, NEVER, rules(wait=wait), None)
+    made = RetryPlan(5 * S, NEVER, rules(backoff=wait), None)
     made.ended(7 * S, failed(error=error))
     made.ended(8 * S, failed())
     assert seen == [(1, 2.0, error), (2, 3.0, None)]
@@ -254,14 +255,14 @@ def test_a_strategy_sees_the_attempt_the_time_since_the_first_try_and_the_error(
 
 def test_what_a_strategy_raises_comes_out_and_takes_nothing():
     budget = OneRetry()
-    made = plan(budget=budget, wait=lambda _: 1 / 0)
+    made = plan(budget=budget, backoff=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         made.ended(0, failed())
     assert budget.asked == []
 
 
 def test_a_tenacity_wait_grows_from_try_to_try():
-    made = plan(wait=tenacity.wait_exponential(multiplier=1), attempts=4)
+    made = plan(backoff=tenacity.wait_exponential(multiplier=1), max_attempts=4)
     assert [made.ended(0, failed()).at_ns for _ in range(3)] == [S, 2 * S, 4 * S]
 
 
@@ -279,22 +280,22 @@ class AnyStory(RuleBasedStateMachine):
         idempotent=st.booleans(),
         settings=st.fixed_dictionaries(
             {
-                "attempts": st.integers(1, 6),
+                "max_attempts": st.integers(1, 6),
                 "attempt_timeout": st.none() | st.floats(0.01, 2.0),
-                "wait": st.sampled_from([0, 0.05, tenacity.wait_random(0, 0.3)]),
-                "reserve": st.integers(0, 4),
+                "backoff": st.sampled_from([0, 0.05, tenacity.wait_random(0, 0.3)]),
+                "min_retries": st.integers(0, 4),
             }
         ),
     )
     def begin(self, deadline_ns, idempotent, settings):
         self.deadline_ns, self.idempotent = deadline_ns, idempotent
-        self.attempts, self.reserve = settings["attempts"], settings["reserve"]
+        self.attempts, self.reserve = settings["max_attempts"], settings["min_retries"]
         limit = settings["attempt_timeout"] if idempotent else None
         self.limit_ns = NEVER if limit is None else round(limit * S) + 1
         self.on = ON if limit is None else ON | {"DEADLINE_EXCEEDED"}
         self.budget = RetryBudget(0.0, self.reserve)
         self.now_ns = self.tries = 0
-        retry = rules(on=ON, idempotent=idempotent, **settings)
+        retry = rules(retry_on=ON, idempotent=idempotent, **settings)
         self.plan = RetryPlan(0, deadline_ns, retry, self.budget)
         self.take(NextAttempt(1, 0, self.plan.attempt_ns))
 

@@ -1,4 +1,4 @@
-"""Which errors `on` means."""
+"""Which errors `retry_on` names."""
 
 import http
 import re
@@ -115,13 +115,13 @@ def test_what_ends_a_program_or_a_task_never_matches():
 
 def test_naming_what_ends_a_program_is_refused():
     for on in [KeyboardInterrupt, BaseException, [ValueError, SystemExit]]:
-        with pytest.raises(ConfigurationError, match=r"on=Exception means every error"):
+        with pytest.raises(ConfigurationError, match=r"retry_on=Exception means every error"):
             Matcher(on)
 
 
 def test_an_empty_collection_is_refused():
     for on in [(), [], set(), [[], ()]]:
-        with pytest.raises(ConfigurationError, match="`on` is empty; say which errors"):
+        with pytest.raises(ConfigurationError, match="`retry_on` is empty; say which errors"):
             Matcher(on)
 
 
@@ -143,9 +143,7 @@ def test_ok_is_no_failure():
 
 def test_what_is_of_no_known_kind_is_refused_with_what_to_give():
     for on in [14, None, 3.5, b"UNAVAILABLE", http.HTTPStatus.NOT_FOUND]:
-        with pytest.raises(
-            TypeError, match=r"say which errors to try again after: exception types"
-        ):
+        with pytest.raises(TypeError, match=r"say which errors: exception types"):
             Matcher(on)
 
 

@@ -17,7 +17,7 @@ from rpcwheel.kit.config import policy_from_env, policy_from_file
 
 TOML = """
 timeout = { timeout = 2.0, slow_call_threshold = 1 }
-retry = { on = ["UNAVAILABLE", "INTERNAL"], attempts = 4, wait = 0.5 }
+retry = { retry_on = ["UNAVAILABLE", "INTERNAL"], max_attempts = 4, backoff = 0.5 }
 
 [methods."/shop.Orders/Get*"]
 idempotent = true
@@ -26,11 +26,11 @@ default_response = { on = ["UNAVAILABLE"], default = false }
 [methods."/shop.Audit/*"]
 timeout = 5
 retry = false
-failback = { on = "UNAVAILABLE", retries = 8, wait = 1.0, metadata = ["x-*"] }
+failback = { retry_on = "UNAVAILABLE", max_attempts = 9, backoff = 1.0, metadata = ["x-*"] }
 """
 YAML = """
 timeout: {timeout: 2.0, slow_call_threshold: 1}
-retry: {on: [UNAVAILABLE, INTERNAL], attempts: 4, wait: 0.5}
+retry: {retry_on: [UNAVAILABLE, INTERNAL], max_attempts: 4, backoff: 0.5}
 methods:
   /shop.Orders/Get*:
     idempotent: true
@@ -38,11 +38,11 @@ methods:
   /shop.Audit/*:
     timeout: 5
     retry: null
-    failback: {on: UNAVAILABLE, retries: 8, wait: 1.0, metadata: ["x-*"]}
+    failback: {retry_on: UNAVAILABLE, max_attempts: 9, backoff: 1.0, metadata: ["x-*"]}
 """
 MEANT = KitPolicy(
     timeout={"timeout": 2.0, "slow_call_threshold": 1.0},
-    retry=RetryPolicy(on={"UNAVAILABLE", "INTERNAL"}, attempts=4, wait=0.5),
+    retry=RetryPolicy(retry_on={"UNAVAILABLE", "INTERNAL"}, max_attempts=4, backoff=0.5),
     methods={
         "/shop.Orders/Get*": MethodPolicy(
             idempotent=True,
@@ -51,7 +51,9 @@ MEANT = KitPolicy(
         "/shop.Audit/*": MethodPolicy(
             timeout=5,
             retry=None,
-            failback=FailbackPolicy(on="UNAVAILABLE", retries=8, wait=1.0, metadata=("x-*",)),
+            failback=FailbackPolicy(
+                retry_on="UNAVAILABLE", max_attempts=9, backoff=1.0, metadata=("x-*",)
+            ),
         ),
     },
 )
@@ -90,8 +92,8 @@ def test_an_empty_file_switches_nothing_on(file):
 
 
 def test_a_wait_in_a_file_is_seconds_or_a_table(file):
-    text = 'retry = { on = ["UNAVAILABLE"], wait = { initial = 0.2, max = 5 } }'
-    wait = policy_from_file(file(text)).retry.wait
+    text = 'retry = { retry_on = ["UNAVAILABLE"], backoff = { initial = 0.2, max = 5 } }'
+    wait = policy_from_file(file(text)).retry.backoff
     assert isinstance(wait, tenacity.wait_random_exponential)
     assert (wait.multiplier, wait.max) == (0.2, 5.0)
 
@@ -99,8 +101,8 @@ def test_a_wait_in_a_file_is_seconds_or_a_table(file):
 def test_false_switches_off_in_a_file_what_none_does_in_code(file):
     text = """
     [methods."/a/*"]
-    timeout = { timeout = false, message_timeout = false, propagate = false }
-    retry = { on = "UNAVAILABLE", budget = false, attempt_timeout = false }
+    timeout = { timeout = false, message_timeout = false, propagate_deadline = false }
+    retry = { retry_on = "UNAVAILABLE", retry_budget = false, attempt_timeout = false }
     default_response = false
     failback = false
     idempotent = false
@@ -114,18 +116,18 @@ def test_false_switches_off_in_a_file_what_none_does_in_code(file):
         "idempotent",
     }
     assert (own.timeout.timeout, own.timeout.message_timeout) == (None, None)
-    assert own.timeout.propagate is own.idempotent is False
-    assert (own.retry.budget, own.retry.attempt_timeout) == (None, None)
+    assert own.timeout.propagate_deadline is own.idempotent is False
+    assert (own.retry.retry_budget, own.retry.attempt_timeout) == (None, None)
     assert own.default_response is own.failback is None
 
 
 def test_false_is_no_count_because_that_could_mean_none_or_no_limit(file):
-    with pytest.raises(ConfigurationError, match=r"failback\.retries: .* integer, not False"):
-        policy_from_file(file('failback = { on = "UNAVAILABLE", retries = false }'))
+    with pytest.raises(ConfigurationError, match=r"failback\.max_attempts: .* integer, not False"):
+        policy_from_file(file('failback = { retry_on = "UNAVAILABLE", max_attempts = false }'))
 
 
 def test_a_default_is_taken_as_it_stands(file):
-    path = file('failback = { on = "UNAVAILABLE", default = { name = false, timeout = 1 } }')
+    path = file('failback = { retry_on = "UNAVAILABLE", default = { name = false, timeout = 1 } }')
     assert policy_from_file(path).failback.default == {"name": False, "timeout": 1}
     policy = from_env(CONFIG=str(path), FAILBACK__DEFAULT='{"other": 2}')
     assert policy.failback.default == {"other": 2}
@@ -137,15 +139,18 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
         ("timeot = 2.0", "there is no setting 'timeot'; did you mean 'timeout'?"),
         ('timeout = "2s"', "timeout: it must be seconds or a DeadlinePolicy, not '2s'"),
         ("timeout = inf", "for no limit leave it out"),
-        ("retry = { attempts = 3 }", "retry: `on` is missing; name the status codes"),
-        ('retry = { on = "UNAVAILABLE", attempts = 0 }', "retry.attempts: Input should be greater"),
+        ("retry = { max_attempts = 3 }", "retry: `retry_on` is missing; name the status codes"),
+        (
+            'retry = { retry_on = "UNAVAILABLE", max_attempts = 0 }',
+            "retry.max_attempts: Input should be greater",
+        ),
         ('retry = "UNAVAILABLE"', "retry: Input should be a valid dictionary or instance of Retry"),
         ('[methods."shop.Orders/*"]', "did you mean '/shop.Orders/*'?"),
         (
-            '[methods."/a/b"]\nretry = {on = ["UNAVAILBLE"]}',
-            "methods[\"/a/b\"].retry.on: `on` names 'UNAVAILBLE', which is no gRPC status code",
+            '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}',
+            "methods[\"/a/b\"].retry.retry_on: `retry_on` names 'UNAVAILBLE', which is no gRPC",
         ),
-        ('retry = {on = "INTERNAL"}', "only idempotent methods are tried again"),
+        ('retry = {retry_on = "INTERNAL"}', "only idempotent methods are tried again"),
         (
             "[rpcwheel]\ntimeout = 2.0",
             "there is no setting 'rpcwheel'; write what is in it without it, at the top: timeout",
@@ -156,7 +161,7 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
         ),
         ("message_timeout = 3", "did you mean timeout=DeadlinePolicy(message_timeout=3)?"),
         (
-            'failback = { on = "UNAVAILABLE", metadata = "authorization" }',
+            'failback = { retry_on = "UNAVAILABLE", metadata = "authorization" }',
             """such as ('authorization',) (in a file ["authorization"]), not 'authorization'""",
         ),
         ("timeout = ", "not valid TOML: Invalid value (at end of document)"),
@@ -171,8 +176,8 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
 
 
 def test_all_that_is_wrong_in_a_file_is_said_at_once(file):
-    text = 'timeout = -1\nretry = {on = "UNAVAILABLE", attempts = "3"}\nspeed = 1'
-    with pytest.raises(ConfigurationError, match=r"timeout: .*; retry\.attempts: .*'speed'"):
+    text = 'timeout = -1\nretry = {retry_on = "UNAVAILABLE", max_attempts = "3"}\nspeed = 1'
+    with pytest.raises(ConfigurationError, match=r"timeout: .*; retry\.max_attempts: .*'speed'"):
         policy_from_file(file(text))
 
 
@@ -249,10 +254,14 @@ def test_a_file_of_more_than_a_megabyte_is_refused(file):
 
 def test_an_integer_of_more_than_64_bits_is_refused(file):
     rows = [
-        ("shop.toml", "retry = {on = 'UNAVAILABLE', attempts = 18446744073709551616}", "attempts"),
+        (
+            "shop.toml",
+            "retry = {retry_on = 'UNAVAILABLE', max_attempts = 18446744073709551616}",
+            "attempts",
+        ),
         ("shop.toml", "timeout = -" + "9" * 400, "timeout"),
         ("shop.toml", "timeout = 0x" + "9" * 9000, "timeout"),
-        ("shop.toml", "[methods.'/a/b']\nfailback = {on = [0b1" + "0" * 64 + "]}", 'on["0"]'),
+        ("shop.toml", "[methods.'/a/b']\nfailback = {retry_on = [0b1" + "0" * 64 + "]}", 'on["0"]'),
         ("shop.yaml", "timeout: 0x" + "9" * 9000, "timeout"),
     ]
     assert (
@@ -278,7 +287,7 @@ def test_an_integer_of_more_digits_than_python_parses_is_refused(file):
 
 
 def test_an_integer_of_64_bits_is_accepted_as_a_default(file):
-    path = file("failback = {on = 'UNAVAILABLE', default = {id = 18446744073709551615}}")
+    path = file("failback = {retry_on = 'UNAVAILABLE', default = {id = 18446744073709551615}}")
     assert policy_from_file(path).failback.default == {"id": 2**64 - 1}
 
 
@@ -302,20 +311,20 @@ def test_yaml_aliases_that_stand_for_too_many_values_are_refused(file):
 
 
 def test_a_yaml_alias_for_the_value_that_contains_it_is_refused(file):
-    for text in ("retry: &r {on: [UNAVAILABLE], wait: *r}", "methods: &m\n  '/a/b': *m\n"):
+    for text in ("retry: &r {retry_on: [UNAVAILABLE], backoff: *r}", "methods: &m\n  '/a/b': *m\n"):
         with pytest.raises(ConfigurationError, match=r"line \d: the alias \*\w is inside"):
             policy_from_file(file(text, "shop.yaml"))
 
 
 def test_a_yaml_alias_repeats_a_value(file):
     text = """
-    retry: &retry {on: [UNAVAILABLE], attempts: 2}
+    retry: &retry {retry_on: [UNAVAILABLE], max_attempts: 2}
     methods:
-      /a/*: {idempotent: true, retry: {<<: *retry, attempts: 4}}
+      /a/*: {idempotent: true, retry: {<<: *retry, max_attempts: 4}}
       /b/*: {idempotent: true, retry: *retry}
     """
     methods = policy_from_file(file(text, "shop.yaml")).methods
-    assert [methods[name].retry.attempts for name in ("/a/*", "/b/*")] == [4, 2]
+    assert [methods[name].retry.max_attempts for name in ("/a/*", "/b/*")] == [4, 2]
 
 
 def test_a_yaml_value_that_does_not_fit_its_tag_is_refused(file):
@@ -366,13 +375,13 @@ def test_a_long_value_of_any_setting_is_shortened_in_the_message(file):
         f"timeout = {{timeout = '{long}'}}",
         f"idle = {{idle_timeout = 1, '{long}' = 1}}",
         f"{long} = 1",
-        f"attempts = '{long}'",
-        f"retry = {{on = '{long}'}}",
-        f"retry = {{on = ['{long}']}}",
-        f"failback = {{on = ['{long}']}}",
-        f"failback = {{on = 'UNAVAILABLE', metadata = '{long}'}}",
-        f"failback = {{on = 'UNAVAILABLE', wait = '{long}'}}",
-        f"failback = {{on = 'UNAVAILABLE', overflow = '{long}'}}",
+        f"max_attempts = '{long}'",
+        f"retry = {{retry_on = '{long}'}}",
+        f"retry = {{retry_on = ['{long}']}}",
+        f"failback = {{retry_on = ['{long}']}}",
+        f"failback = {{retry_on = 'UNAVAILABLE', metadata = '{long}'}}",
+        f"failback = {{retry_on = 'UNAVAILABLE', backoff = '{long}'}}",
+        f"failback = {{retry_on = 'UNAVAILABLE', overflow = '{long}'}}",
         f"registry = {{snapshot = {{'{long}' = 1}}}}",
         f"[methods.'/{long}/']",
         f"[methods.'/a/{long}']\ntimeout = -1",
@@ -390,7 +399,7 @@ def test_a_long_value_of_a_variable_is_shortened_in_the_message():
         ("TIMEOUT__TIMEOUT", "9" * 10_000),
         ("TIMEOUT__TIMEOUT", "x" * 50_000),
         ("TIMEOUT__TIMEOUT", ", ".join(["x"] * 20_000)),
-        ("RETRY__ON", "[" + "x," * 20_000 + "]"),
+        ("RETRY__RETRY_ON", "[" + "x," * 20_000 + "]"),
         ("HEARTBEAT__INTERVAL", "9" * 10_000),
     )
     for name, value in rows:
@@ -428,45 +437,45 @@ def test_a_variable_s_name_is_the_path_of_a_setting_and_its_value_json_or_a_word
     policy = from_env(
         TIMEOUT="2.0",
         TIMEOUT__SLOW_CALL_THRESHOLD="1",
-        RETRY__ON='["UNAVAILABLE", "INTERNAL"]',
-        RETRY__ATTEMPTS="4",
-        RETRY__WAIT='{"initial": 0.1, "max": 1}',
-        FAILBACK='{"on": "UNAVAILABLE"}',
+        RETRY__RETRY_ON='["UNAVAILABLE", "INTERNAL"]',
+        RETRY__MAX_ATTEMPTS="4",
+        RETRY__BACKOFF='{"initial": 0.1, "max": 1}',
+        FAILBACK='{"retry_on": "UNAVAILABLE"}',
         FAILBACK__NAME="audit",
         IDEMPOTENT="true",
         METHODS='{"/a/*": {"timeout": 1, "failback": null}}',
     )
     assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (2.0, 1.0)
-    assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE", "INTERNAL"}, 4)
-    assert policy.retry.wait.max == 1.0
-    assert (policy.failback.on, policy.failback.name) == ("UNAVAILABLE", "audit")
+    assert (policy.retry.retry_on, policy.retry.max_attempts) == ({"UNAVAILABLE", "INTERNAL"}, 4)
+    assert policy.retry.backoff.max == 1.0
+    assert (policy.failback.retry_on, policy.failback.name) == ("UNAVAILABLE", "audit")
     assert policy.idempotent is True
     assert policy.of("/a/b").failback is None
     assert policy.of("/a/b").timeout.timeout == 1.0
 
 
 def test_of_two_variables_the_one_that_says_more_holds_and_is_named():
-    one, other = ("RPCWHEEL_RETRY", "null"), ("RPCWHEEL_RETRY__ON", "UNAVAILABLE")
+    one, other = ("RPCWHEEL_RETRY", "null"), ("RPCWHEEL_RETRY__RETRY_ON", "UNAVAILABLE")
     for environ in (dict([one, other]), dict([other, one])):
-        assert policy_from_env(environ=environ).retry.on == {"UNAVAILABLE"}
-    with pytest.raises(ConfigurationError, match=r"^RPCWHEEL_RETRY__ATTEMPTS: "):
-        from_env(RETRY='{"on": "UNAVAILABLE", "attempts": 1}', RETRY__ATTEMPTS="0")
+        assert policy_from_env(environ=environ).retry.retry_on == {"UNAVAILABLE"}
+    with pytest.raises(ConfigurationError, match=r"^RPCWHEEL_RETRY__MAX_ATTEMPTS: "):
+        from_env(RETRY='{"retry_on": "UNAVAILABLE", "max_attempts": 1}', RETRY__MAX_ATTEMPTS="0")
 
 
 def test_a_plain_word_needs_no_quotes():
-    assert from_env(RETRY__ON="UNAVAILABLE").retry.on == {"UNAVAILABLE"}
+    assert from_env(RETRY__RETRY_ON="UNAVAILABLE").retry.retry_on == {"UNAVAILABLE"}
 
 
 def test_variables_change_what_they_name_and_leave_the_rest_of_the_file(file):
     policy = from_env(
         CONFIG=str(file(TOML)),
         TIMEOUT="3",
-        RETRY__ATTEMPTS="2",
+        RETRY__MAX_ATTEMPTS="2",
         METHODS='{"/shop.Audit/*": {"timeout": {"slow_call_threshold": 2}},'
         ' "/new/*": {"timeout": 7}}',
     )
     assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (3.0, 1.0)
-    assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE", "INTERNAL"}, 2)
+    assert (policy.retry.retry_on, policy.retry.max_attempts) == ({"UNAVAILABLE", "INTERNAL"}, 2)
     audit = policy.methods["/shop.Audit/*"]
     assert (audit.timeout.timeout, audit.timeout.slow_call_threshold) == (5.0, 2.0)
     assert audit.failback == MEANT.methods["/shop.Audit/*"].failback
@@ -519,9 +528,9 @@ def test_a_wrong_variable_is_named_with_what_is_allowed():
             "RPCWHEEL_CONFIGG: there is no such setting; did you mean RPCWHEEL_CONFIG?",
         ),
         (
-            "RETRY_ON",
-            "UNAVAILABLE",
-            "RPCWHEEL_RETRY_ON: there is no such setting; did you mean RPCWHEEL_RETRY__ON?",
+            "RETRY_BACKOFF",
+            "1",
+            "RPCWHEEL_RETRY_BACKOFF: there is no such setting; did you mean RPCWHEEL_RETRY__",
         ),
         (
             "TIMEOUT_SLOW_CALL_THRESHOLD",
@@ -532,21 +541,25 @@ def test_a_wrong_variable_is_named_with_what_is_allowed():
             ),
         ),
         (
-            "RETRY__ON",
+            "RETRY__RETRY_ON",
             "UNAVAILABLE,INTERNAL",
-            'RPCWHEEL_RETRY__ON (no JSON; a list is ["UNAVAILABLE", "INTERNAL"]): retry.on: ',
+            'RPCWHEEL_RETRY__RETRY_ON (no JSON; a list is ["UNAVAILABLE", "INTERNAL"]): retry.',
         ),
         (
-            "RETRY__ON",
+            "RETRY__RETRY_ON",
             '["UNAVAILABLE"',
-            'RPCWHEEL_RETRY__ON (no JSON; a list is ["UNAVAILABLE"]): retry.on: ',
+            'RPCWHEEL_RETRY__RETRY_ON (no JSON; a list is ["UNAVAILABLE"]): retry.retry_on: ',
         ),
-        ("RETRY__ON", "UNAVAILBLE", "RPCWHEEL_RETRY__ON: retry.on: "),
+        ("RETRY__RETRY_ON", "UNAVAILBLE", "RPCWHEEL_RETRY__RETRY_ON: retry.retry_on: "),
         ("TIMEOUT", "2s", "RPCWHEEL_TIMEOUT: timeout: it must be seconds or a DeadlinePolicy"),
         ("TIMEOUT", "Infinity", "RPCWHEEL_TIMEOUT: timeout"),
         ("TIMEOUT__TIMEOT", "2", "RPCWHEEL_TIMEOUT__TIMEOT: timeout: there is no setting 'timeot'"),
-        ("RETRY", '{"attempts": 2}', "RPCWHEEL_RETRY: retry: `on` is missing"),
-        ("RETRY__ON", '["OK"]', "RPCWHEEL_RETRY__ON: retry.on: `on` names the status code OK"),
+        ("RETRY", '{"max_attempts": 2}', "RPCWHEEL_RETRY: retry: `retry_on` is missing"),
+        (
+            "RETRY__RETRY_ON",
+            '["OK"]',
+            "RPCWHEEL_RETRY__RETRY_ON: retry.retry_on: `retry_on` names the status code OK",
+        ),
         ("METHODS", "none", "RPCWHEEL_METHODS: methods: Input should be a valid dictionary"),
         (
             "IDEMPOTENT",
@@ -564,14 +577,15 @@ def test_a_wrong_variable_is_named_with_what_is_allowed():
 
 
 def test_each_mistake_names_the_file_or_the_variable_that_it_came_from(file):
-    path = file('timeout = -1\nretry = { on = "UNAVAILABLE", attempts = 0 }')
+    path = file('timeout = -1\nretry = { retry_on = "UNAVAILABLE", max_attempts = 0 }')
     with pytest.raises(ConfigurationError) as refused:
-        from_env(CONFIG=str(path), RETRY__WAIT="-2", RETRY__BUDGET="3")
+        from_env(CONFIG=str(path), RETRY__BACKOFF="-2", RETRY__RETRY_BUDGET="3")
     assert str(refused.value) == (
         f"{path}: timeout: it must be a finite time above zero (at least 1 ns), not -1; "
-        "retry.attempts: Input should be greater than or equal to 1, not 0; "
-        "RPCWHEEL_RETRY__WAIT: retry.wait: wait must not be negative, not -2; 0 is at once; "
-        "RPCWHEEL_RETRY__BUDGET: retry.budget: Input should be less than or equal to 1, not 3"
+        "retry.max_attempts: Input should be greater than or equal to 1, not 0; "
+        "RPCWHEEL_RETRY__BACKOFF: retry.backoff: wait must not be negative, not -2; 0 is at once; "
+        "RPCWHEEL_RETRY__RETRY_BUDGET: retry.retry_budget: "
+        "Input should be less than or equal to 1, not 3"
     )
 
 
@@ -579,22 +593,26 @@ def test_a_variable_that_names_no_setting_is_reported_before_what_is_missing():
     with pytest.raises(ConfigurationError) as refused:
         from_env(RETRY__ATEMPTS="3")
     assert str(refused.value).startswith(
-        "RPCWHEEL_RETRY__ATEMPTS: retry: there is no setting 'atempts'; did you mean 'attempts'?; "
-        "retry: `on` is missing; "
+        "RPCWHEEL_RETRY__ATEMPTS: retry: there is no setting 'atempts'; "
+        "did you mean 'max_attempts'?; "
+        "retry: `retry_on` is missing; "
     )
 
 
 def test_a_variable_does_not_change_the_other_aliases_of_a_yaml_value(file):
-    text = "retry: &r {on: [UNAVAILABLE]}\nmethods: {/a/*: {idempotent: true, retry: *r}}"
-    policy = from_env(CONFIG=str(file(text, "shop.yaml")), RETRY__ATTEMPTS="7")
-    assert policy.retry.attempts == 7
-    assert policy.methods["/a/*"].retry.attempts == RetryPolicy(on="UNAVAILABLE").attempts
+    text = "retry: &r {retry_on: [UNAVAILABLE]}\nmethods: {/a/*: {idempotent: true, retry: *r}}"
+    policy = from_env(CONFIG=str(file(text, "shop.yaml")), RETRY__MAX_ATTEMPTS="7")
+    assert policy.retry.max_attempts == 7
+    assert (
+        policy.methods["/a/*"].retry.max_attempts
+        == RetryPolicy(retry_on="UNAVAILABLE").max_attempts
+    )
 
 
 def test_a_contradiction_names_all_that_it_may_come_from(file):
     path = file("timeout = 1.0")
-    with pytest.raises(ConfigurationError, match=r"shop\.toml, RPCWHEEL_RETRY: retry: wait \(5"):
-        from_env(CONFIG=str(path), RETRY='{"on": "UNAVAILABLE", "wait": 5}')
+    with pytest.raises(ConfigurationError, match=r"shop\.toml, RPCWHEEL_RETRY: retry: backoff \(5"):
+        from_env(CONFIG=str(path), RETRY='{"retry_on": "UNAVAILABLE", "backoff": 5}')
 
 
 def test_a_number_for_heartbeats_and_idle_connections_is_short_for_a_table(file):

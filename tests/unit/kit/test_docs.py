@@ -34,14 +34,15 @@ MEANT = KitPolicy(
     heartbeat=10,
     idle=IdlePolicy(idle_timeout=180, close_streams=True),
     timeout=DeadlinePolicy(timeout=2.0, slow_call_threshold=1.0),
-    retry=RetryPolicy(on=["UNAVAILABLE", "INTERNAL"], attempts=4),
+    retry=RetryPolicy(retry_on=["UNAVAILABLE", "INTERNAL"], max_attempts=4),
     methods={
         "/shop.Orders/Get*": MethodPolicy(idempotent=True),
         "/shop.Orders/Watch": MethodPolicy(
             timeout=DeadlinePolicy(timeout=None, message_timeout=30), retry=None
         ),
         "/shop.Audit/*": MethodPolicy(
-            timeout=0.5, failback=FailbackPolicy(on="UNAVAILABLE", retries=8, max_pending=1000)
+            timeout=0.5,
+            failback=FailbackPolicy(retry_on="UNAVAILABLE", max_attempts=9, max_pending=1000),
         ),
     },
 )
@@ -56,7 +57,7 @@ def bare(policy: CallPolicy) -> dict:
     """All that is set, but for the waits, which can't be compared."""
     return policy.model_dump(
         exclude_unset=True,
-        exclude={"retry": {"wait"}, "methods": {"__all__": {"failback": {"wait"}}}},
+        exclude={"retry": {"backoff"}, "methods": {"__all__": {"failback": {"backoff"}}}},
     )
 
 
@@ -71,8 +72,8 @@ def file(tmp_path):
 def test_the_file_of_the_page_means_what_the_page_says(file):
     policy = policy_from_file(file)
     assert bare(policy) == bare(MEANT)
-    assert (policy.retry.wait.multiplier, policy.retry.wait.max) == (0.05, 1.0)
-    wait = policy.methods["/shop.Audit/*"].failback.wait
+    assert (policy.retry.backoff.multiplier, policy.retry.backoff.max) == (0.05, 1.0)
+    wait = policy.methods["/shop.Audit/*"].failback.backoff
     assert (wait.multiplier, wait.max) == (1.0, 60.0)
     assert policy.of("/shop.Orders/Watch").timeout.slow_call_threshold == 1.0
 
@@ -81,8 +82,8 @@ def test_the_variables_of_the_page_mean_what_the_page_says(file):
     environ = dict(line.split("=", 1) for line in block("The environment").splitlines())
     policy = policy_from_env(environ=environ | {"RPCWHEEL_CONFIG": str(file)})
     assert policy.timeout == DeadlinePolicy(timeout=5.0, slow_call_threshold=2.5)
-    assert (policy.retry.on, policy.retry.attempts) == ({"UNAVAILABLE"}, 4)
-    assert (policy.retry.wait.multiplier, policy.retry.wait.max) == (0.1, 5.0)
+    assert (policy.retry.retry_on, policy.retry.max_attempts) == ({"UNAVAILABLE"}, 4)
+    assert (policy.retry.backoff.multiplier, policy.retry.backoff.max) == (0.1, 5.0)
     assert policy.of("/shop.Audit/Push").failback is None
     assert policy.of("/shop.Audit/Push").timeout.timeout == 0.5
 

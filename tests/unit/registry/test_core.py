@@ -344,7 +344,7 @@ def test_a_refusal_leaves_nothing_that_could_arrive_later(world):
 
 @pytest.mark.parametrize("error", [AWAY, REFUSED])
 def test_however_long_a_policy_waits_after_a_failure_it_is_renewed_within_its_lease(error):
-    world = World(retry=60.0)
+    world = World(backoff=60.0)
     world.published()
     world.wait()
     assert world.make(error=error)[0] == "renew"

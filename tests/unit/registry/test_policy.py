@@ -18,7 +18,7 @@ def test_the_defaults_are_these():
         "lease": 15.0,
         "renew": None,
         "timeout": 3.0,
-        "retry": None,
+        "backoff": None,
         "jitter": None,
         "hold": None,
         "protect": True,
@@ -31,7 +31,7 @@ def test_every_setting_is_kept_as_given():
         "lease": timedelta(seconds=30),
         "renew": 5,
         "timeout": 1.5,
-        "retry": wait_fixed(1),
+        "backoff": wait_fixed(1),
         "jitter": 1.0,
         "hold": 60.0,
         "protect": False,
@@ -45,7 +45,7 @@ REFUSED = [
     ({"timeout": -1}, "timeout: it must be a finite time above zero"),
     ({"lease": 3.0, "renew": 3.0}, r"renew \(3.0\) must be less than lease \(3.0\)"),
     ({"lease": 3.0, "renew": timedelta(minutes=1)}, "renew .* must be less than lease"),
-    ({"retry": -1}, "retry"),
+    ({"backoff": -1}, "backoff"),
     ({"snapshot": ""}, "snapshot: it must be a file, True or False"),
     *(
         ({"snapshot": word}, f"a file, true or false, not the text '{word}'.*'./{word}'")
@@ -59,7 +59,7 @@ def test_settings_that_make_no_sense_are_refused():
     for given, said in REFUSED:
         with pytest.raises(ConfigurationError, match=said):
             RegistryPolicy(**given)
-    for given in ({"retry": "x"}, {"snapshot": 3}, {"protect": 1}, {"lease": "5"}):
+    for given in ({"backoff": "x"}, {"snapshot": 3}, {"protect": 1}, {"lease": "5"}):
         with pytest.raises(TypeError, match=next(iter(given))):
             RegistryPolicy(**given)
 
@@ -104,5 +104,5 @@ def test_a_wait_of_ones_own_is_used_if_it_is_a_finite_time():
         (Broken(), 5.0),
         (wait_fixed(float("inf")), 5.0),
     ):
-        rules = RegistryRules.of(RegistryPolicy(retry=retry))
+        rules = RegistryRules.of(RegistryPolicy(backoff=retry))
         assert rules.retry_ns(1, elapsed_ns=0, error=None) / 1e9 == expected, retry
