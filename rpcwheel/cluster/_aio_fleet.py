@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel._grpc.aio_relay import Signal
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.exiting import BACKGROUND
@@ -79,7 +80,7 @@ class Fleet:
         """Interceptors that were appended to the channel's; they run on each member's."""
         self._connect = connect
         self._on_member = on_member
-        self.home = Home(timer, self._tell, self._grow_later)
+        self.home = Home(timer, name, self._grow_later)
         self.now_ns = clock_of(timer)
         self.roster: Roster[Member] = Roster(
             name, partial(Member, self), picker, rules, self.now_ns
@@ -90,7 +91,7 @@ class Fleet:
         """Calls that wait for somebody to call, in order; `look()` of each is asked at a change."""
         self._timeouts: dict[Any, Any] = {}  # by member; of the growing weights by None
         self._probes: set[asyncio.Task[None]] = set()
-        self._closers: list[Job] = []
+        self._closers = CloseCallbacks(name)
         self._links: list[ReconnectingChannel] = []  # those that `close` has closed
         self._former: list[ReconnectingChannel] = []  # those that the user has retired
 
@@ -128,7 +129,7 @@ class Fleet:
         self._tell_change()
 
     def _retire(self, member: Member, link: ReconnectingChannel) -> None:
-        link.on_close(partial(_left, weakref.ref(self), member))
+        link.on_close(weak_callback(self.left, member))
         drain_ns = self.roster.rules.drain_ns
         drain = None if drain_ns == NEVER else to_seconds(drain_ns)
         link.retire(drain, reason=f"{member.id} is gone from {self.name}")
@@ -164,7 +165,7 @@ class Fleet:
         self._former = [link for link in former if not link.closed]  # calls run on them still
         member.link, member.used = made, True
         if self._on_member is not None:
-            self._tell(partial(self._on_member, member), self._on_member)
+            run_callback(self.name, self._on_member, member)
         self.changed.give()
         return made
 
@@ -273,7 +274,7 @@ class Fleet:
     def _grow_later(self) -> None:
         wake_ns = None if self.roster.closed else self.roster.wake_ns()
         if wake_ns is not None and None not in self._timeouts:
-            self._timeouts[None] = self.home.after(wake_ns, partial(_grow, weakref.ref(self)))
+            self._timeouts[None] = self.home.after(wake_ns, weak_callback(self.grow))
 
     def grow(self) -> None:
         """Let weights grow by a step."""
@@ -296,9 +297,7 @@ class Fleet:
         for probe in tuple(self._probes):
             probe.cancel()
         try:
-            closers, self._closers = self._closers, []
-            for closer in closers:
-                self._tell(closer, closer)
+            self._closers.run()
         finally:  # whatever a callback raises, be it `SystemExit`
             self._links += [member.link for member in gone if member.link is not None]
             self._links += self._former
@@ -321,46 +320,13 @@ class Fleet:
 
     def on_close(self, callback: Job) -> Job:
         """See `ClusterChannel.on_close`."""
-        if self.roster.closed:
-            self._tell(callback, callback)
-        else:
-            self._closers.append(callback)
-        return partial(_forget, weakref.ref(self), callback)
-
-    def forget(self, callback: Job) -> None:
-        """Tell it nothing of the end."""
-        if callback in self._closers:
-            self._closers.remove(callback)
-
-    def _tell(self, job: Job, listener: object) -> None:
-        try:
-            job()
-        except Exception as error:  # noqa: BLE001 - told as an event; the others must be told too
-            emit(CallbackFailed(subject=self.name, callback=repr(listener), error=error))
+        return self._closers.add(callback)
 
 
 # What others hold keeps no channel alive
-
-
-def _left(fleet: weakref.ref[Fleet], member: Member) -> None:
-    alive = fleet()
-    if alive is not None:
-        alive.left(member)
-
-
-def _forget(fleet: weakref.ref[Fleet], callback: Job) -> None:
-    alive = fleet()
-    if alive is not None:
-        alive.forget(callback)
 
 
 def _due(fleet: weakref.ref[Fleet], member: weakref.ref[Member], spell: int) -> None:
     alive, one = fleet(), member()
     if alive is not None and one is not None:
         alive.probe(one, spell)
-
-
-def _grow(fleet: weakref.ref[Fleet]) -> None:
-    alive = fleet()
-    if alive is not None:
-        alive.grow()

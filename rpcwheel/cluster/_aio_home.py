@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rpcwheel._concurrency.callbacks import run_callback
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.durations import to_seconds
 from rpcwheel.transport._drain import timeout_on
 
@@ -27,18 +27,18 @@ class Home:
     def __init__(
         self,
         timer: Timer | None,
-        run: Callable[[Job, object], object],
+        name: str,
         arrived: Job,
     ) -> None:
         """Begin without a loop.
 
         Args:
             timer: For jobs that are to be done later.
-            run: Runs a job of another thread, and tells what it raises, and of whom.
+            name: Of the channel, in events.
             arrived: Called when there is a loop at last.
         """
         self._timer = timer
-        self._run = run
+        self._name = name
         self._arrived = arrived
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: deque[Job] = deque()  # in order
@@ -67,7 +67,7 @@ class Home:
         Before there is a loop it is done as soon as there is one. Only of a job that is done now
         does it come out what it raises.
         """
-        loop, here = self._loop, asyncio._get_running_loop()  # noqa: SLF001 - it is documented, and does not raise
+        loop, here = self._loop, running_loop()
         if here is not None and (here is loop or loop is None or loop.is_closed()):
             self.enter()
             self._jobs.append(job)
@@ -75,8 +75,7 @@ class Home:
             return
         self._jobs.append(job)
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed: nobody calls any more
-                loop.call_soon_threadsafe(self._work)
+            call_on_loop(loop, self._work)
 
     def _work(self, own: Job | None = None) -> None:
         while self._jobs:
@@ -84,16 +83,10 @@ class Home:
             if job is own:
                 job()
             else:
-                self._run(job, "a change of its members")
+                run_callback(self._name, job, name="a change of its members")
 
     def after(self, delay_ns: int, job: Job) -> Any:
         """Do it on the running loop after a while."""
         loop = self.enter()
-        timeout = timeout_on(self._timer, partial(_call_soon, loop, job), delay_ns)
+        timeout = timeout_on(self._timer, lambda _: call_on_loop(loop, job), delay_ns)
         return loop.call_later(to_seconds(delay_ns), job) if timeout is None else timeout
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, job: Job, _: object) -> None:
-    """What the timer does, on its own thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
-        loop.call_soon_threadsafe(job)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
+from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.status import is_unprocessed, outcome_of_error
 from rpcwheel.durations import NEVER, to_seconds
@@ -24,7 +24,6 @@ from rpcwheel.probe import UNANSWERED
 from rpcwheel.timer.clock import clock_of
 from rpcwheel.transport._drain import timeout_on
 
-from ._closers import Closers, told
 from ._probes import Probes
 from .core import Roster
 from .member import MemberCore, address_dialled, proves_unsent
@@ -155,7 +154,7 @@ class Fleet:
         self.jobs: Final = object()  # by which the workers know ours
         self._probes = Probes(self)
         self._timeouts: dict[Any, Timeout] = {}  # by member; of the growing weights by None
-        self.closers = Closers(name)
+        self.closers = CloseCallbacks(name)
         self.waiting: dict[Journey, None] = {}
         """Calls that wait to know which members there are."""
         self.watch: Callable[[], object] = _nothing
@@ -182,7 +181,7 @@ class Fleet:
         self._stir()
 
     def _retire(self, member: Member, link: ReconnectingChannel) -> None:
-        link.on_close(partial(_left, weakref.ref(self), member))
+        link.on_close(weak_callback(self.left, member))
         drain_ns = self.roster.rules.drain_ns
         drain = None if drain_ns == NEVER else to_seconds(drain_ns)
         link.retire(drain, reason=f"{member.id} is gone from {self.name}")
@@ -232,7 +231,7 @@ class Fleet:
                 raise ValueError(CLOSED)
             return link
         if self._on_member is not None:
-            told(self.name, partial(self._on_member, member), self._on_member)
+            run_callback(self.name, self._on_member, member)
         return made
 
     def lost(self, member: Member, began: Began) -> bool:
@@ -342,9 +341,12 @@ class Fleet:
             wake_ns = None if self.roster.closed else self.roster.wake_ns()
             if wake_ns is None or None in self._timeouts:
                 return
-        timeout = timeout_on(self.timer, partial(_grow, weakref.ref(self)), wake_ns)
+        timeout = timeout_on(self.timer, weak_callback(self._grow_on_worker), wake_ns)
         if timeout is not None:
             self.keep(None, timeout, lambda: not self.roster.closed)
+
+    def _grow_on_worker(self, _: Timeout) -> None:
+        EXECUTOR.submit(self.jobs, self.grow)
 
     def grow(self) -> None:
         """Let weights grow by a step. On a worker."""
@@ -365,7 +367,7 @@ class Fleet:
             timeout.cancel()
         self._stir()
         try:
-            self.closers.tell()
+            self.closers.run()
         finally:  # whatever a callback raises, be it `SystemExit`
             for member in gone:
                 if member.link is not None:
@@ -386,19 +388,3 @@ def _said(error: Any, name: str) -> Any:
 
 def _nothing() -> None:
     """Nobody watches."""
-
-
-# What others hold keeps no channel alive
-
-
-def _left(fleet: weakref.ref[Fleet], member: Member) -> None:
-    alive = fleet()
-    if alive is not None:
-        alive.left(member)
-
-
-def _grow(fleet: weakref.ref[Fleet], _: Timeout) -> None:
-    """On the timer's thread."""
-    alive = fleet()
-    if alive is not None:
-        EXECUTOR.submit(alive.jobs, alive.grow)

@@ -11,9 +11,9 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import running_loop
-from rpcwheel.cluster._closers import told
 from rpcwheel.cluster.aio import ClusterChannel
 from rpcwheel.durations import to_ns
 
@@ -72,7 +72,7 @@ class NamedChannel(ClusterChannel):
         super().update(instances)
         if self._on_removed is not None:
             for member in set(before).difference(self.members):
-                told(self.name, partial(self._on_removed, member), self._on_removed)
+                run_callback(self.name, self._on_removed, member)
 
     def doubt(self, reason: str) -> None:
         """Have calls that wait in vain to know the members be told why; for the registry."""
