@@ -126,6 +126,8 @@ class MethodConfig:
     message_timeout_ns: int = NEVER
     slow_ns: int = NEVER
     propagate_deadline: bool = True
+    wait_for_ready: bool | None = None
+    """For calls whose caller does not give it; None for gRPC's default."""
     retry: RetryConfig | None = None
     hedging: HedgingConfig | None = None
     """For calls with one request and one response."""
@@ -152,6 +154,7 @@ class MethodConfig:
             message_timeout_ns=_ns(deadline.message_timeout),
             slow_ns=_ns(deadline.slow_call_threshold),
             propagate_deadline=deadline.propagate_deadline,
+            wait_for_ready=policy.wait_for_ready,
             retry=(
                 RetryConfig.of(retry, idempotent=policy.idempotent) if retry and retried else None
             ),

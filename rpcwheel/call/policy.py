@@ -274,6 +274,10 @@ class MethodPolicy(Policy):
     """Whether a server may execute a call twice without harm. Only methods marked `idempotent` are
     retried. Failback does not look at it: it delivers at least once."""
 
+    wait_for_ready: StrictBool | None = None
+    """The `wait_for_ready` of calls whose caller does not give it. True: a call that finds no
+    connection waits for one until its deadline. None: gRPC's default, it fails at once."""
+
     if TYPE_CHECKING:  # what may be given is more than what is kept
 
         def __init__(
@@ -285,6 +289,7 @@ class MethodPolicy(Policy):
             default_response: DefaultResponsePolicy | None = None,
             failback: FailbackPolicy | None = None,
             idempotent: bool = False,
+            wait_for_ready: bool | None = None,
         ) -> None: ...
 
     @model_validator(mode="after")
@@ -364,6 +369,7 @@ class CallPolicy(MethodPolicy):
             default_response: DefaultResponsePolicy | None = None,
             failback: FailbackPolicy | None = None,
             idempotent: bool = False,
+            wait_for_ready: bool | None = None,
             methods: Mapping[str, MethodPolicy] = ...,
         ) -> None: ...
 

@@ -87,6 +87,7 @@ SETTINGS: Final = (
     "default_response",
     "failback",
     "idempotent",
+    "wait_for_ready",
     "heartbeat",
     "idle",
     "registry",
@@ -153,6 +154,7 @@ class KitBase(Generic[Q, M, T, D]):
         default_response: DefaultResponsePolicy | None = None,
         failback: FailbackPolicy | None = None,
         idempotent: bool = False,
+        wait_for_ready: bool | None = None,
         methods: Mapping[str, MethodPolicy] | None = None,
         heartbeat: float | timedelta | HeartbeatPolicy | None = None,
         idle: float | timedelta | IdlePolicy | None = None,
@@ -171,6 +173,8 @@ class KitBase(Generic[Q, M, T, D]):
             failback: Which failed calls are answered with a default and delivered later.
             idempotent: Whether a server may execute a call of any method twice without harm. Better
                 mark single methods with `methods`, by `MethodPolicy(idempotent=True)`.
+            wait_for_ready: Whether calls that find no connection wait for one, if their caller does
+                not say.
             methods: What holds for some methods instead, by pattern: `"/shop.Orders/Get*"`.
             heartbeat: Seconds of silence after which channels made by `channel()` are asked whether
                 they live, or a `HeartbeatPolicy`.
@@ -192,6 +196,7 @@ class KitBase(Generic[Q, M, T, D]):
             default_response=default_response,
             failback=failback,
             idempotent=idempotent,
+            wait_for_ready=wait_for_ready,
             methods={} if methods is None else methods,
             heartbeat=heartbeat,
             idle=idle,

@@ -60,6 +60,7 @@ class KitPolicy(CallPolicy):
             default_response: DefaultResponsePolicy | None = None,
             failback: FailbackPolicy | None = None,
             idempotent: bool = False,
+            wait_for_ready: bool | None = None,
             methods: Mapping[str, MethodPolicy] = ...,
             heartbeat: float | timedelta | HeartbeatPolicy | None = None,
             idle: float | timedelta | IdlePolicy | None = None,

@@ -39,6 +39,7 @@ def test_a_kit_s_settings_are_those_of_a_kit_policy(kind):
         "default_response": DefaultResponsePolicy(on="UNAVAILABLE"),
         "failback": None,
         "idempotent": True,
+        "wait_for_ready": True,
         "methods": methods,
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),
