@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rpcwheel._concurrency.executor import EXECUTOR
 
-from .replay import Recording
+from .replay import ReplayBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Feed:
 
     def __init__(self, requests: Iterator[Any], limit_bytes: int) -> None:
         self._requests = requests
-        self._recording = Recording(limit_bytes)
+        self._recording = ReplayBuffer(limit_bytes)
         self._changed = threading.Condition()
         self._live: _Sender | None = None
         self._reading = False

@@ -1,9 +1,19 @@
-"""The tries of one call on an event loop: what carries out the plan, through either door.
+"""Calls of `grpc.aio` that may need more than one attempt, or another end than their failure.
 
-`Tries` conducts a `Relay` (see `rpcwheel._grpc.aio_relay`), which is what the caller holds. How a
-try is made is the door's matter: `_aio_client` awaits the continuation that grpc.aio gave it, in a
-task, as it may run other interceptors; `aio_channel` calls the member of a channel, which gives the
-try at once. Nothing here waits but those tasks: a try's end and the timer both call.
+A `CallFactory` begins the calls of one method. It gives the caller one of two objects:
+
+* If the policies of the method set no more than a deadline: what gRPC itself gives.
+* Otherwise a `RetryingCall`, a `grpc.aio.Call` of the same kind that owns the attempts. It retries,
+  answers with a default, hands the call to failback, watches slow calls and silent streams.
+
+How an attempt is begun is the caller's matter: `start(request, timeout=..., metadata=...)` gives a
+call (a multicallable of a channel does), or a coroutine that gives one (a client interceptor does;
+further interceptors may run in it). Only for a coroutine, and only from the second attempt on, is
+there a task.
+
+Everything runs on the loop. The timer calls in through the loop. What decides is pure, in `config`
+and `retry`. Code of users (iterators, predicates, wait objects) runs in a copy of the caller's
+context.
 """
 
 from __future__ import annotations
@@ -12,394 +22,648 @@ import asyncio
 import contextlib
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.aio_finished import failed_call, finished_call, refused_by, status_of
-from rpcwheel._grpc.aio_relay import NotAtOnceError, failure_of, has_ended
+from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel._grpc.aio_finished import (
+    CANCELLED,
+    CANCELLED_HERE,
+    OK,
+    failed_call,
+    finished_call,
+    metadata_from,
+    refused_by,
+    status_of,
+)
+from rpcwheel._grpc.aio_relay import (
+    BLURRED,
+    STATUS_LOOKS_S,
+    AwaitedRelay,
+    NotAtOnceError,
+    ReadRelay,
+    Relay,
+    WrittenRelay,
+    blurred,
+    failure_of,
+    has_ended,
+)
+from rpcwheel._grpc.details import metadata_of, with_attempt
 from rpcwheel._grpc.status import outcome_of_error
-from rpcwheel.call.retry import COMMITTED, NO_TIME
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.observe import CallbackFailed, RetryStopped, emit
-from rpcwheel.rpc import NextAttempt, Stop
+from rpcwheel.rpc import Kind, NextAttempt, Stop
 
-from ._aio_member import Listening
-from ._aio_requests import Requests
+from .aio_requests import RequestStream
 from .config import (
     ANSWER_KEY,
     GATHER_S,
     Outcome,
     answered_by,
     copy_of,
+    kept_metadata,
     kept_request,
     messages_of,
+    resend_timeout,
     seconds_left,
 )
+from .retry import COMMITTED, NO_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import weakref
+    from collections.abc import Callable, Iterable
 
     from rpcwheel._grpc.aio_finished import FinishedCall
-    from rpcwheel._grpc.aio_relay import Relay
-    from rpcwheel.call.retry import RetryPlan
-    from rpcwheel.failback.policy import FailbackPolicy
-    from rpcwheel.rpc import Kind
+    from rpcwheel._grpc.details import Metadata
     from rpcwheel.timer import Timeout
-    from rpcwheel.timer.api import Timer
 
-    from ._aio_member import Member
-    from ._aio_resend import Resend
+    from .config import ClientState, MethodConfig
+    from .retry import RetryPlan
 
-GRACE_S: Final = 1.0
+__all__ = ["CallFactory", "RetryingCall", "Start"]
+
+Start: TypeAlias = "Callable[..., Any]"
+"""Begins an attempt: `start(request, timeout=..., metadata=...)` gives a call, or a coroutine that
+gives one."""
+
+TIMER_GRACE_S: Final = 1.0
 """How late a timer may be, within the deadline, before the loop goes on without it."""
 
 STOPPED: Final = Stop("its timer was stopped")
 
-Start = TypeVar("Start")
-Options = TypeVar("Options")
 
-__all__ = ["Tries", "late"]
-
-
-class Tries(Generic[Start, Options]):
-    """The tries of one call. The base of both doors.
-
-    Made for every call, and most go well: it is one plain `__init__`, and what only a failed try
-    needs (the plan, the loop) is looked up then.
-    """
-
-    # Defaults of the class: a call that goes well sets few of them.
-    requests: Requests | None = None
-    _plan: RetryPlan | None = None  # once a try has failed
-    _attempts = 1
-    _timeout: Timeout | None = None  # until the next try
-    _look: asyncio.TimerHandle | None = None  # whether the timer is late or was stopped
-    _task: asyncio.Task[None] | None = None  # that makes it, or that reads the requests
+class CallFactory:
+    """Begins the calls of one method of one client."""
 
     def __init__(
         self,
-        member: Member,
+        state: ClientState,
+        method: str,
+        kind: Kind,
+        waiting: weakref.WeakSet[RetryingCall] | None = None,
+    ) -> None:
+        """Look up the method's configuration.
+
+        Args:
+            state: What all calls of the client share.
+            method: The full name.
+            kind: Which of the four.
+            waiting: Calls are added to it when they wait for their next attempt.
+        """
+        self.state = state
+        self.method = method
+        self.kind = kind
+        self.waiting = waiting
+        self._call = _CALLS[kind]
+        self._adopt(state.configs.of(method))
+
+    def _adopt(self, config: MethodConfig) -> None:
+        """Note what follows from a configuration; it changes with `call_options` only."""
+        self._config = config
+        self._has_other_end = config.failback is not None or config.default_response is not None
+        silent = self.kind.streams_responses and config.has_message_timeout
+        self._is_native = not (config.recovers or silent or config.slow_ns != NEVER)
+
+    def begin(
+        self,
+        start: Start,
+        request: Any,
+        timeout: float | None,
+        metadata: Iterable[tuple[str, str | bytes]] | None,
+    ) -> Any:
+        """Begin a call.
+
+        Args:
+            start: Begins an attempt.
+            request: The request, an iterator of requests, or None if they will be written.
+            timeout: Seconds, as the caller gave it.
+            metadata: As the caller gave it.
+
+        Returns:
+            What the caller holds. If `start` gives coroutines: that, or a coroutine that gives it.
+
+        Raises:
+            Exception: What `start` raised.
+        """
+        state, config = self.state, self.state.config_of(self.method)
+        if config is not self._config:
+            self._adopt(config)
+        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
+        is_late = now_ns >= deadline_ns
+        if is_late and not self._has_other_end:
+            return _late(self.kind)
+        left_s = seconds_left(attempt_ns, now_ns)
+        if self._is_native:
+            return start(request, timeout=left_s, metadata=metadata)
+        call = self._call(self, config, start, request, timeout, metadata, now_ns, deadline_ns)
+        if is_late:
+            return call.fail_late()
+        return call.first_attempt(left_s)
+
+
+class RetryingCall(Relay):
+    """A call, and its attempts one after the other.
+
+    Made for every call, and most succeed: what only a failed attempt needs is looked up then.
+    """
+
+    # Defaults of the class: a call that succeeds sets few of them.
+    _requests: RequestStream | None = None  # from an iterator, and may be sent again
+    _plan: RetryPlan | None = None  # once an attempt has failed
+    _attempts = 1
+    _failed: tuple[Any, grpc.RpcError, NextAttempt] | None = None  # while it waits for the next
+    _timeout: Timeout | None = None  # of that wait
+    _timer_check: asyncio.TimerHandle | None = None  # whether the timer is late or was stopped
+    _task: asyncio.Task[None] | None = None  # that begins an attempt, or that reads the requests
+
+    def __init__(
+        self,
+        factory: CallFactory,
+        config: MethodConfig,
+        start: Start,
+        request: Any,
+        timeout: float | None,
+        metadata: Iterable[tuple[str, str | bytes]] | None,
         started_ns: int,
         deadline_ns: int,
-        request: object,
-        start: Start,
-        options: Options,
-        own_timeout: float | None,
     ) -> None:
-        """Begin a call; the door makes its first try, and later ones with `start` and `options`."""
-        if member.keep_bytes is not None and request is not None:
-            self.requests = Requests(request, member.keep_bytes)
-        elif member.keeps and request.__class__ is not bytes:
-            request = copy_of(request)  # the caller may change it; 2 µs for a small message
-        self._request = request
-        self._member = member
+        """Make a call without an attempt. Arguments as of `CallFactory.begin`."""
+        self.kind = factory.kind
+        self.method = factory.method
+        self._factory = factory
+        self._state = factory.state
+        self._config = config
+        self._start = start
+        self._own_timeout = timeout
+        self._metadata: Metadata | None = None if metadata is None else metadata_of(metadata)
         self._started_ns = started_ns
         self._deadline_ns = deadline_ns
-        self._start = start
-        self._options = options
-        self._own_timeout = own_timeout
         self._context = copy_context()
-        self._slow = member.state.watch(member.method, member.config)
+        self._slow = factory.state.watch(factory.method, config)
+        if config.resends:
+            if self.kind.streams_requests:
+                if request is not None:
+                    self._requests = RequestStream(request, config.keep_bytes or 0)
+            elif request.__class__ is not bytes:
+                request = copy_of(request)  # the caller may change it; 2 µs for a small message
+        self._request = request
 
-    @property
-    def method(self) -> str:
-        """In full."""
-        return self._member.method
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline of all attempts together; None without a deadline."""
+        return seconds_left(self._deadline_ns, self._state.now_ns())
 
-    @property
-    def kind(self) -> Kind:
-        """Which of the four."""
-        return self._member.kind
+    # --- The first attempt ---
 
-    def make(self, relay: Relay, timeout: float | None, number: int) -> None:
-        """Make a try, and have the relay show it as soon as there is one."""
-        raise NotImplementedError
+    def first_attempt(self, timeout: float | None) -> Any:
+        """Make it. Returns this call, or a coroutine that gives it.
 
-    def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
-        """What failback calls to deliver the call."""
-        raise NotImplementedError
+        Hedging, several attempts at once, is another way to begin: it leaves the relay without an
+        attempt, and calls `finish` or `_conclude` with the one that decides.
+        """
+        try:
+            metadata = None if self._metadata is None else metadata_from(self._metadata)
+            attempt = self._start(self._next_request(), timeout=timeout, metadata=metadata)
+        except BaseException:  # such as `UsageError` of a channel that is closed
+            self._release()
+            raise
+        if isinstance(attempt, CoroutineType):
+            return self._first_awaited(attempt)
+        self.begin(attempt)
+        return self
 
-    def waits(self, relay: Relay) -> None:
-        """Note that there is no try now, and that one will follow."""
+    async def _first_awaited(self, attempt: Any) -> RetryingCall:
+        try:
+            call = await attempt
+        except grpc.RpcError as error:  # of an interceptor below, that has awaited it
+            call = failed_call(self.kind, error)
+        except BaseException:
+            self._release()
+            raise
+        self.begin(call)
+        return self
 
-    @property
-    def sent(self) -> Any:
-        """The request of the next try: the message, or what yields them."""
-        return self._request if self.requests is None else self.requests.feed()
+    def fail_late(self) -> RetryingCall:
+        """End the call without an attempt: its deadline had passed before it began."""
+        self._attempts = 0
+        call = _late(self.kind)
+        assert call.error is not None  # noqa: S101 - for mypy
+        self._conclude(call, status_of(call.error))
+        return self
 
-    # --- For the relay ---
+    def _next_request(self) -> Any:
+        """What the next attempt sends: the message, or an iterator of them."""
+        return self._request if self._requests is None else self._requests.replay()
 
-    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:
-        """Act on a try that has not succeeded."""
+    # --- After an attempt ---
+
+    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
         if error is None:
             try:
                 error = failure_of(call)
-            except NotAtOnceError:  # a foreign call, which says that it is done and is not
-                relay.finish(call)
+            except NotAtOnceError:  # a foreign call, whose `done()` is true too early
+                self.finish(call)
                 return
         if error is None:
-            relay.finish(call)
+            self.finish(call)
         elif not isinstance(error, grpc.RpcError):
-            relay.finish(call if has_ended(call) else failed_call(self.kind, error))
-        elif not (self._member.config.retry or self._member.answers):
-            self._give(relay, call, error)
-        else:  # not here: this is deep inside of grpc, and in nobody's context
+            self.finish(call if has_ended(call) else failed_call(self.kind, error))
+        elif not self._config.recovers:
+            self._fail(call, error)
+        else:  # not here: this is deep inside of grpc, and in no caller's context
             soon = asyncio.get_running_loop().call_soon
-            soon(self._judge, relay, call, error, context=self._context)
+            soon(self._judge, call, error, context=self._context)
 
-    def finished(self) -> None:
-        """Let go of all."""
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
-        self._wait_over()
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        if self.requests is not None:
-            self.requests.close()
-
-    def time_remaining(self) -> float | None:
-        """Seconds until the deadline of the whole call."""
-        return seconds_left(self._deadline_ns, self._member.state.now_ns())
-
-    # --- After a try ---
-
-    def _judge(self, relay: Relay, call: Any, error: grpc.RpcError) -> None:
-        """Decide what follows after a try that failed with a status."""
-        if not relay.shows(call):
-            return  # cancelled meanwhile
-        member = self._member
-        written = self.kind.streams_requests and self._request is None
-        whole = not written and (self.requests is None or self.requests.recording.whole)
-        outcome = outcome_of_error(error, committed=relay.handed or not whole)
-        plan = self._plan
-        if plan is None:
-            resumed = member.state.resumed
-            plan = self._plan = resumed(member.config, self._started_ns, self._deadline_ns)
-        step = member.state.after(self.method, member.config, plan, outcome, self._attempts)
+    def _judge(self, call: Any, error: grpc.RpcError) -> None:
+        """Decide what follows an attempt that failed with a status."""
+        if not self.shows(call):
+            return  # canceled meanwhile
+        state, config = self._state, self._config
+        if self._plan is None:
+            self._plan = state.resumed(config, self._started_ns, self._deadline_ns)
+        result = outcome_of_error(error, committed=self.handed or not self._can_resend)
+        step = state.after(self.method, config, self._plan, result, self._attempts)
         if isinstance(step, NextAttempt):
-            relay.pause()
-            self._await_time(relay, step, call, error)
+            self.pause()
+            self._failed = call, error, step
+            self._wait_for_time(step)
         else:
-            self._answer(relay, call, error)
+            self._conclude(call, error)
 
-    def _await_time(
-        self, relay: Relay, step: NextAttempt, call: object, error: grpc.RpcError
-    ) -> None:
-        wait_ns = step.at_ns - self._member.state.now_ns()
+    @property
+    def _was_written(self) -> bool:
+        """Whether the caller writes the requests, of which nothing is kept."""
+        return bool(self.kind.streams_requests) and self._request is None
+
+    @property
+    def _can_resend(self) -> bool:
+        if self._requests is None:
+            return not self._was_written
+        return self._requests.buffer.whole
+
+    # --- The next attempt ---
+
+    def _wait_for_time(self, step: NextAttempt) -> None:
+        wait_ns = step.at_ns - self._state.now_ns()
         if wait_ns <= 0:
-            self._again(relay, step, call, error)
+            self._next_attempt()
             return
-        woken = partial(self._woken, relay, step, call, error)
-        loop = asyncio.get_running_loop()
-        wake = partial(_call_soon, loop, partial(self._context.copy().run, woken))
-        self.waits(relay)
-        state, wait_s = self._member.state, to_seconds(wait_ns)
-        self._timeout = state.wake(wake, wait_s, "retry")
+        if self._factory.waiting is not None:
+            self._factory.waiting.add(self)
+        loop, wait_s = asyncio.get_running_loop(), wait_ns / 1e9
+        resume = partial(self._context.run, self._resume)
+        self._timeout = self._state.wake(lambda _: call_on_loop(loop, resume), wait_s, "retry")
         if self._timeout is None:
-            self._answer(relay, call, error)
+            self._stop_waiting(None)
         else:
             left_s = self.time_remaining()
-            late_s = wait_s + GRACE_S if left_s is None else min(wait_s + GRACE_S, left_s)
-            look = partial(self._overslept, state.timer, relay, step, call, error)
-            self._look_later(late_s, look)
+            late_s = wait_s + TIMER_GRACE_S
+            self._check_later(late_s if left_s is None else min(late_s, left_s), step)
 
-    def _look_later(self, delay_s: float, look: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self._look = loop.call_later(delay_s, look, context=self._context)
+    def _check_later(self, delay_s: float, step: NextAttempt) -> None:
+        check = partial(self._check_timer, self._state.timer, step)
+        later = asyncio.get_running_loop().call_later
+        self._timer_check = later(delay_s, check, context=self._context)
 
-    def _overslept(
-        self, timer: Timer, relay: Relay, step: NextAttempt, call: object, error: grpc.RpcError
-    ) -> None:
+    def _check_timer(self, timer: Any, step: NextAttempt) -> None:
         """Go on without the timer if it is late; end the call if it was stopped."""
         if timer.stopped:
-            self._wait_over()
-            self._give_up(relay, call, error, STOPPED)
-        elif self._member.state.now_ns() >= step.at_ns:
-            self._woken(relay, step, call, error)
-        else:  # time that is set by hand
-            look = partial(self._overslept, timer, relay, step, call, error)
-            self._look_later(GRACE_S, look)
+            self._stop_waiting(STOPPED)
+        elif self._state.now_ns() >= step.at_ns:
+            self._resume()
+        else:  # a timer whose time is set by hand
+            self._check_later(TIMER_GRACE_S, step)
 
-    def _woken(self, relay: Relay, step: NextAttempt, call: object, error: grpc.RpcError) -> None:
+    def _resume(self) -> None:
         if self._timeout is not None:  # else it was given up, or has ended
-            self._wait_over()
-            self._again(relay, step, call, error)
+            self._end_wait()
+            self._next_attempt()
 
-    def _wait_over(self) -> None:
+    def _end_wait(self) -> None:
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._timer_check is not None:
+            self._timer_check.cancel()
+            self._timer_check = None
 
-    def _give_up(self, relay: Relay, call: object, error: grpc.RpcError, why: Stop) -> None:
-        """End the call though a retry was decided."""
-        code = status_of(error).code().name
-        emit(RetryStopped(self.method, self._attempts, code, why.reason))
-        self._answer(relay, call, error)
+    def _stop_waiting(self, why: Stop | None) -> None:
+        """End the call though a retry was decided; `why` is for an event."""
+        assert self._failed is not None  # noqa: S101 - for mypy
+        call, error, _ = self._failed
+        self._end_wait()
+        self._failed = None
+        if why is not None:
+            code = status_of(error).code().name
+            emit(RetryStopped(self.method, self._attempts, code, why.reason))
+        self._conclude(call, error)
 
-    def _again(self, relay: Relay, step: NextAttempt, call: object, error: grpc.RpcError) -> None:
-        """Make the next try, unless it is too late."""
-        if relay.done():
+    def _next_attempt(self) -> None:
+        """Make it, unless too many requests have been read since it was decided."""
+        if self._failed is None or self.done():
             return
-        if self.requests is not None and not self.requests.recording.whole:
-            self._give_up(relay, call, error, COMMITTED)  # it grew too much since
+        if not self._can_resend:
+            self._stop_waiting(COMMITTED)
             return
+        step = self._failed[2]
+        self._failed = None
         self._attempts = step.number
-        self.make(relay, seconds_left(step.deadline_ns, self._member.state.now_ns()), step.number)
+        left_s = seconds_left(step.deadline_ns, self._state.now_ns())
+        metadata = metadata_from(with_attempt(self._metadata, step.number))
+        try:
+            attempt = self._start(self._next_request(), timeout=left_s, metadata=metadata)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            attempt = self._failed_to_begin(error)
+        if isinstance(attempt, CoroutineType):
+            self._task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
+        else:
+            self.begin(attempt)
 
-    # --- After the last one ---
+    async def _begin_awaited(self, attempt: Any) -> None:
+        try:
+            call = await attempt
+        except asyncio.CancelledError as error:
+            if self._task is None:  # by `_release`
+                raise
+            call = failed_call(self.kind, error)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            call = self._failed_to_begin(error)
+        self._task = None
+        if self.done():
+            call.cancel()
+        else:
+            self.begin(call)
 
-    def begun_late(self, relay: Relay) -> None:
-        """End a call without a try: its deadline had passed before it began."""
-        self._attempts = 0
-        call = late(self.kind)
-        assert call.error is not None  # noqa: S101 - for mypy
-        self._answer(relay, call, status_of(call.error))
+    def _failed_to_begin(self, error: Exception) -> FinishedCall:
+        if isinstance(error, grpc.aio.UsageError):  # the channel was closed meanwhile
+            return finished_call(self.kind, CANCELLED, CANCELLED_HERE)
+        return failed_call(self.kind, error)
 
-    def _answer(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
-        """End the call with its failure, or with what its config says instead."""
-        member = self._member
-        answer = member.state.outcome(
+    # --- The end ---
+
+    def _release(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        self._end_wait()
+        self._failed = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._requests is not None:
+            self._requests.close()
+
+    def _conclude(self, call: Any, error: grpc.RpcError) -> None:
+        """End the call with the failure of its last attempt, or as its policies say instead."""
+        config = self._config
+        outcome = self._state.outcome(
             self.method,
-            member.config,
+            config,
             error,
             attempts=self._attempts,
             started_ns=self._started_ns,
-            handed=relay.handed,
+            handed=self.handed,
         )
-        match answer:
+        match outcome:
             case Outcome.FAIL:
-                self._give(relay, call, error)
+                self._fail(call, error)
             case Outcome.DEFAULT_RESPONSE:
-                assert member.config.default_response is not None  # noqa: S101 - for mypy
-                self._instead(relay, answer, error, member.config.default_response.default)
+                assert config.default_response is not None  # noqa: S101 - for mypy
+                self._answer(outcome, error, config.default_response.default)
+            case Outcome.ENQUEUE if self.kind.streams_requests:
+                self._enqueue_stream(call, error)
             case Outcome.ENQUEUE:
-                self._park_when_read(relay, call, error)
+                self._enqueue(call, error, kept_request(self._request))
 
-    def _park_when_read(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
-        """Park the call, once its request stream is known to its end.
-
-        A stream that answers may wait for what its caller makes of the answers; it is not read on.
-        """
-        requests = self.requests
-        member = self._member
-        if self.kind.streams_requests and self._request is None:
-            if member.state.queues(self.method, member.config, error):
-                error.add_note(f"{self.method}: not queued by failback, its requests were written")
-            self._give(relay, call, error)
-            return
-        if requests is None:
-            self._park(relay, call, error, kept_request(self._request))
-            return
-        if not requests.known and not member.state.queues(self.method, member.config, error):
-            self._give(relay, call, error)
-            return
-        if requests.is_plain and not requests.complete:
-            requests.drain_plain()
-        if requests.complete or not requests.recording.whole or self.kind.streams_responses:
-            self._park_stream(relay, call, error)
-            return
-        relay.pause()
-        drain = self._drain(relay, call, error)
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(drain, context=self._context.copy())
-
-    async def _drain(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
-        assert self.requests is not None  # noqa: S101 - for mypy
-        left_s = self.time_remaining()
-        patience_s = GATHER_S if left_s is None else min(GATHER_S, left_s)
-        with contextlib.suppress(Exception):  # the user's iterator raised; then it is not complete
-            async with asyncio.timeout(patience_s):
-                await self.requests.drain()
-        self._task = None
-        self._park_stream(relay, call, error)
-
-    def _park_stream(self, relay: Relay, call: object, error: grpc.RpcError) -> None:
-        assert self.requests is not None  # noqa: S101 - for mypy
-        if self.requests.known:
-            self._park(relay, call, error, *self.requests.recording.messages)
+    def _fail(self, call: Any, error: grpc.RpcError) -> None:
+        """End as the attempt has ended; grpc.aio may yet change the status of a request stream."""
+        if self.kind.streams_requests:
+            self.finish(failed_call(self.kind, error), source=call)
         else:
-            note = f"{self.method}: not queued by failback, its requests are not all known"
-            error.add_note(note)
-            self._give(relay, call, error)
+            self.finish(call)
 
-    def _park(self, relay: Relay, call: object, error: grpc.RpcError, *requests: object) -> None:
-        policy = self._member.config.failback
+    def _answer(self, outcome: Outcome, error: grpc.RpcError, default: object) -> None:
+        """End with OK and a default."""
+        status = status_of(error)
+        by, details = answered_by(outcome, status.code().name, status.details())
+        call = finished_call(
+            self.kind,
+            OK,
+            details,
+            result=messages_of(default) if self.kind.streams_responses else default,
+            initial=status.initial_metadata(),
+            trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, by)),
+        )
+        self.finish(call)
+
+    # --- Failback ---
+
+    def _enqueue_stream(self, call: Any, error: grpc.RpcError) -> None:
+        """Queue the call, once its requests are known to their end.
+
+        If responses come as a stream, the requests may depend on them, and are not read on.
+        """
+        requests = self._requests
+        is_known = requests is not None and requests.is_known
+        if not is_known and not self._state.queues(self.method, self._config, error):
+            self._fail(call, error)
+            return
+        if requests is not None and requests.is_plain and not is_known:
+            requests.read_plain_rest()
+        if requests is None or requests.is_over or self.kind.streams_responses:
+            self._enqueue_known(call, error)
+            return
+        self.pause()
+        rest = self._read_rest(requests, call, error)
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(rest, context=self._context.copy())
+
+    async def _read_rest(self, requests: RequestStream, call: Any, error: grpc.RpcError) -> None:
+        left_s = self.time_remaining()
+        with contextlib.suppress(Exception):  # the user's iterator raised; then it is not known
+            async with asyncio.timeout(GATHER_S if left_s is None else min(GATHER_S, left_s)):
+                await requests.read_rest()
+        self._task = None
+        self._enqueue_known(call, error)
+
+    def _enqueue_known(self, call: Any, error: grpc.RpcError) -> None:
+        if self._requests is not None and self._requests.is_known:
+            self._enqueue(call, error, *self._requests.buffer.messages)
+            return
+        why = "were written" if self._was_written else "are not all known"
+        error.add_note(f"{self.method}: not queued by failback, its requests {why}")
+        self._fail(call, error)
+
+    def _enqueue(self, call: Any, error: grpc.RpcError, *requests: object) -> None:
+        config, policy = self._config, self._config.failback
         assert policy is not None  # noqa: S101 - for mypy
+        delivery = Delivery(
+            self.method,
+            self.kind,
+            self._start,
+            timeout=resend_timeout(self._own_timeout, config),
+            metadata=kept_metadata(self._metadata, policy),
+            attempts=self._attempts,
+        )
         try:
-            queue = self._member.state.queue_of(policy, self._member.config.queue)
-            parked = queue.park(error, self.resend(policy, self._attempts), *requests)
+            queue = self._state.queue_of(policy, config.queue)
+            queued = queue.park(error, delivery, *requests)
         except FailbackError as refusal:
-            relay.finish(failed_call(self.kind, refused_by(refusal, error)))
+            self.finish(failed_call(self.kind, refused_by(refusal, error)))
             return
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(CallbackFailed(self.method, "failback", raised))
-            parked = False
-        if parked:
-            self._instead(relay, Outcome.ENQUEUE, error, policy.default)
+            queued = False
+        if queued:
+            self._answer(Outcome.ENQUEUE, error, policy.default)
         else:
-            self._give(relay, call, error)
+            self._fail(call, error)
 
-    def _give(self, relay: Relay, call: Any, error: grpc.RpcError) -> None:
-        """End the call with its failure: the try itself, unless its status may be blurred yet."""
-        if self.kind.streams_requests:
-            relay.finish(failed_call(self.kind, error), source=call)
-        else:
-            relay.finish(call)
+    # --- Silent response streams ---
 
-    def _instead(
-        self, relay: Relay, answer: Outcome, error: grpc.RpcError, default: object
-    ) -> None:
-        """End the call well, with a default."""
-        result = messages_of(default) if self.kind.streams_responses else default
-        status = status_of(error)
-        who, details = answered_by(answer, status.code().name, status.details())
-        trailing = (*(status.trailing_metadata() or ()), (ANSWER_KEY, who))
-        initial = status.initial_metadata()
-        ok = grpc.StatusCode.OK
-        relay.finish(
-            finished_call(self.kind, ok, details, result=result, initial=initial, trailing=trailing)
-        )
-
-    # --- While the caller waits for a message ---
-
-    def listen(self, relay: Relay, call: object) -> Listening | None:
-        """Have a silent stream given up; what is returned is to be cancelled when it spoke."""
-        member = self._member
-        if member.config.message_timeout_ns == NEVER:
+    def _listen(self, call: Any) -> _SilenceLimit | None:
+        """Limit the wait for a message; the result is to be canceled when the wait is over."""
+        if not self._config.has_message_timeout:
             return None
-        listening = Listening()
+        limit = _SilenceLimit()
         loop = asyncio.get_running_loop()
-        silent = partial(_call_soon, loop, partial(self._silent, relay, call, listening))
-        delay_s = to_seconds(member.config.message_timeout_ns)
-        listening.timeout = member.state.wake(silent, delay_s, "message_timeout")
-        return listening
+        end = partial(self._end_silence, call, limit)
+        delay_s = to_seconds(self._config.message_timeout_ns)
+        wake = self._state.wake
+        limit.timeout = wake(lambda _: call_on_loop(loop, end), delay_s, "message_timeout")
+        return limit
 
-    def _silent(self, relay: Relay, call: Any, listening: Listening) -> None:
-        """End a try that was silent for too long."""
-        if listening.over or not relay.shows(call):
+    def _end_silence(self, call: Any, limit: _SilenceLimit) -> None:
+        """End an attempt that sent nothing for too long."""
+        if limit.over or not self.shows(call):
             return
-        details = self._member.state.silent(self.method, self._member.config)
-        relay.begin(finished_call(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
+        details = self._state.silent(self.method, self._config)
+        self.begin(finished_call(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
         call.cancel()
 
 
-def late(kind: Kind) -> FinishedCall:
-    """The caller's call where no try was made at all."""
-    return finished_call(
-        kind,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        f"Deadline Exceeded before the call began: {NO_TIME.reason}",
-    )
+class _UnaryUnary(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
+    pass
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, step: Callable[[], object], _: Timeout) -> None:
-    """What the timer does, on its own thread: have the loop take the next step."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-        loop.call_soon_threadsafe(step)
+class _UnaryStream(RetryingCall, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):
+    pass
+
+
+class _StreamUnary(RetryingCall, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall[Any, Any]):
+    pass
+
+
+class _StreamStream(RetryingCall, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall[Any, Any]):
+    pass
+
+
+_CALLS: Final[dict[Kind, type[RetryingCall]]] = {
+    Kind.UNARY_UNARY: _UnaryUnary,
+    Kind.UNARY_STREAM: _UnaryStream,
+    Kind.STREAM_UNARY: _StreamUnary,
+    Kind.STREAM_STREAM: _StreamStream,
+}
+
+
+class _SilenceLimit:
+    """A wait for a message that may last for so long only."""
+
+    __slots__ = ("over", "timeout")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.timeout: Timeout | None = None
+
+    def cancel(self) -> None:
+        """The message has come, or the wait was given up."""
+        self.over = True
+        if self.timeout is not None:
+            self.timeout.cancel()
+
+
+class Delivery:
+    """Makes a queued call again, in one attempt. Called by failback with the call's requests."""
+
+    __slots__ = ("_attempts", "_kind", "_metadata", "_start", "_timeout", "label")
+
+    def __init__(
+        self,
+        method: str,
+        kind: Kind,
+        start: Start,
+        *,
+        timeout: float,
+        metadata: Metadata,
+        attempts: int,
+    ) -> None:
+        """Keep what an attempt is made with.
+
+        Args:
+            method: The full name.
+            kind: Of the call.
+            start: Begins an attempt.
+            timeout: Seconds for each attempt.
+            metadata: Of the caller, as far as it is sent again.
+            attempts: How many attempts there were.
+        """
+        self.label = method
+        """What failback calls it in events."""
+        self._kind = kind
+        self._start = start
+        self._timeout = timeout
+        self._metadata = metadata
+        self._attempts = attempts
+
+    async def __call__(self, *requests: Any) -> Any:
+        """Make an attempt, and wait for its end; raises how it failed."""
+        self._attempts += 1
+        streams = self._kind.streams_requests
+        metadata = metadata_from(with_attempt(self._metadata, self._attempts))
+        request = list(requests) if streams else requests[0]
+        call = self._start(request, timeout=self._timeout, metadata=metadata)
+        if isinstance(call, CoroutineType):
+            call = await call
+        statuses = _Statuses(call) if streams else None
+        try:
+            if not self._kind.streams_responses:
+                return await call
+            async for _ in call:
+                pass
+        except grpc.aio.AioRpcError as error:
+            if statuses is None or error.details() != BLURRED:
+                raise
+            raise await statuses.own() or error from None
+
+
+class _Statuses:
+    """The statuses of an attempt: the first may be made up by gRPC, before the server's own."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._own: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._note)
+
+    def _note(self, call: Any) -> None:
+        with contextlib.suppress(Exception):  # a foreign call's; what it raises comes out of it
+            failure = failure_of(call)
+            if isinstance(failure, grpc.aio.AioRpcError) and not blurred(call):
+                self._own = self._own or failure
+
+    async def own(self) -> grpc.aio.AioRpcError | None:
+        """The server's, if it comes in time."""
+        for delay_s in STATUS_LOOKS_S:
+            self._note(self._call)
+            if self._own is not None:
+                break
+            await asyncio.sleep(delay_s)
+        return self._own
+
+
+def _late(kind: Kind) -> FinishedCall:
+    """What the caller gets if the deadline had passed before the call began."""
+    details = f"Deadline Exceeded before the call began: {NO_TIME.reason}"
+    return finished_call(kind, grpc.StatusCode.DEADLINE_EXCEEDED, details)

@@ -1,8 +1,8 @@
-"""What is kept of a request stream, so that it can be sent again whole or not at all.
+"""The buffer of a request stream, from which it can be sent again whole or not at all.
 
-Pure, and without a lock: one sender at a time adds. Messages are kept as copies, because gRPC lets
-a generator yield one message again and again, filled anew. A recording that grew beyond its limit,
-or got what can't be copied, lets go of all it held and is good for nothing but to say so.
+Pure, and without a lock: one sender at a time adds. Messages are kept as copies, because a user's
+generator may yield the same message object again and again with other contents. A buffer that grew
+beyond its limit, or got a message that can't be copied, drops all messages and stays empty.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import copy
 import sys
 from typing import Any, Final
 
-__all__ = ["Recording"]
+__all__ = ["ReplayBuffer"]
 
 
 OVERHEAD: Final = 64
-"""Bytes that a message takes beside its own: without them an endless stream of empty ones would be
-kept for ever."""
+"""Bytes that each message counts beside its own: without them a buffer of empty messages would grow
+without limit."""
 
 
-class Recording:
+class ReplayBuffer:
     """The messages of one request stream, from the first on, up to a number of bytes.
 
     Each counts with `OVERHEAD`.
@@ -33,7 +33,7 @@ class Recording:
         self.messages: list[Any] = []
         """All that was sent so far; empty once it was too much."""
         self.whole = True
-        """Whether `messages` is all of it: nothing had to be let go."""
+        """Whether `messages` is all of it: nothing was dropped."""
         self.complete = False
         """Whether the stream has ended: nothing comes after `messages`."""
 

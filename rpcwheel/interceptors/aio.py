@@ -1,12 +1,13 @@
-"""The interceptors for `grpc.aio`; the twin of `sync.py`, with the same names.
+"""The interceptors for `grpc.aio`, with the names that `sync.py` has for `grpc`.
 
-For a channel of yours there are two doors with the same policies behind them::
+There are two ways to put policies in front of a channel of yours::
 
     channel = intercept_channel(grpc.aio.insecure_channel(target), policy)
     channel = grpc.aio.insecure_channel(target, interceptors=client_interceptors(policy))
 
-The first costs less than any interceptor does, because grpc.aio runs interceptors in a task for
-each call. The second goes where grpc.aio itself makes the channel, and among other interceptors.
+The first costs less than an interceptor does, because grpc.aio runs interceptors in a task for
+each call. The second is for channels that grpc.aio itself makes, and for a place among other
+interceptors.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel._grpc.aio_relay import immediately
-from rpcwheel.call.config import ClientState
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker
 
-from .aio_channel import InterceptedChannel
-from .aio_client import interceptors_of
+from .aio_client import InterceptedChannel, interceptors_of
 from .aio_server import server_interceptors
-from .queues import FailbackQueuesBase
+from .queues import FailbackQueuesBase, client_state
 
 if TYPE_CHECKING:
     import grpc
@@ -54,8 +53,8 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         """
         super().__init__(partial(FailbackInvoker, timer=timer))
 
-    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
-        """Try every queued call now, and wait until nothing is pending; as in the sync twin."""
+    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
+        """Try every queued call now, and wait until nothing is pending; as for `grpc`."""
         if timeout is not None:
             to_ns(timeout, what="timeout")
         queues = list(self._named.values())
@@ -64,7 +63,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
     async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As in the sync twin: returns the calls that were queued and were not delivered in that time.
+        As for `grpc`: returns the calls that were queued and were not delivered in that time.
         All queues at the same time.
         """
         to_ns(drain_timeout, what="drain_timeout")
@@ -75,7 +74,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         return [call for report in reports for call in report]
 
     def _end(self, queue: FailbackInvoker) -> None:
-        immediately(queue.close(0))  # with nothing in it there is nothing to wait for
+        immediately(queue.close(0))  # an empty queue has nothing to wait for
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,16 +92,16 @@ def client_interceptors(
     call once, and before those that should see every try (fresh tokens, metrics of attempts).
 
     Args:
-        policy: What holds for which calls.
+        policy: What applies to which calls.
         timer: Any rpcwheel timer; None takes `shared_timer()`.
-        queues: Where calls wait that failback has taken over; None makes new ones, which end with
-            the process.
+        queues: Where calls wait that failback has queued; None makes new ones, which end with the
+            process.
 
     Returns:
         Four objects, one for each kind of call; grpc.aio takes no object for several. They have
         one retry budget: make others for a channel to another target.
     """
-    return interceptors_of(_state(policy, timer, queues))
+    return interceptors_of(client_state(policy, timer, queues, FailbackQueues))
 
 
 def intercept_channel(
@@ -120,11 +119,4 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is no channel of grpc.aio.
     """
-    return InterceptedChannel(channel, _state(policy, timer, queues))
-
-
-def _state(policy: CallPolicy, timer: Timer | None, queues: FailbackQueues | None) -> ClientState:
-    given: object = FailbackQueues(timer) if queues is None else queues
-    if not isinstance(given, FailbackQueues):
-        raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
-    return ClientState(policy, timer=timer, queue_of=given.of)
+    return InterceptedChannel(channel, client_state(policy, timer, queues, FailbackQueues))

@@ -1,155 +1,242 @@
-"""The client interceptors for `grpc.aio`: four small objects that share one state.
+"""Clients of `grpc.aio`: how `rpcwheel.call.aio_call` gets its attempts.
 
-Four, because grpc.aio registers an object of several kinds only for the first of them (1.60 to
-1.85). None awaits the call: a caller that writes its requests could not begin to, because grpc.aio
-lets it write only when all interceptors have returned. The call that an interceptor returns is
-either the inner one itself, where its config asks for no more than a timeout, or a relay of it.
+A channel of `intercept_channel` begins an attempt by a call of the multicallable below. Client
+interceptors await the continuation that grpc.aio gives them.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+import weakref
+from functools import partial
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call, metadata_from
-from rpcwheel._grpc.details import AioDetails, metadata_of, with_attempt
-from rpcwheel.call._aio_member import Member
-from rpcwheel.call._aio_resend import Resend
-from rpcwheel.call.aio_call import Tries, late
-from rpcwheel.call.config import MOST_METHODS, kept_metadata, resend_timeout, seconds_left
-from rpcwheel.durations import to_ns
+from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
+from rpcwheel._grpc.details import AioDetails
+from rpcwheel.call.aio_call import CallFactory
+from rpcwheel.call.config import MOST_METHODS
 from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from types import TracebackType
     from typing import TypeAlias
 
-    from rpcwheel._grpc.aio_relay import Relay
-    from rpcwheel._grpc.details import Metadata
-    from rpcwheel.call._aio_member import State
-    from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.call.aio_call import RetryingCall
+    from rpcwheel.call.config import ClientState
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
-__all__ = ["interceptors_of"]
+__all__ = ["InterceptedChannel", "interceptors_of"]
+
+
+# --- A channel ---
+
+
+class InterceptedChannel(grpc.aio.Channel):
+    """The user's channel, with the policies in front. Closing it closes the user's channel."""
+
+    def __init__(self, channel: grpc.aio.Channel, state: ClientState) -> None:
+        """Put the policies in front of a channel.
+
+        Raises:
+            TypeError: `channel` is no channel of grpc.aio.
+        """
+        if not isinstance(channel, grpc.aio.Channel):
+            raise TypeError(
+                f"channel must be a grpc.aio channel, not {channel!r}; for those of grpc there is "
+                "rpcwheel.interceptors.intercept_channel"
+            )
+        self._channel = channel
+        self._state = state
+        self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
+        give_lists(self, lists_of(channel))  # what is appended to them runs in each attempt
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close the user's channel, as it would itself; calls between two attempts are canceled."""
+        self._cancel_waiting()  # no attempt is begun any more, whatever the grace
+        await self._channel.close(grace)
+        self._cancel_waiting()
+
+    def _cancel_waiting(self) -> None:
+        for call in list(self._waiting):
+            if call.shows(None):
+                call.cancel()
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Return the state of the user's channel."""
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Wait for another state of the user's channel."""
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Wait until the user's channel is ready."""
+        await self._channel.channel_ready()
+
+    # These take whatever the user's channel takes: `_registered_method` came with 1.63, for one.
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
+        """Make a multicallable."""
+        call = self._channel.unary_unary(method, *args, **options)
+        return _UnaryUnary(call, self._calls_of(method, Kind.UNARY_UNARY))
+
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:
+        """Make a multicallable."""
+        call = self._channel.unary_stream(method, *args, **options)
+        return _UnaryStream(call, self._calls_of(method, Kind.UNARY_STREAM))
+
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:
+        """Make a multicallable."""
+        call = self._channel.stream_unary(method, *args, **options)
+        return _StreamUnary(call, self._calls_of(method, Kind.STREAM_UNARY))
+
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:
+        """Make a multicallable."""
+        call = self._channel.stream_stream(method, *args, **options)
+        return _StreamStream(call, self._calls_of(method, Kind.STREAM_STREAM))
+
+    def _calls_of(self, method: str, kind: Kind) -> CallFactory:
+        return CallFactory(self._state, method, kind, self._waiting)
+
+
+class _Multicallable:
+    def __init__(self, call: Callable[..., Any], calls: CallFactory) -> None:
+        self._call = call
+        self._calls = calls
+
+
+class _OneRequest(_Multicallable):
+    def __call__(
+        self,
+        request: Any,
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        start = partial(
+            self._call,
+            credentials=credentials,
+            wait_for_ready=wait_for_ready,
+            compression=compression,
+        )
+        return self._calls.begin(start, request, timeout, metadata)
+
+
+class _ManyRequests(_Multicallable):
+    def __call__(
+        self,
+        request_iterator: Any = None,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        start = partial(
+            self._call,
+            credentials=credentials,
+            wait_for_ready=wait_for_ready,
+            compression=compression,
+        )
+        return self._calls.begin(start, request_iterator, timeout, metadata)
+
+
+class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+    pass
+
+
+class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+    pass
+
+
+class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    pass
+
+
+class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    pass
+
+
+# --- Interceptors ---
 
 
 class _Interceptor:
-    """What the four have in common."""
+    """What the four have in common.
+
+    They are four because grpc.aio registers an object of several kinds for the first of them only
+    (1.60 to 1.85). None awaits the call: grpc.aio lets a caller write its requests only when all
+    interceptors have returned.
+    """
 
     kind: Kind
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ClientState) -> None:
         self._state = state
-        self._members: dict[bytes | str, Member] = {}
+        self._calls: dict[bytes | str, CallFactory] = {}
 
     async def intercept(self, continuation: Continuation, given: Any, request: Any) -> Any:
-        """Make the first try, and give the caller's call."""
-        member = self._members.get(given.method) or self._add(given.method)
-        own = given.timeout
-        own_ns = None if own is None else to_ns(own, what="timeout")
-        now_ns, deadline_ns, attempt_ns = member.state.open(member.config, own_ns)
-        is_late = now_ns >= deadline_ns
-        if is_late and not member.answers:
-            return late(member.kind)
-        left = seconds_left(attempt_ns, now_ns)
-        metadata, credentials, waits = given.metadata, given.credentials, given.wait_for_ready
-        if member.plain:
-            details = AioDetails(given.method, left, metadata, credentials, waits)
+        """Begin a call, and return what the caller holds."""
+        calls = self._calls.get(given.method) or self._add(given.method)
+        method, credentials, wait_for_ready = given.method, given.credentials, given.wait_for_ready
+
+        async def start(request: Any, *, timeout: float | None, metadata: Any) -> Any:  # noqa: ASYNC109
+            details = AioDetails(method, timeout, metadata, credentials, wait_for_ready)
             return await continuation(details, request)
-        pairs: Any = metadata_of(metadata)  # interceptors below may add to what they are given
-        kept = AioDetails(given.method, None, pairs, credentials, waits)
-        details = AioDetails(given.method, left, metadata_from(pairs), credentials, waits)
-        tries = _Tries(member, now_ns, deadline_ns, request, continuation, kept, own)
-        relay: Relay = member.relay(tries)
-        if is_late:
-            tries.begun_late(relay)
-            return relay
-        if tries.requests is not None:
-            request = tries.sent
-        try:
-            call = await continuation(details, request)
-        except grpc.RpcError as error:  # of an interceptor below, that has awaited it
-            call = failed_call(member.kind, error)
-        except BaseException:
-            tries.finished()
-            raise
-        relay.begin(call)
-        return relay
 
-    def _add(self, method: bytes | str) -> Member:
+        call = calls.begin(start, request, given.timeout, given.metadata)
+        return await call if isinstance(call, CoroutineType) else call
+
+    def _add(self, method: bytes | str) -> CallFactory:
         name = method.decode() if isinstance(method, bytes) else method
-        if len(self._members) >= MOST_METHODS:
-            self._members.clear()
-        member = self._members[method] = Member(self._state, name, self.kind)
-        return member
+        if len(self._calls) >= MOST_METHODS:
+            self._calls.clear()
+        calls = self._calls[method] = CallFactory(self._state, name, self.kind)
+        return calls
 
 
-# The method of each kind is `intercept` itself: to await another costs every call a coroutine.
-
-
-class _UnaryUnary(_Interceptor, grpc.aio.UnaryUnaryClientInterceptor):
+class _UnaryUnaryInterceptor(_Interceptor, grpc.aio.UnaryUnaryClientInterceptor):
     kind = Kind.UNARY_UNARY
     intercept_unary_unary: Any = _Interceptor.intercept
 
 
-class _UnaryStream(_Interceptor, grpc.aio.UnaryStreamClientInterceptor):
+class _UnaryStreamInterceptor(_Interceptor, grpc.aio.UnaryStreamClientInterceptor):
     kind = Kind.UNARY_STREAM
     intercept_unary_stream: Any = _Interceptor.intercept
 
 
-class _StreamUnary(_Interceptor, grpc.aio.StreamUnaryClientInterceptor):
+class _StreamUnaryInterceptor(_Interceptor, grpc.aio.StreamUnaryClientInterceptor):
     kind = Kind.STREAM_UNARY
     intercept_stream_unary: Any = _Interceptor.intercept
 
 
-class _StreamStream(_Interceptor, grpc.aio.StreamStreamClientInterceptor):
+class _StreamStreamInterceptor(_Interceptor, grpc.aio.StreamStreamClientInterceptor):
     kind = Kind.STREAM_STREAM
     intercept_stream_stream: Any = _Interceptor.intercept
 
 
-def interceptors_of(state: State) -> list[grpc.aio.ClientInterceptor]:
-    """Make the four."""
-    return [_UnaryUnary(state), _UnaryStream(state), _StreamUnary(state), _StreamStream(state)]
-
-
-class _Tries(Tries["Continuation", AioDetails]):
-    """Tries made by awaiting a continuation."""
-
-    def make(self, relay: Relay, timeout: float | None, number: int) -> None:
-        metadata = metadata_from(with_attempt(self._options.metadata, number))
-        details = self._options._replace(timeout=timeout, metadata=metadata)
-        self._task = asyncio.get_running_loop().create_task(self._make(relay, details))
-
-    async def _make(self, relay: Relay, details: AioDetails) -> None:
-        try:
-            call = await self._start(details, self.sent)
-        except asyncio.CancelledError as error:
-            if self._task is None:  # by `finished`
-                raise
-            call = failed_call(self.kind, error)
-        except grpc.aio.UsageError:  # the channel was closed meanwhile
-            call = finished_call(self.kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
-        except Exception as error:  # noqa: BLE001 - the caller gets it
-            call = failed_call(self.kind, error)
-        self._task = None
-        if relay.done():
-            call.cancel()
-        else:
-            relay.begin(call)
-
-    def resend(self, policy: FailbackPolicy, attempts: int) -> Resend:
-        return Resend(
-            self.method,
-            self.kind,
-            self._start_alone,
-            timeout=resend_timeout(self._own_timeout, self._member.config),
-            metadata=kept_metadata(self._options.metadata, policy),
-            attempts=attempts,
-        )
-
-    async def _start_alone(self, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ASYNC109
-        details = self._options._replace(timeout=timeout, metadata=metadata_from(metadata))
-        return await self._start(details, request)
+def interceptors_of(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
+    """Make one interceptor for each kind of call; they share the state."""
+    return [
+        _UnaryUnaryInterceptor(state),
+        _UnaryStreamInterceptor(state),
+        _StreamUnaryInterceptor(state),
+        _StreamStreamInterceptor(state),
+    ]

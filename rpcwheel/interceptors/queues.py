@@ -1,17 +1,21 @@
-"""The failback queues of the calls of one or more clients: what both twins have of them."""
+"""The failback queues of the calls of clients, and the state of a client, for both worlds."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from rpcwheel.call.config import ClientState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.call.policy import CallPolicy
     from rpcwheel.failback.core import FailbackStats
     from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.timer.api import Timer
 
-__all__ = ["FailbackQueuesBase"]
+__all__ = ["FailbackQueuesBase", "client_state"]
 
 
 class Invoker(Protocol):
@@ -83,3 +87,26 @@ class FailbackQueuesBase(Generic[Queue]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {sorted(self._named)} pending={self.pending}>"
+
+
+def client_state(
+    policy: CallPolicy,
+    timer: Timer | None,
+    queues: object,
+    own: type[Any],
+) -> ClientState:
+    """Make the state of a client.
+
+    Args:
+        policy: What applies to which calls.
+        timer: Any rpcwheel timer, or None.
+        queues: The `FailbackQueues` of this world; None makes new ones.
+        own: The class of these queues.
+
+    Raises:
+        TypeError: An argument is of a wrong type.
+    """
+    given = own(timer) if queues is None else queues
+    if not isinstance(given, own):
+        raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
+    return ClientState(policy, timer=timer, queue_of=given.of)

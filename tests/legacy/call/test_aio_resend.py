@@ -4,11 +4,11 @@ import pytest
 
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY
 from fixtures.waiting import WAIT_S
-from rpcwheel.call._aio_resend import Resend
+from rpcwheel.call.aio_call import Delivery
 from rpcwheel.rpc import Kind
 
 TRIES = 100
-"""One of fourteen streams ended with INTERNAL before `Resend` asked again."""
+"""One of fourteen streams ended with INTERNAL before `Delivery` asked again."""
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,11 @@ async def test_a_refused_request_stream_fails_as_the_server_said(
         member = getattr(aio_shop_channel, kind.name.lower())(method)
         return member(requests, timeout=timeout, metadata=metadata)
 
-    resend = Resend(method, kind, start, timeout=WAIT_S, metadata=(), attempts=1)
+    delivery = Delivery(method, kind, start, timeout=WAIT_S, metadata=(), attempts=1)
     seen = set()
     for _ in range(TRIES):
         shop.then("UNAVAILABLE")
         with pytest.raises(Exception, match="scripted for") as failed:
-            await resend(b"a", b"b", b"c")
+            await delivery(b"a", b"b", b"c")
         seen.add(failed.value.code().name)
     assert seen == {"UNAVAILABLE"}

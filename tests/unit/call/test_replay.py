@@ -6,11 +6,11 @@ from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel.call.replay import OVERHEAD, Recording, size_of
+from rpcwheel.call.replay import OVERHEAD, ReplayBuffer, size_of
 
 
 def recording(*messages, limit=1000):
-    made = Recording(limit)
+    made = ReplayBuffer(limit)
     for message in messages:
         made.add(message)
     return made
@@ -29,7 +29,7 @@ def test_a_recording_has_all_messages_or_none(messages, limit):
 
 
 def test_a_message_that_is_filled_anew_for_each_send_is_kept_as_it_was_each_time():
-    message, made = StringValue(), Recording(1000)
+    message, made = StringValue(), ReplayBuffer(1000)
     for value in ("first", "second", "third"):
         message.value = value
         made.add(message)
@@ -39,7 +39,7 @@ def test_a_message_that_is_filled_anew_for_each_send_is_kept_as_it_was_each_time
 
 
 def test_other_objects_are_kept_as_they_were_too():
-    order, made = {"items": [1]}, Recording(10_000)
+    order, made = {"items": [1]}, ReplayBuffer(10_000)
     made.add(order)
     order["items"].append(2)
     assert made.messages == [{"items": [1]}]

@@ -3,9 +3,7 @@
 import asyncio
 
 from fixtures.aio_doors import read_all
-from rpcwheel.call._aio_requests import Requests
-
-# --- The feeds themselves ---
+from rpcwheel.call.aio_requests import RequestStream
 
 
 async def test_only_the_newest_feed_gets_what_comes():
@@ -16,18 +14,18 @@ async def test_only_the_newest_feed_gets_what_comes():
         await gate.wait()
         yield b"b"
 
-    requests = Requests(source(), 100)
-    old = requests.feed()
+    requests = RequestStream(source(), 100)
+    old = requests.replay()
     assert await anext(old) == b"a"
     waiting = asyncio.ensure_future(anext(old, "end"))
     await asyncio.sleep(0)
-    new = requests.feed()
+    new = requests.replay()
     assert await waiting == "end"
     assert await anext(new) == b"a"
     rest = asyncio.ensure_future(read_all(new))
     gate.set()
     assert await rest == [b"b"]
-    assert requests.complete
+    assert requests.is_over
 
 
 async def test_a_cancelled_try_takes_no_message_with_it():
@@ -37,12 +35,12 @@ async def test_a_cancelled_try_takes_no_message_with_it():
         await gate.wait()
         yield b"a"
 
-    requests = Requests(source(), 100)
-    waiting = asyncio.ensure_future(anext(requests.feed()))
+    requests = RequestStream(source(), 100)
+    waiting = asyncio.ensure_future(anext(requests.replay()))
     await asyncio.sleep(0)
     waiting.cancel()
     gate.set()
-    assert await read_all(requests.feed()) == [b"a"]
+    assert await read_all(requests.replay()) == [b"a"]
 
 
 async def test_a_source_is_read_only_as_fast_as_it_is_sent():
@@ -53,7 +51,7 @@ async def test_a_source_is_read_only_as_fast_as_it_is_sent():
             read.append(number)
             yield number
 
-    feed = Requests(source(), 100).feed()
+    feed = RequestStream(source(), 100).replay()
     await anext(feed)
     await asyncio.sleep(0)
     assert read == [0]
@@ -68,8 +66,8 @@ async def test_what_is_closed_is_read_no_more():
             ended.set()
 
     ended = asyncio.Event()
-    requests = Requests(source(), 100)
-    waiting = asyncio.ensure_future(anext(requests.feed(), "end"))
+    requests = RequestStream(source(), 100)
+    waiting = asyncio.ensure_future(anext(requests.replay(), "end"))
     await asyncio.sleep(0.01)
     requests.close()
     assert await waiting == "end"
