@@ -7,14 +7,12 @@ then, as a hint can be lost; and again and again while it fails.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.observe import ExecutorRejected, emit
@@ -66,10 +64,12 @@ class Following:
         self._period_s = period_s
         self._retry_s = retry_s
         self._anew = anew
-        self._reset()
-        _ALL.add(self)
+        self._closed = False
+        self.reset()
+        reset_after_fork(self)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Start anew, without watches, in a forked child."""
         self._changed = threading.Lock()
         self._watches: dict[str, list[_Watch]] = {}
         self._views: dict[str, View] = {}
@@ -81,7 +81,6 @@ class Following:
         self._period = Alarm(self._timer, self._period_over, self._refused)
         self._retry = Alarm(self._timer, self._retry_due, self._refused)
         self._planned: set[Alarm] = set()  # those that will ring
-        self._closed = False
 
     def watch(self, service: str, watcher: Watcher) -> _Watch:
         """Have the watcher told from now on, soon for the first time."""
@@ -276,17 +275,3 @@ class _Watch:
         with self._telling:
             self._open = False
         self._following._drop(self)  # noqa: SLF001 - its other half
-
-
-_ALL: Final[weakref.WeakSet[Following]] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for following in _ALL:
-        closed = following._closed  # noqa: SLF001
-        following._reset()  # noqa: SLF001 - whoever held its lock, or ran its job, is not here
-        following._closed = closed  # noqa: SLF001
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

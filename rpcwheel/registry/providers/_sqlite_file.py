@@ -17,11 +17,11 @@ import secrets
 import sqlite3
 import threading
 import time
-import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.errors import RegistryClosed, RegistryError, RegistryRefused, RegistryUnavailable
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SqliteFile:
         self._version = 0
         self._closed = False
         self._lock = threading.Lock()
-        _all.add(self)
+        reset_after_fork(self)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -256,8 +256,9 @@ class SqliteFile:
             return file.read(100)[68:72] == APPLICATION.to_bytes(4, "big")
         return False
 
-    def _begin_in_child(self) -> None:
-        self._lock = threading.Lock()  # another thread of the parent may hold it
+    def reset(self) -> None:
+        """Start anew, without a connection, in a forked child."""
+        self._lock = threading.Lock()
         if self._db is not None:
             _inherited.append(self._db)
             self._db = None
@@ -270,15 +271,3 @@ def _text(found: bytes) -> str:
 
 def _is(error: Exception, code: int) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == code
-
-
-_all: Final[weakref.WeakSet[SqliteFile]] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for file in tuple(_all):
-        file._begin_in_child()  # noqa: SLF001 - of this module
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -32,7 +31,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import (
     RegistryClosed,
@@ -93,13 +92,18 @@ class Session:
         self._tls = tls.context() if tls else None
         self._settings = settings
         self._changed = changed
-        self._reset()
-        _ALL.add(self)
+        self.closed = False
+        self._handler: Handler | None = None
+        self.reset()
+        reset_after_fork(self)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Start anew, without a client, in a forked child."""
+        if self._handler is not None:
+            atexit.unregister(self._handler.stop)  # it would wait for threads of the parent
+        self._handler = None
         self._lock = threading.Lock()
         self._client: KazooClient | None = None
-        self._handler: Handler | None = None
         self._contact: threading.Event | None = None
         self._alone_ns: int | None = None  # since when there is no contact
         self._seen = 0  # the greatest zxid of all sessions
@@ -107,7 +111,6 @@ class Session:
         self._tending = Alarm(
             self._settings.timer, lambda: EXECUTOR.submit(self, self._tend), self._timer_refused
         )
-        self.closed = False
 
     def client(self) -> KazooClient:
         """A client that has contact. Waits for it, at most `timeout_s` from when it was lost.
@@ -293,19 +296,3 @@ def _stop(client: KazooClient, ended: threading.Event) -> None:
         client.close()
     finally:
         ended.set()
-
-
-_ALL: Final[weakref.WeakSet[Session]] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for session in _ALL:
-        if session._handler is not None:  # noqa: SLF001
-            atexit.unregister(session._handler.stop)  # noqa: SLF001 - it would wait for what is not here
-        closed = session.closed
-        session._reset()  # noqa: SLF001
-        session.closed = closed
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

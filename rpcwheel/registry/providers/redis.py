@@ -15,10 +15,8 @@ instances (`RegistryUnavailable`) until it has memory again.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
-import weakref
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -40,7 +38,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,
@@ -109,10 +107,12 @@ class RedisProvider(Provider):
             anew=False,
             retry_s=settings.lease_s / 3,
         )
-        self._connect()
-        _ALL.add(self)
+        self._closed = False
+        self.reset()
+        reset_after_fork(self)
 
-    def _connect(self) -> None:
+    def reset(self) -> None:
+        """Connect anew, also in a forked child: the sockets are the parent's there."""
         self._client = redis.Redis(**self._options, retry=Retry(NoBackoff(), 0))
         self._register, self._renew, self._unregister, self._list = (
             self._client.register_script(script) for script in (REGISTER, RENEW, UNREGISTER, LIST)
@@ -128,7 +128,6 @@ class RedisProvider(Provider):
         self._published: dict[tuple[str, str], _Published] = {}
         self._quiet: dict[str, int] = {}  # looks without a change, by service
         self._memory = b""  # of the engine, as the looks have seen it
-        self._closed = False
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         for service, some in _batches(instances):
@@ -330,17 +329,3 @@ def _batches(
 def _view(number: bytes, records: Sequence[bytes]) -> View:
     pairs = zip(records[::2], records[1::2], strict=True)
     return View({key.decode(errors="replace"): data for key, data in pairs}, int(number))
-
-
-_ALL: Final[weakref.WeakSet[RedisProvider]] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for provider in _ALL:
-        closed = provider._closed  # noqa: SLF001
-        provider._connect()  # noqa: SLF001 - its parent's connections are its parent's
-        provider._closed = closed  # noqa: SLF001
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

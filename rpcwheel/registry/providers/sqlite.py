@@ -9,15 +9,13 @@ nothing takes some microseconds.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
-import weakref
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError
 from rpcwheel.observe import emit
@@ -94,13 +92,13 @@ class SqliteProvider(Provider):
         self._store: str | None = None  # of which file the lease is
         self._lost: Lost = "missing"  # why there is no lease
         self._closed = False
-        self._reset()
+        self._begin()
         self._seen_at = "", ""  # which file and revision; like what follows, of jobs of EXECUTOR
         self._seen_store: str | None = None
         self._failing = False
-        _all.add(self)
+        reset_after_fork(self)
 
-    def _reset(self) -> None:
+    def _begin(self) -> None:
         self._changed = threading.Lock()  # of what follows
         self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
         self._alarm = Alarm(self.settings.timer, self._poll_due, self._refused)
@@ -283,8 +281,9 @@ class SqliteProvider(Provider):
             self._ends = {name: end for name, end in self._ends.items() if name in services}
             return any(ends_ns <= now for ends_ns in self._ends.values())
 
-    def _begin_in_child(self) -> None:
-        self._reset()  # another thread of the parent may hold the lock
+    def reset(self) -> None:
+        """Start anew, without a lease, in a forked child."""
+        self._begin()
         self._lease = None
         self._lost = "lease"
 
@@ -293,15 +292,3 @@ def _meta(db: sqlite3.Connection, name: str) -> str:
     """A word about the file."""
     found = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return "0" if found is None else str(found[0])
-
-
-_all: Final[weakref.WeakSet[SqliteProvider]] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for provider in tuple(_all):
-        provider._begin_in_child()  # noqa: SLF001 - of this module
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
