@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import threading
 import time
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +30,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import (
@@ -196,7 +196,7 @@ class Session:
             if self._client is None or self._handler is None or self._contact is None:
                 self._handler = Handler(self._settings.timeout_s, self._tls)
                 self._client = client_of(self._url, self._settings.lease_s, self._handler)
-                self._client.add_listener(partial(_heard, weakref.ref(self), self._client))
+                self._client.add_listener(weak_callback(self._hear, self._client))
                 self._alone_ns, self._refused = time.monotonic_ns(), False
                 self._contact = self._client.start_async()
                 self._tend_later()
@@ -281,12 +281,6 @@ def refusal(url: RegistryUrl, error: KazooException) -> RegistryError:
     if isinstance(error, (NoAuthError, AuthFailedError, InvalidACLError)):
         return RegistryRefused(f"{said}; the node belongs to other credentials")
     return RegistryUnavailable(said)
-
-
-def _heard(session: weakref.ref[Session], client: KazooClient, state: str) -> None:
-    """Kazoo's listener; it must not keep a forgotten session alive."""
-    if (known := session()) is not None:
-        known._hear(client, state)  # noqa: SLF001
 
 
 def _stop(client: KazooClient, ended: threading.Event) -> None:
