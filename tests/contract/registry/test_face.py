@@ -514,7 +514,7 @@ def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end(registry, provider, ti
 def test_after_a_storm_all_is_as_it_was_wanted_last(timer):
     provider = flaky(timer, timeout_s=0.01)
     registry = FailbackRegistry(
-        provider, policy=POLICY.changed(timeout=0.01, retry=0.05, snapshot=False)
+        provider, policy=POLICY.changed(timeout=0.01, backoff=0.05, snapshot=False)
     )
     ended = threading.Event()
     last = {}

@@ -152,7 +152,7 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
 def test_a_timer_that_was_stopped_is_replaced_by_the_shared_one(events):
     with WheelTimer() as own:
         provider = flaky(None)
-        session = Session(provider, POLICY.changed(retry=0.02), timer=own)
+        session = Session(provider, POLICY.changed(backoff=0.02), timer=own)
     provider.down()
     entry = session.want(instance(), hasty=False)
     assert wait_until(lambda: len(provider.requests) > 2)

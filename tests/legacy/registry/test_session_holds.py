@@ -38,7 +38,7 @@ def test_a_strategy_that_hangs_holds_up_no_caller():
     hangs, goes_on = threading.Event(), threading.Event()
     strategy = Strategy(lambda: hangs.set() or (goes_on.wait(WAIT_S) and 0))
     provider = flaky(None)
-    session = Session(provider, POLICY.changed(retry=strategy))
+    session = Session(provider, POLICY.changed(backoff=strategy))
     provider.down()
     entry = session.want(instance(), hasty=False)
     assert hangs.wait(WAIT_S)
@@ -55,7 +55,7 @@ def test_a_strategy_that_hangs_holds_up_no_caller():
 
 def test_a_strategy_that_ends_the_thread_does_not_end_the_session():
     provider = flaky(None)
-    session = Session(provider, FAST.changed(retry=Strategy(lambda: sys.exit(3))))
+    session = Session(provider, FAST.changed(backoff=Strategy(lambda: sys.exit(3))))
     published(session, instance())
     provider.down()
     entry = session.want(instance(2), hasty=False)
