@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
+        call_options,
         current_deadline,
         deadline_scope,
     )
@@ -159,7 +160,7 @@ else:
             ),
             ".call": (
                 "CallPolicy Deadline DeadlinePolicy DefaultResponsePolicy HedgingPolicy "
-                "MethodPolicy RetryPolicy current_deadline deadline_scope"
+                "MethodPolicy RetryPolicy call_options current_deadline deadline_scope"
             ),
             ".errors": (
                 "CallError CallsClosed CallTimeout ConfigurationError ExtraMissing FailbackClosed "
@@ -285,6 +286,7 @@ __all__ = [
     "WheelTimer",
     "__version__",
     "aio",
+    "call_options",
     "channel",
     "channel_options",
     "check_options",

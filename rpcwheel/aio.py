@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
+        call_options,
         current_deadline,
         deadline_scope,
     )
@@ -200,6 +201,7 @@ __all__ = [
     "Verdict",
     "WeightedRandom",
     "WheelTimer",
+    "call_options",
     "channel",
     "channel_options",
     "check_options",

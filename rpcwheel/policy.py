@@ -137,6 +137,15 @@ def or_short(kind: type[Policy]) -> BeforeValidator:
     return BeforeValidator(made)
 
 
+def _delay(value: object) -> object:
+    if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
+        return 0.0 if not value else _seconds(value)
+    return _seconds(value)
+
+
+Delay = Annotated[float | timedelta, BeforeValidator(_delay)]
+"""As `Seconds`, or zero."""
+
 Number = Annotated[float, Strict()]
 """A float or an int; no string and no bool."""
 

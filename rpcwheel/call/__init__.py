@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .config import call_options
     from .deadline import Deadline, current_deadline, deadline_scope
     from .policy import (
         CallPolicy,
@@ -28,6 +29,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            ".config": "call_options",
             ".deadline": "Deadline current_deadline deadline_scope",
             ".policy": (
                 "CallPolicy DeadlinePolicy DefaultResponsePolicy HedgingPolicy MethodPolicy "
@@ -44,6 +46,7 @@ __all__ = [
     "HedgingPolicy",
     "MethodPolicy",
     "RetryPolicy",
+    "call_options",
     "current_deadline",
     "deadline_scope",
 ]

@@ -22,7 +22,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import Matcher, wanted
 from rpcwheel.failback.policy import FailbackPolicy
 from rpcwheel.methods import MethodPattern, matches, overlap, specificity
-from rpcwheel.policy import Number, Policy, Seconds, Wait, checked, or_short
+from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
 from rpcwheel.rpc import checked_code
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class HedgingPolicy(Policy):
 
     short: ClassVar[str | None] = "delay"
 
-    delay: Seconds
+    delay: Delay
     """Seconds between two attempts, a `timedelta`, or 0 to send all at once. The 95th percentile of
     the method's latency sends one call in 20 twice."""
 

@@ -1,27 +1,50 @@
-"""One call on its way out: what its tries are made with, and what is decided about them.
+"""The calls of `grpc` and their attempts: the one implementation for channels and interceptors.
 
-Between the plan, which decides, and the two ways to carry it out: on the caller's thread
-(`_client.py`), or behind a call that the caller holds already (`_client_live.py`).
+A blocking call is carried out on its caller's thread, attempts and waits included (`run`). A call
+that the caller holds while it runs (`.future()`, response streams) is gRPC's own object if its
+configuration asks for no more than a deadline. Otherwise the caller holds a `RetryingCall`, and
+`CallAttempts` makes its attempts, one after the other or, hedged, at the same time.
+
+Threads: gRPC's threads, which report how an attempt ended, take note of a success and hand all else
+to a worker. What follows may run users' wait objects, predicates and other interceptors, which must
+not block gRPC's threads. The timer's thread only hands over, too.
+
+`CallAttempts` has no reference to the `RetryingCall`: when the caller drops that, it is finalized
+and cancels the call, as gRPC's own calls do. Each call has one lock; nothing of gRPC's or the
+user's is called under it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import threading
+import time
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import grpc
 
-from rpcwheel._grpc.calls import AnsweredCall, AnsweredStream, EndedCall, refused_by
+from rpcwheel._concurrency.callbacks import run_callback
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.details import details_of, details_with, metadata_of, with_attempt
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel._grpc.status import is_channel_closed, outcome_of_error
-from rpcwheel._grpc.styles import has_status
-from rpcwheel.durations import to_ns
+from rpcwheel._grpc.styles import (
+    InternalCallback,
+    call_at_end,
+    failure_of,
+    has_ended,
+    has_status,
+    is_single_threaded,
+)
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.observe import CallbackFailed, emit
-from rpcwheel.rpc import Stop
+from rpcwheel.observe import CallbackFailed, HedgeSent, emit
+from rpcwheel.rpc import Kind, NextAttempt, Stop
 
-from ._client_requests import Feed
 from .config import (
     ANSWER_KEY,
+    LOOK_INTERVAL_S,
     Outcome,
     answered_by,
     copy_of,
@@ -31,47 +54,64 @@ from .config import (
     resend_timeout,
     seconds_left,
 )
+from .sync_requests import RequestStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from types import TracebackType
 
-    from rpcwheel._grpc.details import Details
+    from rpcwheel._grpc.details import Details, Metadata
     from rpcwheel._grpc.styles import AnyCall
-    from rpcwheel.call.retry import RetryPlan
     from rpcwheel.failback.policy import FailbackPolicy
-    from rpcwheel.rpc import Kind, NextAttempt
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
 
     from .config import ClientState, MethodConfig
+    from .hedging import HedgingPlan
+    from .retry import RetryPlan
 
-__all__ = ["Outgoing", "opened_for"]
+    Start = Callable[[Any, Any], AnyCall]
 
-CLOSED: Final = Stop("its channel was closed")
+__all__ = [
+    "Attempts",
+    "CallAttempts",
+    "ClientCall",
+    "RetryingCall",
+    "RetryingStream",
+    "begin_stream",
+    "begin_unary",
+    "run_callbacks",
+]
+
+BY_USER: Final = "Locally cancelled by application!"
+DROPPED: Final = "Cancelled upon garbage collection!"
+
+READERS_TIMEOUT_S: Final = 0.5
+"""How long to wait, when an attempt has failed, for threads that still read its last message."""
+
+TRAILERS_TIMEOUT_S: Final = 0.02
+"""How long to wait, on empty initial metadata, for the failure that may follow them at once."""
+
+CHANNEL_CLOSED: Final = Stop("its channel was closed")
 
 
-def opened_for(
-    state: ClientState,
-    config: MethodConfig,
-    details: Any,
-) -> tuple[int, int, int]:
-    """Begin a call with the timeout that its caller gave; see `ClientState.open`."""
-    timeout = details.timeout
-    return state.open(config, None if timeout is None else to_ns(timeout, what="timeout"))
+class ClientCall:
+    """One call of a client: how its attempts are made, and what follows them.
 
-
-class Outgoing:
-    """One call. Not thread-safe: one owner at a time."""
+    Not thread-safe: it has one owner at a time.
+    """
 
     __slots__ = (
         "_attempts",
-        "_continuation",
         "_details",
         "_opened",
         "_plan",
         "_request",
+        "_start",
         "config",
-        "feed",
         "kind",
         "method",
+        "requests",
         "state",
     )
 
@@ -79,86 +119,106 @@ class Outgoing:
         self,
         state: ClientState,
         kind: Kind,
-        continuation: Callable[[Any, Any], Any],
+        start: Start,
         details: Any,
         request: Any,
-        opened: tuple[int, int, int] | None = None,
+        opened: tuple[MethodConfig, int, int, int] | None = None,
     ) -> None:
-        """Begin a call, or go on with one after its first try.
+        """Begin a call, or go on with one after its first attempt.
 
         Args:
             state: That of its client.
-            kind: Which of the four.
-            continuation: Makes a try.
-            details: What it is made with.
-            request: The message, or what yields them.
-            opened: What `ClientState.open` said when the first try was made; None if none was.
+            kind: Of its method.
+            start: Makes an attempt of call details and the request.
+            details: Those of the caller, or of an outer interceptor.
+            request: The message, or the iterator of messages.
+            opened: The configuration and what `ClientState.open` returned, if the first attempt was
+                made; None if not.
         """
         self.state = state
         self.kind = kind
         self.method: str = details.method
-        self.config = config = state.configs.of(self.method)
-        self._opened = opened_for(state, config, details) if opened is None else opened
-        self._plan: RetryPlan | None = None  # until the first try has failed
-        self._continuation = continuation
+        if opened is None:
+            config, timeout = state.config_of(self.method), details.timeout
+            own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+            opened = (config, *state.open(config, own_ns))
+        self.config = opened[0]
+        self._opened = opened[1:]
+        self._plan: RetryPlan | None = None  # until the first attempt has failed
+        self._start = start
         self._details = details
         self._request = request
         self._attempts = 1
-        self.feed: Feed | None = None
-        if kind.streams_requests and (limit := config.keep_bytes) is not None:
-            self.feed = Feed(request, limit)
+        self.requests: RequestStream | None = None
+        if kind.streams_requests and (limit := self.config.keep_bytes) is not None:
+            self.requests = RequestStream(request, limit)
 
     @property
     def is_late(self) -> bool:
-        """Whether its deadline had passed before it began: then no try is made."""
+        """Whether its deadline had passed before it began: then no attempt is made."""
         now_ns, deadline_ns, _ = self._opened
         return now_ns >= deadline_ns
 
-    def first(self) -> AnyCall:
-        """Make the first try."""
-        now_ns, _, attempt_ns = self._opened
-        feed = self.feed
-        return self._continuation(
-            details_with(self._details, seconds_left(attempt_ns, now_ns)),
-            self._request if feed is None else feed.sender(),
-        )
+    def seconds_left(self) -> float | None:
+        """What is left of its deadline; None if it has none."""
+        return seconds_left(self._opened[1], self.state.now_ns())
 
-    def keep(self) -> None:
-        """Keep the request as it is now: the caller goes on, and may change it before a retry."""
-        if self.feed is None and self.config.resends:
+    # --- Attempts ---
+
+    def first(self) -> AnyCall:
+        """Make the first attempt."""
+        now_ns, _, attempt_ns = self._opened
+        details = details_with(self._details, seconds_left(attempt_ns, now_ns))
+        return self._start(details, self._next_request())
+
+    def keep_request(self) -> None:
+        """Keep the request as it is now: the caller may change it before the next attempt."""
+        if self.requests is None and self.config.resends:
             self._request = copy_of(self._request)
 
     def make(self, attempt: NextAttempt) -> AnyCall:
-        """Make another try."""
+        """Make another attempt."""
         self._attempts = attempt.number
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
         details = details_with(self._details, left_s)
         details = details._replace(metadata=with_attempt(details.metadata, attempt.number))
-        feed = self.feed
         try:
-            return self._continuation(details, self._request if feed is None else feed.sender())
+            return self._start(details, self._next_request())
         except ValueError as error:
             if is_channel_closed(error):
                 return _closed()
             raise
 
+    def _next_request(self) -> Any:
+        return self._request if self.requests is None else self.requests.for_attempt()
+
+    def hedging(self) -> HedgingPlan | None:
+        """The plan of its attempts after the first one, if it is hedged."""
+        if self.kind is not Kind.UNARY_UNARY:
+            return None
+        return self.state.hedged(self.config, *self._opened[:2])
+
     def after(self, error: BaseException, *, handed: bool = False) -> NextAttempt | Stop:
-        """Say what follows after a try that failed. May run users' wait objects."""
+        """Decide what follows after an attempt that failed. May run users' wait objects."""
         if is_channel_closed(error):
-            return CLOSED
+            return CHANNEL_CLOSED
         if self._plan is None:
             self._plan = self.state.resumed(self.config, *self._opened[:2])
-        committed = handed or (self.feed is not None and not self.feed.replayable)
-        outcome = outcome_of_error(error, committed=committed)
-        return self.state.after(self.method, self.config, self._plan, outcome, self._attempts)
+        committed = handed or (self.requests is not None and not self.requests.replayable)
+        result = outcome_of_error(error, committed=committed)
+        return self.state.after(self.method, self.config, self._plan, result, self._attempts)
+
+    # --- The end ---
 
     def end(self, call: AnyCall, error: BaseException, *, handed: bool = False) -> AnyCall:
-        """Give the caller's call after a failure that no retry follows. May run users' predicates.
+        """Give the call that the caller gets after a failure that no attempt follows.
+
+        May run users' predicates.
 
         Args:
-            call: The failed call.
+            call: The failed attempt.
             error: How it failed.
-            handed: Whether messages of it are in the caller's hands.
+            handed: Whether the caller has messages of it.
 
         Raises:
             FailbackFull, FailbackClosed: The call is to be queued and can't be; from `error`, and
@@ -168,7 +228,7 @@ class Outgoing:
             return call if has_status(error) or self._attempts == 1 else _closed()
         if not has_status(error):
             return call
-        answer = self.state.outcome(
+        outcome = self.state.outcome(
             self.method,
             self.config,
             error,
@@ -176,18 +236,18 @@ class Outgoing:
             started_ns=self._opened[0],
             handed=handed,
         )
-        match answer:
+        match outcome:
             case Outcome.DEFAULT_RESPONSE if self.config.default_response is not None:
-                return self._answered(answer, error, self.config.default_response.default)
+                return self._answered(outcome, error, self.config.default_response.default)
             case Outcome.ENQUEUE if self.config.failback is not None:
-                if self._park(self.config.failback, error):
-                    return self._answered(answer, error, self.config.failback.default)
+                if self._enqueue(self.config.failback, error):
+                    return self._answered(outcome, error, self.config.failback.default)
         return call
 
     def late(self) -> AnyCall:
-        """Give the caller's call where no try was made at all. May run users' predicates."""
+        """Give the call that the caller gets where no attempt was made at all."""
         self._attempts = 0
-        error = EndedCall(
+        error = FinishedError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "Deadline Exceeded before the call began: its deadline has passed",
         )
@@ -199,90 +259,842 @@ class Outgoing:
             self.close()
 
     def close(self) -> None:
-        """Let go of what the tries used. Any thread, any number of times."""
-        if self.feed is not None:
-            self.feed.close()
+        """Let go of what the attempts used. Idempotent; any thread."""
+        if self.requests is not None:
+            self.requests.close()
 
-    def seconds_left(self) -> float | None:
-        """What is left of its deadline; None if it has none."""
-        return seconds_left(self._opened[1], self.state.now_ns())
-
-    def _answered(self, answer: Outcome, error: Any, default: Any) -> AnsweredCall:
-        who, details = answered_by(answer, error.code().name, error.details())
+    def _answered(self, outcome: Outcome, error: Any, default: Any) -> FinishedResponse:
+        made_by, details = answered_by(outcome, error.code().name, error.details())
         streams = self.kind.streams_responses
-        return (AnsweredStream if streams else AnsweredCall)(
+        return (FinishedStream if streams else FinishedResponse)(
             messages_of(default) if streams else default,
             details,
             initial=metadata_of(error.initial_metadata()),
-            trailing=(*metadata_of(error.trailing_metadata()), (ANSWER_KEY, who)),
+            trailing=(*metadata_of(error.trailing_metadata()), (ANSWER_KEY, made_by)),
         )
 
-    def _park(self, policy: FailbackPolicy, error: BaseException) -> bool:
-        """Queue the call for a later delivery; False if its failure is the caller's."""
-        if self.feed is None:
-            requests: list[Any] | None = [kept_request(self._request)]
-        elif self.feed.known or self.state.queues(self.method, self.config, error):
-            requests = self.feed.gather(self.method, self.seconds_left())
+    def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> bool:
+        """Queue the call for a later delivery; False if the caller gets its failure."""
+        if self.requests is None:
+            messages: list[Any] | None = [kept_request(self._request)]
+        elif self.requests.known or self.state.queues(self.method, self.config, error):
+            messages = self.requests.gather(self.method, self.seconds_left())
         else:
             return False
-        if requests is None:
+        if messages is None:
             error.add_note(f"{self.method}: not queued by failback, its requests are not all known")
             return False
-        resend = Resend(self, self._continuation, self._later(policy), self._attempts)
+        given = details_of(self._details)
+        details = given._replace(
+            timeout=resend_timeout(given.timeout, self.config),
+            metadata=kept_metadata(given.metadata, policy),
+        )
+        delivery = _Delivery(self.method, self.kind, self._start, details, self._attempts)
         try:
             queue = self.state.queue_of(policy, self.config.queue)
-            return queue.park(error, resend, *requests)
+            return queue.park(error, delivery, *messages)
         except FailbackError as refusal:
             raise refused_by(refusal, error) from error
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(CallbackFailed(self.method, "failback", raised))
             return False
 
-    def _later(self, policy: FailbackPolicy) -> Details:
-        """What a delivery in the background is made with: the caller's, but for what is stale."""
-        given = details_of(self._details)
-        return given._replace(
-            timeout=resend_timeout(given.timeout, self.config),
-            metadata=kept_metadata(given.metadata, policy),
-        )
+    # --- On the caller's thread ---
+
+    def run(self, call: AnyCall = None) -> AnyCall:
+        """Carry the call out on this thread to its end; `call` is its first attempt, if made."""
+        if self.is_late:
+            return self.late()
+        watch = self.state.watch(self.method, self.config)
+        try:
+            return self.resume(self.first() if call is None else call)
+        finally:
+            if watch is not None:
+                watch.cancel()
+            self.close()
+
+    def resume(self, call: AnyCall) -> AnyCall:
+        """Wait for the end of an attempt, and make the attempts that follow it."""
+        while (error := failure_of(call)) is not None:
+            step = self.after(error)
+            if isinstance(step, Stop) or not self._wait_until_due(step):
+                return self.end(call, error)
+            call = self.make(step)
+        return call
+
+    def _wait_until_due(self, attempt: NextAttempt) -> bool:
+        """Wait on this thread; False if the timer takes no more timeouts.
+
+        If a task blocks the timer's thread, this does not wait past the deadline for it.
+        """
+        state = self.state
+        delay_s = (attempt.at_ns - state.now_ns()) / 1e9
+        if delay_s <= 0:
+            return True
+        due = threading.Event()
+        timeout = state.wake(lambda _: due.set(), delay_s, f"retry of {self.method}")
+        if timeout is None:
+            return False
+        try:
+            while not due.wait(min(LOOK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)):
+                if state.timer.stopped:
+                    return False
+                if state.now_ns() >= attempt.at_ns:
+                    break
+            return True
+        finally:
+            timeout.cancel()
 
 
-def _closed() -> EndedCall:
-    """The caller's call where the channel was closed between two tries, as grpc ends one then."""
-    return EndedCall(grpc.StatusCode.CANCELLED, "Channel closed!")
+class _Delivery:
+    """Makes a queued call again. Called by failback with the call's requests."""
 
-
-class Resend:
-    """Makes a parked call again; called with its requests, gives the call or raises its failure."""
-
-    __slots__ = ("_continuation", "_details", "_kind", "_number", "label")
+    __slots__ = ("_details", "_kind", "_number", "_start", "label")
 
     def __init__(
-        self,
-        outgoing: Outgoing,
-        continuation: Callable[[Any, Any], Any],
-        details: Details,
-        attempts: int,
+        self, method: str, kind: Kind, start: Start, details: Details, attempts: int
     ) -> None:
-        self.label = outgoing.method
-        self._kind = outgoing.kind
-        self._continuation = continuation
+        self.label = method
+        """What failback calls it in events."""
+        self._kind = kind
+        self._start = start
         self._details = details
         self._number = attempts
 
     def __call__(self, *requests: Any) -> Any:
+        """Give the call, whose end failback waits for; a response stream is read to its end."""
         self._number += 1
         metadata = with_attempt(self._details.metadata, self._number)
-        details = self._details._replace(metadata=metadata)
-        call = self._continuation(
-            details, iter(requests) if self._kind.streams_requests else requests[0]
+        request = iter(requests) if self._kind.streams_requests else requests[0]
+        call = self._start(self._details._replace(metadata=metadata), request)
+        if not self._kind.streams_responses:
+            return call
+        for _ in call:
+            pass
+        return None
+
+
+def _closed() -> FinishedError:
+    """The end of a call whose channel was closed between two attempts, as grpc ends one."""
+    return FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!")
+
+
+# --- Calls that the caller holds while they run ---
+
+
+def begin_unary(call: ClientCall, *, known: bool = True) -> AnyCall:
+    """Begin a call with one response by `.future()`, if it is `known` to be one."""
+    if not call.config.recovers:
+        return _begin_plain(call)
+    return _begin(call, RetryingCall, known=known)
+
+
+def begin_stream(call: ClientCall) -> AnyCall:
+    """Begin a call with a response stream."""
+    if call.config.recovers or call.config.has_message_timeout:
+        return _begin(call, RetryingStream, known=True)
+    return _begin_plain(call)
+
+
+def _begin(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
+    if call.is_late:
+        return call.late()
+    try:
+        attempt = call.first()
+    except BaseException:
+        call.close()
+        raise
+    if not hasattr(attempt, "add_done_callback"):  # another interceptor's generator
+        call.state.note_bare(call.method)
+        return attempt
+    if not known and has_ended(attempt):  # another interceptor's continuation may have blocked
+        return call.run(attempt)
+    call.keep_request()
+    hedging = call.hedging()
+    attempts = CallAttempts(call) if hedging is None else HedgedAttempts(call, hedging)
+    held = kind(attempts)
+    attempts.start(attempt)
+    return held
+
+
+def _begin_plain(call: ClientCall) -> AnyCall:
+    """Begin a call that is gRPC's own object, and report it if it is slow."""
+    if call.is_late:
+        return call.late()
+    watch = call.state.watch(call.method, call.config)
+    if watch is None:
+        return call.first()
+    try:
+        attempt = call.first()
+    except BaseException:
+        watch.cancel()
+        raise
+    call_at_end(attempt, watch.cancel)
+    return attempt
+
+
+class Attempts(Protocol):
+    """What a `RetryingCall` needs of its attempts. Thread-safe."""
+
+    @property
+    def final(self) -> AnyCall:
+        """The call whose outcome is the caller's; None until it is known."""
+
+    def wait(self, timeout: float | None = None) -> AnyCall:
+        """Wait for the end, and give `final`; raises `grpc.FutureTimeoutError`."""
+
+    def initial_metadata(self) -> Metadata:
+        """Wait for the server's initial metadata."""
+
+    def next_message(self) -> Any:
+        """Give the next message of a response stream."""
+
+    def cancel(self) -> bool:
+        """End the call; False if it has ended."""
+
+    def drop(self) -> None:
+        """End the call because its caller has dropped it."""
+
+    def look(self) -> None:
+        """Check what no event reports, such as a stopped timer; called often."""
+
+    def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
+        """Call a function at the end, on a worker; False if the call has ended."""
+
+    def seconds_left(self) -> float | None:
+        """Until its deadline; None without one."""
+
+
+class RetryingCall(grpc.Call, grpc.Future):
+    """One call, whatever number of attempts it takes. Dropping it cancels it, as with gRPC's own.
+
+    Methods block where those of gRPC's own calls do.
+    """
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+
+    # --- grpc.Call ---
+
+    def initial_metadata(self) -> Metadata:
+        """Wait for the initial metadata of the server."""
+        return self._attempts.initial_metadata()
+
+    def trailing_metadata(self) -> Metadata:
+        """Wait for the end, and give the metadata that came with it."""
+        metadata: Metadata = self._attempts.wait().trailing_metadata()
+        return metadata
+
+    def code(self) -> grpc.StatusCode:
+        """Wait for the end, and give its status code."""
+        code: grpc.StatusCode = self._attempts.wait().code()
+        return code
+
+    def details(self) -> str:
+        """Wait for the end, and give its status details."""
+        details: str = self._attempts.wait().details()
+        return details
+
+    def debug_error_string(self) -> str:
+        """Wait for the end, and give gRPC core's description of a failure."""
+        describe = getattr(self._attempts.wait(), "debug_error_string", None)
+        return "" if describe is None else describe()
+
+    def is_active(self) -> bool:
+        return not self.done()
+
+    def time_remaining(self) -> float | None:
+        """Seconds until its deadline, for all attempts together; None without one."""
+        return self._attempts.seconds_left()
+
+    def add_callback(self, callback: Callable[[], object]) -> bool:
+        """Call `callback()` at the end, on a worker thread; False if it has ended."""
+        return self._attempts.add_callback(callback)
+
+    # --- grpc.Future ---
+
+    def cancel(self) -> bool:
+        """End the call, during an attempt or between two; False if it has ended."""
+        return self._attempts.cancel()
+
+    def cancelled(self) -> bool:
+        final = self._attempts.final
+        return final is not None and bool(final.cancelled())
+
+    def running(self) -> bool:
+        return not self.done()
+
+    def done(self) -> bool:
+        self._attempts.look()
+        return self._attempts.final is not None
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the end and give the response.
+
+        Raises:
+            grpc.FutureTimeoutError: It took longer than `timeout` seconds; the call goes on.
+            grpc.FutureCancelledError: It was canceled on this side.
+            grpc.RpcError: It failed.
+        """
+        return self._attempts.wait(timeout).result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end and give the failure, None if it succeeded; raises as `result`."""
+        error: BaseException | None = self._attempts.wait(timeout).exception()
+        return error
+
+    def traceback(self, timeout: float | None = None) -> TracebackType | None:
+        """Wait for the end and give the failure's traceback; raises as `result`."""
+        traceback: TracebackType | None = self._attempts.wait(timeout).traceback()
+        return traceback
+
+    def add_done_callback(self, fn: Callable[[Self], object]) -> None:
+        """Call `fn(self)` at the end, on a worker thread; at once, on this one, if it has ended."""
+        if not self._attempts.add_callback(fn, self):
+            fn(self)
+
+    def __del__(self) -> None:
+        attempts = getattr(self, "_attempts", None)
+        if attempts is not None:
+            attempts.drop()
+
+    def __repr__(self) -> str:
+        final = self._attempts.final
+        return f"<{type(self).__name__} object>" if final is None else repr(final)
+
+
+class RetryingStream(RetryingCall):
+    """The same for a response stream: an iterator too."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """Wait for the next message."""
+        return self._attempts.next_message()
+
+    next = __next__
+
+
+Callback = tuple["Callable[..., object]", tuple[object, ...]]
+
+
+def run_callbacks(method: str, callbacks: list[Callback]) -> None:
+    """Call what was added to a call that has ended, each group in order.
+
+    Callbacks of ours run at once. Those of users run on a worker: one that blocks delays only
+    others of the same method.
+    """
+    users = []
+    for callback, args in callbacks:
+        if isinstance(callback, InternalCallback):
+            callback(*args)
+        else:
+            users.append((callback, args))
+    if users:
+        EXECUTOR.submit(("callbacks", method), partial(_run_user_callbacks, method, users))
+
+
+def _run_user_callbacks(method: str, callbacks: list[Callback]) -> None:
+    for callback, args in callbacks:
+        run_callback(method, callback, *args, name="done callback", catch=BaseException)
+
+
+class _CallEnd:
+    """How a call ends that its caller holds: what retried and hedged calls have in common."""
+
+    def __init__(self, call: ClientCall) -> None:
+        self.call = call
+        self._context = copy_context()  # of the caller: other interceptors may read it
+        self._changed = threading.Condition()
+        self.final: AnyCall = None
+        self._answering = False  # the last attempt has failed: too late to cancel
+        self._callbacks: list[Callback] = []
+        self._timeout: Timeout | None = None
+        self._watch: Timeout | None = None
+
+    def wait(self, timeout: float | None = None) -> AnyCall:
+        """Wait for the end, and give the call whose outcome is the caller's.
+
+        Raises:
+            grpc.FutureTimeoutError: It took longer than so many seconds.
+        """
+        with self._changed:
+            if not self._wait_for(lambda: self.final is not None, timeout):
+                raise grpc.FutureTimeoutError
+        return self.final
+
+    def _wait_for(self, happened: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Wait under the lock until something has happened; False if it has not in time."""
+        until = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            left_s = LOOK_INTERVAL_S
+            if until is not None:
+                left_s = min(left_s, until - time.monotonic())
+            if self._changed.wait_for(happened, max(0, left_s)):
+                return True
+            if left_s < LOOK_INTERVAL_S:
+                return False
+            self.look()
+
+    def look(self) -> None:
+        """Check what no event reports."""
+
+    def seconds_left(self) -> float | None:
+        return self.call.seconds_left()
+
+    def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
+        """Call a function at the end, a user's on a worker; False if the call has ended."""
+        with self._changed:
+            if self.final is None:
+                self._callbacks.append((callback, args))
+                return True
+        return False
+
+    def cancel(self, details: str = BY_USER) -> bool:
+        """End the call; False if it has ended, or is about to."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """End the call because its caller has dropped it."""
+        if self.final is None:
+            self.cancel(DROPPED)
+
+    def _end(self, call: AnyCall, failure: BaseException, *, handed: bool = False) -> None:
+        """End the call after its last attempt, which failed. On a worker."""
+        with self._changed:
+            if self.final is not None:
+                return
+            self._answering = True
+        try:
+            call = self.call.end(call, failure, handed=handed)
+        except FailbackError as refusal:
+            call = refusal  # a whole call, too
+        self._finish(call)
+
+    def _finish(self, final: AnyCall) -> bool:
+        """Let the call end with this; False if it has ended already."""
+        with self._changed:
+            if self.final is not None:
+                return False
+            self.final = final
+            callbacks, self._callbacks = self._callbacks, []
+            timeouts = (self._watch, self._timeout)
+            self._changed.notify_all()
+        for timeout in timeouts:
+            if timeout is not None:
+                timeout.cancel()
+        self.call.close()
+        run_callbacks(self.call.method, callbacks)
+        return True
+
+    def _run_on_worker(self, job: Callable[[], object]) -> None:
+        EXECUTOR.submit(("calls", self.call.method), partial(self._run, job))
+
+    def _run(self, job: Callable[[], object]) -> None:
+        try:
+            self._context.copy().run(job)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            self._finish(_broken(error))
+
+
+class CallAttempts(_CallEnd):
+    """The attempts of one call, one after the other."""
+
+    def __init__(self, call: ClientCall) -> None:
+        super().__init__(call)
+        self._attempt: Any = None  # the one that runs, or ended last
+        self._judging = False  # the attempt has failed, and it is not decided what follows
+        self._handed = False  # the caller has a message or metadata of the attempt
+        self._readers = 0  # threads that wait for a message of the attempt
+        self._stalled: Any = None  # the attempt that was canceled because it sent nothing
+        self._reading: object = None  # the read that waits for a message
+        self._backoff: tuple[Timer, NextAttempt, Callable[[], object]] | None = None
+        """While it waits for a retry: on which timer, which, and what to do if that is stopped."""
+
+    # --- Attempts ---
+
+    def start(self, attempt: AnyCall) -> None:
+        """Go on from the first attempt."""
+        self._watch = self.call.state.watch(self.call.method, self.call.config)
+        self._follow(attempt)
+
+    def _follow(self, attempt: AnyCall) -> None:
+        with self._changed:
+            self._attempt = attempt
+            self._readers = 0
+            self._judging = False
+            over = self.final is not None
+            self._changed.notify_all()
+        if over:
+            attempt.cancel()  # the call was canceled while this attempt was made
+        attempt.add_done_callback(InternalCallback(self._ended, attempt))
+
+    def _ended(self, attempt: AnyCall, _: object) -> None:  # a wrapped call gives what it wraps
+        """Take note of an attempt's end. On gRPC's thread, or wherever it was canceled."""
+        try:
+            failure = failure_of(attempt)
+        except BaseException as error:  # noqa: BLE001 - of a foreign call; gRPC's thread must go on
+            failure = error
+        self._judge(attempt, failure)
+
+    def _judge(self, attempt: AnyCall, failure: BaseException | None) -> None:
+        with self._changed:
+            if self.final is not None or self._attempt is not attempt or self._judging:
+                return
+            self._judging = failure is not None
+        if failure is None:
+            self._finish(attempt)
+        else:
+            self._run_on_worker(partial(self._decide, attempt, failure))
+
+    def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
+        if self._stalled is attempt:
+            attempt = failure = self._stalled_error(attempt)
+        handed = self._has_handed()
+        step: NextAttempt | Stop | None = None
+        if has_status(failure):
+            step = self.call.after(failure, handed=handed)
+        if isinstance(step, NextAttempt):
+            end = partial(self._end, attempt, failure, handed=handed)
+            with self._changed:
+                self._attempt = None
+                self._changed.notify_all()
+            if self._wait_until_due(step, end):
+                return
+        self._end(attempt, failure, handed=handed)
+
+    def _has_handed(self) -> bool:
+        """Whether the caller has got something of the failed attempt, or is about to.
+
+        A thread of the caller's may have read a message that came before the failure, and not have
+        counted it yet. No thread begins to read now, and those that do have all there is, so they
+        will soon be through. If one is not, it reads a foreign call, and its message is dropped.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers, READERS_TIMEOUT_S)
+            return self._handed
+
+    def _wait_until_due(self, step: NextAttempt, end: Callable[[], object]) -> bool:
+        """Make an attempt when it is due, or `end` if the timer is stopped; False if it is now."""
+        state = self.call.state
+        timer = state.timer
+        delay_s = (step.at_ns - state.now_ns()) / 1e9
+        if delay_s <= 0:
+            self._make(step)
+            return True
+        self._backoff = (timer, step, end)
+        timeout = state.wake(partial(self._due, step), delay_s, f"retry of {self.call.method}")
+        if timeout is None:
+            with self._changed:
+                waited, self._backoff = self._backoff is not None, None
+            return not waited  # `look` has ended it meanwhile
+        with self._changed:
+            self._timeout = timeout
+            over = self.final is not None
+        if over:
+            timeout.cancel()
+        return True
+
+    def _due(self, step: NextAttempt, _: Timeout) -> None:
+        with self._changed:
+            backoff = self._backoff
+            if backoff is None or backoff[1] is not step:  # made already, as the timer was late
+                return
+            self._backoff = None
+        self._run_on_worker(partial(self._make, step))
+
+    def look(self) -> None:
+        """Make a retry that the timer is late with; end the call if the timer was stopped."""
+        backoff = self._backoff
+        if backoff is None:
+            return
+        timer, step, job = backoff
+        if not timer.stopped:
+            if self.call.state.now_ns() < step.at_ns:
+                return
+            job = partial(self._make, step)
+        with self._changed:
+            waited, self._backoff = self._backoff is backoff, None
+        if waited:
+            self._run_on_worker(job)
+
+    def _make(self, step: NextAttempt) -> None:
+        if self.final is None:
+            self._follow(self.call.make(step))
+
+    # --- The end ---
+
+    def _finish(self, final: AnyCall) -> bool:
+        self._backoff = None
+        return super()._finish(final)
+
+    def cancel(self, details: str = BY_USER) -> bool:
+        """End the call; False if it has ended, or is about to."""
+        with self._changed:
+            if self.final is not None or self._answering:
+                return False
+            attempt = None if self._judging else self._attempt
+        if attempt is not None:
+            if attempt.cancel():
+                return self._finish(attempt)
+            if has_ended(attempt) and failure_of(attempt) is None:
+                return False
+        return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
+
+    def wait(self, timeout: float | None = None) -> AnyCall:
+        """Wait for the end, as the base does; but never for a single-threaded stream."""
+        if self.final is None and is_single_threaded(self._attempt):
+            raise grpc.experimental.UsageError(
+                "the end of a single-threaded stream is known when it was read to its end"
+            )
+        return super().wait(timeout)
+
+    # --- What comes before the end ---
+
+    def initial_metadata(self) -> Metadata:
+        """Wait for the server's initial metadata. If they are not empty, no retry follows."""
+        while True:
+            attempt = self._current()
+            if attempt is self.final:
+                return metadata_of(attempt.initial_metadata())
+            metadata = metadata_of(attempt.initial_metadata())
+            with self._changed:
+                if not metadata:  # a failure without any looks the same, until its status comes
+                    self._changed.wait_for(partial(self._is_closed, attempt), TRAILERS_TIMEOUT_S)
+                if self._is_open(attempt):
+                    self._handed = self._handed or metadata != ()
+                    return metadata
+
+    def next_message(self) -> Any:
+        """Give the caller the next message, of whichever attempt it is to come from."""
+        while True:
+            attempt = self._current(reads=True)
+            if attempt is self.final:
+                return next(attempt)
+            try:
+                message, is_callers = self._read(attempt)
+            except (StopIteration, grpc.RpcError) as end:
+                if not has_ended(attempt):  # a foreign call, which does not know its own end
+                    self._judge(attempt, None if isinstance(end, StopIteration) else end)
+                with self._changed:
+                    self._wait_for(partial(self._is_settled, attempt))
+                if self.final is attempt:
+                    raise
+            else:
+                if is_callers:
+                    return message
+
+    def _current(self, *, reads: bool = False) -> AnyCall:
+        """The attempt that is worth waiting for, to read its messages or not, or the final call."""
+        with self._changed:
+            self._wait_for(lambda: self.final is not None or self._is_open(self._attempt))
+            if self.final is not None:
+                return self.final
+            self._readers += reads
+            return self._attempt
+
+    def _is_open(self, attempt: AnyCall) -> bool:
+        """Whether the caller gets the messages of this attempt, as far as is known."""
+        return attempt is not None and self._attempt is attempt and not self._judging
+
+    def _is_closed(self, attempt: AnyCall) -> bool:
+        return not self._is_open(attempt)
+
+    def _is_settled(self, attempt: AnyCall) -> bool:
+        return self.final is not None or self._attempt is not attempt
+
+    def _read(self, attempt: AnyCall) -> tuple[Any, bool]:
+        """Read the next message of an attempt; with whether the caller gets it."""
+        came = False
+        try:
+            message = self._next_in_time(attempt)
+            came = True
+        finally:
+            is_callers = self._has_read(attempt, came=came)
+        return message, is_callers
+
+    def _has_read(self, attempt: AnyCall, *, came: bool) -> bool:
+        """Note a message that came; if the caller gets it, no retry follows."""
+        with self._changed:
+            if self._attempt is not attempt:
+                return False
+            self._readers -= 1
+            is_callers = self.final in (None, attempt)
+            self._handed = self._handed or (came and is_callers)
+            if self._judging:
+                self._changed.notify_all()  # `_has_handed` waits for the readers
+            return is_callers
+
+    # --- message_timeout ---
+
+    def _next_in_time(self, attempt: AnyCall) -> Any:
+        call = self.call
+        if not call.config.has_message_timeout:
+            return next(attempt)
+        reading = self._reading = object()
+        timeout = call.state.wake(
+            lambda _: self._run_on_worker(partial(self._stall, attempt, reading)),
+            to_seconds(call.config.message_timeout_ns),
+            f"message_timeout of {call.method}",
         )
-        if self._kind.streams_responses:
-            _drain(call)
-            return None
-        return call
+        try:
+            return next(attempt)
+        finally:
+            self._reading = None
+            if timeout is not None:
+                timeout.cancel()
+
+    def _stall(self, attempt: AnyCall, reading: object) -> None:
+        """Cancel an attempt whose reader has waited for too long."""
+        with self._changed:
+            over = self.final is not None
+            if self._reading is not reading or not self._is_open(attempt) or over:
+                return
+            self._stalled = attempt
+        if not attempt.cancel():
+            self._stalled = None  # it has just ended by itself
+
+    def _stalled_error(self, attempt: AnyCall) -> FinishedError:
+        call = self.call
+        return FinishedError(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            call.state.silent(call.method, call.config),
+            initial=metadata_of(attempt.initial_metadata()),
+        )
 
 
-def _drain(messages: Iterator[Any]) -> None:
-    for _ in messages:
-        pass
+class HedgedAttempts(_CallEnd):
+    """The attempts of one hedged unary call, several at the same time (gRFC A6)."""
+
+    def __init__(self, call: ClientCall, plan: HedgingPlan) -> None:
+        super().__init__(call)
+        self._plan = plan  # under the lock
+        self._running: list[AnyCall] = []
+        self._failed: tuple[AnyCall, BaseException] | None = None  # the attempt that failed last
+
+    def start(self, attempt: AnyCall) -> None:
+        """Go on from the first attempt."""
+        self._watch = self.call.state.watch(self.call.method, self.call.config)
+        self._follow(attempt)
+        self._go_on()
+
+    def _follow(self, attempt: AnyCall) -> None:
+        with self._changed:
+            over = self.final is not None or self._answering
+            if not over:
+                self._running.append(attempt)
+        if over:
+            attempt.cancel()
+        attempt.add_done_callback(InternalCallback(self._ended, attempt))
+
+    def _go_on(self) -> None:
+        """Send the attempts that are due, have the next one sent in time, or end the call."""
+        state, call = self.call.state, self.call
+        while True:
+            with self._changed:
+                if self.final is not None or self._answering:
+                    return
+                step = self._plan.due(state.now_ns())
+                failed = self._failed if self._plan.is_over else None
+                next_ns = self._plan.next_ns
+            if step is None:
+                break
+            emit(HedgeSent(call.method, step.number))
+            self._follow(call.make(step))
+        if failed is not None:
+            self._end(*failed)
+        elif next_ns != NEVER:
+            self._wake_at(next_ns)
+
+    def _wake_at(self, at_ns: int) -> None:
+        state, method = self.call.state, self.call.method
+        delay_s = max(0, at_ns - state.now_ns()) / 1e9
+        timeout = state.wake(self._due, delay_s, f"hedging of {method}")
+        with self._changed:
+            before, self._timeout = self._timeout, timeout
+            over = self.final is not None
+        if before is not None:
+            before.cancel()
+        if over and timeout is not None:
+            timeout.cancel()
+
+    def _due(self, _: Timeout) -> None:
+        self._run_on_worker(self._go_on)
+
+    def look(self) -> None:
+        """Go on without the timer if it is late or was stopped, and no attempt runs."""
+        with self._changed:
+            next_ns = self._plan.next_ns
+            waits = self.final is None and not self._running and next_ns != NEVER
+        state = self.call.state
+        if waits and (state.timer.stopped or state.now_ns() >= next_ns):
+            with self._changed:
+                failed = self._failed if state.timer.stopped else None
+            self._run_on_worker(self._go_on if failed is None else partial(self._end, *failed))
+
+    def _ended(self, attempt: AnyCall, _: object) -> None:
+        """Take note of an attempt's end. On gRPC's thread, or wherever it was canceled."""
+        try:
+            failure = failure_of(attempt)
+        except BaseException as error:  # noqa: BLE001 - of a foreign call; gRPC's thread must go on
+            failure = error
+        with self._changed:
+            if self.final is not None or self._answering or attempt not in self._running:
+                return
+            self._running.remove(attempt)
+        if failure is None:
+            self._finish(attempt)
+        else:
+            self._run_on_worker(partial(self._has_failed, attempt, failure))
+
+    def _has_failed(self, attempt: AnyCall, failure: BaseException) -> None:
+        known = has_status(failure) and not is_channel_closed(failure)
+        with self._changed:
+            self._failed = attempt, failure
+            over = not known or self._plan.ended(
+                self.call.state.now_ns(), outcome_of_error(failure)
+            )
+        if over:
+            self._end(attempt, failure)
+        else:
+            self._go_on()
+
+    def _end(self, call: AnyCall, failure: BaseException, *, handed: bool = False) -> None:
+        with self._changed:
+            self._answering = True
+        self._cancel_running()  # before the call is queued: it must not succeed as well
+        super()._end(call, failure, handed=handed)
+
+    def _finish(self, final: AnyCall) -> bool:
+        finished = super()._finish(final)
+        if finished:
+            self._cancel_running()
+        return finished
+
+    def _cancel_running(self) -> None:
+        with self._changed:
+            running, self._running = self._running, []
+        for attempt in running:
+            attempt.cancel()
+
+    def cancel(self, details: str = BY_USER) -> bool:
+        """End the call; False if it has ended, or is about to."""
+        with self._changed:
+            if self.final is not None or self._answering:
+                return False
+        return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
+
+    def initial_metadata(self) -> Metadata:
+        """Wait for the end: before that it is not known which attempt is the caller's."""
+        return metadata_of(self.wait().initial_metadata())
+
+    def next_message(self) -> Any:
+        """There are no messages: hedged calls have one response."""
+        raise NotImplementedError
+
+
+def _broken(error: BaseException) -> FinishedError:
+    """The call that ends with an error of no status, as grpc makes it of an interceptor's."""
+    details = f"Exception raised while intercepting the RPC: {error}"
+    return FinishedError(grpc.StatusCode.INTERNAL, details, error=error)

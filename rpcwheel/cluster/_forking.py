@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.calls import AnsweredCall, EndedCall
 from rpcwheel._grpc.connectivity import core_below
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel._grpc.styles import InternalCallback
 from rpcwheel.errors import ConfigurationError
 
@@ -131,12 +131,12 @@ class _Forked(_Unary):
                 call.cancel()
 
 
-class BroadcastFailedRpc(BroadcastFailed, EndedCall):
+class BroadcastFailedRpc(BroadcastFailed, FinishedError):
     """`BroadcastFailed` as a call, which is what interceptors of grpc get of one that failed."""
 
     def __init__(self, method: str, answers: dict[str, Any], errors: dict[str, Any]) -> None:
         BroadcastFailed.__init__(self, method, answers, errors)
-        EndedCall.__init__(self, self.code(), str(self))
+        FinishedError.__init__(self, self.code(), str(self))
 
 
 class _Broadcast(_Unary):
@@ -155,7 +155,7 @@ class _Broadcast(_Unary):
                 call.cancel()  # if the wait was interrupted
         if errors:
             raise BroadcastFailedRpc(self._method, answers, errors)
-        return answers, AnsweredCall(answers, "")
+        return answers, FinishedResponse(answers, "")
 
 
 def _error_of(call: Any) -> BaseException | None:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.calls import EndedCall
 from rpcwheel._grpc.details import metadata_of
+from rpcwheel._grpc.finished import FinishedError
 from rpcwheel._grpc.styles import InternalCallback, failure_of, has_ended, is_single_threaded
 from rpcwheel.durations import to_ns
 from rpcwheel.observe import CallbackFailed, emit
@@ -165,14 +165,14 @@ class Journey:
             raise self._method.overdue_after(self._last)
         return self._method.at_once(self.call, self._until_s, patient=self._patient)
 
-    def _ended_by(self, error: BaseException) -> EndedCall:
+    def _ended_by(self, error: BaseException) -> FinishedError:
         """How the call ends that this was raised for, instead of a try."""
-        if isinstance(error, EndedCall):
+        if isinstance(error, FinishedError):
             return error
         if self._method.fleet.roster.closed:
-            return EndedCall(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE, cancelled=True)
+            return FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE, cancelled=True)
         said = f"Exception raised while a member was looked for: {error!r}"
-        return EndedCall(grpc.StatusCode.INTERNAL, said, error=error)
+        return FinishedError(grpc.StatusCode.INTERNAL, said, error=error)
 
     @property
     def _hooks_key(self) -> object:
@@ -188,7 +188,7 @@ class Journey:
         """Try it on a member.
 
         Raises:
-            EndedCall, ValueError: As `at_once`: the member is gone, and so are all others.
+            FinishedError, ValueError: As `at_once`: the member is gone, and so are all others.
             Exception: What `connect` raised, or the user's picker.
         """
         one = self._begun_on(member)
@@ -293,7 +293,7 @@ class Journey:
             return self._finish(begun)
         if begun is not None and has_ended(begun) and failure_of(begun) is None:
             return False
-        return self._finish(EndedCall(grpc.StatusCode.CANCELLED, details, cancelled=True))
+        return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
 
     def drop(self) -> None:
         """End the call because nobody holds it any more."""
@@ -303,7 +303,7 @@ class Journey:
     def look(self) -> None:
         """Do nothing: whatever happens is told."""
 
-    def add_hook(self, hook: Callable[..., object], *args: object) -> bool:
+    def add_callback(self, hook: Callable[..., object], *args: object) -> bool:
         """Have a function called at the end, on a worker; False if that is past."""
         with self._changed:
             if self.final is None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.calls import EndedCall
-from rpcwheel._grpc.held import HeldCall, HeldStream
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.call.sync_call import RetryingCall, RetryingStream
 
 from ._fleet import CLOSED, UnmadeError
 from ._gate import Gate
@@ -124,7 +124,7 @@ class Pushing(Method):
         while True:
             try:
                 member = self._connected(call, until_s)
-            except EndedCall as ended:
+            except FinishedError as ended:
                 return ended
             began = member.began()
             try:
@@ -146,12 +146,12 @@ class Pushing(Method):
         requests: Any,
         until_s: float | None,
         options: tuple[Any, ...],
-    ) -> HeldCall:
+    ) -> RetryingCall:
         if self.fleet.roster.closed:
             raise ValueError(CLOSED)
         course = Journey(self, name, requests, until_s, options, patient=True, streams=True)
         course.set_out(None)
-        return HeldCall(course) if name == "future" else HeldStream(course)
+        return RetryingCall(course) if name == "future" else RetryingStream(course)
 
     def _connected(self, call: Call, until_s: float | None) -> Member:
         """A member that has a connection, or was never asked for one, if there is any.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.calls import EndedCall
+from rpcwheel._grpc.finished import FinishedError
 
 from ._fleet import UnmadeError
 from ._tries import judge_at_end, left
@@ -94,11 +94,11 @@ class Spread:
             if not method.has_gone(member, began, error):
                 raise
             said = f"{member.id} is gone from {method.fleet.name}"
-            call = EndedCall(grpc.StatusCode.UNAVAILABLE, said)
+            call = FinishedError(grpc.StatusCode.UNAVAILABLE, said)
         except UnmadeError as error:
             cause = method.fleet.unmade(member, error)
             said = f"{member.id}: connect: {cause!r}"
-            call = EndedCall(grpc.StatusCode.UNAVAILABLE, said)
+            call = FinishedError(grpc.StatusCode.UNAVAILABLE, said)
         else:
             judge_at_end(call, method.fleet, member, began)
         self._of[call] = member, began
@@ -109,7 +109,7 @@ class Spread:
         request, (_, metadata, *_), _ = self._given
         member, began = self._of[call]
         fleet = self._method.fleet
-        if not isinstance(call, EndedCall) and not fleet.failed(member, call, began):
+        if not isinstance(call, FinishedError) and not fleet.failed(member, call, began):
             self._all_unsent = False
             return None
         other = fleet.roster.other(self._used, (self._method.name, request, metadata))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.calls import EndedCall
-from rpcwheel._grpc.held import HeldCall, HeldStream
+from rpcwheel._grpc.finished import FinishedError
 from rpcwheel._grpc.styles import call_at_end
+from rpcwheel.call.sync_call import RetryingCall, RetryingStream
 from rpcwheel.durations import to_seconds
 
 from ._fleet import CLOSED, UNREACHED, UnmadeError, when
@@ -100,8 +100,8 @@ class Method:
         """The member for a call; None if it is to wait for one.
 
         Raises:
-            EndedCall: There is none, with UNAVAILABLE; or none before the call's own deadline, with
-                DEADLINE_EXCEEDED.
+            FinishedError: There is none, with UNAVAILABLE; or none before the call's own deadline,
+                with DEADLINE_EXCEEDED.
             ValueError: The channel is closed.
         """
         pick = self.fleet.roster.pick
@@ -119,16 +119,16 @@ class Method:
         if is_over or (not patient and roster.refusal() is not None):
             raise self.too_late(until_s)
 
-    def too_late(self, until_s: float | None) -> EndedCall:
+    def too_late(self, until_s: float | None) -> FinishedError:
         """How a call ends for which there was no member in time."""
         code = UNAVAILABLE if until_s is None or monotonic() < until_s else OVERDUE
-        return EndedCall(code, self.fleet.roster.refusal() or self.fleet.roster.too_late())
+        return FinishedError(code, self.fleet.roster.refusal() or self.fleet.roster.too_late())
 
     @staticmethod
-    def overdue_after(error: Any) -> EndedCall:
+    def overdue_after(error: Any) -> FinishedError:
         """How a call ends whose time is over, and whose last try ended so."""
         tell = getattr(error, "details", None)
-        return EndedCall(OVERDUE, str(tell() if callable(tell) else error))
+        return FinishedError(OVERDUE, str(tell() if callable(tell) else error))
 
     def latest_s(self, until_s: float | None, *, patient: bool) -> float | None:
         """How long a call may wait for a member, by `time.monotonic`; None: for ever."""
@@ -256,7 +256,7 @@ class Method:
         """Different members, as `pick` gives them; all that there are, if None.
 
         Raises:
-            EndedCall, ValueError: As for any call.
+            FinishedError, ValueError: As for any call.
         """
         call = self.name, request, metadata
         first = self.first(call, until_s, patient=patient)
@@ -302,7 +302,7 @@ class Method:
                     raise ValueError(CLOSED)
                 course = Journey(self, name, request, until_s, options, patient=patient)
                 course.set_out(member)
-                return HeldCall(course) if name == "future" else HeldStream(course)
+                return RetryingCall(course) if name == "future" else RetryingStream(course)
             began = member.began()
             try:
                 running = self.begin_on(member, name, request, until_s, options)

@@ -1,36 +1,35 @@
-"""The client interceptor for `grpc`: one object for all four kinds, with all policies.
+"""The policies in front of a channel of `grpc`: as a channel, or as interceptors.
 
-A blocking call is carried out on its caller's thread, tries and waits and all. A call that the
-caller holds while it runs (`.future()`, response streams) is handed through untouched where its
-config asks for no more than a deadline; otherwise the caller gets a call of ours.
+`InterceptedChannel` has multicallables of its own, which look up the configuration of their method
+once, when they are made. A blocking unary call that succeeds is one call of the multicallable
+below it. `ClientInterceptor` is for channels that the user intercepts.
 """
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.details import details_with
-from rpcwheel._grpc.styles import blocks, call_at_end, failure_of, has_ended
-from rpcwheel.call._client_held import LiveCall, LiveStream
-from rpcwheel.call.config import LOOK_INTERVAL_S, seconds_left
-from rpcwheel.call.sync_call import Outgoing, opened_for
-from rpcwheel.rpc import Kind, Stop
+from rpcwheel._grpc import multicallable
+from rpcwheel._grpc.details import Details, details_with
+from rpcwheel._grpc.styles import blocks, failure_of
+from rpcwheel.call.config import CALL_OPTIONS, seconds_left
+from rpcwheel.call.sync_call import ClientCall, begin_stream, begin_unary
+from rpcwheel.durations import to_ns
+from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import TypeAlias
+    from types import TracebackType
 
     from rpcwheel._grpc.styles import AnyCall
     from rpcwheel.call.config import ClientState
-    from rpcwheel.rpc import NextAttempt
 
-    Message: TypeAlias = Any
-    Continuation: TypeAlias = Callable[[Any, Any], AnyCall]
+__all__ = ["ClientInterceptor", "InterceptedChannel"]
 
-__all__ = ["ClientInterceptor", "go_on", "hold_stream", "hold_unary", "wait_for"]
+Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 
 
 class ClientInterceptor(
@@ -39,182 +38,253 @@ class ClientInterceptor(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Carries out the policies of one channel's calls."""
+    """Applies the policies to the calls of one channel, of all four kinds."""
 
     def __init__(self, state: ClientState) -> None:
         self._state = state
 
     def intercept_unary_unary(
-        self,
-        continuation: Continuation,
-        client_call_details: grpc.ClientCallDetails,
-        request: Message,
+        self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Carry out a call with one request and one response."""
+        make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
         blocking = blocks(continuation)
-        if blocking:
-            return _blocking(self._state, continuation, client_call_details, request)
-        return hold_unary(
-            Outgoing(self._state, Kind.UNARY_UNARY, continuation, client_call_details, request),
-            known=blocking is not None,
-        )
+        if not blocking:
+            return begin_unary(make(client_call_details, request), known=blocking is not None)
+        # Most calls need no more than their first attempt, so it is made with only its timeout.
+        state, method = self._state, client_call_details.method
+        config, timeout = state.config_of(method), client_call_details.timeout
+        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
+        opened = config, now_ns, deadline_ns, attempt_ns
+        if now_ns >= deadline_ns:
+            return make(client_call_details, request, opened).late()
+        watch = state.watch(method, config)
+        try:
+            left_s = seconds_left(attempt_ns, now_ns)
+            call = continuation(details_with(client_call_details, left_s), request)
+            if failure_of(call) is None:
+                return call
+            return make(client_call_details, request, opened).resume(call)
+        finally:
+            if watch is not None:
+                watch.cancel()
 
     def intercept_stream_unary(
-        self,
-        continuation: Continuation,
-        client_call_details: grpc.ClientCallDetails,
-        request_iterator: Iterator[Any],
+        self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Carry out a call with many requests and one response."""
-        outgoing = Outgoing(
+        call = ClientCall(
             self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
         )
         blocking = blocks(continuation)
-        return wait_for(outgoing) if blocking else hold_unary(outgoing, known=blocking is not None)
+        return call.run() if blocking else begin_unary(call, known=blocking is not None)
 
     def intercept_unary_stream(
-        self,
-        continuation: Continuation,
-        client_call_details: grpc.ClientCallDetails,
-        request: Message,
+        self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Carry out a call with one request and many responses."""
-        return hold_stream(
-            Outgoing(self._state, Kind.UNARY_STREAM, continuation, client_call_details, request)
+        kind = Kind.UNARY_STREAM
+        return begin_stream(
+            ClientCall(self._state, kind, continuation, client_call_details, request)
         )
 
     def intercept_stream_stream(
-        self,
-        continuation: Continuation,
-        client_call_details: grpc.ClientCallDetails,
-        request_iterator: Iterator[Any],
+        self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Carry out a call with many requests and many responses."""
-        return hold_stream(
-            Outgoing(
-                self._state, Kind.STREAM_STREAM, continuation, client_call_details, request_iterator
+        kind = Kind.STREAM_STREAM
+        return begin_stream(
+            ClientCall(self._state, kind, continuation, client_call_details, request_iterator)
+        )
+
+
+class InterceptedChannel(grpc.Channel):
+    """The user's channel, with the policies in front. Closing it closes the user's channel."""
+
+    def __init__(self, channel: grpc.Channel, state: ClientState) -> None:
+        """Put the policies in front of a channel.
+
+        Raises:
+            TypeError: `channel` is no channel of grpc.
+        """
+        if not isinstance(channel, grpc.Channel):
+            raise TypeError(
+                f"channel must be a grpc channel, not {channel!r}; for those of grpc.aio there is "
+                "rpcwheel.interceptors.aio.intercept_channel, or rpcwheel.aio.Kit"
             )
-        )
+        self._channel = channel
+        self._state = state
+
+    def subscribe(
+        self,
+        callback: Callable[[grpc.ChannelConnectivity], None],
+        try_to_connect: bool | None = False,
+    ) -> None:
+        """As the user's channel."""
+        self._channel.subscribe(callback, try_to_connect=try_to_connect)
+
+    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
+        """As the user's channel."""
+        self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        """Close the user's channel."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # The arguments are those of the channel below: `_registered_method` came with 1.63, for one.
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
+        """Make a multicallable."""
+        below = self._channel.unary_unary(method, *args, **options)
+        return _UnaryUnary(self._state, Kind.UNARY_UNARY, method, below)
+
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:
+        """Make a multicallable."""
+        below = self._channel.unary_stream(method, *args, **options)
+        return _UnaryStream(self._state, Kind.UNARY_STREAM, method, below)
+
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:
+        """Make a multicallable."""
+        below = self._channel.stream_unary(method, *args, **options)
+        return _StreamUnary(self._state, Kind.STREAM_UNARY, method, below)
+
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:
+        """Make a multicallable."""
+        below = self._channel.stream_stream(method, *args, **options)
+        return _StreamStream(self._state, Kind.STREAM_STREAM, method, below)
 
 
-def _blocking(
-    state: ClientState,
-    continuation: Continuation,
-    details: Any,
-    request: Message,
-) -> AnyCall:
-    """Carry out a call with one request whose caller waits for it.
+class _Multicallable:
+    """What the four kinds have in common."""
 
-    Most need no more than their first try, so that is made with nothing but its timeout.
-    """
-    method = details.method
-    config = state.configs.of(method)
-    opened = now_ns, deadline_ns, attempt_ns = opened_for(state, config, details)
-    if now_ns >= deadline_ns:
-        return Outgoing(state, Kind.UNARY_UNARY, continuation, details, request, opened).late()
-    watch = state.watch(method, config)
-    try:
-        call = continuation(details_with(details, seconds_left(attempt_ns, now_ns)), request)
-        if failure_of(call) is None:
-            return call
-        return go_on(
-            Outgoing(state, Kind.UNARY_UNARY, continuation, details, request, opened), call
-        )
-    finally:
-        if watch is not None:
-            watch.cancel()
+    __slots__ = ("_below", "_config", "_kind", "_method", "_state")
 
+    def __init__(self, state: ClientState, kind: Kind, method: str, below: Any) -> None:
+        self._state = state
+        self._kind = kind
+        self._method = method
+        self._config = state.configs.of(method)
+        self._below = below
 
-def hold_unary(outgoing: Outgoing, *, known: bool) -> AnyCall:
-    """Carry out a unary call by `.future()`, if it is `known` to be one."""
-    if not outgoing.config.recovers:
-        return _hand_through(outgoing)
-    return _hold(outgoing, LiveCall, known=known)
+    def _begin(self, name: str, request: Any, *options: Any) -> Any:
+        """Begin a call that the caller holds while it runs."""
+        start = getattr(self._below, name)
+        call = self._call(lambda details, request: start(request, *details[1:]), request, options)
+        return begin_stream(call) if self._kind.streams_responses else begin_unary(call)
 
+    def _wait(self, name: str, request: Any, *options: Any) -> Any:
+        """Carry out a call on its caller's thread."""
+        return _result(name, self._call(self._attempt, request, options).run())
 
-def hold_stream(outgoing: Outgoing) -> AnyCall:
-    """Carry out a call with a response stream."""
-    if outgoing.config.recovers or outgoing.config.has_message_timeout:
-        return _hold(outgoing, LiveStream, known=True)
-    return _hand_through(outgoing)
+    def _attempt(self, details: Details, request: Any) -> AnyCall:
+        """Make one attempt on the caller's thread; gives a call that has ended."""
+        try:
+            return _Succeeded(*self._below.with_call(request, *details[1:]))
+        except grpc.RpcError as error:
+            return error
+
+    def _call(
+        self, start: Continuation, request: Any, options: tuple[Any, ...], opened: Any = None
+    ) -> ClientCall:
+        details = Details(self._method, *options)
+        return ClientCall(self._state, self._kind, start, details, request, opened)
 
 
-def _hold(outgoing: Outgoing, kind: type[LiveCall], *, known: bool) -> AnyCall:
-    """Make a call that the caller holds while it runs."""
-    if outgoing.is_late:
-        return outgoing.late()
-    try:
-        call = outgoing.first()
-    except BaseException:
-        outgoing.close()
-        raise
-    if not hasattr(call, "add_done_callback"):  # some interceptor's generator: not to be followed
-        outgoing.state.note_bare(outgoing.method)
-        return call
-    if not known and has_ended(call):  # somebody's own continuation: see what it gave
-        return wait_for(outgoing, call)
-    outgoing.keep()
-    return kind(outgoing, call)
+class _Succeeded:
+    """An attempt that has succeeded."""
 
+    __slots__ = ("call", "response")
 
-def _hand_through(outgoing: Outgoing) -> AnyCall:
-    """Make a call whose config asks for no more than a deadline, and be told if it is slow."""
-    if outgoing.is_late:
-        return outgoing.late()
-    watch = outgoing.state.watch(outgoing.method, outgoing.config)
-    if watch is None:
-        return outgoing.first()
-    try:
-        call = outgoing.first()
-    except BaseException:
-        watch.cancel()
-        raise
-    call_at_end(call, watch.cancel)
-    return call
+    def __init__(self, response: Any, call: AnyCall) -> None:
+        self.response = response
+        self.call = call
 
+    def exception(self) -> None:
+        """There is none."""
 
-def wait_for(outgoing: Outgoing, call: AnyCall = None) -> AnyCall:
-    """Carry out a call on this thread to its end; `call` is its first try, if that is made."""
-    if outgoing.is_late:
-        return outgoing.late()
-    watch = outgoing.state.watch(outgoing.method, outgoing.config)
-    try:
-        return go_on(outgoing, outgoing.first() if call is None else call)
-    finally:
-        if watch is not None:
-            watch.cancel()
-        outgoing.close()
-
-
-def go_on(outgoing: Outgoing, call: AnyCall) -> AnyCall:
-    """Wait for a try's end, and make others after it as its failure asks."""
-    while (error := failure_of(call)) is not None:
-        step = outgoing.after(error)
-        if isinstance(step, Stop) or not _pause(outgoing, step):
-            return outgoing.end(call, error)
-        call = outgoing.make(step)
-    return call
-
-
-def _pause(outgoing: Outgoing, attempt: NextAttempt) -> bool:
-    """Wait on this thread until a try is due; False if the timer takes no more waits.
-
-    A timer that is late, as a task holds its thread, is not waited for past the deadline.
-    """
-    state = outgoing.state
-    delay_s = (attempt.at_ns - state.now_ns()) / 1e9
-    if delay_s <= 0:
+    def done(self) -> bool:
+        """It has ended."""
         return True
-    due = threading.Event()
-    timeout = state.wake(lambda _: due.set(), delay_s, f"retry of {outgoing.method}")
-    if timeout is None:
-        return False
-    try:
-        while not due.wait(min(LOOK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)):
-            if state.timer.stopped:
-                return False
-            if state.now_ns() >= attempt.at_ns:
-                break
-        return True
-    finally:
-        timeout.cancel()
+
+    def result(self) -> Any:
+        """The response."""
+        return self.response
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """It has ended."""
+        callback(self)
+
+
+def _result(name: str, call: AnyCall) -> Any:
+    """What `__call__` or `with_call` returns of a call that has ended, or raise its failure."""
+    if isinstance(call, _Succeeded):
+        return call.response if name == "__call__" else (call.response, call.call)
+    result = getattr(call, "result", None)
+    if result is None:
+        raise call  # an error of an interceptor below, which is no call
+    response = result()
+    return response if name == "__call__" else (response, call)
+
+
+class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
+    __slots__ = ()
+
+    def _wait(self, name: str, request: Any, *options: Any) -> Any:
+        """Carry out a call on its caller's thread.
+
+        Most calls need no more than their first attempt, so that is made with only its timeout.
+        """
+        state, timeout = self._state, options[0]
+        overridden = CALL_OPTIONS.get() is not None
+        config = state.config_of(self._method) if overridden else self._config
+        if config.hedging is not None:
+            return self._wait_hedged(name, request, *options)
+        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
+        opened = config, now_ns, deadline_ns, attempt_ns
+        if now_ns >= deadline_ns:
+            return _result(name, self._call(self._attempt, request, options, opened).late())
+        watch = state.watch(self._method, config)
+        try:
+            return getattr(self._below, name)(
+                request, seconds_left(attempt_ns, now_ns), *options[1:]
+            )
+        except grpc.RpcError as error:
+            call = self._call(self._attempt, request, options, opened).resume(error)
+        finally:
+            if watch is not None:
+                watch.cancel()
+        return _result(name, call)
+
+    def _wait_hedged(self, name: str, request: Any, *options: Any) -> Any:
+        """Wait for a call whose attempts run at the same time, and so on gRPC's threads."""
+        call = self._begin("future", request, *options)
+        try:
+            return _result(name, call)
+        except BaseException:
+            call.cancel()  # such as KeyboardInterrupt
+            raise
+
+
+class _StreamUnary(_Multicallable, multicallable.StreamUnary):
+    __slots__ = ()
+
+
+class _UnaryStream(_Multicallable, multicallable.UnaryStream):
+    __slots__ = ()
+
+
+class _StreamStream(_Multicallable, multicallable.StreamStream):
+    __slots__ = ()

@@ -14,10 +14,9 @@ from rpcwheel.call.config import ClientState
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
-from .client import ClientInterceptor
+from .client import ClientInterceptor, InterceptedChannel
 from .queues import FailbackQueuesBase
 from .server import server_interceptors
-from .sync_channel import InterceptedChannel
 
 if TYPE_CHECKING:
     import grpc

@@ -145,6 +145,15 @@ class RetryScheduled(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class HedgeSent(Event):
+    """A call was sent again before its earlier attempts have ended, or as one of them failed."""
+
+    method: str
+    attempt: int
+    """2 for the second attempt."""
+
+
+@dataclass(frozen=True, slots=True)
 class RetryStopped(Event):
     """A try failed with a status that `RetryPolicy.retry_on` names, and is not retried.
 

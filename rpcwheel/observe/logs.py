@@ -165,6 +165,9 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "method",
         "%(method)s failed with %(code)s at try %(attempts)d, next try in %(delay_s).3g s",
     ),
+    events.HedgeSent: _Line(
+        CALL, logging.INFO, "method", "%(method)s: attempt %(attempt)d sent by hedging"
+    ),
     events.RetryStopped: _Line(
         CALL,
         logging.INFO,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc import kinds
-from rpcwheel._grpc.calls import EndedCall
+from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.connectivity import is_bare
+from rpcwheel._grpc.finished import FinishedError
 from rpcwheel._grpc.styles import call_at_end, failure_of, has_ended, is_single_threaded
 from rpcwheel.rpc import Kind
 
@@ -155,12 +155,12 @@ class _Member:
         return running
 
 
-def _ended_on(link: AnyLink) -> EndedCall:
+def _ended_on(link: AnyLink) -> FinishedError:
     """How a call ends that interceptors of the connection's own channel ran while it was closed.
 
     They may have made other calls before, this one among them, so it is not begun again.
     """
-    return EndedCall(grpc.StatusCode.UNAVAILABLE, link.details)
+    return FinishedError(grpc.StatusCode.UNAVAILABLE, link.details)
 
 
 def _leave_at_end(call: Any, switch: Switch, link: AnyLink) -> None:
@@ -191,7 +191,7 @@ def _on_a_worker(job: Callable[[], object]) -> None:
     EXECUTOR.submit(job, job)
 
 
-class UnaryUnary(_Member, kinds.UnaryUnary):
+class UnaryUnary(_Member, multicallable.UnaryUnary):
     """One request, one response."""
 
     __slots__ = ()
@@ -219,19 +219,19 @@ class Ping(UnaryUnary):
     _wait = _begin
 
 
-class StreamUnary(_Member, kinds.StreamUnary):
+class StreamUnary(_Member, multicallable.StreamUnary):
     """Many requests, one response."""
 
     __slots__ = ()
 
 
-class UnaryStream(_Member, kinds.UnaryStream):
+class UnaryStream(_Member, multicallable.UnaryStream):
     """One request, many responses."""
 
     __slots__ = ()
 
 
-class StreamStream(_Member, kinds.StreamStream):
+class StreamStream(_Member, multicallable.StreamStream):
     """Many requests, many responses."""
 
     __slots__ = ()

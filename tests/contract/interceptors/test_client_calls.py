@@ -446,7 +446,7 @@ def test_cancelling_wakes_who_waits_for_a_message(shop, client, timer):
     thread.start()
     call.cancel()
     thread.join(WAIT_S)
-    assert ends == ["EndedCall"]
+    assert ends == ["FinishedError"]
 
 
 def ended_by(give):

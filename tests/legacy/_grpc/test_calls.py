@@ -3,19 +3,19 @@
 import grpc
 import pytest
 
-from rpcwheel._grpc.calls import AnsweredCall, AnsweredStream, EndedCall, refused_by
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.errors import FailbackClosed, FailbackFull
 
 CODE = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def test_a_failure_here_is_a_whole_call_and_the_error_it_raises():
-    call = EndedCall(CODE, "too late", trailing=(("k", "v"),))
+    call = FinishedError(CODE, "too late", trailing=(("k", "v"),))
     with pytest.raises(grpc.RpcError) as caught:
         call.result()
     assert caught.value is call is call.exception()
     assert call.traceback() is not None
-    with pytest.raises(EndedCall):
+    with pytest.raises(FinishedError):
         next(iter(call))
     assert (call.code(), call.details(), call.debug_error_string()) == (CODE, "too late", "")
     assert (call.initial_metadata(), call.trailing_metadata()) == ((), (("k", "v"),))
@@ -26,25 +26,25 @@ def test_a_failure_here_is_a_whole_call_and_the_error_it_raises():
 
 
 def test_a_cancelled_call_raises_what_grpcs_do():
-    call = EndedCall(grpc.StatusCode.CANCELLED, "", cancelled=True)
+    call = FinishedError(grpc.StatusCode.CANCELLED, "", cancelled=True)
     assert call.cancelled()
     for give in (call.result, call.exception, call.traceback):
         with pytest.raises(grpc.FutureCancelledError):
             give()
-    with pytest.raises(EndedCall):
+    with pytest.raises(FinishedError):
         next(call)
 
 
 def test_a_call_may_end_with_another_error():
     error = ValueError("a bug")
-    call = EndedCall(grpc.StatusCode.INTERNAL, "", error=error)
+    call = FinishedError(grpc.StatusCode.INTERNAL, "", error=error)
     assert call.exception() is error
     with pytest.raises(ValueError, match="a bug"):
         call.result()
 
 
 def test_an_answer_is_a_whole_call():
-    call = AnsweredCall(b"x", "why", initial=(("i", "1"),))
+    call = FinishedResponse(b"x", "why", initial=(("i", "1"),))
     assert (call.result(), call.exception(), call.traceback()) == (b"x", None, None)
     assert (call.code(), call.details()) == (grpc.StatusCode.OK, "why")
     assert call.initial_metadata() == (("i", "1"),)
@@ -54,7 +54,7 @@ def test_an_answer_is_a_whole_call():
 
 @pytest.mark.parametrize(("messages", "got"), [(None, []), ((b"a", b"b"), [b"a", b"b"])])
 def test_an_answer_of_a_stream_is_iterated(messages, got):
-    assert list(AnsweredStream(messages, "")) == got
+    assert list(FinishedStream(messages, "")) == got
 
 
 def assert_ended(call):
@@ -68,7 +68,7 @@ def assert_ended(call):
 
 @pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
 def test_a_refusal_by_a_queue_is_a_failed_call_and_an_error_of_both_kinds(kind):
-    failure = EndedCall(CODE, "too late", initial=(("i", "v"),), trailing=(("k", "v"),))
+    failure = FinishedError(CODE, "too late", initial=(("i", "v"),), trailing=(("k", "v"),))
     call = refused_by(kind("q: not queued"), failure)
     assert isinstance(call, kind)
     assert isinstance(call, grpc.RpcError)

@@ -5,7 +5,7 @@ import inspect
 import grpc
 import pytest
 
-from rpcwheel._grpc import kinds
+from rpcwheel._grpc import multicallable
 
 OPTIONS = {
     "timeout": 1.5,
@@ -38,7 +38,7 @@ class Ways:
 
 @pytest.mark.parametrize(("kind", "name", "way"), WAYS)
 def test_a_call_takes_what_grpc_s_takes_and_hands_all_of_it_on(kind, name, way):
-    theirs, ours = getattr(grpc, kind + "MultiCallable"), getattr(kinds, kind)
+    theirs, ours = getattr(grpc, kind + "MultiCallable"), getattr(multicallable, kind)
     assert [(one.name, one.kind, one.default) for one in parameters(ours, name)] == [
         (one.name, one.kind, one.default) for one in parameters(theirs, name)
     ]

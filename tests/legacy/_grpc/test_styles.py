@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Silent
 from fixtures.waiting import wait_until
-from rpcwheel._grpc.calls import AnsweredCall, EndedCall
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel._grpc.styles import (
     blocks,
     call_at_end,
@@ -58,9 +58,9 @@ def test_any_other_continuation_has_no_style():
 
 
 def test_how_a_call_failed_is_told_for_all_that_may_be_one(shop_channel):
-    error = EndedCall(CODE, "")
+    error = FinishedError(CODE, "")
     assert failure_of(error) is error
-    assert failure_of(AnsweredCall(b"", "")) is None
+    assert failure_of(FinishedResponse(b"", "")) is None
     plain = grpc.RpcError()
     assert failure_of(plain) is plain
     assert failure_of(b"an answer") is None
@@ -72,7 +72,7 @@ def test_how_a_call_failed_is_told_for_all_that_may_be_one(shop_channel):
 
 
 def test_only_failures_of_calls_have_a_status():
-    assert has_status(EndedCall(CODE, ""))
+    assert has_status(FinishedError(CODE, ""))
     assert not has_status(grpc.RpcError())
     assert not has_status(ValueError())
     assert not has_status(grpc.FutureCancelledError())

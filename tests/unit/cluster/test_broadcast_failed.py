@@ -2,12 +2,12 @@
 
 import grpc
 
-from rpcwheel._grpc.calls import EndedCall
+from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.cluster import BroadcastFailed
 from rpcwheel.cluster.failed import told_apart
 
-GONE = EndedCall(grpc.StatusCode.UNAVAILABLE, "gone", trailing=(("a", "b"),))
-SLOW = EndedCall(grpc.StatusCode.DEADLINE_EXCEEDED, "slow")
+GONE = FinishedError(grpc.StatusCode.UNAVAILABLE, "gone", trailing=(("a", "b"),))
+SLOW = FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, "slow")
 
 
 def test_it_is_an_error_of_grpc_with_answers_and_errors():

@@ -60,6 +60,7 @@ EVENTS = [
     events.DeadLetterFailed("audit", "shop.push", BOOM),
     events.CallSlow("/shop.Orders/Get", "client", 1.5),
     events.RetryScheduled("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25),
+    events.HedgeSent("/shop.Orders/Get", 2),
     events.RetryStopped("/shop.Orders/Get", 2, "UNAVAILABLE", "no attempts left"),
     events.DefaultResponseUsed("/shop.Orders/Get", BOOM),
     events.StreamStalled("/shop.Orders/Watch", 30.0),

@@ -1,7 +1,7 @@
-"""Calls of `grpc` that have ended without a server: a failure of ours, or an answer by default.
+"""Calls of `grpc` that have ended on this side: with an error, or with a default response.
 
-Each is a full `grpc.Call` and `grpc.Future`, so that interceptors outside and callers need not know
-where it comes from.
+Each is a full `grpc.Call` and `grpc.Future`: outer interceptors and callers need not tell it from
+one of gRPC's own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from .details import Metadata
 
-__all__ = ["AnsweredCall", "AnsweredStream", "EndedCall", "refused_by"]
+__all__ = ["FinishedCall", "FinishedError", "FinishedResponse", "FinishedStream", "refused_by"]
 
 
-class _Ended(grpc.Call, grpc.Future):
-    """What all calls that have ended have in common."""
+class FinishedCall(grpc.Call, grpc.Future):
+    """A call that has ended on this side, without a server or after its failure."""
 
     def __init__(
         self, code: grpc.StatusCode, details: str, initial: Metadata, trailing: Metadata
@@ -85,7 +85,7 @@ class _Ended(grpc.Call, grpc.Future):
         )
 
 
-class EndedCall(grpc.RpcError, _Ended):
+class FinishedError(grpc.RpcError, FinishedCall):
     """A call that failed on this side. It is the error that it raises, unless it has another."""
 
     def __init__(
@@ -108,11 +108,11 @@ class EndedCall(grpc.RpcError, _Ended):
             error: What to raise, if not this object.
             cancelled: Whether the caller ended it; then its result is a `FutureCancelledError`.
         """
-        _Ended.__init__(self, code, details, initial, trailing)  # an exception's does not go on
+        FinishedCall.__init__(self, code, details, initial, trailing)
         self._other = error
         self._cancelled = cancelled
 
-    __str__ = __repr__ = _Ended.__repr__
+    __str__ = __repr__ = FinishedCall.__repr__
 
     def cancelled(self) -> bool:
         return self._cancelled
@@ -145,7 +145,7 @@ class EndedCall(grpc.RpcError, _Ended):
         return self if self._other is None else self._other
 
 
-class _Refused(EndedCall):
+class _Refused(FinishedError):
     """A call that failed and could not be queued: the error's words, the failed try's status."""
 
     def __init__(self, refusal: FailbackError, error: Any) -> None:
@@ -168,7 +168,7 @@ class FailbackClosedRpc(_Refused, FailbackClosed):
     """`FailbackClosed` as a call and `grpc.RpcError`."""
 
 
-def refused_by(refusal: FailbackError, error: BaseException) -> EndedCall:
+def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
     """Make the error of a call that could not be queued one of `grpc` too, and a whole call.
 
     So `except grpc.RpcError` finds it, and so does an outer interceptor, to which grpc gives it as
@@ -184,7 +184,7 @@ def refused_by(refusal: FailbackError, error: BaseException) -> EndedCall:
     return made
 
 
-class AnsweredCall(_Ended):
+class FinishedResponse(FinishedCall):
     """A call that failed, and whose caller gets an answer that no server gave. Its code is OK."""
 
     def __init__(
@@ -216,7 +216,7 @@ class AnsweredCall(_Ended):
         """Give the failure's traceback: there is none."""
 
 
-class AnsweredStream(AnsweredCall):
+class FinishedStream(FinishedResponse):
     """The same for a response stream: the answer is its messages; None is none."""
 
     def __init__(

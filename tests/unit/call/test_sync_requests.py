@@ -7,11 +7,11 @@ import threading
 import grpc
 import pytest
 
-from fixtures.shop import STREAM_UNARY, Hang
+from fixtures.shop import STREAM_UNARY
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.call import CallPolicy, RetryPolicy
-from rpcwheel.call._client_requests import Feed
+from rpcwheel.call import CallPolicy
 from rpcwheel.call.replay import OVERHEAD
+from rpcwheel.call.sync_requests import RequestStream
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
 
@@ -21,23 +21,8 @@ def from_queue(source):
     return iter(lambda: source.get(timeout=WAIT_S), None)
 
 
-def test_the_end_of_a_call_lets_go_of_those_who_wait_for_its_requests(shop, shop_channel):
-    source = queue.Queue()
-    hang = Hang()
-    shop.then("UNAVAILABLE", hang)  # the first try's thread reads, the second one's waits for it
-    policy = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0), idempotent=True)
-    channel = intercept_channel(shop_channel, policy)
-    call = channel.stream_unary(STREAM_UNARY).future(from_queue(source))
-    assert hang.begun.wait(WAIT_S)
-    feed = call._course.outgoing.feed
-    assert feed._live is not None
-    call.cancel()
-    assert feed._live is None
-    source.put(None)
-
-
 def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_channel, monkeypatch):
-    monkeypatch.setattr("rpcwheel.call._client_requests.GATHER_S", 0.05)
+    monkeypatch.setattr("rpcwheel.call.sync_requests.GATHER_S", 0.05)
     policy = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE"))
     source = queue.Queue()
     source.put(b"a")
@@ -55,25 +40,25 @@ def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_chan
 
 
 def test_only_the_live_try_gets_messages():
-    feed = Feed(iter([b"a", b"b"]), 1000)
-    first = feed.sender()
+    feed = RequestStream(iter([b"a", b"b"]), 1000)
+    first = feed.for_attempt()
     assert next(first) == b"a"
-    second = feed.sender()
+    second = feed.for_attempt()
     assert list(first) == []
     assert list(second) == [b"a", b"b"]
 
 
 def test_what_an_old_try_reads_is_sent_by_the_live_one_even_beyond_the_limit():
     source = queue.Queue()
-    feed = Feed(from_queue(source), 3 + OVERHEAD)
-    old = feed.sender()
+    feed = RequestStream(from_queue(source), 3 + OVERHEAD)
+    old = feed.for_attempt()
     source.put(b"ab")
     assert next(old) == b"ab"
     got = []
     reader = threading.Thread(target=lambda: got.extend(old))
     reader.start()
     wait_until(lambda: feed._reading)
-    live = feed.sender()
+    live = feed.for_attempt()
     source.put(b"cd")  # too much to keep; `live` has sent nothing yet
     source.put(None)
     assert list(live) == [b"ab", b"cd"]
@@ -84,9 +69,9 @@ def test_what_an_old_try_reads_is_sent_by_the_live_one_even_beyond_the_limit():
 
 def test_a_thread_that_waits_for_another_ones_reading_is_let_go_at_the_end():
     source = queue.Queue()
-    feed = Feed(from_queue(source), 1000)
+    feed = RequestStream(from_queue(source), 1000)
     ends = []
-    for sender in (feed.sender(), feed.sender()):
+    for sender in (feed.for_attempt(), feed.for_attempt()):
         thread = threading.Thread(target=lambda sender=sender: ends.append(list(sender)))
         thread.start()
         if not feed._reading:
@@ -99,8 +84,8 @@ def test_a_thread_that_waits_for_another_ones_reading_is_let_go_at_the_end():
 
 def test_many_tries_one_after_the_other_lose_nothing():
     messages = [bytes([n]) for n in range(200)]
-    feed = Feed(iter(messages), 100_000)
+    feed = RequestStream(iter(messages), 100_000)
     for count in (3, 50, 0, 199):
-        assert list(itertools.islice(feed.sender(), count)) == messages[:count]
-    assert list(feed.sender()) == messages
+        assert list(itertools.islice(feed.for_attempt(), count)) == messages[:count]
+    assert list(feed.for_attempt()) == messages
     assert feed.gather("key") == messages
