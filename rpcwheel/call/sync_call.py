@@ -81,6 +81,7 @@ __all__ = [
     "begin_stream",
     "begin_unary",
     "run_callbacks",
+    "with_readiness",
 ]
 
 BY_USER: Final = "Locally cancelled by application!"
@@ -93,6 +94,13 @@ TRAILERS_TIMEOUT_S: Final = 0.02
 """How long to wait, on empty initial metadata, for the failure that may follow them at once."""
 
 CHANNEL_CLOSED: Final = Stop("its channel was closed")
+
+
+def with_readiness(details: Any, config: MethodConfig) -> Any:
+    """Call details with the method's `wait_for_ready`, if the caller gave none."""
+    if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
+        return details
+    return details_of(details)._replace(wait_for_ready=config.wait_for_ready)
 
 
 class ClientCall:
@@ -146,7 +154,7 @@ class ClientCall:
         self._opened = opened[1:]
         self._plan: RetryPlan | None = None  # until the first attempt has failed
         self._start = start
-        self._details = details
+        self._details = with_readiness(details, self.config)
         self._request = request
         self._attempts = 1
         self.requests: RequestStream | None = None

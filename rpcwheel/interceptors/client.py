@@ -16,7 +16,7 @@ from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.details import Details, details_with
 from rpcwheel._grpc.styles import blocks, failure_of
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
-from rpcwheel.call.sync_call import ClientCall, begin_stream, begin_unary
+from rpcwheel.call.sync_call import ClientCall, begin_stream, begin_unary, with_readiness
 from rpcwheel.durations import to_ns
 from rpcwheel.rpc import Kind
 
@@ -61,8 +61,9 @@ class ClientInterceptor(
             return make(client_call_details, request, opened).late()
         watch = state.watch(method, config)
         try:
+            details = with_readiness(client_call_details, config)
             left_s = seconds_left(attempt_ns, now_ns)
-            call = continuation(details_with(client_call_details, left_s), request)
+            call = continuation(details_with(details, left_s), request)
             if failure_of(call) is None:
                 return call
             return make(client_call_details, request, opened).resume(call)
@@ -256,6 +257,8 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
         opened = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
             return _result(name, self._call(self._attempt, request, options, opened).late())
+        if config.wait_for_ready is not None and options[3] is None:
+            options = (*options[:3], config.wait_for_ready, *options[4:])
         watch = state.watch(self._method, config)
         try:
             return getattr(self._below, name)(

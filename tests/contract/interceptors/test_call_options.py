@@ -9,7 +9,7 @@ from fixtures.waiting import WAIT_S
 from rpcwheel import CallPolicy, DefaultResponsePolicy, RetryPolicy, aio, call_options
 from rpcwheel.interceptors import client_interceptors, intercept_channel
 
-RETRY = RetryPolicy(on="UNAVAILABLE", wait=0.0, budget=None)
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
 POLICY = CallPolicy(retry=RETRY, idempotent=True)
 
 
@@ -62,20 +62,22 @@ def test_an_inner_block_takes_what_it_does_not_set_from_the_outer_one(shop, call
 @pytest.mark.parametrize("style", ["future", "stream"])
 def test_calls_that_are_held_follow_the_options_under_which_they_began(shop, channel, style):
     shop.then("UNAVAILABLE")
-    with call_options(default_response=DefaultResponsePolicy(on="UNAVAILABLE", default=b"no")):
-        with call_options(retry=None):
-            if style == "future":
-                held = channel.unary_unary(UNARY_UNARY).future(b"x")
-            else:
-                held = channel.unary_stream(UNARY_STREAM)(b"x")
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"no")
+    with call_options(default_response=default, retry=None):
+        if style == "future":
+            held = channel.unary_unary(UNARY_UNARY).future(b"x")
+        else:
+            held = channel.unary_stream(UNARY_STREAM)(b"x")
     assert (held.result(WAIT_S) if style == "future" else b"".join(held)) == b"no"
     assert len(shop.calls) == 1
 
 
 def test_an_unknown_or_wrong_option_is_refused_before_the_block():
-    with pytest.raises(rpcwheel.ConfigurationError, match="did you mean 'timeout'"):
-        with call_options(timeuot=1.0):
-            raise AssertionError
+    with (
+        pytest.raises(rpcwheel.ConfigurationError, match="did you mean 'timeout'"),
+        call_options(timeuot=1.0),
+    ):
+        raise AssertionError
     with pytest.raises((TypeError, rpcwheel.ConfigurationError)), call_options(timeout="soon"):
         raise AssertionError
 

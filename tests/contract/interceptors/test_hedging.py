@@ -202,7 +202,7 @@ def test_a_hedged_call_that_fails_for_good_is_answered_with_the_default(shop, cl
 
 def test_a_hedged_call_that_fails_for_good_is_queued_by_failback(shop, client, timer):
     shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
-    failback = FailbackPolicy(on="UNAVAILABLE", default=b"later")
+    failback = FailbackPolicy(retry_on="UNAVAILABLE", default=b"later")
     with FailbackQueues(timer) as queues:
         channel = client(failback=failback, queues=queues)
         assert future(channel).result(WAIT_S) == b"later"
