@@ -208,7 +208,7 @@ def _start_task(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
     if entry.background is not None:
-        entry.background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        entry.background.cancel = partial(call_on_loop, loop, task.cancel)
 
 
 async def _try(ledger: Ledger, entry: Entry) -> None:

@@ -7,8 +7,8 @@ from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel.observe import CallbackFailed, emit
 
 from .table import PendingTable, V
 
@@ -26,7 +26,7 @@ class CallFuture(Future[T]):
     A `concurrent.futures.Future` in every respect, for `wait` and `as_completed` and
     `asyncio.wrap_future` too. Callbacks run on the thread that gives the answer (or cancels), as
     with any such future; if the call timed out, lost its connection or was closed, on a worker of
-    rpcwheel's, never on the timer's thread. One that raises is told as `CallbackFailed`.
+    rpcwheel's, never on the timer's thread. What one raises becomes a `CallbackFailed` event.
     """
 
     def __init__(self, calls: PendingTable[Any, Any], key: Hashable, number: int) -> None:
@@ -57,7 +57,7 @@ class CallFuture(Future[T]):
             if not self.done():
                 self._hooks.append(fn)
                 return
-        self._call(fn)
+        self._run([fn])
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the answer.
@@ -115,16 +115,10 @@ class CallFuture(Future[T]):
             EXECUTOR.submit(self._calls, partial(self._run, hooks))
 
     def _run(self, hooks: list[Callable[[Future[T]], object]]) -> None:
+        # Ctrl-C and sys.exit() are for the user's thread that gave the answer.
+        catch = Exception if self._here else BaseException
         for hook in hooks:
-            self._call(hook)
-
-    def _call(self, hook: Callable[[Future[T]], object]) -> None:
-        try:
-            hook(self)
-        except BaseException as error:
-            emit(CallbackFailed(self._calls.name, "done callback", error))
-            if self._here and not isinstance(error, Exception):
-                raise  # Ctrl-C, sys.exit(): for the thread that gave the answer
+            run_callback(self._calls.name, hook, self, name="done callback", catch=catch)
 
 
 def _ended(future: Future[Any]) -> None:

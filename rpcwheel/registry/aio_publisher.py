@@ -299,7 +299,7 @@ class Publisher(PublisherBase[Registry]):
         left_s, loop = self._left_s(), asyncio.get_running_loop()
         timer = shared_timer() if self._timer is None else self._timer
         try:
-            timeout = timer.new_timeout(lambda _: loop.call_soon_threadsafe(self._rest.set), left_s)
+            timeout = timer.new_timeout(lambda _: call_on_loop(loop, self._rest.set), left_s)
         except TimerError:  # stopped, full
             await self._pause(self._rest, left_s)
             return

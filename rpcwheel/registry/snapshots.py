@@ -182,10 +182,8 @@ class Snapshots:
             self._alarm.clear()
             waits = self._writing or bool(self._dirty)
         if waits:
-            done = threading.Event()
             self._serial.submit(self._write)
-            self._serial.submit(done.set)
-            done.wait(CLOSE_S)
+            self._serial.wait(CLOSE_S)
 
     # On the workers
 
