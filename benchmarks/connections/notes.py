@@ -24,7 +24,7 @@ How it is measured:
 * Unary calls, and those through the server's interceptors: in bursts of {calls} that take turns,
   {rounds} rounds; ratios are medians of those within a round, with the middle half of them. The
   client's process is what is told of in the one table, the server's in the other.
-* A new connection: `replace()` and a call, beside `close()`, another channel, and a call; with
+* A new connection: `reconnect()` and a call, beside `close()`, another channel, and a call; with
   `grpc.use_local_subchannel_pool` ("own connection") and without, {replacements} of each.
 * After an outage of {outage:g} s, in which each made calls that failed: how long until one that
   waits is answered, {outages} times. The server is back from the first moment on.

@@ -1,4 +1,4 @@
-"""How long a new connection takes: `replace()`, beside closing a channel and making another.
+"""How long a new connection takes: `reconnect()`, beside closing a channel and making another.
 
 All subjects end with a call that is answered. Where a channel is made anew its user's stubs are to
 be made anew too, which is not in the figures.
@@ -42,7 +42,7 @@ class Held:
     def renew(self) -> None:
         """Have a new connection from here on."""
         if self._reconnecting is not None:
-            self._reconnecting.replace(force=True)
+            self._reconnecting.reconnect(force=True)
         else:
             self._channel.close()
             self._channel = bare(self._target, self._options)
@@ -69,7 +69,7 @@ class AioHeld:
     async def renew(self) -> None:
         """Have a new connection from here on."""
         if self._reconnecting is not None:
-            self._reconnecting.replace(force=True)
+            self._reconnecting.reconnect(force=True)
         else:
             await self._channel.close()
             self._channel = aio_bare(self._target, self._options)

@@ -25,7 +25,7 @@ EACH: dict[World, str] = {"sync": "a thread for each channel", "aio": "a task fo
 SPREAD: dict[World, str] = {"sync": "a thread for each, spread", "aio": "a task for each, spread"}
 """The same, but they don't all begin at once."""
 
-RENEWED = "rpcwheel: replace()"
+RENEWED = "rpcwheel: reconnect()"
 LOCAL = "a new channel, own connection"
 GLOBAL = "a new channel"
 UNTOUCHED = "the same channel, waiting"

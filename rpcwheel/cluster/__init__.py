@@ -21,6 +21,7 @@ follows a registry by itself.
 `_tries.py`       How each of its calls finds a member, or another one.
 `_journey.py`     A call that its caller holds, on its way to a member.
 `_members.py`     Its multi-callables.
+`_timeout.py`     A timeout on the best timer there is.
 `_watch.py`       Its state, told to whoever subscribes.
 `_forking.py`     One call on several members: the first good answer, or all.
 `aio.py`          The names for `grpc.aio`.

@@ -8,7 +8,8 @@ import grpc
 
 from rpcwheel._grpc.aio_relay import relay_of
 from rpcwheel.rpc import Kind
-from rpcwheel.transport._aio_members import MEMBERS
+from rpcwheel.transport.aio import MULTICALLABLES
+from rpcwheel.transport.state import MethodSpec
 
 from ._aio_firsts import as_now, firsts_of, sealed
 from ._aio_leg import Leg
@@ -71,7 +72,8 @@ class Calls:
         deserializer, args, options = self._given
         seals = self._seals and not self.kind.streams_requests
         serializer = None if seals else self.serializer
-        made = MEMBERS[self.kind](channel, self.method, serializer, deserializer, *args, **options)
+        spec = MethodSpec(self.kind, self.method, serializer, deserializer, *args, **options)
+        made = MULTICALLABLES[self.kind](channel, spec)
         self.made[at] = made
         return made
 

@@ -23,7 +23,7 @@ from rpcwheel.observe import CallbackFailed, MemberDown, MemberUp, emit
 from rpcwheel.probe import MARK, UNANSWERED, HealthProbe
 from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import clock_of
-from rpcwheel.transport._aio_members import CLOSED
+from rpcwheel.transport.aio import CLOSED
 
 from ._aio_home import Home
 from ._aio_member import Member
@@ -132,7 +132,7 @@ class Fleet:
         link.on_close(weak_callback(self.left, member))
         drain_ns = self.roster.rules.drain_ns
         drain = None if drain_ns == NEVER else to_seconds(drain_ns)
-        link.retire(drain, reason=f"{member.id} is gone from {self.name}")
+        link.drain(drain, reason=f"{member.id} is gone from {self.name}")
 
     def left(self, member: Member) -> None:
         """Take note that a removed member is closed."""
@@ -153,7 +153,7 @@ class Fleet:
             grpc.aio.UsageError: The member is gone; in the words of grpc.aio.
             Exception: What `connect` raised.
         """
-        if member.link is not None and not member.link.links.refuses:
+        if member.link is not None and member.link.accepts_calls:
             return member.link
         if member.closed or member.leaving:
             raise grpc.aio.UsageError(CLOSED)

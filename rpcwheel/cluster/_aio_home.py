@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.durations import to_seconds
-from rpcwheel.transport._drain import timeout_on
+
+from ._timeout import timeout_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable

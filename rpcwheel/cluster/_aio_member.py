@@ -40,7 +40,7 @@ class Member(MemberCore):
     @property
     def calls(self) -> int:
         """Calls in flight on it."""
-        return 0 if self.link is None else self.link.links.calls
+        return 0 if self.link is None else self.link.calls
 
     def down(self, reason: str = "asked for") -> None:
         """Have it not called until it answers a probe. A second time, or once it is gone, nothing.

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_finished import OK, failed_call, finished_call
-from rpcwheel._grpc.aio_relay import immediately
+from rpcwheel._grpc.aio_relay import NotAtOnceError, failure_of, has_ended, immediately
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.probe import UNANSWERED
-from rpcwheel.transport._aio_members import CLOSED, Running
+from rpcwheel.transport.aio import CLOSED
 
 from ._aio_fleet import UnmadeError
 from ._aio_unsent import is_unsent, state_of
@@ -51,13 +51,15 @@ PATIENCE_NS: Final = 1_000_000_000
 """After which a call that may wait is tried again though all members are down still."""
 
 
-class Passage(Running):
+class Passage:
     """One call. Made for every one, and most go well: what only the others need is set then."""
 
+    requests = None
+    """The caller writes to grpc's call itself."""
     firsts: Firsts | AsyncFirsts | None = None
     """What is streamed, if its caller has given an iterator."""
     _at: Member
-    _runs = False  # whether a try is counted on `_link`
+    _runs = False  # whether a try is counted on `_transport`
     _began_in = ""  # the state of its connection then
     _try_ns = 0  # when it began, if it is not the first
     _tried: tuple[Member, ...] = ()
@@ -80,7 +82,6 @@ class Passage(Running):
         self._sent = sent
         self._options = options
         self._patient = patient
-        self._counts = True
         self._began_ns = 0 if options["timeout"] is None else calls.fleet.now_ns()
 
     @property
@@ -109,7 +110,7 @@ class Passage(Running):
         return relay
 
     def follow(self, relay: Relay) -> None:
-        """Take note what it conducts; weakly, as any `Running`."""
+        """Take note what it conducts, weakly: a stream that its caller forgets is canceled."""
         fleet = self._calls.fleet
         foreign = fleet.foreign or fleet.appended[self.kind]
         self._relay = weakref.ref(relay, self._forgotten if foreign else None)
@@ -150,21 +151,25 @@ class Passage(Running):
         try:
             link, call = member.start(sent, options)
         except grpc.aio.UsageError as error:
-            if at.link is None or not at.link.links.refuses:
+            if at.link is None or at.link.accepts_calls:
                 raise UnmadeError(at, error) from error  # the user has closed what `connect` made
-            member = calls.bound(at)  # the user has closed the member's own channel, or retired it
+            member = calls.bound(at)  # the user has closed the member's own channel, or drained it
             link, call = member.start(sent, options)
         if self._runs:
             self._leave()
-        self._at, self._member, self._link, self._call = at, member, link, call
+        self._at, self._member, self._transport, self._call = at, member, link, call
         self._runs, self._began_in = True, state_of(link)
-        link.channel.running.add(self)
+        link.running.add(self)
         return call
 
     def _leave(self) -> None:
-        """Be counted no more where the last try was."""
-        super().finished()
+        """Be ended no more with the transport of the last try, and not counted there."""
+        self._transport.running.discard(self)
+        self._count_no_more()
+
+    def _count_no_more(self) -> None:
         self._runs = False
+        self._member.channel.end_call_soon(self._transport)
 
     def _left_ns(self) -> int:
         """Until the deadline."""
@@ -178,11 +183,11 @@ class Passage(Running):
 
     def _goes_on(self, relay: Relay, error: grpc.aio.AioRpcError) -> bool:
         """Judge a try that has failed, and go on if nothing was sent."""
-        code, at, link = error.code(), self._at, self._link
+        code, at, link = error.code(), self._at, self._transport
         if code not in UNREACHED:
             self._heard(code)
             return False
-        is_active = link is self._member.channel.links.active
+        is_active = link is self._member.channel.connections.active
         state = state_of(link)
         unsent = is_unsent(error, at.instance, self._began_in, state)
         now_ns = self._calls.fleet.now_ns()
@@ -191,7 +196,7 @@ class Passage(Running):
             state if is_active else "",
             cut_off=unsent,
             began_ns=self._try_ns or self._began_ns or now_ns,
-            read_ns=link.traffic.last_read_ns,
+            read_ns=link.activity.last_read_ns,
             now_ns=now_ns,
         )
         if verdict.is_down and is_active:
@@ -336,7 +341,45 @@ class Passage(Running):
         """Whether it is the deadline that is over, or another limit."""
         return TOO_LATE if self._left_ns() <= 0 else UNAVAILABLE
 
+    # For the transport
+
+    def end_with(self, details: str) -> None:
+        """End the call with UNAVAILABLE, as its connection is given up."""
+        relay = self._relay()
+        if relay is not None:
+            relay.end(finished_call(self.kind, UNAVAILABLE, details))
+
+    def cancel(self) -> None:
+        """Cancel the call, as its channel is closed."""
+        relay = self._relay()
+        if relay is not None:
+            relay.cancel()
+
     # For the relay
+
+    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:
+        """Act on the end of a try: go on, or end the relay."""
+        try:
+            error = failure_of(call) if error is None else error
+        except NotAtOnceError:  # a foreign call, which says that it is done and is not
+            relay.finish(call)
+            return
+        except BaseException as raised:  # noqa: BLE001 - an interceptor's; the caller gets it
+            error = raised
+        if isinstance(error, grpc.aio.AioRpcError):
+            self._transport.activity.saw_status(error.code())
+            if self._goes_on(relay, error):
+                return
+            if self.kind.streams_requests:  # or grpc.aio may tell another status later
+                relay.finish(failed_call(self.kind, error), source=call)
+                return
+        relay.finish(call if error is None or has_ended(call) else failed_call(self.kind, error))
+
+    def listen(self, relay: Relay, call: object) -> None:
+        """Nothing is done while the caller waits for a message."""
+
+    def _forgotten(self, _: object) -> None:
+        self.finished()
 
     def finished(self) -> None:
         """Take note that the call has ended; on any thread, if it was forgotten."""
@@ -346,7 +389,7 @@ class Passage(Running):
             self.firsts.close()
         if not self._runs:
             return
-        super().finished()
+        self._count_no_more()
         if self._at.down_ns is not None:
             self._heard_of(self._call)
 
@@ -361,7 +404,8 @@ class Passage(Running):
     def time_remaining(self) -> float | None:
         """Seconds until the deadline of the call."""
         if self._runs:
-            return super().time_remaining()
+            left: float | None = self._call.time_remaining()
+            return left
         left_ns = self._left_ns()
         return None if left_ns == NEVER else max(0.0, to_seconds(left_ns))
 

@@ -12,8 +12,7 @@ from .member import proves_unsent
 
 if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
-    from rpcwheel.transport._aio_members import Wire
-    from rpcwheel.transport.core import Link
+    from rpcwheel.transport.aio import AioTransport
 
 __all__ = ["is_unsent", "state_of"]
 
@@ -41,10 +40,10 @@ def is_unsent(
     return proves_unsent(instance, details, had_none=had_none, has_none=state == FAILING)
 
 
-def state_of(link: Link[Wire]) -> str:
+def state_of(link: AioTransport) -> str:
     """The state of a connection; "" if it is unknown."""
     try:
-        name: str = link.channel.channel.get_state().name
+        name: str = link.channel.get_state().name
     except Exception:  # noqa: BLE001 - of another make
         return ""
     return name

@@ -22,9 +22,9 @@ from rpcwheel.observe import emit
 from rpcwheel.observe.events import MemberDown, MemberUp
 from rpcwheel.probe import UNANSWERED
 from rpcwheel.timer.clock import clock_of
-from rpcwheel.transport._drain import timeout_on
 
 from ._probes import Probes
+from ._timeout import timeout_on
 from .core import Roster
 from .member import MemberCore, address_dialled, proves_unsent
 
@@ -184,7 +184,7 @@ class Fleet:
         link.on_close(weak_callback(self.left, member))
         drain_ns = self.roster.rules.drain_ns
         drain = None if drain_ns == NEVER else to_seconds(drain_ns)
-        link.retire(drain, reason=f"{member.id} is gone from {self.name}")
+        link.drain(drain, reason=f"{member.id} is gone from {self.name}")
 
     def left(self, member: Member) -> None:
         """Take note that a removed member is closed."""
@@ -245,7 +245,7 @@ class Fleet:
             link = began[0] or member.link  # made for this call
             if link is None or link is not member.link:
                 return link is not None
-            if not link.retired:
+            if link.accepts_calls:
                 return False
             member.link, member.made = None, {}  # who has the old dict writes to that
         if not link.closed:
@@ -284,7 +284,7 @@ class Fleet:
             "" if state is None else state.name,
             cut_off=unsent,
             began_ns=began_ns,
-            read_ns=link.traffic.last_read_ns,
+            read_ns=link.activity.last_read_ns,
             now_ns=self.now_ns(),
         )
         if verdict.is_down:

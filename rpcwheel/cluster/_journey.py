@@ -26,10 +26,10 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel._grpc.styles import InternalCallback, failure_of, has_ended, is_single_threaded
 from rpcwheel.durations import to_ns
 from rpcwheel.observe import CallbackFailed, emit
-from rpcwheel.transport._drain import timeout_on
 
 from ._fleet import UnmadeError
 from ._gate import Gate
+from ._timeout import timeout_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable

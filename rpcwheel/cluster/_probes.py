@@ -20,7 +20,8 @@ from rpcwheel.durations import to_seconds
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK, UNANSWERED, HealthProbe
-from rpcwheel.transport._drain import timeout_on
+
+from ._timeout import timeout_on
 
 if TYPE_CHECKING:
     from rpcwheel.exiting import BackgroundCall

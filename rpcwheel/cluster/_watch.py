@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.observe import CallbackFailed, emit
-from rpcwheel.transport._drain import timeout_on
+
+from ._timeout import timeout_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -111,9 +111,9 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
             many seconds. None: never.
         timeout: Dead when nothing was read for more than so many seconds; None: three intervals.
         probe: What is asked; None: `HealthProbe()`.
-        drain: Seconds that calls in flight on a dead connection may go on; 0: they are ended at
+        drain_timeout: Seconds that calls in flight on a dead connection may go on; 0: ended at
             once with UNAVAILABLE; None: as long as they take.
-        replace: Whether dead connections are replaced, or only told of.
+        reconnect: Whether dead connections are replaced, or only reported.
 
     An async context manager, whose end waits until no task is left. `attach` needs a running loop
     (RuntimeError without one); each heartbeat lives on the loop where it was attached. To be closed

@@ -35,10 +35,10 @@ from rpcwheel.observe.events import (
 from rpcwheel.probe import ALIVE, UNANSWERED, Verdict
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
-from rpcwheel.transport.core import Traffic
+from rpcwheel.transport.state import ActivityStamps
 
 from .core import HeartbeatCore
-from .rules import Changed, Died, HeartbeatState, Missed, Replace, Revived, Seen, Send
+from .rules import Changed, Died, HeartbeatState, Missed, Reconnect, Revived, Seen, Send
 from .view import HeartbeatView
 from .watched import Watched, seen
 
@@ -66,7 +66,7 @@ class HeartbeatBase(HeartbeatView):
         connection: Any,
         *,
         rules: HeartbeatRules,
-        drain: Any,
+        drain_timeout: Any,
         probe: Probe,
         timer: Timer | None,
         forget: Callable[[HeartbeatBase], object],
@@ -75,7 +75,7 @@ class HeartbeatBase(HeartbeatView):
         self._watched = Watched(connection, clock_of(timer))
         self.target = self._watched.target
         self._probe = probe
-        self._drain = drain
+        self._drain_timeout = drain_timeout
         self._forget = forget
         self._unhook: Callable[[], object] | None = None
         self._timer = timer
@@ -83,10 +83,10 @@ class HeartbeatBase(HeartbeatView):
         self._lock = threading.RLock()
         self._timeout: Timeout | None = None
         self._calls: dict[int, Any] = {}
-        self._traffic: Traffic = self._watched.traffic() or Traffic(self._now_ns)
+        self._activity: ActivityStamps = self._watched.activity() or ActivityStamps(self._now_ns)
         self._planned_by: Seen | None = None  # what had been seen when the timeout was set
         if not self._watched.ours:
-            rules = dataclasses.replace(rules, replace=False)
+            rules = dataclasses.replace(rules, reconnect=False)
         self._core = HeartbeatCore(
             rules, random.random, now_ns=self._now_ns(), begun=not self._watched.ours
         )
@@ -187,11 +187,11 @@ class HeartbeatBase(HeartbeatView):
 
         An unused connection is looked at and left alone, which costs no worker.
         """
-        traffic = self._watched.traffic()
-        if traffic is None:  # orphaned
+        activity = self._watched.activity()
+        if activity is None:  # orphaned
             return True
         unused = self._core.state is HeartbeatState.UNUSED
-        return not unused and traffic is self._traffic and seen(traffic) == self._planned_by
+        return not unused and activity is self._activity and seen(activity) == self._planned_by
 
     def _plan(self) -> bool:
         """Set the timeout to the next moment that matters; True if that is now. Under the lock."""
@@ -231,11 +231,11 @@ class HeartbeatBase(HeartbeatView):
 
     def _seen(self) -> Seen:
         """The stamps of the connection that is there now. Under the lock."""
-        traffic = self._watched.traffic()
-        if traffic is not None and traffic is not self._traffic:
-            self._traffic = traffic
+        activity = self._watched.activity()
+        if activity is not None and activity is not self._activity:
+            self._activity = activity
             self._core.renewed(self._now_ns())
-        return seen(self._traffic)
+        return seen(self._activity)
 
     # What is done, where `_soon` says
 
@@ -252,21 +252,21 @@ class HeartbeatBase(HeartbeatView):
                 due = step is None and self._plan()
                 if isinstance(step, Send):
                     self._plan()
-                    self._traffic.last_write_ns = self._now_ns()
-                traffic = self._traffic
+                    self._activity.last_write_ns = self._now_ns()
+                activity = self._activity
             match step:
                 case Send() if self._watched.pure:
-                    self._send(step, traffic)
+                    self._send(step, activity)
                 case Send():
-                    self._soon_users(partial(self._send, step, traffic))
-                case Replace():
+                    self._soon_users(partial(self._send, step, activity))
+                case Reconnect():
                     self._flush()  # its death is told first
-                    self._soon_replaced(partial(self._replace, step))
+                    self._soon_replaced(partial(self._reconnect, step))
                 case None:
                     pass
         self._flush()
 
-    def _replace(self, step: Replace) -> None:
+    def _reconnect(self, step: Reconnect) -> None:
         channel = self._watched.channel
         done, failure = False, None
         with self._lock:
@@ -274,15 +274,15 @@ class HeartbeatBase(HeartbeatView):
         if wanted:
             try:
                 # Calls that wait for a connection (`wait_for_ready`) were not sent: they go on.
-                drain = None if self._watched.never_sent() else self._drain
-                done = channel.replace(step.reason, drain=drain)
+                drain_timeout = None if self._watched.never_sent() else self._drain_timeout
+                done = channel.reconnect(step.reason, drain_timeout=drain_timeout)
             except Exception as error:  # noqa: BLE001 - the user's connect(): told
                 failure = error
         with self._lock:
             if failure is not None:
                 self._add_event(CallbackFailed(self.target, "connect", failure))
             if done:
-                self._traffic = self._watched.traffic() or self._traffic
+                self._activity = self._watched.activity() or self._activity
                 self._core.renewed(self._now_ns(), by_us=True)
             else:
                 self._core.refused()
@@ -291,13 +291,13 @@ class HeartbeatBase(HeartbeatView):
         if due:
             self._act()
 
-    def _send(self, step: Send, traffic: Traffic) -> None:
+    def _send(self, step: Send, activity: ActivityStamps) -> None:
         """Start the call; what comes of it goes to `_settle`."""
         background = BACKGROUND.begin_call()
         if background is None:
             return
         began_ns = self._now_ns()
-        settle = partial(self._settle, _Sent(step.number, began_ns, traffic))
+        settle = partial(self._settle, _Sent(step.number, began_ns, activity))
         try:
             member = self._watched.member(self._probe.method)
             call = self._start(member, step, settle, background)
@@ -336,7 +336,7 @@ class HeartbeatBase(HeartbeatView):
             elif known := core.heard(
                 now_ns, sent.number, rtt_ns=max(0, at_ns - sent.at_ns), serving=verdict.serving
             ):
-                sent.traffic.last_read_ns = now_ns
+                sent.activity.last_read_ns = now_ns
             self._drop()
             due = known and self._plan()
         self._flush()
@@ -447,7 +447,7 @@ class _Sent(NamedTuple):
 
     number: int
     at_ns: int
-    traffic: Traffic
+    activity: ActivityStamps
     """Of the connection on which it was sent."""
 
 

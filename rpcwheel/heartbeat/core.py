@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from rpcwheel.durations import NEVER, to_seconds
 
-from .rules import TRANSITIONS, Changed, Died, HeartbeatState, Missed, Replace, Revived, Send
+from .rules import TRANSITIONS, Changed, Died, HeartbeatState, Missed, Reconnect, Revived, Send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class HeartbeatCore:
             share: Gives a share from 0 to 1, at random: how late a heartbeat is.
             now_ns: The time.
             begun: Whether silence counts from now on, without waiting for the first use: for
-                connections whose traffic is not seen.
+                connections whose activity is not seen.
         """
         off = rules.interval_ns == NEVER
         self._rules, self._share, self._begun = rules, share, begun
@@ -146,7 +146,7 @@ class HeartbeatCore:
 
     # What to do
 
-    def step(self, now_ns: int, seen: Seen, *, idle: bool) -> Send | Replace | None:
+    def step(self, now_ns: int, seen: Seen, *, idle: bool) -> Send | Reconnect | None:
         """Say what is to be done now.
 
         Args:
@@ -212,7 +212,7 @@ class HeartbeatCore:
             after_ns = 0 if before_ns is None else max(0, read_ns - before_ns)
             self.told.append(Revived(after_ns, rtt_ns))
 
-    def _die(self, now_ns: int) -> Replace | None:
+    def _die(self, now_ns: int) -> Reconnect | None:
         silent_ns = self._silence(now_ns)
         if not self._mourned:
             self._mourned = True
@@ -220,10 +220,10 @@ class HeartbeatCore:
             self.told.append(Died(silent_ns, self.misses))
         # If it stays, there is another heartbeat before the next attempt.
         self._condemning, self._dead_ns = ENOUGH - 1, NEVER
-        if not self._rules.replace:
+        if not self._rules.reconnect:
             return None
         self._replacing, self._planned_ns = True, NEVER
-        return Replace(f"no answer to heartbeats for {to_seconds(silent_ns):.1f} s")
+        return Reconnect(f"no answer to heartbeats for {to_seconds(silent_ns):.1f} s")
 
     def confirm(self, now_ns: int, seen: Seen) -> bool:
         """Whether a connection that is about to be replaced is dead still."""
@@ -314,7 +314,7 @@ class HeartbeatCore:
         self.told.append(Missed(self.misses, self._silence(now_ns), answer))
         self._condemning += condemning
         rules, since_ns = self._rules, self._silent_since()
-        final = self._mourned and not rules.replace
+        final = self._mourned and not rules.reconnect
         if since_ns is not None and self._condemning == ENOUGH and condemning and not final:
             late_ns = int(self._share() * rules.grace_ns)
             dead_ns = since_ns + rules.timeout_ns + 1 + self._excused_ns + late_ns

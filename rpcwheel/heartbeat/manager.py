@@ -40,11 +40,13 @@ class ManagerBase(Generic[H]):
         interval: Duration | None = 60.0,
         timeout: Duration | None = None,
         probe: Probe | None = None,
-        drain: Duration | None = 0.0,
-        replace: bool = True,
+        drain_timeout: Duration | None = 0.0,
+        reconnect: bool = True,
     ) -> None:
         _refuse_policy(timer)
-        policy = HeartbeatPolicy(interval=interval, timeout=timeout, drain=drain, replace=replace)
+        policy = HeartbeatPolicy(
+            interval=interval, timeout=timeout, drain_timeout=drain_timeout, reconnect=reconnect
+        )
         self._timer = checked_timer(timer)
         self._probe = checked_probe(HealthProbe() if probe is None else probe)
         self.policy = policy
@@ -84,7 +86,7 @@ class ManagerBase(Generic[H]):
 
         Args:
             connection: A `ReconnectingChannel`, with interceptors on top or without: those are
-                passed by. Any other gRPC channel can be watched too, but its traffic is not seen,
+                passed by. Any other gRPC channel can be watched too, but its activity is not seen,
                 so that it is asked once each interval while it is connected, and it can't be
                 replaced: that it is dead is only told.
             probe: What to ask this one; None: what the manager was made with.
@@ -135,7 +137,7 @@ class ManagerBase(Generic[H]):
         made: H = self._kind(
             connection,
             rules=self._rules,
-            drain=self.policy.drain,
+            drain_timeout=self.policy.drain_timeout,
             probe=probe,
             timer=self._timer,
             forget=weak_callback(self._forget, id(connection)),

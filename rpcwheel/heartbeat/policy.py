@@ -15,7 +15,7 @@ from rpcwheel.policy import Policy, Seconds, checked
 __all__ = ["HeartbeatPolicy"]
 
 
-def _drain(value: object) -> object:
+def _drain_timeout(value: object) -> object:
     if value is None:
         return value
     ns = checked(partial(to_ns, what="it"), value)
@@ -45,14 +45,14 @@ class HeartbeatPolicy(Policy):
     interval is refused: one lost answer would do. What is asked is whether the server works: one
     whose threads are all taken for longer than this is dead too, so give it threads to spare."""
 
-    drain: Annotated[float | timedelta | None, BeforeValidator(_drain)] = 0.0
-    """What becomes of the calls in flight on a dead connection: they may go on for so many seconds.
-    0: they are ended at once, with UNAVAILABLE, as Dubbo and gRPC's own keepalive end them. None:
-    they may take as long as they take. Calls that only wait for a connection (`wait_for_ready`,
+    drain_timeout: Annotated[float | timedelta | None, BeforeValidator(_drain_timeout)] = 0.0
+    """Seconds that calls in flight on a dead connection may go on. 0: they are ended at once, with
+    UNAVAILABLE, as Dubbo and gRPC's own keepalive end them. None: they may take as long as they
+    take. Calls that only wait for a connection (`wait_for_ready`,
     while gRPC can't connect, or connects for the first time) were not sent, and are not ended."""
 
-    replace: StrictBool = True
-    """Whether a dead connection is replaced; else it is only told of."""
+    reconnect: StrictBool = True
+    """Whether a dead connection is replaced; otherwise it is only reported."""
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

@@ -109,9 +109,9 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
             many seconds. None: never.
         timeout: Dead when nothing was read for more than so many seconds; None: three intervals.
         probe: What is asked; None: `HealthProbe()`.
-        drain: Seconds that calls in flight on a dead connection may go on; 0: they are ended at
+        drain_timeout: Seconds that calls in flight on a dead connection may go on; 0: ended at
             once with UNAVAILABLE; None: as long as they take.
-        replace: Whether dead connections are replaced, or only told of.
+        reconnect: Whether dead connections are replaced, or only reported.
 
     A context manager. Thread-safe. To be closed before its timer is stopped: who waits on a stopped
     timer is not told. In a forked child no heartbeat of the parent's beats: make others there.

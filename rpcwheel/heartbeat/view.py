@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rpcwheel.durations import to_seconds
 
 if TYPE_CHECKING:
-    from rpcwheel.transport.core import Traffic
+    from rpcwheel.transport.state import ActivityStamps
 
     from .core import HeartbeatCore
     from .rules import HeartbeatState
@@ -19,7 +19,7 @@ class HeartbeatView:
     """The properties of a heartbeat. Read from any thread, without a lock."""
 
     _core: HeartbeatCore
-    _traffic: Traffic
+    _activity: ActivityStamps
 
     target: str
     """What the channel was made with, such as `"127.0.0.1:50051"`."""
@@ -32,12 +32,12 @@ class HeartbeatView:
     @property
     def last_read(self) -> float | None:
         """When anything was last read, in seconds on the timer's clock; None: never."""
-        return _seconds(self._traffic.last_read_ns)
+        return _seconds(self._activity.last_read_ns)
 
     @property
     def last_write(self) -> float | None:
         """When anything was last written; as `last_read`."""
-        return _seconds(self._traffic.last_write_ns)
+        return _seconds(self._activity.last_write_ns)
 
     @property
     def last_use(self) -> float | None:
@@ -45,7 +45,7 @@ class HeartbeatView:
 
         None: never, or it can't be seen (a channel that is no `ReconnectingChannel`).
         """
-        return _seconds(self._traffic.last_use_ns)
+        return _seconds(self._activity.last_use_ns)
 
     @property
     def rtt(self) -> float | None:

@@ -1,6 +1,6 @@
 """The connection that a heartbeat watches: a channel of ours, or any of grpc's.
 
-Of a `ReconnectingChannel` of either world the traffic is seen, and it can be replaced; every other
+Of a `ReconnectingChannel` of either world the activity is seen, and it can be replaced; every other
 channel can only be asked. Interceptors on top of a channel are passed by: what is watched is the
 connection, and a heartbeat is neither retried nor parked. Nothing here waits or touches the
 network.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.connectivity import core_below, state_below
-from rpcwheel.transport.core import Traffic
+from rpcwheel.transport.state import ActivityStamps
 
 from .rules import Seen
 
@@ -42,7 +42,7 @@ class Watched:
         # The timer must not keep alive a channel of ours that its user has dropped. A plain one is
         # kept: grpc needs it no longer for calls, once stubs were made of it.
         self._ref: Callable[[], Any] = weakref.ref(channel) if self.ours else lambda: channel
-        self._own = Traffic(now_ns)
+        self._own = ActivityStamps(now_ns)
         self.target = _target_of(channel)
         """What it was made with; its `repr` where that can't be found."""
         self.pure = _is_pure(channel)
@@ -53,13 +53,13 @@ class Watched:
         """The channel; None once its user has dropped it."""
         return self._ref()
 
-    def traffic(self) -> Traffic | None:
-        """Where its traffic is stamped now; None once it was dropped. Takes no lock."""
+    def activity(self) -> ActivityStamps | None:
+        """Where its activity is stamped now; None once it was dropped. Takes no lock."""
         if not self.ours:
             return self._own
         channel = self._ref()
-        traffic: Traffic | None = None if channel is None else channel.traffic
-        return traffic
+        activity: ActivityStamps | None = None if channel is None else channel.activity
+        return activity
 
     def _state(self) -> grpc.ChannelConnectivity | None:
         """None where it can't be known."""
@@ -93,7 +93,7 @@ class Watched:
             return False
         state = self._state()
         if state is grpc.ChannelConnectivity.CONNECTING:
-            return channel.traffic.last_read_ns is None
+            return channel.activity.last_read_ns is None
         return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     def calls(self) -> int:
@@ -106,9 +106,9 @@ class Watched:
         return (channel.heartbeat_call if self.ours else channel.unary_unary)(method)
 
 
-def seen(traffic: Traffic) -> Seen:
+def seen(activity: ActivityStamps) -> Seen:
     """Its stamps."""
-    return Seen(traffic.last_read_ns, traffic.last_write_ns, traffic.last_use_ns)
+    return Seen(activity.last_read_ns, activity.last_write_ns, activity.last_use_ns)
 
 
 def below(channel: Any) -> Any:
@@ -123,8 +123,8 @@ def below(channel: Any) -> Any:
 
 
 def _is_pure(channel: Any) -> bool:
-    switch = getattr(channel, "_switch", None)  # what `connect` made; of the sync twin
-    bare = channel if switch is None else switch.links.active.channel
+    connections = getattr(channel, "connections", None)  # of a `ReconnectingChannel`
+    bare = channel if connections is None else connections.active.channel
     return type(bare).__module__ == BARE
 
 

@@ -141,7 +141,7 @@ class Listed:
     async def _swap(self, inner: Any) -> None:
         """Calls in flight take as long as they take: most are on servers that stay."""
         if inner.is_idle():  # nobody calls: so nobody need be connected
-            inner.replace(CHANGED, force=True)
+            inner.reconnect(CHANGED, force=True)
             return
         warm = self._make()
         used = False
@@ -150,7 +150,7 @@ class Listed:
                 async with asyncio.timeout(WARM_S):
                     await warm.channel_ready()
             self._warm = warm
-            used = inner.replace(CHANGED, force=True)
+            used = inner.reconnect(CHANGED, force=True)
         finally:
             self._warm = None
             if not used:  # it is closed

@@ -1,30 +1,44 @@
-"""A channel of `grpc.aio` whose connection can be replaced by a new one while calls run.
+"""`ReconnectingChannel` for `grpc.aio`: a channel of gRPC's in every respect, on one event loop.
 
-All of it is on one event loop; only a timer's thread calls in, and what it calls is handed over to
-the loop. The timer knows the channel weakly, so one that is dropped is gone.
+The multicallables look up the active transport for each call. The caller holds a `Relay`
+(`rpcwheel._grpc.aio_relay`) with one attempt, gRPC's own call: grpc.aio can't end a call with a
+status of ours, and a call that is canceled with its connection would raise a `CancelledError` that
+its caller did not cause. No call costs a task. Serializers stamp what was read and written.
+
+Everything runs on the loop. The timer's thread and the garbage collector hand over to it; the timer
+keeps no channel alive.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._grpc.aio_interceptors import Interceptors, give_lists, is_patched
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
+from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel._grpc.aio_finished import failed_call, finished_call
+from rpcwheel._grpc.aio_interceptors import LISTS, Interceptors, give_lists, lists_of
+from rpcwheel._grpc.aio_relay import (
+    AwaitedRelay,
+    NotAtOnceError,
+    ReadRelay,
+    Relay,
+    Signal,
+    WrittenRelay,
+    failure_of,
+    has_ended,
+)
+from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed, ConnectionReplaced, emit
+from rpcwheel.observe import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from ._aio_members import MEMBERS, Ping, Wire
-from ._aio_seen import Seen
-from ._drain import timeout_on
 from .arguments import (
     DEFAULT_BACKOFF,
     checked_backoff,
@@ -34,31 +48,81 @@ from .arguments import (
     checked_target,
     refuse_both,
 )
-from .core import Links
+from .drain_timer import new_drain_timeout
+from .state import ActivityStamps, ConnectionManager, MethodSpec, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
     from tenacity.wait import WaitBaseT
 
     from rpcwheel.durations import Duration
+    from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .core import Link
-
-    Options = list[tuple[str, Any]]
-    Connect = Callable[[Options], grpc.aio.Channel]
+    Options: TypeAlias = list[tuple[str, Any]]
 
 __all__ = ["ReconnectingChannel"]
 
+CLOSED: Final = "Channel is closed."
+"""The text of grpc.aio's error for a call on a closed channel."""
 
-class ReconnectingChannel(Seen):
-    """A channel that can be given a new connection: `replace()`.
+READY: Final = grpc.ChannelConnectivity.READY
 
-    Stubs and interceptors made of it before a replacement work after it. Whatever `grpc.aio` gives
-    a channel it has too. It is of one event loop; nothing of it may be called on another thread,
-    but `target`, `number`, `calls`, `closed` and `traffic` may be read there.
+
+class Endable(Protocol):
+    """A call that runs on a transport."""
+
+    def end_with(self, details: str) -> None:
+        """End it with UNAVAILABLE, as its connection is closed."""
+
+    def cancel(self) -> object:
+        """Cancel it, as its channel is closed."""
+
+
+class AioTransport(Transport[grpc.aio.Channel]):
+    """A channel of grpc.aio, and the calls that run on it."""
+
+    __slots__ = ("_own_interceptors", "running")
+
+    def __init__(self, channel: grpc.aio.Channel, now_ns: Callable[[], int]) -> None:
+        super().__init__(channel, now_ns)
+        self.running: weakref.WeakSet[Endable] = weakref.WeakSet()
+        self._own_interceptors = {kind: len(own) for kind, own in lists_of(channel).items()}
+
+    def append(self, kind: Kind, appended: list[Any]) -> None:
+        """Have calls of this kind run these interceptors after the channel's own.
+
+        Raises:
+            ConfigurationError: The channel is not gRPC's own and has no such list.
+        """
+        own = self._own_interceptors.get(kind)
+        if own is None:
+            raise ConfigurationError(
+                f"{LISTS[kind]}: {appended!r} can't be appended, as connect made {self.channel!r}, "
+                "which has no such list; give it these interceptors in connect"
+            )
+        interceptors = lists_of(self.channel)[kind]
+        if interceptors[own:] != appended:
+            interceptors[own:] = appended
+
+    def end_calls(self) -> None:
+        """End all that runs on it with UNAVAILABLE and the reason."""
+        for call in list(self.running):
+            call.end_with(self.end_details)
+
+    def cancel_calls(self) -> None:
+        """Cancel all that runs on it."""
+        for call in list(self.running):
+            call.cancel()
+
+
+class ReconnectingChannel(grpc.aio.Channel):
+    """A channel whose connection can be replaced while stubs and calls live on.
+
+    Only `target`, `number`, `calls`, `closed`, `accepts_calls` and `activity` may be read on other
+    threads than the loop's.
     """
 
     def __init__(
@@ -69,218 +133,210 @@ class ReconnectingChannel(Seen):
         options: Sequence[tuple[str, Any]] | None = None,
         compression: grpc.Compression | None = None,
         interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
-        connect: Connect | None = None,
+        connect: Callable[[Options], grpc.aio.Channel] | None = None,
         backoff: Duration | WaitBaseT = DEFAULT_BACKOFF,
         timer: Timer | None = None,
     ) -> None:
-        """Make the first connection's channel; as with grpc, it connects at the first call.
+        """Make the channel. It connects when it is first used, as any channel of gRPC.
 
         Args:
-            target: As `grpc.aio.insecure_channel` takes it.
-            credentials: None for a channel without encryption.
-            options: Of grpc's channels. Each gets `grpc.use_local_subchannel_pool` on top, so that
-                a new one never shares the old one's connection.
-            compression: Of grpc's channels.
-            interceptors: Of grpc's channels.
-            connect: Makes a new channel of the options; for channels made in a way of your own. It
-                takes the place of `credentials`, `compression` and `interceptors`.
-            backoff: How long after a replacement another one may follow, as long as nothing was
-                heard on the connection: seconds, a `timedelta`, or a tenacity wait object. The
-                default is up to 1 s after the first, up to twice as long after each more, at most
-                60 s. A connection that has worked is replaced at once.
-            timer: Ends what runs on past `drain`; None for `shared_timer()`, which also stands in
-                for one that was stopped or is full.
+            target: As gRPC takes it: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
+            credentials: For TLS and such; None for none, as `grpc.aio.insecure_channel`.
+            options: As gRPC takes them. `grpc.use_local_subchannel_pool` is always set, so that no
+                connection is shared.
+            compression: As gRPC takes it.
+            interceptors: As gRPC takes them.
+            connect: Makes the channel of each connection in your own way: `connect(options)`, with
+                the options above. It takes the place of `credentials`, `compression` and
+                `interceptors`.
+            backoff: Between reconnects while the server never answers: seconds, a `timedelta`, or a
+                tenacity wait object. A connection that has worked is replaced at once.
+            timer: Limits how long calls drain; None for `shared_timer()`.
 
         Raises:
-            TypeError: An argument is of a wrong type.
-            ConfigurationError: `connect` beside what it takes the place of; a wrong `backoff`.
+            TypeError, ConfigurationError: An argument makes no sense.
         """
-        checked_target(target)
+        self._target = checked_target(target)
         refuse_both(
             connect, credentials=credentials, compression=compression, interceptors=interceptors
         )
         self._options = checked_options(options)
         self._connect = connect or partial(_connect, target, credentials, compression, interceptors)
-        self._foreign = connect is not None or interceptors is not None or is_patched()
-        self._timer = checked_timer(timer)
         rhythm = checked_backoff(backoff)
-        super().__init__(target, Links(self._new(), clock_of(timer), rhythm))
+        self._timer = checked_timer(timer)
+        self._now_ns = clock_of(timer)
+        self._drain_timeouts: dict[AioTransport, Timeout] = {}
+        self._close_callbacks = CloseCallbacks(target)
+        self._loop: asyncio.AbstractEventLoop | None = None  # since the first reconnect or drain
         self.thread = threading.get_ident()
         """Internal: the loop's thread."""
-        self._loop: asyncio.AbstractEventLoop | None = None  # once something was replaced
-        self._drains: dict[Link[Wire], Any] = {}  # timeouts
-        self._ending: list[Wire] = []  # those that `close` has closed
+        self._closed_transports: list[AioTransport] = []  # those that `close` has closed
         self._closing: set[asyncio.Task[None]] = set()
+        self._replaced_or_closed = Signal()
         self.append_to({kind: [] for kind in Kind})
-        self._on_close: list[Callable[[], object]] = []
+        self.connections: ConnectionManager[AioTransport] = ConnectionManager(
+            self._new_transport(), self._now_ns, rhythm
+        )
+        """Internal: which transport takes which call."""
+
+    def _new_transport(self) -> AioTransport:
+        channel: object = self._connect(list(self._options))
+        if not isinstance(channel, grpc.aio.Channel):
+            raise TypeError(
+                f"connect must return a new grpc.aio.Channel, not {channel!r}; for those of grpc "
+                "there is rpcwheel.transport"
+            )
+        return AioTransport(channel, self._now_ns)
 
     def append_to(self, lists: Interceptors) -> None:
-        """Internal: have calls run the interceptors in these lists, behind those of `connect`.
+        """Internal: have calls run the interceptors in these lists, after those of `connect`.
 
         Callers may append to the lists later.
         """
         self.appended = lists
         give_lists(self, lists)
 
-    def _new(self) -> Wire:
-        channel = self._connect(list(self._options))
-        if not isinstance(channel, grpc.aio.Channel):
-            raise TypeError(f"connect must return a new grpc.aio channel, not {channel!r}")
-        return Wire(channel, foreign=self._foreign)
+    # Reconnecting
 
-    # --- Replacing ---
-
-    def replace(
+    def reconnect(
         self,
         reason: str = "asked for",
         *,
-        drain: Duration | None = None,
+        drain_timeout: Duration | None = None,
         force: bool = False,
     ) -> bool:
-        """Put a new connection in the place of the active one; new calls go there at once.
+        """Put a new connection in the place of the active one; new calls use it at once.
 
         On the loop. Emits `ConnectionReplaced`.
 
         Args:
-            reason: For the event, and the status of calls that are ended.
-            drain: Seconds that calls on the old connection may go on; those that still run are then
-                ended with UNAVAILABLE. 0: at once. None or infinite: as long as they take.
-            force: Whether to do so even where the backoff forbids it.
+            reason: Why; for the event, and for the status of calls that are ended.
+            drain_timeout: Seconds that calls may go on on the old connection. Then they are ended
+                with UNAVAILABLE, "connection replaced: <reason>". 0: they are ended now. None: as
+                long as they take.
+            force: Whether to reconnect although the backoff forbids it.
 
         Returns:
-            False if nothing was done: the backoff forbids it, or the channel is closed.
+            False, and nothing has happened, if the backoff forbids it, or if the channel is closed
+            or drains.
 
         Raises:
-            TypeError, ConfigurationError: `drain` is no length of time.
+            TypeError, ConfigurationError: `drain_timeout` is no length of time, or negative.
             RuntimeError: Not called on an event loop.
-            Exception: What `connect`, or the wait object, raised; nothing has changed.
+            Exception: What `connect`, or the wait object, raised; nothing has happened.
         """
         checked_reason(reason)
-        drain_ns = checked_drain_ns(drain)
+        drain_ns = checked_drain_ns(drain_timeout)
         self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
-        links = self.links
-        if links.refuses or (not force and links.wait_ns()):
+        connections = self.connections
+        if not connections.accepts_calls or (not force and connections.backoff_left_ns()):
             return False
-        rest_ns = links.rest_ns()  # the user's, as `_connect` is
-        wire = self._new()
-        if any(link.channel.channel is wire.channel for link in links.opened()):
+        backoff_ns = connections.next_backoff_ns()
+        new = self._new_transport()
+        if any(new.channel is known.channel for known in connections.open_transports):
             raise ConfigurationError("connect must make a new channel each time")
-        number, calls = links.active.number + 1, links.active.calls
-        old, over = links.replace(wire, drain_ns, reason, rest_ns)
-        if old.wanted:
-            wire.channel.get_state(try_to_connect=True)
-        self._changed.give()
+        calls = connections.active.calls
+        old, over = connections.reconnect(new, drain_ns, reason, backoff_ns)
+        if new.connection_wanted:
+            new.channel.get_state(try_to_connect=True)
+        self._replaced_or_closed.give()
         if over:
-            self._end(old)
+            self._close_transport(old)
         elif drain_ns != NEVER:
             self._end_after(old, drain_ns)
-        emit(ConnectionReplaced(self.target, number=number, reason=reason, calls=calls))
+        emit(ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls))
         return True
 
-    def retire(self, drain: Duration | None = None, *, reason: str = "asked for") -> None:
-        """Take no more calls, and close when the last of those in flight has ended.
+    def drain(self, drain_timeout: Duration | None = None, *, reason: str = "asked for") -> None:
+        """Accept no more calls, and close when the last of those in flight has ended.
 
-        On the loop; nothing waits for it, but `close` may. Calls from now on raise as on a closed
-        channel. On a closed channel, nothing.
+        Calls from now on raise as on a closed channel. On the loop; nothing waits for it, but
+        `close` may. On a closed channel, nothing.
 
         Args:
-            drain: Seconds that calls in flight may go on. After that they are ended with
-                UNAVAILABLE, "channel retired: <reason>". 0: they are ended now. None: they take as
-                long as they take. Called again, it can only become shorter.
-            reason: Why; the first one counts.
+            drain_timeout: Seconds that calls in flight may go on. Then they are ended with
+                UNAVAILABLE, "channel drained: <reason>". 0: they are ended now. None: as long as
+                they take. A second call can only make it shorter.
+            reason: Why; that of the first call counts.
 
         Raises:
-            TypeError, ConfigurationError: `drain` is no length of time, or negative.
+            TypeError, ConfigurationError: `drain_timeout` is no length of time, or negative.
             RuntimeError: Not called on an event loop.
         """
-        drain_ns = checked_drain_ns(drain)
+        drain_ns = checked_drain_ns(drain_timeout)
+        checked_reason(reason)
         self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
-        over, shorter = self.links.retire(drain_ns, checked_reason(reason))
-        for link in shorter:
-            self._end_after(link, drain_ns)
-        for link in over:
-            self._end(link)
+        over, shorter = self.connections.drain(drain_ns, reason)
+        for transport in over:
+            self._close_transport(transport)
+        for transport in shorter:
+            self._end_after(transport, drain_ns)
 
-    def _end_after(self, link: Link[Wire], drain_ns: int) -> None:
-        """Have what is still on a connection ended then, and no later than it was to be."""
-        loop = self._loop
-        assert loop is not None  # noqa: S101 - for mypy
-        expire = partial(_expire, weakref.ref(self), link)
-        timeout: Any = timeout_on(self._timer, partial(_call_soon, loop, expire), drain_ns)
+    def _end_after(self, transport: AioTransport, drain_ns: int) -> None:
+        expire = weak_callback(self.expire, transport)
+        expire_soon = partial(call_on_loop, asyncio.get_running_loop(), expire)
+        timeout = new_drain_timeout(self._timer, expire_soon, drain_ns, self._target)
         if timeout is None:
-            timeout = loop.call_later(to_seconds(drain_ns), expire)
-        former = self._drains.get(link)
-        if former is not None:
-            former.cancel()
-        self._drains[link] = timeout
+            self.expire(transport)
+            return
+        obsolete = self._drain_timeouts.pop(transport, None)
+        if obsolete is not None:
+            obsolete.cancel()
+        self._drain_timeouts[transport] = timeout
 
-    def expire(self, link: Link[Wire]) -> None:
-        """Internal: the time of `link` to drain is over."""
-        if self.links.expire(link):
-            self._end(link)
+    def expire(self, transport: AioTransport, _: object = None) -> None:
+        """Internal: end the calls on a transport, as its time to drain is over."""
+        if self.connections.expire(transport):
+            self._close_transport(transport)
 
-    def leave(self, link: Link[Wire]) -> None:
-        """Internal: a call on this connection has ended."""
-        if self.links.leave(link):
-            self._end(link)
-
-    def _end(self, link: Link[Wire]) -> None:
-        """Close a connection that takes no more calls, and end what is still on it."""
-        drain = self._drains.pop(link, None)
-        if drain is not None:
-            drain.cancel()
-        link.channel.end(link.details)
+    def _close_transport(self, transport: AioTransport) -> None:
+        timeout = self._drain_timeouts.pop(transport, None)
+        if timeout is not None:
+            timeout.cancel()
+        transport.end_calls()
         if self._loop is not None and not self._loop.is_closed():
-            self._close_soon(self._loop, link.channel)
-        # else grpc's channel closes itself when it is dropped
-        if self.links.is_spent and not self.links.closed:
-            self.links.close()
-            self._tell_all()
-            self._changed.give()
+            self._close_soon(self._loop, transport)
+        # else gRPC's channel closes itself when it is dropped
+        if self.connections.drained and not self.connections.closed:
+            self.connections.close()
+            self._close_callbacks.run()
+            self._replaced_or_closed.give()
 
     def _close_soon(
-        self, loop: asyncio.AbstractEventLoop, wire: Wire, grace: float | None = None
+        self, loop: asyncio.AbstractEventLoop, transport: AioTransport, grace: float | None = None
     ) -> None:
-        task = loop.create_task(_close(wire.channel, grace))
+        task = loop.create_task(_close(transport.channel, grace))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def hand_over(self, step: Callable[[], object]) -> bool:
-        """Internal: have the loop do it; on any thread. False if it is as good done there."""
-        if self._loop is None:
-            return False  # nothing was replaced: nothing follows from the end of a call
-        with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(step)
-        return True
-
-    # --- Closing ---
+    # Closing
 
     async def close(self, grace: float | None = None) -> None:
-        """Take no more calls, and end those that run, on all connections, as grpc.aio does.
+        """Accept no more calls, and end those that run, on all connections, as grpc.aio does.
 
         Args:
-            grace: Seconds that they may go on; None or 0: they are cancelled now. So they are if
-                this is cancelled while it waits, or called again without a grace.
+            grace: Seconds that they may go on; None or 0: they are canceled now. So they are if
+                this is canceled while it waits, or called again without a grace.
 
         Raises:
             ConfigurationError: `grace` is negative.
         """
         if grace is not None and grace < 0:
             raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
-        links = self.links.close()
-        for drain in self._drains.values():
-            drain.cancel()
-        self._drains.clear()
+        transports = self.connections.close()
+        for timeout in self._drain_timeouts.values():
+            timeout.cancel()
+        self._drain_timeouts.clear()
         try:
-            self._tell_all()
+            self._close_callbacks.run()
         finally:  # whatever a callback raises, be it `SystemExit`
-            self._ending += [link.channel for link in links]
-            for link in links:
-                self._close_soon(asyncio.get_running_loop(), link.channel, grace)
-            await self._ended(grace)
+            self._closed_transports += transports
+            for transport in transports:
+                self._close_soon(asyncio.get_running_loop(), transport, grace)
+            await self._wait_closed(grace)
 
-    async def _ended(self, grace: float | None) -> None:
-        """Wait until all is closed; grpc's own `close` does not end what a former one has left."""
+    async def _wait_closed(self, grace: float | None) -> None:
+        """Wait until all is closed; gRPC's own `close` does not end what a former one has left."""
         closing = list(self._closing)
         try:
             if not grace:
@@ -291,13 +347,13 @@ class ReconnectingChannel(Seen):
             self._cancel_calls()
             raise
         finally:
-            self._changed.give()
+            self._replaced_or_closed.give()
         for task in closing:
             task.result()
 
     def _cancel_calls(self) -> None:
-        for wire in self._ending:
-            wire.cancel()
+        for transport in self._closed_transports:
+            transport.cancel_calls()
 
     async def __aenter__(self) -> Self:
         return self
@@ -313,58 +369,337 @@ class ReconnectingChannel(Seen):
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
-        On the loop; at once if it is closed. One that raises is told as `CallbackFailed`.
+        On the loop; now if it is closed. If it raises, that is the event `CallbackFailed`.
 
         Returns:
-            What to call to have it forgotten.
+            A function that removes the callback. It does not keep the channel alive.
         """
-        if self.links.closed:
-            self._tell(callback)
-        else:
-            self._on_close.append(callback)
-        return partial(_forget, weakref.ref(self), callback)
+        return self._close_callbacks.add(callback)
 
-    def forget(self, callback: Callable[[], object]) -> None:
-        """Internal: what `on_close` returns does it."""
-        if callback in self._on_close:
-            self._on_close.remove(callback)
+    # State
 
-    def _tell_all(self) -> None:
-        callbacks, self._on_close = self._on_close, []
-        for callback in callbacks:
-            self._tell(callback)
+    @property
+    def target(self) -> str:
+        """As it was given."""
+        return self._target
 
-    def _tell(self, callback: Callable[[], object]) -> None:
+    @property
+    def number(self) -> int:
+        """Number of the active connection, from 1."""
+        return self.connections.active.number
+
+    @property
+    def calls(self) -> int:
+        """How many calls are in flight, on all connections."""
+        return self.connections.calls
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or `drain` was called and all calls have ended since."""
+        return self.connections.closed
+
+    @property
+    def accepts_calls(self) -> bool:
+        """Whether calls may begin: neither `drain` nor `close` was called."""
+        return self.connections.accepts_calls
+
+    @property
+    def activity(self) -> ActivityStamps:
+        """When the active connection was last read, written and used; for heartbeats.
+
+        In nanoseconds on the timer's clock.
+        """
+        return self.connections.active.activity
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """The state of the active connection; SHUTDOWN once closed.
+
+        Args:
+            try_to_connect: Whether to connect if it is idle; if it is replaced before it is ready,
+                so does the next one.
+        """
+        transport = self.connections.active
+        state = transport.channel.get_state(try_to_connect)
+        wanted = transport.connection_wanted or bool(try_to_connect)
+        transport.connection_wanted = wanted and state is not READY
+        return state
+
+    def is_idle(self) -> bool:
+        """Whether there is no connection and none is wanted; False where it can't be known."""
         try:
-            callback()
-        except Exception as error:  # noqa: BLE001 - told as an event; the others must be told too
-            emit(CallbackFailed(subject=self.target, callback=repr(callback), error=error))
+            return bool(self.get_state() is grpc.ChannelConnectivity.IDLE)
+        except Exception:  # noqa: BLE001 - closed, or of another make
+            return False
 
-    # --- Members of stubs. They take whatever grpc's channel takes: `_registered_method`, for one.
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Wait until the state is another, be it that of a new connection."""
+        while True:
+            channel = self.connections.active.channel
+            if channel.get_state() is not last_observed_state:
+                return
+            await self._changed_or_replaced(channel.wait_for_state_change(last_observed_state))
+
+    async def _changed_or_replaced(self, change: Coroutine[Any, Any, None]) -> None:
+        replaced = self._replaced_or_closed.waiter()  # before anything else may run
+        changing = asyncio.ensure_future(change)
+        try:
+            await asyncio.wait([changing, replaced], return_when=asyncio.FIRST_COMPLETED)
+            if not replaced.done():
+                changing.result()
+        finally:
+            self._replaced_or_closed.forget(replaced)
+            changing.cancel()
+            await asyncio.gather(changing, return_exceptions=True)
+
+    async def channel_ready(self) -> None:
+        """Wait until there is a connection, and have it made."""
+        while (state := self.get_state(try_to_connect=True)) is not READY:
+            await self.wait_for_state_change(state)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReconnectingChannel of grpc.aio to {self.target!r}, connection {self.number}, "
+            f"{self.get_state().name}, calls in flight: {self.calls}>"
+        )
+
+    # Multicallables. They take whatever gRPC's channel takes: `_registered_method`, for one.
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a member of a stub."""
-        return MEMBERS[Kind.UNARY_UNARY](self, method, *args, **options)
+        """Make a multicallable."""
+        return _UnaryUnary(self, MethodSpec(Kind.UNARY_UNARY, method, *args, **options))
 
     def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a member of a stub."""
-        return MEMBERS[Kind.UNARY_STREAM](self, method, *args, **options)
+        """Make a multicallable."""
+        return _UnaryStream(self, MethodSpec(Kind.UNARY_STREAM, method, *args, **options))
 
     def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a member of a stub."""
-        return MEMBERS[Kind.STREAM_UNARY](self, method, *args, **options)
+        """Make a multicallable."""
+        return _StreamUnary(self, MethodSpec(Kind.STREAM_UNARY, method, *args, **options))
 
     def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a member of a stub."""
-        return MEMBERS[Kind.STREAM_STREAM](self, method, *args, **options)
+        """Make a multicallable."""
+        return _StreamStream(self, MethodSpec(Kind.STREAM_STREAM, method, *args, **options))
 
-    def heartbeat_call(self, method: str) -> Ping:
-        """Make a member for heartbeats: of bytes, on the connection that is active at each call.
+    def heartbeat_call(self, method: str) -> Any:
+        """Make a multicallable for heartbeats: of bytes, on the connection that is active then.
 
-        Its calls are no use of the connection, and none in flight. One that meets a replacement
-        ends with UNAVAILABLE, as the others do.
+        Its calls are no use of the connection, and not in flight. One that meets a reconnect ends
+        with UNAVAILABLE, as the others do.
         """
-        return Ping(self, method)
+        return _HeartbeatCall(self, MethodSpec(Kind.UNARY_UNARY, method))
+
+    # For multicallables
+
+    def end_call(self, transport: AioTransport) -> None:
+        """Internal: a call has ended. On the loop."""
+        if self.connections.end_call(transport):
+            self._close_transport(transport)
+
+    def end_call_soon(self, transport: AioTransport) -> None:
+        """Internal: as `end_call`, from any thread.
+
+        Before the first reconnect or drain it is done on that thread: nothing follows from it.
+        """
+        if threading.get_ident() == self.thread or self._loop is None:
+            self.end_call(transport)
+        else:
+            call_on_loop(self._loop, self.end_call, transport)
+
+
+class TransportCall(Relay):
+    """A call on one transport, which counts it until its end. The base of the four kinds."""
+
+    _counted = False
+
+    def __init__(self, multicallable: _Multicallable, transport: AioTransport) -> None:
+        self.kind = multicallable.kind
+        self.method = multicallable.method
+        self._reconnecting = multicallable.channel
+        self._transport = transport
+
+    def run(self, call: Any, *, counted: bool) -> Self:
+        """Make gRPC's call the only attempt."""
+        self._call = call
+        self._counted = counted
+        self._transport.running.add(self)
+        self.begin(call)
+        return self
+
+    def end_with(self, details: str) -> None:
+        """End it with UNAVAILABLE, with its transport."""
+        self.end(finished_call(self.kind, grpc.StatusCode.UNAVAILABLE, details))
+
+    def time_remaining(self) -> float | None:
+        left: float | None = self._call.time_remaining()
+        return left
+
+    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
+        try:
+            error = failure_of(call) if error is None else error
+        except NotAtOnceError:  # a call of another make, which says that it is done and is not
+            self.finish(call)
+            return
+        except BaseException as raised:  # noqa: BLE001 - an interceptor's; the caller gets it
+            error = raised
+        if isinstance(error, grpc.aio.AioRpcError):
+            self._transport.activity.saw_status(error.code())
+            if self.kind.streams_requests:  # or grpc.aio may report another status later
+                self.finish(failed_call(self.kind, error), source=call)
+                return
+        self.finish(call if error is None or has_ended(call) else failed_call(self.kind, error))
+
+    def _release(self) -> None:
+        """Count it no more; on any thread, if its caller has dropped it."""
+        counted, self._counted = self._counted, False
+        if counted:
+            self._reconnecting.end_call_soon(self._transport)
+
+
+class _UnaryUnaryCall(TransportCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
+    pass
+
+
+class _UnaryStreamCall(TransportCall, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):
+    pass
+
+
+class _StreamUnaryCall(
+    TransportCall, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall[Any, Any]
+):
+    pass
+
+
+class _StreamStreamCall(
+    TransportCall, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall[Any, Any]
+):
+    pass
+
+
+class _Multicallable:
+    """One method of a stub. The base of the four kinds."""
+
+    _call_class: type[TransportCall]
+    _stamps = True
+
+    def __init__(self, channel: ReconnectingChannel, spec: MethodSpec) -> None:
+        self.channel = channel
+        self.kind = spec.kind
+        self.method = spec.method
+        self._spec = spec
+        self._appended = channel.appended[spec.kind]
+        self._bound: tuple[AioTransport | None, Any] = (None, None)
+
+    def _on(self, transport: AioTransport) -> Any:
+        """GRPC's multicallable on this transport."""
+        if self._appended:
+            transport.append(self.kind, self._appended)
+        bound, made = self._bound
+        if bound is not transport:
+            made = self._spec.make(transport.channel, transport.activity if self._stamps else None)
+            self._bound = transport, made
+        return made
+
+    def start(self, request: Any, options: dict[str, Any]) -> tuple[AioTransport, Any]:
+        """Internal: begin gRPC's own call on the active transport; returns both.
+
+        `end_call` of the channel is to follow.
+        """
+        connections = self.channel.connections
+        if not connections.accepts_calls:
+            raise grpc.aio.UsageError(CLOSED)
+        transport = connections.begin_call()
+        try:
+            call = self._on(transport)(request, **options)
+        except BaseException:  # such as `UsageError`, if the user has closed what `connect` made
+            self.channel.end_call(transport)
+            raise
+        transport.activity.saw_write()
+        return transport, call
+
+    def _begin(self, request: Any, **options: Any) -> Any:
+        transport, call = self.start(request, options)
+        return self._call_class(self, transport).run(call, counted=True)
+
+
+class _OneRequest(_Multicallable):
+    """The caller gives one request."""
+
+    def __call__(
+        self,
+        request: Any,
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self._begin(
+            request,
+            timeout=timeout,
+            metadata=metadata,
+            credentials=credentials,
+            wait_for_ready=wait_for_ready,
+            compression=compression,
+        )
+
+
+class _ManyRequests(_Multicallable):
+    """The caller gives an iterator of requests, or writes them."""
+
+    def __call__(
+        self,
+        request_iterator: Any = None,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self._begin(
+            request_iterator,
+            timeout=timeout,
+            metadata=metadata,
+            credentials=credentials,
+            wait_for_ready=wait_for_ready,
+            compression=compression,
+        )
+
+
+class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+    _call_class = _UnaryUnaryCall
+
+
+class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+    _call_class = _UnaryStreamCall
+
+
+class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    _call_class = _StreamUnaryCall
+
+
+class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    _call_class = _StreamStreamCall
+
+
+class _HeartbeatCall(_UnaryUnary):
+    """Heartbeats: neither use of the connection nor calls in flight."""
+
+    _stamps = False
+
+    def _begin(self, request: Any, **options: Any) -> Any:
+        transport = self.channel.connections.active
+        call = self._on(transport)(request, **options)
+        return self._call_class(self, transport).run(call, counted=False)
+
+
+MULTICALLABLES: Final = {
+    Kind.UNARY_UNARY: _UnaryUnary,
+    Kind.UNARY_STREAM: _UnaryStream,
+    Kind.STREAM_UNARY: _StreamUnary,
+    Kind.STREAM_STREAM: _StreamStream,
+}
+"""Internal: the multicallable of each kind; made of a channel and a `MethodSpec`."""
 
 
 def _connect(
@@ -387,22 +722,3 @@ def _connect(
 
 async def _close(channel: grpc.aio.Channel, grace: float | None) -> None:
     await channel.close(grace)
-
-
-def _forget(channel: weakref.ref[ReconnectingChannel], callback: Callable[[], object]) -> None:
-    """What who is told of the end holds keeps no channel alive."""
-    alive = channel()
-    if alive is not None:
-        alive.forget(callback)
-
-
-def _expire(channel: weakref.ref[ReconnectingChannel], link: Link[Wire]) -> None:
-    alive = channel()
-    if alive is not None:
-        alive.expire(link)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, step: Callable[[], object], _: object) -> None:
-    """What the timer does, on its own thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
-        loop.call_soon_threadsafe(step)

@@ -1,4 +1,4 @@
-"""What both twins are given, checked: it is said at once what can't work, and what can."""
+"""Checks of the arguments of both channels."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 OWN_CONNECTION: Final = ("grpc.use_local_subchannel_pool", 1)
-"""Or gRPC would give a new channel the connection, and the backoff, of another one to the same
-target (proved on grpcio 1.85)."""
+"""Without it gRPC gives a new channel the connection, and the backoff, of another one to the same
+target (measured on grpcio 1.85)."""
 
 DEFAULT_BACKOFF: Final = wait_random_exponential(multiplier=1, max=60)
-"""Full jitter: a thousand clients of a server that is down do not come back at once."""
+"""Full jitter: a thousand clients of a server that is down do not reconnect at once."""
 
 
 def checked_target(target: object) -> str:
@@ -48,7 +48,7 @@ def checked_target(target: object) -> str:
 
 
 def refuse_both(connect: object, **others: object) -> None:
-    """Check what channels are made with: `connect` alone, or what it takes the place of.
+    """Check that `connect` is not given beside what it takes the place of.
 
     Raises:
         TypeError: One is of a wrong type.
@@ -72,9 +72,7 @@ def refuse_both(connect: object, **others: object) -> None:
 
 
 def checked_options(options: object) -> Options:
-    """Those of every channel: the given ones, and one that gives it a connection of its own.
-
-    None stands for none, as with gRPC.
+    """Add the option that gives a channel a connection of its own. None is none, as with gRPC.
 
     Raises:
         TypeError: They are no pairs.
@@ -97,7 +95,7 @@ def _is_option(pair: object) -> bool:
 
 
 def checked_backoff(wait: Any) -> Backoff:
-    """The rhythm that it stands for.
+    """Make a `Backoff` of it.
 
     Raises:
         TypeError, ConfigurationError: As `Backoff`, with the argument's name.
@@ -119,15 +117,16 @@ def checked_reason(reason: object) -> str:
     return reason
 
 
-def checked_drain_ns(drain: Duration | None) -> int:
-    """How long calls in flight may go on: `NEVER` for None.
+def checked_drain_ns(drain_timeout: Duration | None) -> int:
+    """How long calls in flight may go on, in nanoseconds: `NEVER` for None.
 
     Raises:
         TypeError, ConfigurationError: It is no length of time, or negative.
     """
-    drain_ns = NEVER if drain is None else to_ns(drain, what="drain")
+    drain_ns = NEVER if drain_timeout is None else to_ns(drain_timeout, what="drain_timeout")
     if drain_ns < 0:
         raise ConfigurationError(
-            f"drain must be 0 seconds or more, or None for as long as it takes, not {drain!r}"
+            "drain_timeout must be 0 seconds or more, or None for as long as it takes, not "
+            f"{drain_timeout!r}"
         )
     return drain_ns

@@ -203,7 +203,7 @@ def test_no_call_is_executed_twice_unless_its_method_is_idempotent(servers, prox
     def disturb(channels):
         while not (storm.over.is_set() or storm.calm.wait(random.uniform(0.02, 0.1))):
             proxy.reset()
-            random.choice(channels).replace("storm", drain=0, force=True)
+            random.choice(channels).reconnect("storm", drain_timeout=0, force=True)
 
     with contextlib.ExitStack() as opened:
         kit = opened.enter_context(Kit(**SETTINGS))
@@ -304,7 +304,7 @@ async def test_no_call_of_grpc_aio_is_executed_twice_unless_its_method_is_idempo
         while not (storm.over.is_set() or storm.calm.is_set()):
             await asyncio.sleep(random.uniform(0.02, 0.1))
             await asyncio.to_thread(proxy.reset)
-            random.choice(channels).replace("storm", drain=0, force=True)
+            random.choice(channels).reconnect("storm", drain_timeout=0, force=True)
 
     async with contextlib.AsyncExitStack() as opened:
         kit = await opened.enter_async_context(aio.Kit(**SETTINGS))

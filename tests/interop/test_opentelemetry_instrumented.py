@@ -211,7 +211,7 @@ async def test_an_instrumented_aio_channel_is_traced_after_its_connection_was_re
 ):
     async with rpcwheel.aio.ReconnectingChannel(instrumented_shop.target) as channel:
         assert await aio_call(channel, "unary_unary") == b"ab"
-        assert channel.replace(force=True)
+        assert channel.reconnect(force=True)
         assert await aio_call(channel, "unary_unary") == b"ab"
     assert await aio_wait_until(lambda: spans.join(PATHS["unary_unary"], calls=2))
 

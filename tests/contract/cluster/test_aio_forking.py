@@ -107,7 +107,7 @@ async def test_channels_of_ones_own_are_taken_in_turn(channels):
     call = forked(channels)
     for _ in range(3):
         assert await call(b"x", timeout=WAIT_S) == b"x"
-    assert all(channel.traffic.last_write_ns is not None for channel in channels)
+    assert all(channel.activity.last_write_ns is not None for channel in channels)
 
 
 # Broadcast

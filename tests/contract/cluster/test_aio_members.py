@@ -77,7 +77,7 @@ async def test_when_their_time_is_over_they_end_with_the_reason(shops, aio_clust
     timer.advance(7.1)
     error = await refused(running)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert error.details() == f"channel retired: {name} is gone from test.Shop"
+    assert error.details() == f"channel drained: {name} is gone from test.Shop"
 
 
 async def test_a_member_that_was_never_called_can_not_be_connected_once_it_is_gone(
@@ -128,7 +128,7 @@ async def test_the_channel_of_a_member_is_one_whose_connection_can_be_replaced(s
     await many(channel, 1)
     inner = channel.members[0].channel
     assert type(inner) is ReconnectingChannel
-    assert inner.replace("the test says so")
+    assert inner.reconnect("the test says so")
     await many(channel, 1)
     assert inner.number == 2
 

@@ -164,7 +164,7 @@ async def test_one_that_may_wait_does_so_though_its_connection_was_just_replaced
     old = stream(b"ab", timeout=500)
     assert await old.read() == b"a"
     shop.kill()
-    channel.members[0].channel.replace("dead", force=True)
+    channel.members[0].channel.reconnect("dead", force=True)
     waiting = begun(caller(channel, timeout=500)(wait_for_ready=True))
     await aio_wait_until(lambda: states(channel) == ["DOWN"])
     assert not waiting.done()

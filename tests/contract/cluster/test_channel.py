@@ -271,7 +271,7 @@ def test_a_channel_of_grpc_aio_is_no_connection_for_threads(shops, open_cluster)
         return object()
 
     channel = open_cluster(shops[0], connect=connect)
-    with pytest.raises(TypeError, match="connect must give"):
+    with pytest.raises(TypeError, match="connect must return"):
         channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
 
 

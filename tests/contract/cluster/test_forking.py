@@ -124,7 +124,7 @@ def test_channels_of_ones_own_are_taken_in_turn(shops, channels):
     call = forked(channels)
     for _ in range(3):
         assert call(b"x", timeout=WAIT_S) == b"x"
-    assert all(channel.traffic.last_write_ns is not None for channel in channels)
+    assert all(channel.activity.last_write_ns is not None for channel in channels)
 
 
 def test_with_wait_for_ready_no_fork_waits_at_a_member_that_is_away(shops, dead, open_cluster):

@@ -88,7 +88,7 @@ def test_when_their_time_is_over_they_end_with_the_reason(shops, open_cluster, t
     timer.advance(7.1)
     error = running.exception(WAIT_S)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert f"channel retired: {name} is gone from test.Shop" in error.details()
+    assert f"channel drained: {name} is gone from test.Shop" in error.details()
 
 
 def test_an_instance_that_comes_back_is_another_member(shops, open_cluster):
@@ -200,7 +200,7 @@ def test_the_channel_of_a_member_is_one_whose_connection_can_be_replaced(shops, 
     call_of(channel)()
     inner = channel.members[0].channel
     assert type(inner) is ReconnectingChannel
-    assert inner.replace("the test says so")
+    assert inner.reconnect("the test says so")
     assert call_of(channel)() == b"x"
     assert inner.number == 2
 

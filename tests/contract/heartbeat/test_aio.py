@@ -109,7 +109,7 @@ async def test_heartbeats_on_a_new_connection_wait_for_it(asked, timer):
         heartbeat = manager.attach(channel)
         heartbeat.beat()
         await aio_wait_until(lambda: heartbeat.answered == 1)
-        assert channel.replace(force=True)
+        assert channel.reconnect(force=True)
         timer.advance(121.0)
         await aio_wait_until(lambda: heartbeat.answered == 2)
     assert patient == [None, True]

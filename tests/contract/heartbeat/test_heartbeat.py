@@ -366,14 +366,14 @@ def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(
 @IN_SYNC
 def test_drain_is_passed_on_to_the_replacement(twin, asked, channel, timer):
     given = []
-    real = channel.replace
+    real = channel.reconnect
     asked.answer = NOT_SERVING
-    channel.replace = lambda reason, **options: given.append(options) or real(reason, **options)
-    manager = twin.do(twin.manager, timer, drain=7.5)
+    channel.reconnect = lambda reason, **options: given.append(options) or real(reason, **options)
+    manager = twin.do(twin.manager, timer, drain_timeout=7.5)
     heartbeat = twin.do(manager.attach, channel, probe=STRICT)
     twin.call(channel)
     starve(timer, heartbeat, until=lambda: given)
-    assert given[0] == {"drain": 7.5}
+    assert given[0] == {"drain_timeout": 7.5}
     twin.do(manager.close)
 
 
@@ -387,7 +387,7 @@ def test_a_replacement_that_fails_is_reported_and_tried_again(
         tried.append((timer.now, threading.current_thread()))
         raise OSError("no more sockets")
 
-    channel.replace = fail
+    channel.reconnect = fail
     heartbeat = twin.do(manager.attach, channel, probe=STRICT)
     twin.call(channel)
     starve(timer, heartbeat, until=lambda: len(tried) == 3)
@@ -474,16 +474,16 @@ def test_a_heartbeat_that_cannot_be_sent_does_not_make_a_connection_dead(
 @IN_SYNC
 def test_calls_that_only_wait_for_a_connection_are_not_ended(twin, asked, channel, timer):
     given = []
-    real = channel.replace
-    channel.replace = lambda reason, **options: given.append(options) or real(reason, **options)
-    manager = twin.do(twin.manager, timer, drain=7.5, probe=STRICT)
+    real = channel.reconnect
+    channel.reconnect = lambda reason, **options: given.append(options) or real(reason, **options)
+    manager = twin.do(twin.manager, timer, drain_timeout=7.5, probe=STRICT)
     heartbeat = twin.do(manager.attach, channel)
     twin.call(channel)
     asked.answer = NOT_SERVING
     starve(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
     channel.get_state = lambda *_: grpc.ChannelConnectivity.TRANSIENT_FAILURE
     starve(timer, heartbeat, until=lambda: given)
-    assert given[0] == {"drain": None}
+    assert given[0] == {"drain_timeout": None}
     del channel.get_state
     twin.do(manager.close)
     asked.answer = SERVING
@@ -512,7 +512,7 @@ def test_an_answer_that_comes_after_the_replacement_changes_nothing(
     heartbeat.beat()
     assert wait_until(lambda: len(asked.checks) == 1)
     asked.answer = threading.Event()
-    assert twin.do(channel.replace, drain=None, force=True)
+    assert twin.do(channel.reconnect, drain_timeout=None, force=True)
     timer.advance(20.1)  # the replacement is seen; the new connection is asked at once
     assert wait_until(lambda: len(asked.checks) == 2)
     slow.set()
@@ -564,7 +564,7 @@ def test_detaching_closing_and_replacing_at_once_end_in_one_clean_state(
             heartbeat.detach,
             heartbeat.beat,
             heartbeat.withdraw,
-            lambda channel=channel: twin.do(channel.replace, force=True),
+            lambda channel=channel: twin.do(channel.reconnect, force=True),
             lambda channel=channel: twin.do(channel.close),
             lambda: timer.advance(100.0),
         )

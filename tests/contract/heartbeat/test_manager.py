@@ -17,7 +17,7 @@ def test_the_defaults_are_those_of_the_policy(twin):
 
 @IN_AIO
 def test_a_manager_can_be_made_of_a_policy(twin, timer):
-    policy = HeartbeatPolicy(interval=5, timeout=12, drain=None, replace=False)
+    policy = HeartbeatPolicy(interval=5, timeout=12, drain_timeout=None, reconnect=False)
     manager = twin.do(twin.manager.of, policy, timer=timer, probe=MethodProbe("/a/b"))
     assert manager.policy == policy
 

@@ -148,13 +148,13 @@ def test_a_listener_that_hangs_delays_only_its_own_heartbeat(asked, channel, man
 
 
 def test_a_replacement_runs_on_a_worker(asked, channel, manager, timer):
-    threads, real = [], channel.replace
+    threads, real = [], channel.reconnect
 
-    def replace(*args, **options):
+    def reconnect(*args, **options):
         threads.append(threading.current_thread().name)
         return real(*args, **options)
 
-    channel.replace = replace
+    channel.reconnect = reconnect
     asked.answer = NOT_SERVING
     heartbeat = manager.attach(channel, probe=STRICT)
     heartbeat.beat()
@@ -181,7 +181,7 @@ def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
         heartbeat = manager.attach(channel)
         heartbeat.beat()
         assert wait_until(lambda: heartbeat.answered == 1)
-        assert channel.replace(force=True)
+        assert channel.reconnect(force=True)
         timer.advance(121.0)
         assert wait_until(lambda: heartbeat.answered == 2)
     mark = [("rpcwheel-heartbeat", "1")]

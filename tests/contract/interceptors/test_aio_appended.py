@@ -164,7 +164,7 @@ async def test_appended_interceptors_run_on_each_connection_and_behind_those_giv
         call = channel.unary_unary(UNARY_UNARY)
         channel._unary_unary_interceptors.append(Noting("appended"))
         assert await call(b"a") == b"a"
-        assert channel.replace(force=True)
+        assert channel.reconnect(force=True)
         assert await call(b"a") == b"a"
         channel._unary_unary_interceptors.append(Noting("last"))
         assert await call(b"a") == b"a"

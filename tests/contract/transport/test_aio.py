@@ -74,7 +74,7 @@ async def test_a_stub_made_before_a_replacement_works_after_it(both):
         assert channel.number == number
         assert {kind: await style(stub, kind) for kind in KINDS} == ANSWERS
         await aio_wait_until(lambda: channel.calls == 0)
-        assert channel.replace()
+        assert channel.reconnect()
 
 
 async def test_a_new_connection_is_another_one_of_tcp():
@@ -88,7 +88,7 @@ async def test_a_new_connection_is_another_one_of_tcp():
     ):
         first, second = (channel.unary_unary(METHOD) for channel in (one, other))
         peers = [await first(b""), await first(b""), await second(b"")]
-        one.replace()
+        one.reconnect()
         peers += [await first(b""), await second(b"")]
     assert peers[0] == peers[1] != peers[3]
     assert peers[2] == peers[4]
@@ -123,7 +123,7 @@ async def test_a_stream_that_its_caller_has_forgotten_is_cancelled(shop, channel
             break
     await aio_wait_until(silent.begun.is_set)
     if drains:
-        assert channel.replace()
+        assert channel.reconnect()
     gone = weakref.ref(call)
     del call
     gc.collect()
@@ -203,23 +203,27 @@ async def test_serializers_are_kept_and_a_call_without_them_is_of_bytes(channel)
     assert await named(b"bytes") == b"bytes"
 
 
-# Traffic
+# Activity
 
 
 async def test_messages_stamp_the_traffic_of_the_active_connection(channel, timer):
-    traffic = channel.traffic
-    assert (traffic.last_read_ns, traffic.last_write_ns, traffic.last_use_ns) == (None, None, None)
+    activity = channel.activity
+    assert (activity.last_read_ns, activity.last_write_ns, activity.last_use_ns) == (
+        None,
+        None,
+        None,
+    )
     timer.advance(5)
     await channel.unary_unary(UNARY_UNARY)(b"x")
-    assert traffic.last_read_ns == traffic.last_write_ns == traffic.last_use_ns == 5 * 10**9
-    channel.replace()
-    assert channel.traffic is not traffic
-    assert channel.traffic.last_use_ns is None
+    assert activity.last_read_ns == activity.last_write_ns == activity.last_use_ns == 5 * 10**9
+    channel.reconnect()
+    assert channel.activity is not activity
+    assert channel.activity.last_use_ns is None
 
 
 async def test_an_answer_stamps_it_too_if_more_was_asked_before(channel, timer):
     for number, question in enumerate(("code", "initial_metadata", "add_done_callback"), start=1):
-        channel.replace(force=True)
+        channel.reconnect(force=True)
         call = channel.unary_unary(UNARY_UNARY)(b"x")
         timer.advance(5)
         if question == "add_done_callback":
@@ -227,22 +231,22 @@ async def test_an_answer_stamps_it_too_if_more_was_asked_before(channel, timer):
         else:
             await getattr(call, question)()
         assert await call == b"x"
-        traffic = channel.traffic
-        assert traffic.last_read_ns == traffic.last_use_ns == 5 * 10**9 * number
+        activity = channel.activity
+        assert activity.last_read_ns == activity.last_use_ns == 5 * 10**9 * number
 
 
 async def test_a_call_that_is_cancelled_is_no_sign_of_life(shop, channel):
     call = await hanging(shop, channel)
     call.add_done_callback(lambda _: None)
     assert call.cancel()
-    assert channel.traffic.last_read_ns is None
+    assert channel.activity.last_read_ns is None
 
 
 async def test_the_begin_of_a_request_stream_is_use_before_there_is_a_request(shop, channel):
     shop.then(Hang())
     call = Stub(channel).stream_stream()
-    assert channel.traffic.last_use_ns is not None
-    assert channel.traffic.last_read_ns is None
+    assert channel.activity.last_use_ns is not None
+    assert channel.activity.last_read_ns is None
     call.cancel()
 
 
@@ -250,12 +254,12 @@ async def test_only_a_status_that_no_client_makes_up_is_a_sign_of_life(shop, cha
     read, stub = {}, Stub(channel)
     codes = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
     for number, code in enumerate(codes * len(KINDS)):
-        channel.replace(force=True)
+        channel.reconnect(force=True)
         shop.then(Fail(code, read=True))
         kind = KINDS[(number + number // len(codes)) % len(KINDS)]
         error = await refused(STYLES["iterate"](stub, kind))
         assert error.code().name == code
-        read.setdefault(code, set()).add(channel.traffic.last_read_ns is not None)
+        read.setdefault(code, set()).add(channel.activity.last_read_ns is not None)
     assert read == {code: {code not in MADE_BY_CLIENTS} for code in codes}
 
 
@@ -263,7 +267,7 @@ async def test_a_failure_on_this_side_is_no_sign_of_life(make):
     channel = make(options=[("grpc.max_send_message_length", 10)])
     error = await refused(channel.unary_unary(UNARY_UNARY)(b"x" * 100))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert channel.traffic.last_read_ns is None
+    assert channel.activity.last_read_ns is None
 
 
 # For the heartbeat
@@ -274,8 +278,8 @@ async def test_a_heartbeats_call_is_neither_use_nor_in_flight(shop, channel, tim
     call = ping(b"hello", timeout=9)
     assert channel.calls == 0
     assert await call == b"hello"
-    assert channel.traffic.last_use_ns is None
-    assert channel.traffic.last_read_ns is None
+    assert channel.activity.last_use_ns is None
+    assert channel.activity.last_read_ns is None
 
 
 async def test_a_heartbeat_goes_to_the_connection_of_the_moment(shop, channel):
@@ -284,7 +288,7 @@ async def test_a_heartbeat_goes_to_the_connection_of_the_moment(shop, channel):
     shop.then(hang := Hang())
     call = ping(b"2")
     await aio_wait_until(hang.begun.is_set)
-    channel.replace("silent")
+    channel.reconnect("silent")
     error = await refused(call)
     assert (error.code().name, error.details()) == ("UNAVAILABLE", "connection replaced: silent")
     assert await ping(b"3") == b"3"
@@ -298,7 +302,7 @@ async def test_it_tells_what_it_is(channel, shop, events):
     call = await hanging(shop, channel)
     seen = (channel.target, channel.number, channel.calls, channel.closed)
     assert seen == (shop.target, 1, 1, False)
-    assert channel.replace("rebalancing")
+    assert channel.reconnect("rebalancing")
     assert (channel.number, channel.calls) == (2, 1)
     assert events == [ConnectionReplaced(shop.target, number=2, reason="rebalancing", calls=1)]
     call.cancel()
@@ -306,12 +310,12 @@ async def test_it_tells_what_it_is(channel, shop, events):
 
 async def test_one_that_never_worked_is_replaced_again_only_after_a_while(make, timer):
     channel = make(backoff=2.0)
-    assert [channel.replace(), channel.replace()] == [True, False]
+    assert [channel.reconnect(), channel.reconnect()] == [True, False]
     timer.advance(2.0)
-    assert [channel.replace(), channel.replace()] == [True, False]
-    assert [channel.replace(force=True), channel.number] == [True, 4]
+    assert [channel.reconnect(), channel.reconnect()] == [True, False]
+    assert [channel.reconnect(force=True), channel.number] == [True, 4]
     await channel.unary_unary(UNARY_UNARY)(b"x")
-    assert channel.replace()
+    assert channel.reconnect()
 
 
 async def test_what_connect_raises_comes_out_and_nothing_has_changed(make, shop):
@@ -326,9 +330,9 @@ async def test_what_connect_raises_comes_out_and_nothing_has_changed(make, shop)
 
     channel = make(connect=connect, options=IMPATIENT)
     with pytest.raises(OSError, match="no way"):
-        channel.replace()
+        channel.reconnect()
     with pytest.raises(TypeError, match="connect must return a new grpc"):
-        channel.replace()
+        channel.reconnect()
     assert channel.number == 1
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
@@ -337,7 +341,7 @@ async def test_connect_must_not_give_the_same_channel_twice(make, shop):
     bare = grpc.aio.insecure_channel(shop.target)
     channel = make(connect=lambda _: bare)
     with pytest.raises(ConfigurationError, match="a new channel each time"):
-        channel.replace()
+        channel.reconnect()
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
@@ -346,9 +350,9 @@ async def test_connect_must_not_give_a_channel_that_drains(make, shop):
     turns = [*bare, bare[0]]
     channel = make(connect=lambda _: turns.pop(0))
     call = await hanging(shop, channel)
-    channel.replace()
+    channel.reconnect()
     with pytest.raises(ConfigurationError, match="a new channel each time"):
-        channel.replace(force=True)
+        channel.reconnect(force=True)
     call.cancel()
     await aio_wait_until(lambda: channel.calls == 0)
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
@@ -357,13 +361,13 @@ async def test_connect_must_not_give_a_channel_that_drains(make, shop):
 async def test_what_a_wait_object_raises_comes_out_and_nothing_has_changed(make):
     channel = make(backoff=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        channel.replace()
+        channel.reconnect()
     assert channel.number == 1
 
 
 async def test_tls_is_as_of_any_channel(make):
     channel = make(credentials=grpc.ssl_channel_credentials())
-    assert channel.replace()
+    assert channel.reconnect()
 
 
 def test_it_is_replaced_on_a_loop_only():
@@ -374,7 +378,7 @@ def test_it_is_replaced_on_a_loop_only():
 
     asyncio.run(use())
     with pytest.raises(RuntimeError, match="no running event loop"):
-        made[0].replace()
+        made[0].reconnect()
 
 
 def test_the_default_backoff_is_full_jitter_up_to_a_minute():

@@ -1,4 +1,4 @@
-"""The end of a channel of grpc.aio: closed, retired, dropped."""
+"""The end of a channel of grpc.aio: closed, drained, dropped."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ async def test_close_ends_the_calls_on_all_connections_as_grpc_does(shop, channe
     calls = []
     for drain in (None, 60.0, None):
         calls.append(await hanging(shop, channel))
-        channel.replace(drain=drain, force=True)
+        channel.reconnect(drain_timeout=drain, force=True)
     waiting = [asyncio.create_task(awaited(call)) for call in calls]
     await steps()
     assert timer.pending == 1
@@ -36,14 +36,14 @@ async def test_close_ends_the_calls_on_all_connections_as_grpc_does(shop, channe
     for task in waiting:
         with pytest.raises(asyncio.CancelledError):
             await task
-    seen = (channel.closed, channel.calls, timer.pending, channel.get_state(), channel.replace())
+    seen = (channel.closed, channel.calls, timer.pending, channel.get_state(), channel.reconnect())
     assert seen == (True, 0, 0, SHUTDOWN, False)
     await channel.close()
 
 
 async def test_the_grace_of_close_is_for_all_connections(shop, channel):
     calls = [await hanging(shop, channel)]
-    channel.replace()
+    channel.reconnect()
     calls.append(await hanging(shop, channel))
     closing = asyncio.create_task(channel.close(WAIT_S))
     await steps()
@@ -57,7 +57,7 @@ async def test_the_grace_of_close_is_for_all_connections(shop, channel):
 
 async def test_a_close_that_is_cancelled_ends_all_at_once(shop, channel):
     calls = [await hanging(shop, channel)]
-    channel.replace()
+    channel.reconnect()
     calls.append(await hanging(shop, channel))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(channel.close(60), 0.05)
@@ -116,7 +116,7 @@ async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, 
         # channel, and Python up to 3.12 keeps those answers.
         channel = ReconnectingChannel(shop.target, timer=timer)
         call = await hanging(shop, channel)
-        channel.replace(drain=600)
+        channel.reconnect(drain_timeout=600)
         call.cancel()
         await aio_wait_until(lambda: timer.pending == 0)  # no lambda that would hold the channel
         return weakref.ref(channel)
@@ -128,14 +128,14 @@ async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, 
 # Retired
 
 
-async def test_a_retired_channel_lets_calls_end_and_takes_no_more(shop, channel, timer):
+async def test_a_drained_channel_lets_calls_end_and_takes_no_more(shop, channel, timer):
     calls, told = {kind: await hanging(shop, channel, kind) for kind in KINDS}, []
     channel.on_close(lambda: told.append(channel.calls))
-    channel.retire()
+    channel.drain()
     for kind in KINDS:
         with pytest.raises(grpc.aio.UsageError, match=r"Channel is closed\."):
             getattr(Stub(channel), kind)(b"")
-    assert not channel.replace(force=True)
+    assert not channel.reconnect(force=True)
     assert (channel.closed, channel.calls, timer.pending, told) == (False, len(KINDS), 0, [])
     for seen in shop.calls:
         seen.ended.set()
@@ -148,19 +148,19 @@ async def test_a_retired_channel_lets_calls_end_and_takes_no_more(shop, channel,
     await aio_wait_until(lambda: channel.get_state() is SHUTDOWN)
 
 
-async def test_a_retired_channel_without_calls_is_closed_at_once(channel):
+async def test_a_drained_channel_without_calls_is_closed_at_once(channel):
     await channel.unary_unary(UNARY_UNARY)(b"x")
-    channel.retire(30.0)
+    channel.drain(30.0)
     assert channel.closed
-    assert not channel.replace(force=True)
-    channel.retire()
+    assert not channel.reconnect(force=True)
+    channel.drain()
     await channel.close()
     assert channel.get_state() is SHUTDOWN
 
 
 async def test_when_the_time_is_over_calls_end_with_the_reason(shop, channel, timer):
     calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
-    channel.retire(3.0, reason="10.0.0.7:50051 was removed")
+    channel.drain(3.0, reason="10.0.0.7:50051 was removed")
     timer.advance(2.9)
     await steps()
     assert not any(call.done() for call in calls.values())
@@ -168,32 +168,32 @@ async def test_when_the_time_is_over_calls_end_with_the_reason(shop, channel, ti
     for kind, call in calls.items():
         error = await refused(call if kind.endswith("unary") else call.read())
         assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert error.details() == "channel retired: 10.0.0.7:50051 was removed"
+        assert error.details() == "channel drained: 10.0.0.7:50051 was removed"
     assert (channel.closed, channel.calls, timer.pending) == (True, 0, 0)
     await aio_wait_until(lambda: all(seen.ended.is_set() for seen in shop.calls))
 
 
 async def test_without_time_they_are_ended_now(shop, channel):
     call = await hanging(shop, channel)
-    channel.retire(0)
+    channel.drain(0)
     assert channel.closed
-    assert (await refused(call)).details() == "channel retired: asked for"
+    assert (await refused(call)).details() == "channel drained: asked for"
 
 
 async def test_the_time_can_only_become_shorter(shop, channel, timer):
     call = await hanging(shop, channel)
     for drain in (None, 9.0, 2.0, 60.0):
-        channel.retire(drain, reason=f"within {drain}")
+        channel.drain(drain, reason=f"within {drain}")
     assert timer.pending == 1
     timer.advance(2.1)
-    assert (await refused(call)).details() == "channel retired: within None"
+    assert (await refused(call)).details() == "channel drained: within None"
 
 
 async def test_calls_on_connections_that_were_replaced_are_waited_for_too(shop, channel, timer):
     old = await hanging(shop, channel)
-    channel.replace("silent", drain=60.0)
+    channel.reconnect("silent", drain_timeout=60.0)
     new = await hanging(shop, channel)
-    channel.retire(5.0)
+    channel.drain(5.0)
     new.cancel()
     await aio_wait_until(lambda: channel.calls == 1)
     assert not channel.closed
@@ -204,16 +204,16 @@ async def test_calls_on_connections_that_were_replaced_are_waited_for_too(shop, 
 
 async def test_close_ends_what_still_drains(shop, channel, timer):
     call = await hanging(shop, channel)
-    channel.retire(60.0)
+    channel.drain(60.0)
     await channel.close()
     assert (call.cancelled(), channel.closed, channel.calls, timer.pending) == (True, True, 0, 0)
-    channel.retire(1.0)
+    channel.drain(1.0)
 
 
 async def test_one_that_is_dropped_while_it_drains_is_gone(shop, timer):
     channel = ReconnectingChannel(shop.target, timer=timer)
     call = await hanging(shop, channel)
-    channel.retire(600)
+    channel.drain(600)
     call.cancel()
     del call
     gone = weakref.ref(channel)

@@ -15,6 +15,7 @@ from fixtures.aio_doors import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import RetryPolicy, aio
+from rpcwheel.observe import ExecutorRejected
 
 REASON = "connection replaced: it is dead"
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
@@ -104,7 +105,7 @@ async def test_calls_without_a_limit_go_on_for_as_long_as_they_take(shop, make, 
 
     channel = make(connect=connect)
     calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
-    channel.replace()
+    channel.reconnect()
     timer.advance(10**6)
     assert (channel.calls, timer.pending) == (len(KINDS), 0)
     for seen in shop.calls:
@@ -122,7 +123,7 @@ async def test_calls_that_are_out_of_time_end_with_the_reason(shop, channel, tim
     calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
     waiting = [task_of(itself if kind.endswith("unary") else read, calls[kind]) for kind in KINDS]
     await steps()
-    channel.replace("it is dead", drain=drain)
+    channel.reconnect("it is dead", drain_timeout=drain)
     if drain:
         timer.advance(2.9)
         await steps()
@@ -136,20 +137,31 @@ async def test_calls_that_are_out_of_time_end_with_the_reason(shop, channel, tim
 
 
 async def test_a_time_to_drain_that_is_not_needed_is_forgotten(shop, channel, timer):
-    channel.replace(drain=5)
+    channel.reconnect(drain_timeout=5)
     assert timer.pending == 0
     await channel.unary_unary(UNARY_UNARY)(b"x")
     call = await hanging(shop, channel)
-    channel.replace(drain=5)
+    channel.reconnect(drain_timeout=5)
     assert timer.pending == 1
     call.cancel()
     await aio_wait_until(lambda: timer.pending == 0)
 
 
+async def test_calls_end_at_once_if_the_timer_that_limits_the_drain_is_stopped(
+    shop, make, timer, events
+):
+    timer.stop()
+    channel = make()
+    call = await hanging(shop, channel)
+    assert channel.reconnect("why", drain_timeout=60)
+    assert (await refused(call)).details() == "connection replaced: why"
+    assert any(isinstance(event, ExecutorRejected) for event in events)
+
+
 async def test_without_a_timer_the_shared_one_ends_what_is_left(shop, make):
     channel = make(timer=None)
     call = await hanging(shop, channel)
-    channel.replace(drain=0.05)
+    channel.reconnect(drain_timeout=0.05)
     assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -163,7 +175,7 @@ async def test_a_call_ended_with_its_connection_raises_its_status(shop, way):
     calls += [begin(outer, kind) for kind, _ in WAITS]  # these may not be on their way
     waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS * 2, calls, strict=True)]
     await asyncio.sleep(0)
-    channel.replace("it is dead", drain=0, force=True)
+    channel.reconnect("it is dead", drain_timeout=0, force=True)
     for task, call in zip(waiting, calls, strict=True):
         assert has_reason(await end_of(task)), call
         assert (await call.code()).name == "UNAVAILABLE"
@@ -194,7 +206,7 @@ async def test_the_scope_in_which_it_is_awaited_changes_nothing(shop, channel):
             for (_, wait), call in zip(WAITS, calls, strict=True)
         ]
         await steps()
-        channel.replace("it is dead", drain=0, force=True)
+        channel.reconnect("it is dead", drain_timeout=0, force=True)
         for task in waiting:
             assert has_reason(await end_of(task)), name
 
@@ -210,7 +222,7 @@ async def test_in_a_group_it_is_one_failure_among_others(shop, channel):
             for call in calls:
                 group.create_task(awaited(call))
             await steps()
-            channel.replace("it is dead", drain=0)
+            channel.reconnect("it is dead", drain_timeout=0)
 
     with pytest.raises(ExceptionGroup) as caught:
         await together()
@@ -225,7 +237,7 @@ async def test_a_cancelled_group_takes_its_calls_along(shop, channel):
 
     async def fail():
         await steps()
-        channel.replace("it is dead", drain=0)
+        channel.reconnect("it is dead", drain_timeout=0)
         raise KeyError("a bug")
 
     async def together():
@@ -245,14 +257,14 @@ async def test_a_caller_that_is_cancelled_stays_cancelled(shop, way):
         waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS, calls, strict=True)]
         await steps()
         if "after" in when:  # the replacement is first
-            channel.replace("it is dead", drain=0, force=True)
+            channel.reconnect("it is dead", drain_timeout=0, force=True)
         if when == "a step after":
             await asyncio.sleep(0)
         cancelled = [task.cancel() for task in waiting]
         if when == "a step before":
             await asyncio.sleep(0)
         if "before" in when:
-            channel.replace("it is dead", drain=0, force=True)
+            channel.reconnect("it is dead", drain_timeout=0, force=True)
         for task, was_cancelled in zip(waiting, cancelled, strict=True):
             end = await end_of(task)
             if when == "a step after":  # it may have been told already
@@ -290,7 +302,7 @@ async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(sh
         if again:
             for task in tasks:
                 task.cancel()
-        channel.replace("it is dead", drain=0, force=True)
+        channel.reconnect("it is dead", drain_timeout=0, force=True)
         for task in tasks:
             assert isinstance(await end_of(task), asyncio.CancelledError)
         assert len(ends) == len(WAITS)
@@ -319,7 +331,7 @@ async def test_a_call_written_while_a_cancelled_task_cleans_up_ends(shop, channe
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait_for(writing.wait(), WAIT_S)
-    channel.replace("it is dead", drain=0)
+    channel.reconnect("it is dead", drain_timeout=0)
     await asyncio.wait([task], timeout=WAIT_S)
     (end,) = ends
     assert isinstance(end, (grpc.aio.AioRpcError, asyncio.InvalidStateError))
@@ -332,8 +344,8 @@ async def test_a_time_limit_that_is_over_with_the_replacement_raises_either(shop
 
     for limited in (within, lambda call: asyncio.wait_for(call, 0.05)):
         call = await hanging(shop, channel)
-        replace = functools.partial(channel.replace, "late", drain=0, force=True)
-        asyncio.get_running_loop().call_later(0.05, replace)
+        reconnect = functools.partial(channel.reconnect, "late", drain_timeout=0, force=True)
+        asyncio.get_running_loop().call_later(0.05, reconnect)
         with pytest.raises((TimeoutError, grpc.aio.AioRpcError)):
             await limited(call)
 
@@ -351,7 +363,7 @@ async def test_its_status_and_metadata_are_told(shop, way):
         for call, ask in zip(calls, asks, strict=True)
     ]
     await steps()
-    channel.replace("it is dead", drain=0, force=True)
+    channel.reconnect("it is dead", drain_timeout=0, force=True)
     code, details, *_ = [await asyncio.wait_for(task, WAIT_S) for task in asking]
     assert (code, details) == (grpc.StatusCode.UNAVAILABLE, REASON)
 
@@ -361,7 +373,7 @@ async def test_waiting_for_its_connection_ends(shop, channel):
     calls = [begin(channel, kind) for kind in KINDS]
     waiting = [task_of(lambda call: call.wait_for_connection(), call) for call in calls]
     await asyncio.sleep(0)
-    channel.replace("it is dead", drain=0, force=True)
+    channel.reconnect("it is dead", drain_timeout=0, force=True)
     assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(KINDS)
 
 
@@ -381,7 +393,7 @@ async def test_writing_to_it_ends(shop, way):
             await aio_wait_until(hang.begun.is_set)
         writing = asyncio.create_task(write(call))
         await steps(20 if begun else 1)
-        channel.replace("it is dead", drain=0, force=True)
+        channel.reconnect("it is dead", drain_timeout=0, force=True)
         with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
             await asyncio.wait_for(writing, WAIT_S)
         assert (await call.code()).name == "UNAVAILABLE"
@@ -392,7 +404,7 @@ async def test_messages_that_were_read_stay_read(shop, channel):
     shop.then(Silent(after=2))
     call = Stub(channel).unary_stream(b"ab")
     assert [await call.read(), await call.read()] == [b"a", b"b"]
-    channel.replace("it is dead", drain=0)
+    channel.reconnect("it is dead", drain_timeout=0)
     with pytest.raises(grpc.aio.AioRpcError, match=REASON):
         await call.read()
 
@@ -401,7 +413,7 @@ async def test_a_status_that_came_first_stays(shop, channel):
     shop.then(Fail("NOT_FOUND", "no such thing"))
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(call.done)
-    channel.replace("it is dead", drain=0)
+    channel.reconnect("it is dead", drain_timeout=0)
     with pytest.raises(grpc.aio.AioRpcError, match="no such thing"):
         await call
 
@@ -418,5 +430,5 @@ async def test_a_request_iterator_is_closed_with_its_call(shop, channel):
 
     call = Stub(channel).stream_stream(requests())
     assert await call.read() == b"a"
-    channel.replace("it is dead", drain=0)
+    channel.reconnect("it is dead", drain_timeout=0)
     await asyncio.wait_for(closed.wait(), WAIT_S)

@@ -21,7 +21,7 @@ async def test_its_state_is_that_of_the_active_connection(channel):
     await asyncio.wait_for(channel.channel_ready(), WAIT_S)
     assert channel.get_state() is READY
     assert not channel.is_idle()
-    channel.replace()
+    channel.reconnect()
     assert channel.is_idle()
     await channel.close()
     assert not channel.is_idle()
@@ -32,7 +32,7 @@ async def test_a_replacement_is_a_change_of_state(shop, channel):
     waiting = [asyncio.create_task(channel.wait_for_state_change(READY)) for _ in range(3)]
     await steps(5)
     assert not any(task.done() for task in waiting)
-    channel.replace()
+    channel.reconnect()
     await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
     await channel.wait_for_state_change(READY)  # at once: it is idle
     call.cancel()
@@ -41,7 +41,7 @@ async def test_a_replacement_is_a_change_of_state(shop, channel):
 async def test_who_waits_for_another_state_is_woken_by_no_old_connection(shop, channel):
     waiting = asyncio.create_task(channel.wait_for_state_change(IDLE))
     await steps(5)
-    channel.replace(force=True)  # idle again
+    channel.reconnect(force=True)  # idle again
     await steps(20)
     assert not waiting.done()
     channel.get_state(try_to_connect=True)
@@ -54,7 +54,7 @@ async def test_ready_is_waited_for_across_replacements(make, shop):
     waiting = asyncio.create_task(channel.channel_ready())
     await steps(20)
     assert not waiting.done()  # nobody listens at the first target
-    channel.replace()
+    channel.reconnect()
     await asyncio.wait_for(waiting, WAIT_S)
     assert channel.get_state() is READY
 
@@ -87,10 +87,10 @@ async def test_ready_comes_at_whatever_step_the_connection_is_replaced(shop, mak
         channel = make(backoff=0)
         call = await hanging(shop, channel) if busy else None
         if busy:  # then the old connection is not closed at once
-            channel.replace(force=True)
+            channel.reconnect(force=True)
         waiting = asyncio.create_task(channel.channel_ready())
         await steps(count)
-        channel.replace(drain=drain, force=True)
+        channel.reconnect(drain_timeout=drain, force=True)
         await asyncio.wait_for(waiting, WAIT_S)
         if call is not None:
             call.cancel()
@@ -108,10 +108,10 @@ async def test_a_loop_of_state_changes_sees_ready_at_whatever_step(make):
         channel = make(backoff=0)
         waiting = asyncio.create_task(ready(channel))
         await steps(count)
-        channel.replace(force=True)
-        channel.replace(force=True)
+        channel.reconnect(force=True)
+        channel.reconnect(force=True)
         await asyncio.wait_for(waiting, WAIT_S)
-        channel.replace(force=True)
+        channel.reconnect(force=True)
         assert channel.get_state() is IDLE  # the last one had its connection
         await channel.close()
 
@@ -122,7 +122,7 @@ async def test_no_replacement_is_missed_by_who_waits_for_a_change(shop, make):
         call = await hanging(shop, channel)  # so that the old connection stays as it is
         waiting = asyncio.create_task(channel.wait_for_state_change(READY))
         await steps(count)
-        channel.replace()
+        channel.reconnect()
         await asyncio.wait_for(waiting, WAIT_S)
         call.cancel()
         await channel.close()
@@ -131,7 +131,7 @@ async def test_no_replacement_is_missed_by_who_waits_for_a_change(shop, make):
 async def test_it_says_what_it_is(shop, channel):
     said = repr(channel)
     await channel.unary_unary(UNARY_UNARY)(b"x")
-    channel.replace()
+    channel.reconnect()
     call = await hanging(shop, channel)
     name = f"<ReconnectingChannel of grpc.aio to {shop.target!r}"
     assert said == f"{name}, connection 1, IDLE, calls in flight: 0>"

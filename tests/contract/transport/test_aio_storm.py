@@ -47,7 +47,7 @@ async def storm(channel):
         for _ in range(REPLACEMENTS):
             before = well
             await aio_wait_until(lambda before=before: well > before or wrong)
-            assert channel.replace("to and fro", force=True)
+            assert channel.reconnect("to and fro", force=True)
         over = True
     return wrong, well
 
@@ -74,7 +74,7 @@ def test_it_is_the_same_on_uvloop(shop, timer):
             call = Stub(channel).unary_stream(b"x")
             waiting = asyncio.create_task(call.read())
             await aio_wait_until(silent.begun.is_set)
-            assert channel.replace("it is dead", drain=0, force=True)
+            assert channel.reconnect("it is dead", drain_timeout=0, force=True)
             with pytest.raises(grpc.aio.AioRpcError, match="it is dead"):
                 await asyncio.wait_for(waiting, WAIT_S)
 

@@ -40,13 +40,18 @@ NEW_AIO = [
     ),
 ]
 METHODS = [
-    ("replace", {"drain": "1"}, TypeError, "drain must be seconds"),
-    ("replace", {"drain": -1}, ConfigurationError, "drain must be 0 seconds or more, or None"),
-    ("replace", {"drain": float("nan")}, ConfigurationError, "drain is NaN"),
-    ("replace", {"reason": 7}, TypeError, "reason must be a string"),
-    ("retire", {"drain": "1"}, TypeError, "drain must be seconds"),
-    ("retire", {"drain": -1}, ConfigurationError, "drain must be 0 seconds or more"),
-    ("retire", {"reason": 7}, TypeError, "reason must be a string"),
+    ("reconnect", {"drain_timeout": "1"}, TypeError, "drain_timeout must be seconds"),
+    (
+        "reconnect",
+        {"drain_timeout": -1},
+        ConfigurationError,
+        "drain_timeout must be 0 seconds or more, or None",
+    ),
+    ("reconnect", {"drain_timeout": float("nan")}, ConfigurationError, "drain_timeout is NaN"),
+    ("reconnect", {"reason": 7}, TypeError, "reason must be a string"),
+    ("drain", {"drain_timeout": "1"}, TypeError, "drain_timeout must be seconds"),
+    ("drain", {"drain_timeout": -1}, ConfigurationError, "drain_timeout must be 0 seconds or more"),
+    ("drain", {"reason": 7}, TypeError, "reason must be a string"),
 ]
 
 
@@ -62,7 +67,7 @@ def test_a_channel_for_threads_refuses_wrong_arguments():
         for name, given, error, message in METHODS:
             with pytest.raises(error, match=message):
                 getattr(channel, name)(**given)
-        assert (channel.number, channel.closed, channel.retired) == (1, False, False)
+        assert (channel.number, channel.closed, channel.accepts_calls) == (1, False, True)
 
 
 async def test_a_channel_of_grpc_aio_refuses_wrong_arguments():

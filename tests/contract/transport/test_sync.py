@@ -88,7 +88,7 @@ def test_a_stub_made_before_a_replacement_works_after_it_on_another_connection(
     for number in (1, 2, 3):
         assert {name: call() for name, call in calls.items()} == dict.fromkeys(calls, b"ab")
         assert channel.number == number
-        assert channel.replace(force=True)
+        assert channel.reconnect(force=True)
     peers = [seen.peer for seen in shop.calls]
     assert len(peers) == 24
     assert [len(set(peers[at : at + 8])) for at in (0, 8, 16)] == [1, 1, 1]
@@ -103,7 +103,7 @@ def test_what_grpc_takes_is_handed_on(shop, channel):
     assert (answer, running.code()) == ("x", grpc.StatusCode.OK)
     assert [seen.metadata["key"] for seen in shop.calls] == ["value", "value"]
     assert 0 < shop.calls[0].time_remaining <= WAIT_S + 1
-    channel.replace()
+    channel.reconnect()
     assert call("y") == "y"
 
 
@@ -130,7 +130,7 @@ def test_a_closed_channel_refuses_calls_as_grpc_does(channel):
     for call in (*calls.values(), *members(channel).values()):
         with pytest.raises(ValueError, match="Cannot invoke RPC on closed channel!"):
             call()
-    assert (channel.closed, channel.calls, channel.replace(force=True)) == (True, 0, False)
+    assert (channel.closed, channel.calls, channel.reconnect(force=True)) == (True, 0, False)
 
 
 def test_a_stream_that_its_user_drops_is_cancelled(shop, channel):
@@ -170,7 +170,7 @@ def test_each_connection_is_made_in_the_users_way(shop):
         calls = members(channel)
         for _ in range(2):
             assert {call() for call in calls.values()} == {b"ab"}
-            channel.replace()
+            channel.reconnect()
         assert channel.get_state() is not None
         assert wait_until(lambda: channel.calls == 0)
     assert made == [[("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]] * 3
@@ -199,10 +199,10 @@ def test_connect_that_raises_changes_nothing(shop, events):
         call(b"x")
         broken.append(True)
         with pytest.raises(OSError, match="no such host"):
-            channel.replace()
+            channel.reconnect()
         assert (call(b"x"), channel.number, events) == (b"x", 1, [])
         broken.clear()
-        assert channel.replace()
+        assert channel.reconnect()
     assert len({seen.peer for seen in shop.calls}) == 1
 
 
@@ -210,9 +210,9 @@ def test_connect_has_to_make_a_new_channel_of_grpc(shop):
     with grpc.insecure_channel(shop.target) as one:
         with ReconnectingChannel("shop", connect=lambda _: one) as channel:
             with pytest.raises(ConfigurationError, match="new channel each time"):
-                channel.replace()
+                channel.reconnect()
             assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
-        with pytest.raises(TypeError, match=r"connect must give a new grpc.Channel, not None"):
+        with pytest.raises(TypeError, match=r"connect must return a new grpc.Channel, not None"):
             ReconnectingChannel("shop", connect=lambda _: None)
 
 
@@ -229,9 +229,9 @@ def test_connect_has_to_make_no_channel_that_still_drains(shop):
 
     with ReconnectingChannel("shop", connect=connect) as channel:
         call = channel.stream_unary(STREAM_UNARY).future(requests())
-        channel.replace()
+        channel.reconnect()
         with pytest.raises(ConfigurationError, match="new channel each time"):
-            channel.replace(force=True)
+            channel.reconnect(force=True)
         goes_on.set()
         assert call.result(WAIT_S) == b"x"
         assert wait_until(lambda: channel.calls == 0)
@@ -242,23 +242,23 @@ def test_connect_has_to_make_no_channel_that_still_drains(shop):
 
 
 def test_a_replacement_is_told(channel, events):
-    assert channel.replace("it was silent")
+    assert channel.reconnect("it was silent")
     assert events == [ConnectionReplaced(channel.target, 2, "it was silent", 0)]
 
 
 def test_the_backoff_holds_off_replacements_of_what_never_answered(shop, timer, events):
     backoff = wait_exponential(multiplier=1, max=60)
     with ReconnectingChannel(shop.target, timer=timer, backoff=backoff) as channel:
-        assert [channel.replace() for _ in range(3)] == [True, False, False]
+        assert [channel.reconnect() for _ in range(3)] == [True, False, False]
         timer.advance(1.999)
-        assert not channel.replace()
+        assert not channel.reconnect()
         timer.advance(0.001)
-        assert [channel.replace(), channel.replace()] == [True, False]
-        assert channel.replace(force=True)
+        assert [channel.reconnect(), channel.reconnect()] == [True, False]
+        assert channel.reconnect(force=True)
         channel.unary_unary(UNARY_UNARY)(b"x")
-        assert [channel.replace(), channel.replace()] == [True, False]
+        assert [channel.reconnect(), channel.reconnect()] == [True, False]
         timer.advance(1.0)  # it worked in between: the wait begins anew
-        assert channel.replace()
+        assert channel.reconnect()
     assert [event.number for event in events] == [2, 3, 4, 5, 6]
 
 
@@ -267,7 +267,7 @@ def test_a_dropped_channel_closes_its_sockets_without_the_collector(shop):
     channel = ReconnectingChannel(shop.target)
     call = channel.unary_unary(UNARY_UNARY)
     call(b"x")
-    channel.replace()
+    channel.reconnect()
     call(b"x")
     gc.disable()  # there is no cycle
     try:
@@ -298,7 +298,7 @@ def test_multi_callables_made_for_each_call_do_not_pile_up(channel):
 def test_it_says_what_it_is(shop, channel):
     name = f"<ReconnectingChannel to {shop.target!r}"
     assert repr(channel) == f"{name}, connection 1, IDLE, calls in flight: 0>"
-    channel.replace()
+    channel.reconnect()
     channel.unary_unary(UNARY_UNARY)(b"x")
     assert repr(channel) == f"{name}, connection 2, READY, calls in flight: 0>"
     channel.close()
@@ -309,7 +309,7 @@ def test_a_call_is_never_made_with_what_was_made_of_a_closed_channel(channel):
     """`_registered_method` on a closed channel of grpcio 1.85 ends the whole process."""
     for _ in range(50):
         call = channel.unary_unary(UNARY_UNARY, **REGISTERED)
-        channel.replace(force=True, drain=0)
+        channel.reconnect(force=True, drain_timeout=0)
         assert call(b"x") == b"x"
     channel.close()
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The end of a channel for threads: closed, retired, forgotten at the exit of its program."""
+"""The end of a channel for threads: closed, drained, forgotten at the exit of its program."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def test_closing_ends_all_calls_on_all_connections_as_grpc_does(shop, channel, t
         return [hanging(shop, channel), stream]
 
     old = begun()
-    channel.replace(drain=60)
+    channel.reconnect(drain_timeout=60)
     calls = old + begun()
     assert (channel.calls, timer.pending) == (4, 1)
     channel.close()
@@ -113,27 +113,27 @@ def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
 # Retired
 
 
-def test_a_retired_channel_without_calls_is_closed(channel):
-    channel.retire()
+def test_a_drained_channel_without_calls_is_closed(channel):
+    channel.drain()
     assert wait_until(lambda: channel.closed)
     assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
-    channel.retire(drain=1)
+    channel.drain(drain_timeout=1)
     assert channel.closed
 
 
-def test_a_retired_channel_lets_calls_end_and_takes_no_more(channel, shop):
+def test_a_drained_channel_lets_calls_end_and_takes_no_more(channel, shop):
     told = []
     channel.on_close(lambda: told.append(channel.calls))
     shop.then(silent := Silent(after=1))
     stream = channel.unary_stream(UNARY_STREAM)(b"ab")
     assert next(stream) == b"a"
     assert silent.begun.wait(WAIT_S)
-    channel.retire(drain=30)
+    channel.drain(drain_timeout=30)
     call = channel.unary_unary(UNARY_UNARY)
     for begin in (call, call.future, channel.unary_stream(UNARY_STREAM)):
         with pytest.raises(ValueError, match="on closed channel"):
             begin(b"y")
-    assert not channel.replace("late", force=True)
+    assert not channel.reconnect("late", force=True)
     assert (channel.calls, channel.closed, told) == (1, False, [])
     shop.calls[0].ended.set()  # the server's handler goes on, and ends the call
     assert list(stream) == [b"b"]
@@ -142,20 +142,20 @@ def test_a_retired_channel_lets_calls_end_and_takes_no_more(channel, shop):
 
 def test_when_the_time_is_over_calls_end_with_the_reason(channel, shop, timer):
     running = hanging(shop, channel)
-    channel.retire(drain=5, reason="orders-1 is gone")
+    channel.drain(drain_timeout=5, reason="orders-1 is gone")
     timer.advance(4.9)
     assert not running.done()
     timer.advance(0.2)
     error = running.exception(timeout=WAIT_S)
     assert error.code() is UNAVAILABLE
-    assert "channel retired: orders-1 is gone" in error.details()  # core may add its own words
+    assert "channel drained: orders-1 is gone" in error.details()  # core may add its own words
     assert wait_until(lambda: channel.closed)
 
 
 def test_a_connection_that_was_replaced_before_ends_by_then_too(channel, shop, timer):
     running = hanging(shop, channel)
-    channel.replace("dead")  # may take as long as it takes
-    channel.retire(drain=5)
+    channel.reconnect("dead")  # may take as long as it takes
+    channel.drain(drain_timeout=5)
     assert not channel.closed
     timer.advance(5.1)
     assert "connection replaced: dead" in running.exception(timeout=WAIT_S).details()
@@ -164,8 +164,8 @@ def test_a_connection_that_was_replaced_before_ends_by_then_too(channel, shop, t
 
 def test_asked_again_the_time_can_become_shorter(channel, shop, timer):
     running = hanging(shop, channel)
-    channel.retire(drain=50)
-    channel.retire(drain=5)
+    channel.drain(drain_timeout=50)
+    channel.drain(drain_timeout=5)
     assert timer.pending == 1
     timer.advance(5.1)
     assert running.exception(timeout=WAIT_S).code() is UNAVAILABLE
@@ -175,13 +175,13 @@ def test_subscribers_do_not_hold_it_up(channel):
     states = []
     channel.subscribe(states.append, try_to_connect=True)
     assert wait_until(lambda: grpc.ChannelConnectivity.READY in states)
-    channel.retire()
+    channel.drain()
     assert wait_until(lambda: channel.closed)
 
 
 def test_a_heartbeat_goes_on_while_it_drains_and_not_after(channel, shop):
     running = hanging(shop, channel)
-    channel.retire()
+    channel.drain()
     ping = channel.heartbeat_call(UNARY_UNARY)
     assert ping.future(b"p").result(WAIT_S) == b"p"
     running.cancel()
@@ -213,17 +213,17 @@ subscribed.subscribe(lambda state: None, try_to_connect=True)
 replaced = channel()
 replaced.subscribe(lambda state: None, try_to_connect=True)
 time.sleep(0.1)
-replaced.replace(force=True)
-replaced.replace(force=True)
+replaced.reconnect(force=True)
+replaced.reconnect(force=True)
 ready = channel()
 grpc.channel_ready_future(ready).result()
 busy = channel()
 call = busy.unary_stream("/test.Shop/UnaryStream")
 streams = [call(b"ab"), call(b"ab")]
 next(streams[0])
-busy.replace(drain=60)
+busy.reconnect(drain_timeout=60)
 busy.unary_unary("/test.Shop/UnaryUnary").future(b"x")
-busy.replace(drain=0)
+busy.reconnect(drain_timeout=0)
 """
 
 SUBSCRIBED_BY_THREADS = """
@@ -235,7 +235,7 @@ def look():
             grpc.channel_ready_future(looked_at).result(0.01)
         except grpc.FutureTimeoutError:
             pass
-        looked_at.replace(force=True)
+        looked_at.reconnect(force=True)
 
 for _ in range(3):
     threading.Thread(target=look, daemon=True).start()

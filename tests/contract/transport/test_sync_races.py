@@ -81,7 +81,7 @@ def test_no_call_notices_100_replacements_and_each_is_made_once(shop, channel):
     def replace():
         try:
             for _ in range(100):
-                assert channel.replace(force=True)
+                assert channel.reconnect(force=True)
                 before = len(made)
                 assert wait_until(lambda before=before: len(made) > before or errors)
         finally:
@@ -111,7 +111,7 @@ def test_a_call_is_never_lost_between_a_connection_and_the_next(channel, hasty_t
     def replace():
         try:
             for _ in range(100):
-                channel.replace("race", drain=0, force=True)
+                channel.reconnect("race", drain_timeout=0, force=True)
         finally:
             done.set()
 
@@ -139,7 +139,7 @@ class Closes(
     def close_under_call(self) -> None:
         channel, self.channel = self.channel, None
         if channel is not None:
-            channel.replace("race", force=True, drain=0)
+            channel.reconnect("race", force=True, drain_timeout=0)
             shutdown = grpc.ChannelConnectivity.SHUTDOWN
             assert wait_until(lambda: state_of(self.inner) is shutdown)
 
@@ -215,7 +215,7 @@ def test_a_channel_is_not_closed_while_something_is_made_of_it(shop):
 
         def replace():
             assert made[0].making.wait(WAIT_S)
-            channel.replace(drain=0)
+            channel.reconnect(drain_timeout=0)
             made[1].goes_on.set()
             made[0].goes_on.set()
 
@@ -236,13 +236,13 @@ def test_many_who_replace_one_connection_replace_it_once(shop, timer, events):
 
     with ReconnectingChannel("shop", connect=connect, timer=timer) as channel:
         channel.unary_unary(UNARY_UNARY)(b"x")
-        run_threads(*[lambda: answers.append(channel.replace())] * 8)
+        run_threads(*[lambda: answers.append(channel.reconnect())] * 8)
         assert sorted(answers) == [False] * 7 + [True]
         assert (channel.number, len(events)) == (2, 1)
 
 
 def test_each_forced_replacement_is_one(channel, events):
-    run_threads(*[lambda: channel.replace(force=True)] * 8)
+    run_threads(*[lambda: channel.reconnect(force=True)] * 8)
     assert channel.number == 9
     assert sorted(event.number for event in events) == [*range(2, 10)]
 
@@ -254,7 +254,7 @@ def test_closing_amid_calls_and_replacements_ends_in_one_state(shop, channel, dr
     ends = []
 
     def replace():
-        while channel.replace("race", drain=drain, force=True):
+        while channel.reconnect("race", drain_timeout=drain, force=True):
             pass
         assert channel.closed
 
@@ -274,7 +274,7 @@ def test_closing_amid_calls_and_replacements_ends_in_one_state(shop, channel, dr
 
     run_threads(replace, replace, call, call, close, close, subscribe)
     assert set(ends) <= {b"ab", *ENDED, *CLOSED}
-    assert not channel.replace(force=True)
+    assert not channel.reconnect(force=True)
     assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
     numbers = [event.number for event in events if isinstance(event, ConnectionReplaced)]
     assert sorted(numbers) == [*range(2, channel.number + 1)]
@@ -303,7 +303,7 @@ def test_connect_that_hangs_holds_up_neither_calls_nor_closing(shop, closes):
             goes_on.set()
 
         answers = []
-        run_threads(lambda: answers.append(channel.replace()), meanwhile)
+        run_threads(lambda: answers.append(channel.reconnect()), meanwhile)
         assert answers == [not closes]
         if not closes:
             assert (call(b"y"), channel.number) == (b"y", 2)
@@ -326,7 +326,7 @@ def test_a_subscribed_channel_is_replaced_in_silence(channel, capfd):
     told = []
     channel.subscribe(told.append, try_to_connect=True)
     for _ in range(30):
-        channel.replace(force=True)
+        channel.reconnect(force=True)
         channel.unary_unary(UNARY_UNARY)(b"x")
     channel.close()
     assert wait_until(lambda: channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN)

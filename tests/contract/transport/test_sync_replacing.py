@@ -18,7 +18,7 @@ from fixtures.shop import (
     Silent,
 )
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe import ConnectionReplaced
+from rpcwheel.observe import ConnectionReplaced, ExecutorRejected
 from rpcwheel.transport import ReconnectingChannel
 
 MADE_BY_CLIENTS = {
@@ -106,7 +106,7 @@ KINDS = [
 
 def test_calls_without_time_to_drain_end_now_and_say_why(shop, channel, threads, events):
     ends = {name: begin(shop, channel, threads, name) for name in KINDS}
-    assert channel.replace("no answer for 3 s", drain=0)
+    assert channel.reconnect("no answer for 3 s", drain_timeout=0)
     said = ("UNAVAILABLE", "connection replaced: no answer for 3 s")
     assert {name: end() for name, end in ends.items()} == dict.fromkeys(KINDS, said)
     assert wait_until(lambda: channel.calls == 0)
@@ -116,7 +116,7 @@ def test_calls_without_time_to_drain_end_now_and_say_why(shop, channel, threads,
 
 def test_calls_with_time_to_drain_end_when_it_is_over(shop, channel, threads, timer):
     ends = {name: begin(shop, channel, threads, name) for name in KINDS}
-    channel.replace("moved", drain=3)
+    channel.reconnect("moved", drain_timeout=3)
     assert timer.pending == 1
     timer.advance(2.999)
     assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
@@ -132,7 +132,7 @@ def test_calls_that_end_in_time_do_not_notice(shop, channel, timer, drain):
     goes_on = threading.Semaphore(1)
     call = channel.stream_unary(STREAM_UNARY).future(gated(goes_on, [b"a", b"b"]))
     assert wait_until(lambda: shop.calls)
-    channel.replace(drain=drain)
+    channel.reconnect(drain_timeout=drain)
     assert timer.pending == (drain == 60)
     goes_on.release()
     assert call.result(WAIT_S) == b"ab"
@@ -147,7 +147,7 @@ def test_a_stream_goes_on_where_it_began_and_its_connection_is_closed_at_its_end
     stream = channel.stream_stream(STREAM_STREAM)(gated(goes_on, [b"0", b"1", b"2"]))
     assert next(stream) == b"0"
     mine = descriptors() - before
-    channel.replace(drain=60)
+    channel.reconnect(drain_timeout=60)
     assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
     goes_on.release()
     assert next(stream) == b"1"
@@ -161,11 +161,22 @@ def test_a_stream_goes_on_where_it_began_and_its_connection_is_closed_at_its_end
     assert stream_peer != other_peer
 
 
+def test_calls_end_at_once_if_the_timer_that_limits_the_drain_is_stopped(shop, timer, events):
+    timer.stop()
+    with ReconnectingChannel(shop.target, timer=timer) as channel:
+        shop.then(hang := Hang())
+        running = channel.unary_unary(UNARY_UNARY).future(b"x")
+        assert hang.begun.wait(WAIT_S)
+        assert channel.reconnect("why", drain_timeout=60)
+        assert "connection replaced: why" in running.exception(WAIT_S).details()
+    assert any(isinstance(event, ExecutorRejected) for event in events)
+
+
 def test_each_replacement_has_its_own_time_to_drain(shop, channel, threads, timer):
     first = begin(shop, channel, threads, "unary future")
-    channel.replace("one", drain=5, force=True)
+    channel.reconnect("one", drain_timeout=5, force=True)
     second = begin(shop, channel, threads, "unary future")
-    channel.replace("two", drain=2, force=True)
+    channel.reconnect("two", drain_timeout=2, force=True)
     assert timer.pending == 2
     timer.advance(2)
     assert second() == ("UNAVAILABLE", "connection replaced: two")
@@ -178,7 +189,7 @@ def test_a_done_callback_may_replace_the_connection_it_was_on(shop, channel):
     hangs, ran_on, goes_on = Hang(), [], threading.Semaphore(0)
 
     def replace(_):
-        channel.replace("by a callback", drain=0)
+        channel.reconnect("by a callback", drain_timeout=0)
         ran_on.append(threading.current_thread())
 
     call = channel.stream_unary(STREAM_UNARY).future(gated(goes_on, [b"x"]))
@@ -195,14 +206,14 @@ def test_a_done_callback_may_replace_the_connection_it_was_on(shop, channel):
 
 def test_a_reason_that_is_no_text_ends_calls_too(shop, channel, threads):
     ends = begin(shop, channel, threads, "unary")
-    channel.replace("\udc80", drain=0)
+    channel.reconnect("\udc80", drain_timeout=0)
     assert ends() == ("UNAVAILABLE", "connection replaced: \\udc80")
 
 
 def test_calls_on_a_channel_that_hides_its_core_are_cancelled(shop, threads):
     with ReconnectingChannel("x", connect=lambda options: Hidden(shop.target, options)) as channel:
         ends = begin(shop, channel, threads, "unary")
-        channel.replace(drain=0)
+        channel.reconnect(drain_timeout=0)
         assert ends() == ("CANCELLED", "Channel closed!")
         assert (channel.get_state(), channel.is_idle()) == (None, False)
 
@@ -230,7 +241,7 @@ class Hidden(grpc.Channel):
 
 
 def test_each_message_is_seen_as_traffic_of_its_connection(shop, channel, timer):
-    seen = channel.traffic
+    seen = channel.activity
     assert (seen.last_read_ns, seen.last_write_ns, seen.last_use_ns) == (None, None, None)
     timer.advance(1)
     goes_on = threading.Semaphore(1)
@@ -239,12 +250,12 @@ def test_each_message_is_seen_as_traffic_of_its_connection(shop, channel, timer)
     first_ns = seen.last_write_ns
     assert seen.last_read_ns == first_ns == seen.last_use_ns
     timer.advance(1)
-    channel.replace()
+    channel.reconnect()
     goes_on.release()
     next(stream)
     assert seen.last_read_ns == seen.last_write_ns == first_ns + 1_000_000_000
-    assert channel.traffic is not seen
-    assert channel.traffic.last_use_ns is None
+    assert channel.activity is not seen
+    assert channel.activity.last_use_ns is None
     assert list(stream) == []
 
 
@@ -253,11 +264,11 @@ def test_only_a_status_that_no_client_makes_up_is_seen_as_read(shop, channel):
     for code in grpc.StatusCode:
         if code is grpc.StatusCode.OK:
             continue
-        channel.replace(force=True)
+        channel.reconnect(force=True)
         shop.then(Fail(code))
         assert failure(lambda: channel.unary_unary(UNARY_UNARY)(b"x"))[0] == code.name
-        read[code.name] = channel.traffic.last_read_ns is not None
-        assert channel.traffic.last_write_ns is not None
+        read[code.name] = channel.activity.last_read_ns is not None
+        assert channel.activity.last_write_ns is not None
     assert {name for name, seen in read.items() if not seen} == MADE_BY_CLIENTS
 
 
@@ -267,7 +278,7 @@ def test_a_failure_on_this_side_is_not_seen_as_read(shop, channel):
         raise KeyError("the user's")
 
     assert failure(lambda: channel.stream_unary(STREAM_UNARY)(requests()))[0] == "UNKNOWN"
-    assert channel.traffic.last_read_ns is None
+    assert channel.activity.last_read_ns is None
 
 
 def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(shop, channel):
@@ -276,10 +287,10 @@ def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(shop, channel):
     call = beat.future(b"x")
     assert hang.begun.wait(WAIT_S)
     assert channel.calls == 0
-    assert channel.replace(drain=None)  # nothing in flight: it is closed at once
+    assert channel.reconnect(drain_timeout=None)  # nothing in flight: it is closed at once
     assert failure(call.result)[0] in {"UNAVAILABLE", "CANCELLED"}
     assert (beat(b"x"), beat.with_call(b"y")[0], beat.future(b"z").result()) == (b"x", b"y", b"z")
-    assert channel.traffic.last_use_ns is None
+    assert channel.activity.last_use_ns is None
     assert len({seen.peer for seen in shop.calls}) == 2
     channel.close()
     with pytest.raises(ValueError, match="closed"):

@@ -55,7 +55,7 @@ def test_the_state_is_that_of_the_active_connection(channel):
     assert (channel.get_state(), channel.is_idle()) == (IDLE, True)
     channel.unary_unary(UNARY_UNARY)(b"x")
     assert (channel.get_state(), channel.is_idle()) == (READY, False)
-    channel.replace()
+    channel.reconnect()
     assert (channel.get_state(), channel.is_idle()) == (IDLE, True)
     assert channel.get_state(try_to_connect=True) is IDLE
     assert wait_until(lambda: channel.get_state() is READY)
@@ -71,7 +71,7 @@ def test_a_subscriber_is_told_each_state_in_order_across_replacements(channel):
     channel.subscribe(told.append, try_to_connect=True)
     for number in range(1, 5):  # each connection begins as IDLE
         assert wait_until(lambda n=number: told[-1:] == [READY] and told.count(IDLE) == n)
-        channel.replace(force=True)
+        channel.reconnect(force=True)
     for before, after in itertools.pairwise(told):
         assert before is not after
         assert (before, after) not in {(READY, CONNECTING), (CONNECTING, IDLE)}
@@ -87,7 +87,7 @@ def test_states_of_an_old_connection_are_not_told(shop):
         running = channel.unary_unary(UNARY_UNARY).future(b"x")
         assert hang.begun.wait(WAIT_S)
         at.up = False
-        channel.replace()
+        channel.reconnect()
         assert wait_until(lambda: told[-1] is FAILING)
         assert told.count(READY) == 1  # the old connection is ready all the time
         assert (running.done(), channel.calls) == (False, 1)
@@ -98,7 +98,7 @@ def test_a_subscriber_who_does_not_ask_for_it_makes_no_connection(shop, channel)
     told = []
     channel.subscribe(told.append)
     assert wait_until(lambda: told == [IDLE])
-    channel.replace()
+    channel.reconnect()
     channel.subscribe(told.append)
     assert wait_until(lambda: told == [IDLE, IDLE])
     assert channel.get_state() is IDLE
@@ -149,7 +149,7 @@ def test_subscribers_are_called_one_at_a_time_and_on_no_thread_of_grpcs(channel)
     for _ in range(4):
         channel.subscribe(callback, try_to_connect=True)
     for _ in range(4):
-        channel.replace(force=True)
+        channel.reconnect(force=True)
     assert wait_until(lambda: told[-4:] == [READY] * 4)
     assert (threads, overlaps) == ({"rpcwheel"}, [])
 
@@ -223,7 +223,7 @@ def test_a_channel_of_somebodys_that_can_not_be_subscribed_to_says_so_itself():
     with ReconnectingChannel("x", connect=connect) as channel:
         with pytest.raises(NotImplementedError):
             channel.subscribe(print)
-        assert channel.replace()
+        assert channel.reconnect()
 
 
 def test_a_connection_that_can_not_be_watched_is_told_of_and_used(shop, events):
@@ -236,9 +236,9 @@ def test_a_connection_that_can_not_be_watched_is_told_of_and_used(shop, events):
         told, call = [], channel.unary_unary(UNARY_UNARY)
         channel.subscribe(told.append, try_to_connect=True)
         assert wait_until(lambda: told[-1:] == [READY])
-        assert channel.replace()
+        assert channel.reconnect()
         assert call(b"x") == b"x"
-        assert channel.replace()
+        assert channel.reconnect()
         assert wait_until(lambda: told.count(READY) == 2)
     failed = [event.error for event in events if isinstance(event, CallbackFailed)]
     assert {type(error) for error in failed} == {NotImplementedError}
@@ -256,10 +256,10 @@ class Passing(grpc.UnaryUnaryClientInterceptor):
 
 def test_a_connection_that_was_asked_for_is_asked_of_the_next_too(channel):
     assert channel.get_state(try_to_connect=True) is IDLE
-    channel.replace()
-    channel.replace(force=True)
+    channel.reconnect()
+    channel.reconnect(force=True)
     assert wait_until(lambda: channel.get_state() is READY)
-    channel.replace(force=True)
+    channel.reconnect(force=True)
     assert channel.get_state() is IDLE  # there was a connection
 
 
@@ -269,10 +269,10 @@ def test_waiting_for_a_connection_goes_on_across_replacements(shop):
     with ReconnectingChannel("shop", connect=at.connect, backoff=0) as channel:
         ready = grpc.channel_ready_future(grpc.intercept_channel(channel, Passing()))
         assert wait_until(lambda: channel.get_state() is FAILING)
-        channel.replace()
+        channel.reconnect()
         assert not ready.done()
         at.up = True
-        channel.replace()
+        channel.reconnect()
         assert ready.result(WAIT_S) is None
         assert channel.get_state() is READY
 

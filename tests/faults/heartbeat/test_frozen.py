@@ -91,7 +91,7 @@ def test_a_freeze_shorter_than_the_timeout_harms_nothing(server, open_client, ev
 def test_a_thawed_old_connection_does_not_disturb_the_new_one(shop, name, open_client):
     """Its calls may end, as they were let; the new connection is judged by its own silence."""
     old, new = shop
-    client = open_client(name.target, drain=None)
+    client = open_client(name.target, drain_timeout=None)
     assert client.ping().pid == old.pid
     stream, call = client.follow(0.02), client.slow(1.0)
     name.to(new.target)

@@ -378,13 +378,13 @@ async def test_where_it_was_the_only_one_the_caller_hears_of_it(shops, aio_clust
         caller(channel)()
 
 
-async def test_a_member_whose_channel_the_user_has_retired_gets_another(shops, aio_cluster):
+async def test_a_member_whose_channel_the_user_has_drained_gets_another(shops, aio_cluster):
     channel = in_order(aio_cluster, shops[0])
     shops[0].then(Silent(after=1))
     stream = channel.unary_stream(UNARY_STREAM)(b"ab", timeout=WAIT_S)
     assert await stream.read() == b"a"
     former = channel.members[0].channel
-    former.retire()
+    former.drain()
     assert await caller(channel)() == b"x"
     assert not former.closed
     stream.cancel()

@@ -185,14 +185,14 @@ def test_where_the_user_has_closed_what_he_made_calls_raise_as_grpc_does(
             EVERY[name](channel)
 
 
-def test_a_member_whose_channel_the_user_has_retired_gets_another(shops, open_cluster):
+def test_a_member_whose_channel_the_user_has_drained_gets_another(shops, open_cluster):
     for name in EVERY:
         shops[0].then(silent := Silent(1))
         channel = open_cluster(shops[0])
         running = channel.unary_stream(UNARY_STREAM)(b"ab")
         assert silent.begun.wait(WAIT_S)
         before = channel.members[0].channel
-        before.retire()
+        before.drain()
         assert EVERY[name](channel) == b"ab"
         assert channel.members[0].channel is not before
         assert not before.closed
@@ -227,7 +227,7 @@ def test_a_call_moves_though_a_connection_was_replaced_just_now(shops, open_clus
     method = channel.unary_unary(UNARY_UNARY)
     method(b"x")
     shops[1].kill()
-    channel.members[0].channel.replace(force=True)
+    channel.members[0].channel.reconnect(force=True)
     assert method(b"x", wait_for_ready=patient) == b"x"
     assert channel.members[0].state == "DOWN"
 

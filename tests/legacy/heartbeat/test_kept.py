@@ -13,8 +13,7 @@ from rpcwheel.transport.aio import ReconnectingChannel
 def test_a_connection_keeps_nothing_of_heartbeats_that_were_detached(twin, channel, manager):
     for _ in range(5):
         twin.do(manager.attach, channel).detach()
-    closers = channel._switch._closers if twin.name == "sync" else channel._on_close
-    assert closers == []
+    assert channel._close_callbacks._callbacks == []
 
 
 def test_a_loop_that_is_gone_ends_its_heartbeats(asked):
@@ -26,7 +25,8 @@ def test_a_loop_that_is_gone_ends_its_heartbeats(asked):
             manager = HeartbeatManager(timer)
             kept.extend((manager, manager.attach(channel)))
             kept[1]._when_over(None)
-            channel._on_close.clear()  # as if the loop had ended without closing it
+            # As if the loop had ended without closing it.
+            channel._close_callbacks._callbacks.clear()
 
     asyncio.run(main())
     manager, heartbeat = kept

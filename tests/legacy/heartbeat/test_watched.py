@@ -23,18 +23,18 @@ def test_of_a_channel_of_ours_the_traffic_of_its_active_connection_is_seen():
     with ReconnectingChannel("127.0.0.1:1") as channel:
         watched = Watched(channel, now)
         assert (watched.ours, watched.target, watched.calls()) == (True, "127.0.0.1:1", 0)
-        assert watched.traffic() is channel.traffic
-        channel.replace(force=True)
-        assert watched.traffic() is channel.traffic
+        assert watched.activity() is channel.activity
+        channel.reconnect(force=True)
+        assert watched.activity() is channel.activity
         assert watched.is_idle()
-        channel.traffic.saw_write()
-        assert seen(channel.traffic).use_ns is not None
+        channel.activity.saw_write()
+        assert seen(channel.activity).use_ns is not None
 
 
 def test_a_channel_of_ours_is_not_kept_alive():
     watched = Watched(ReconnectingChannel("127.0.0.1:1"), now)
     gc.collect()
-    assert watched.channel is watched.traffic() is None
+    assert watched.channel is watched.activity() is None
     assert (watched.is_idle(), watched.never_sent(), watched.calls()) == (False, False, 0)
 
 
@@ -47,9 +47,9 @@ def test_of_any_other_channel_nothing_is_seen_but_its_target_and_its_state(aroun
     gc.collect()
     assert (watched.ours, watched.target, watched.calls()) == (False, "127.0.0.1:1", 0)
     assert (watched.is_idle(), watched.is_ready(), watched.pure) == (True, False, True)
-    assert seen(watched.traffic()) == Seen(None, None, None)
-    watched.traffic().saw_read()
-    assert seen(watched.traffic()).read_ns == 7
+    assert seen(watched.activity()) == Seen(None, None, None)
+    watched.activity().saw_read()
+    assert seen(watched.activity()).read_ns == 7
     assert watched.channel is bare
     bare.close()
     assert watched.is_closed()
@@ -112,5 +112,5 @@ class Connection(ReconnectingChannel):
 def test_calls_that_can_only_wait_for_a_connection_were_never_sent(state, heard, never_sent):
     with Connection("127.0.0.1:1") as channel:
         channel.state = grpc.ChannelConnectivity[state]
-        channel.traffic.last_read_ns = 1 if heard else None
+        channel.activity.last_read_ns = 1 if heard else None
         assert Watched(channel, now).never_sent() is never_sent

@@ -10,7 +10,7 @@ from rpcwheel.heartbeat.rules import (
     Died,
     HeartbeatState,
     Missed,
-    Replace,
+    Reconnect,
     Revived,
     Seen,
     Send,
@@ -128,8 +128,8 @@ def test_dead_is_more_than_the_timeout_without_a_read_however_much_is_written():
         driver.step()
         driver.miss("UNAVAILABLE")
     assert driver.next_at() == 180 * S + 1
-    assert not isinstance(driver.step(at=180 * S), Replace)
-    assert driver.step(at=180 * S + 1) == Replace("no answer to heartbeats for 180.0 s")
+    assert not isinstance(driver.step(at=180 * S), Reconnect)
+    assert driver.step(at=180 * S + 1) == Reconnect("no answer to heartbeats for 180.0 s")
     assert driver.state is DEAD
     assert driver.told[-1] == Died(180 * S + 1, 6)
 
@@ -223,7 +223,7 @@ def test_a_refused_replacement_is_tried_again_after_another_heartbeat_each_tick(
 
 
 def test_what_can_t_be_replaced_is_told_dead_once_and_asked_on():
-    driver = Driver(replace=False).called(at=0)
+    driver = Driver(reconnect=False).called(at=0)
     sent = driver.run(until=1000 * S, answer="UNAVAILABLE")
     assert driver.state is DEAD
     assert [type(fact) for fact in driver.told].count(Died) == 1
@@ -424,7 +424,7 @@ def test_a_server_that_is_slow_for_ever_is_never_dead():
                     driver.read_at = driver.now
                 continue
             step = driver.step(at=at)
-            assert not isinstance(step, Replace)
+            assert not isinstance(step, Reconnect)
             if isinstance(step, Send):
                 due[step.number] = driver.now + int(latency * S)
         assert deaths(driver) == []
@@ -441,7 +441,7 @@ def test_beyond_the_most_that_may_be_on_their_way_the_youngest_gives_way():
 
 def test_an_answer_in_the_moment_of_the_decision_keeps_the_connection():
     driver = Driver().called(at=0)
-    while not isinstance(driver.step(at=driver.next_at()), Replace):
+    while not isinstance(driver.step(at=driver.next_at()), Reconnect):
         """Nobody answers."""
     assert driver.core.heard(driver.now, 2, rtt_ns=S, serving=None)
     assert not driver.confirm()
@@ -455,7 +455,7 @@ def test_it_takes_two_heartbeats_that_were_waited_for_whatever_the_timeout():
     for share, timeout in itertools.product((0.0, 0.5, 0.999), (120, 130, 180, 1000)):
         driver = Driver(share=share, timeout=timeout, grid=True).called(at=0)
         sent = []
-        while not isinstance(step := driver.step(at=driver.next_at()), Replace):
+        while not isinstance(step := driver.step(at=driver.next_at()), Reconnect):
             if isinstance(step, Send):
                 sent.append(driver.now)
         assert len([at for at in sent if at + driver.rules.tick_ns <= driver.now]) >= ENOUGH
@@ -470,13 +470,13 @@ def test_misses_of_an_earlier_silence_do_not_count():
     driver.now = 101 * S
     driver.read()
     while driver.now < 200 * S:
-        assert not isinstance(driver.step(at=driver.next_at()), Replace)
+        assert not isinstance(driver.step(at=driver.next_at()), Reconnect)
     assert driver.state is SUSPECT
     assert deaths(driver) == []
 
 
 def test_deaths_are_spread_too():
-    driver = Driver(share=0.5, replace=False)
+    driver = Driver(share=0.5, reconnect=False)
     driver.called(at=0)
     driver.run(until=200 * S, answer="UNAVAILABLE")
     (died,) = deaths(driver)
@@ -521,7 +521,7 @@ def test_after_a_standstill_a_dead_server_is_still_found_dead():
     driver.step(at=60 * S + 1)
     driver.next_at()
     driver.step(at=3600 * S)
-    while not isinstance(driver.step(at=driver.next_at()), Replace):
+    while not isinstance(driver.step(at=driver.next_at()), Reconnect):
         """Nobody answers."""
     assert driver.now == (180 + 3600 - 80) * S  # it was to look at 80
 
@@ -533,7 +533,7 @@ def test_after_a_standstill_a_slow_server_has_all_its_time():
         driver.step(at=1000 * S)
         until = 1000 * S + int(latency * S)
         while (at := driver.next_at()) < until:
-            assert not isinstance(driver.step(at=at), Replace)
+            assert not isinstance(driver.step(at=at), Reconnect)
         driver.now = until
         assert driver.core.heard(driver.now, 1, rtt_ns=int(latency * S), serving=None)
         assert deaths(driver) == []
@@ -562,7 +562,7 @@ def test_what_somebody_said_is_a_miss_but_condemns_nobody():
     driver = Driver().called(at=0)
     while driver.now < 1000 * S:
         step = driver.step(at=driver.next_at())
-        assert not isinstance(step, Replace)
+        assert not isinstance(step, Reconnect)
         if isinstance(step, Send):
             driver.miss("UNAVAILABLE", condemning=False)
     assert driver.state is SUSPECT

@@ -14,7 +14,7 @@ from rpcwheel.heartbeat.rules import (
     Died,
     HeartbeatState,
     Missed,
-    Replace,
+    Reconnect,
     Send,
 )
 
@@ -29,18 +29,18 @@ class Story(RuleBasedStateMachine):
     @initialize(
         interval=st.integers(1, 50),
         more=st.integers(0, 100),
-        replace=st.booleans(),
+        reconnect=st.booleans(),
         begun=st.booleans(),
         seed=st.integers(0, 9),
     )
-    def begin(self, interval, more, replace, begun, seed):
+    def begin(self, interval, more, reconnect, begun, seed):
         share = random.Random(seed).random
         self.driver = Driver(
             share=share,
             begun=begun,
             interval=interval / 1000,
             timeout=(2 * interval + more) / 1000,
-            replace=replace,
+            reconnect=reconnect,
         )
         self.reads, self.writes = [], []  # of this connection, heartbeats too
         self.begun = begun
@@ -94,8 +94,8 @@ class Story(RuleBasedStateMachine):
             self.condemning += 1
         if isinstance(step, Send):
             self.sends(step)
-        elif isinstance(step, Replace):
-            assert driver.rules.replace
+        elif isinstance(step, Reconnect):
+            assert driver.rules.reconnect
             assert self.silence() > driver.rules.timeout_ns + self.excused
             assert self.condemning >= ENOUGH
             self.condemning = ENOUGH - 1

@@ -8,8 +8,8 @@ from rpcwheel.heartbeat import HeartbeatPolicy
 
 def test_the_defaults_are_dubbo_s():
     policy = HeartbeatPolicy()
-    assert (policy.interval, policy.timeout, policy.drain) == (60.0, None, 0.0)
-    assert policy.replace is True
+    assert (policy.interval, policy.timeout, policy.drain_timeout) == (60.0, None, 0.0)
+    assert policy.reconnect is True
 
 
 def test_a_plain_number_stands_for_the_interval():
@@ -24,7 +24,7 @@ def test_what_is_accepted():
     for timeout in (20, 20.0, timedelta(seconds=20), 1000):  # twice the interval is enough
         assert HeartbeatPolicy(interval=10, timeout=timeout).timeout == timeout
     for drain in (0, 0.0, 2.5, timedelta(seconds=3), None):
-        assert HeartbeatPolicy(drain=drain).drain == drain
+        assert HeartbeatPolicy(drain_timeout=drain).drain_timeout == drain
 
 
 REFUSED = [
@@ -34,12 +34,21 @@ REFUSED = [
     ({"timeout": 0}, "timeout: it must be a finite time above zero"),
     ({"interval": 10, "timeout": 19.9}, "timeout (19.9) is less than twice interval (10"),
     ({"timeout": 60}, "timeout (60.0) is less than twice interval (60.0)"),
-    ({"drain": -0.1}, "drain: it must be a finite time of zero or more; None lets calls"),
-    ({"drain": float("inf")}, "drain: it must be a finite time of zero or more"),
-    ({"drain": float("nan")}, "drain: it is NaN"),
+    (
+        {"drain_timeout": -0.1},
+        "drain_timeout: it must be a finite time of zero or more; None lets calls",
+    ),
+    ({"drain_timeout": float("inf")}, "drain_timeout: it must be a finite time of zero or more"),
+    ({"drain_timeout": float("nan")}, "drain_timeout: it is NaN"),
     ({"every": 10}, "there is no setting 'every'"),
 ]
-MISTYPED = [{"interval": "10 s"}, {"timeout": [1]}, {"drain": "0"}, {"drain": True}, {"replace": 1}]
+MISTYPED = [
+    {"interval": "10 s"},
+    {"timeout": [1]},
+    {"drain_timeout": "0"},
+    {"drain_timeout": True},
+    {"reconnect": 1},
+]
 
 
 def test_what_is_refused_is_told_with_what_is_allowed():

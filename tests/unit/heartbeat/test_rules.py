@@ -13,7 +13,7 @@ S = 10**9
 def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
     rules = HeartbeatRules.of(HeartbeatPolicy())
     grid, grace = 60 * S // 32, 20 * S // 8
-    assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, grid, grace, replace=True)
+    assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, grid, grace, reconnect=True)
 
 
 def test_switched_off_is_never():
@@ -22,8 +22,8 @@ def test_switched_off_is_never():
 
 def test_heartbeats_spread_over_an_interval_if_two_can_still_be_waited_for():
     for timeout, spread in ((20, 3020), (26, 9020), (30, 10_000), (999, 10_000)):
-        rules = HeartbeatRules.of(HeartbeatPolicy(interval=10, timeout=timeout, replace=False))
-        assert (rules.spread_ns // 10**6, rules.replace) == (spread, False), timeout
+        rules = HeartbeatRules.of(HeartbeatPolicy(interval=10, timeout=timeout, reconnect=False))
+        assert (rules.spread_ns // 10**6, rules.reconnect) == (spread, False), timeout
 
 
 def test_a_look_may_be_late_by_an_eighth_of_a_tick_but_never_by_less_than_a_busy_machine_needs():

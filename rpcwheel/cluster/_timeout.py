@@ -1,4 +1,4 @@
-"""The timeout at which what still runs on an old connection is ended, for both worlds."""
+"""A timeout on the best timer there is, for both worlds."""
 
 from __future__ import annotations
 

@@ -1,0 +1,333 @@
+"""Which connection serves the next call: one is active, those before it drain, none is shared.
+
+A `Transport` is one of gRPC's channels, with a connection of its own. A `ConnectionManager` has
+those of one `ReconnectingChannel`; the newest takes the new calls. Nothing here does I/O or reads a
+clock by itself, and only `ActivityStamps` are thread-safe: the channel that owns a manager calls it
+under a lock, or on one event loop.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from rpcwheel.durations import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rpcwheel.backoff import Backoff
+    from rpcwheel.rpc import Kind
+
+    Convert = Callable[[Any], Any]
+
+__all__ = ["ActivityStamps", "ConnectionManager", "MethodSpec", "Transport"]
+
+C = TypeVar("C")
+T = TypeVar("T", bound="Transport[Any]")
+
+MAX_BACKOFF_ATTEMPTS: Final = 64
+"""Reconnects in a row after which the backoff grows no more: wait objects may overflow."""
+
+SERVER_CODES: Final = frozenset(
+    {
+        "ABORTED",
+        "ALREADY_EXISTS",
+        "DATA_LOSS",
+        "FAILED_PRECONDITION",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "OUT_OF_RANGE",
+        "PERMISSION_DENIED",
+        "UNIMPLEMENTED",
+    }
+)
+"""Status codes that only a server gives, so that the connection works.
+
+gRPC makes the others on the client's side too: UNKNOWN if an iterator of requests raises,
+RESOURCE_EXHAUSTED for a message that is too large to send, INTERNAL for one that can't be
+serialized, UNAUTHENTICATED if call credentials fail.
+"""
+
+
+class ActivityStamps:
+    """When a connection was last read, written and used, on the timer's clock; None: never yet.
+
+    Stamped by any thread without a lock: each stamp is one assignment.
+    """
+
+    __slots__ = ("last_read_ns", "last_use_ns", "last_write_ns", "now_ns")
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self.now_ns = now_ns
+        self.last_read_ns: int | None = None
+        """A message or a status from the server, also to a heartbeat: the peer works."""
+        self.last_write_ns: int | None = None
+        """A message to the server, also a heartbeat."""
+        self.last_use_ns: int | None = None
+        """The begin of a user's call, or one of its messages either way."""
+
+    def saw_read(self) -> None:
+        """A message of a user's call came in."""
+        self.last_read_ns = self.last_use_ns = self.now_ns()
+
+    def saw_write(self) -> None:
+        """A message of a user's call goes out, or a call begins."""
+        self.last_write_ns = self.last_use_ns = self.now_ns()
+
+    def saw_status(self, code: object) -> None:
+        """A user's call has failed with this code: a read if only a server gives it.
+
+        Args:
+            code: A `grpc.StatusCode`, or whatever an interceptor has made of one.
+        """
+        if getattr(code, "name", None) in SERVER_CODES:
+            self.saw_read()
+
+    def writing(self, serializer: Convert | None) -> Convert:
+        """Make a serializer that also stamps each message that could be serialized."""
+        now_ns = self.now_ns
+
+        def write(message: Any) -> Any:
+            data = message if serializer is None else serializer(message)
+            self.last_write_ns = self.last_use_ns = now_ns()  # `saw_write`, without another call
+            return data
+
+        return write
+
+    def reading(self, deserializer: Convert | None) -> Convert:
+        """Make a deserializer that also stamps each message, be it valid or not."""
+        now_ns = self.now_ns
+
+        def read(data: Any) -> Any:
+            self.last_read_ns = self.last_use_ns = now_ns()  # `saw_read`, without another call
+            return data if deserializer is None else deserializer(data)
+
+        return read
+
+
+class MethodSpec:
+    """What a multicallable is made of, on whichever channel."""
+
+    __slots__ = ("_args", "_deserializer", "_options", "_serializer", "kind", "method")
+
+    def __init__(
+        self,
+        kind: Kind,
+        method: str,
+        serializer: Convert | None = None,
+        deserializer: Convert | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        self.kind = kind
+        self.method = method
+        self._serializer = serializer
+        self._deserializer = deserializer
+        self._args = args
+        self._options: Mapping[str, Any] = MappingProxyType(options)
+
+    def make(self, channel: Any, activity: ActivityStamps | None) -> Any:
+        """Make gRPC's multicallable.
+
+        Args:
+            channel: Of `grpc` or `grpc.aio`.
+            activity: Where messages are stamped; None: nowhere. The one request of a unary request
+                is not stamped: the begin of the call is.
+        """
+        serializer, deserializer = self._serializer, self._deserializer
+        if activity is not None:
+            deserializer = activity.reading(deserializer)
+            if self.kind.streams_requests:
+                serializer = activity.writing(serializer)
+        make = getattr(channel, self.kind.name.lower())
+        return make(self.method, serializer, deserializer, *self._args, **self._options)
+
+
+class Transport(Generic[C]):
+    """One of gRPC's channels, with a connection of its own, and the number of calls on it."""
+
+    __slots__ = (
+        "__weakref__",
+        "activity",
+        "calls",
+        "channel",
+        "connection_wanted",
+        "drain_until_ns",
+        "ended",
+        "number",
+        "reason",
+        "replaced",
+    )
+
+    def __init__(self, channel: C, now_ns: Callable[[], int]) -> None:
+        self.channel = channel
+        self.number = 1
+        """1 for the first of a `ReconnectingChannel`."""
+        self.activity = ActivityStamps(now_ns)
+        self.calls = 0
+        """The user's calls that run on it."""
+        self.drain_until_ns = NEVER
+        """When calls that still run are ended; `NEVER` while it is active."""
+        self.ended = False
+        """Whether it is closed, or is to be closed now: nothing may be begun or made on it."""
+        self.replaced = False
+        """Whether another one is active in its place."""
+        self.reason = ""
+        """Why it was replaced, or its channel drained."""
+        self.connection_wanted = False
+        """Whether it was asked to connect, and was not seen connected since."""
+
+    @property
+    def end_details(self) -> str:
+        """The status details of calls that are ended with it."""
+        return f"{'connection replaced' if self.replaced else 'channel drained'}: {self.reason}"
+
+
+class ConnectionManager(Generic[T]):
+    """The transports of one channel."""
+
+    def __init__(self, first: T, now_ns: Callable[[], int], backoff: Backoff) -> None:
+        self._now_ns = now_ns
+        self._backoff = backoff
+        self._unanswered = 0  # transports in a row that were replaced and had never been read from
+        self._not_before_ns = -NEVER
+        self.active = first
+        self.draining_transports: list[T] = []
+        """Those that take no new calls and wait for the end of theirs."""
+        self.closed = False
+        self.draining = False
+        """Whether `drain` was called: the channel is closed once the calls have ended."""
+        self.calls = 0
+        """The calls that run, on all transports, also on those that are to be closed."""
+
+    @property
+    def accepts_calls(self) -> bool:
+        """Whether calls may begin, and `reconnect` may be called."""
+        return not (self.closed or self.draining)
+
+    @property
+    def drained(self) -> bool:
+        """Whether `drain` was called and no transport is left open: the channel is to be closed."""
+        return self.draining and not self.draining_transports
+
+    @property
+    def open_transports(self) -> list[T]:
+        """Those that are not to be closed yet."""
+        draining = self.draining_transports
+        return list(draining) if self.draining else [self.active, *draining]
+
+    def begin_call(self) -> T:
+        """Count a call that begins now; returns its transport."""
+        transport = self.active
+        transport.calls += 1
+        self.calls += 1
+        return transport
+
+    def end_call(self, transport: T) -> bool:
+        """Count a call that has ended; True if its transport is to be closed now."""
+        transport.calls -= 1
+        self.calls -= 1
+        if transport is self.active and not self.draining:
+            return False
+        return not transport.calls and self.expire(transport)
+
+    def backoff_left_ns(self) -> int:
+        """How long the backoff still forbids `reconnect`; 0 if it allows it now."""
+        if self.active.activity.last_read_ns is not None:
+            return 0  # this connection has worked: its failure is a new one
+        return max(0, self._not_before_ns - self._now_ns())
+
+    def next_backoff_ns(self) -> int:
+        """How long the backoff is to forbid another `reconnect` after one that is made now.
+
+        Raises:
+            Exception: Whatever a wait object of the user raises; so ask before anything is done.
+        """
+        attempt = min(self._unanswered_with_active() + 1, MAX_BACKOFF_ATTEMPTS)
+        backoff_ns = self._backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
+        return NEVER if backoff_ns is None else backoff_ns
+
+    def _unanswered_with_active(self) -> int:
+        return 0 if self.active.activity.last_read_ns is not None else self._unanswered + 1
+
+    def reconnect(
+        self, new: T, drain_ns: int, reason: str = "", backoff_ns: int | None = None
+    ) -> tuple[T, bool]:
+        """Put a new transport in the place of the active one.
+
+        Args:
+            new: The new one.
+            drain_ns: How long calls may go on on the old one; `NEVER` for as long as they take.
+            reason: Why.
+            backoff_ns: What `next_backoff_ns()` returned; None to ask it now.
+
+        Returns:
+            The old one, and whether it is to be closed now: it has no calls, or no time for them.
+            If it is `connection_wanted`, the new one is to connect in its place.
+        """
+        backoff_ns = self.next_backoff_ns() if backoff_ns is None else backoff_ns
+        old, now_ns = self.active, self._now_ns()
+        self._unanswered = self._unanswered_with_active()
+        self._not_before_ns = NEVER if backoff_ns == NEVER else now_ns + backoff_ns
+        wanted = old.connection_wanted and old.activity.last_read_ns is None
+        new.connection_wanted = old.connection_wanted = wanted
+        new.number = old.number + 1
+        self.active = new
+        old.reason, old.replaced = reason, True
+        if not old.calls or drain_ns <= 0:
+            old.ended = True
+            return old, True
+        old.drain_until_ns = NEVER if drain_ns == NEVER else now_ns + drain_ns
+        self.draining_transports.append(old)
+        return old, False
+
+    def expire(self, transport: T) -> bool:
+        """End the time that a transport has to drain; True if it is to be closed now."""
+        if transport not in self.draining_transports:
+            return False
+        self.draining_transports.remove(transport)
+        transport.ended = True
+        return True
+
+    def drain(self, drain_ns: int, reason: str = "") -> tuple[list[T], list[T]]:
+        """Accept no more calls; the active transport drains too from now on.
+
+        Args:
+            drain_ns: How long calls may go on at most, on all transports; `NEVER` for as long as
+                they take. A second call can only make it shorter.
+            reason: Why; that of the first call counts.
+
+        Returns:
+            The transports that are to be closed now, and those whose time has become shorter.
+        """
+        over: list[T] = []
+        shorter: list[T] = []
+        if self.closed:
+            return over, shorter
+        if not self.draining:
+            self.draining = True
+            self.active.reason = reason
+            self.draining_transports.append(self.active)
+        until_ns = NEVER if drain_ns == NEVER else self._now_ns() + drain_ns
+        for transport in tuple(self.draining_transports):
+            if not transport.calls or drain_ns <= 0:
+                self.expire(transport)
+                over.append(transport)
+            elif until_ns < transport.drain_until_ns:
+                transport.drain_until_ns = until_ns
+                shorter.append(transport)
+        return over, shorter
+
+    def close(self) -> list[T]:
+        """Accept no more calls; returns the transports that are to be closed now.
+
+        A second time, none.
+        """
+        if self.closed:
+            return []
+        self.closed = True
+        transports, self.draining_transports = self.open_transports, []
+        for transport in transports:
+            transport.ended = True
+        return transports

@@ -1,4 +1,0 @@
-"""What this room's tests share: a server to call, and channels of grpc.aio to it."""
-
-from fixtures.aio_channels import channel, make  # noqa: F401 - fixtures
-from fixtures.shop import shop  # noqa: F401 - a fixture
