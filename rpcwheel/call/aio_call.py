@@ -54,7 +54,7 @@ from rpcwheel._grpc.details import metadata_of, with_attempt
 from rpcwheel._grpc.status import outcome_of_error
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.observe import CallbackFailed, RetryStopped, emit
+from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.rpc import Kind, NextAttempt, Stop
 
 from .aio_requests import RequestStream
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
 
     from .config import ClientState, MethodConfig
+    from .hedging import HedgingPlan
     from .retry import RetryPlan
 
 __all__ = ["CallFactory", "RetryingCall", "Start"]
@@ -117,7 +118,7 @@ class CallFactory:
         self.method = method
         self.kind = kind
         self.waiting = waiting
-        self._call = _CALLS[kind]
+        self._call: type[RetryingCall]
         self._adopt(state.configs.of(method))
 
     def _adopt(self, config: MethodConfig) -> None:
@@ -126,6 +127,12 @@ class CallFactory:
         self._has_other_end = config.failback is not None or config.default_response is not None
         silent = self.kind.streams_responses and config.has_message_timeout
         self._is_native = not (config.recovers or silent or config.slow_ns != NEVER)
+        hedged = config.hedging is not None and self.kind is Kind.UNARY_UNARY
+        self._call = _HedgedCall if hedged else _CALLS[self.kind]
+
+    def wait_for_ready(self) -> bool | None:
+        """What the policies say of `wait_for_ready`, for a caller that says nothing."""
+        return self.state.config_of(self.method).wait_for_ready
 
     def begin(
         self,
@@ -219,11 +226,7 @@ class RetryingCall(Relay):
     # --- The first attempt ---
 
     def first_attempt(self, timeout: float | None) -> Any:
-        """Make it. Returns this call, or a coroutine that gives it.
-
-        Hedging, several attempts at once, is another way to begin: it leaves the relay without an
-        attempt, and calls `finish` or `_conclude` with the one that decides.
-        """
+        """Make it. Returns this call, or a coroutine that gives it."""
         try:
             metadata = None if self._metadata is None else metadata_from(self._metadata)
             attempt = self._start(self._next_request(), timeout=timeout, metadata=metadata)
@@ -547,6 +550,143 @@ class RetryingCall(Relay):
 
 class _UnaryUnary(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
     pass
+
+
+class _HedgedCall(_UnaryUnary):
+    """A unary call whose attempts may run at the same time (gRFC A6).
+
+    It shows no attempt while they run, and ends with the one that decides.
+    """
+
+    _hedges: HedgingPlan
+    _running: list[Any]
+    _tasks: set[asyncio.Task[None]]
+    _last: tuple[Any, grpc.RpcError] | None = None  # the attempt that failed last
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._running = []
+        self._tasks = set()
+
+    def first_attempt(self, timeout: float | None) -> Any:
+        hedges = self._state.hedged(self._config, self._started_ns, self._deadline_ns)
+        assert hedges is not None  # noqa: S101 - for mypy
+        self._hedges = hedges
+        try:
+            metadata = None if self._metadata is None else metadata_from(self._metadata)
+            attempt = self._start(self._request, timeout=timeout, metadata=metadata)
+        except BaseException:
+            self._release()
+            raise
+        if self._factory.waiting is not None:
+            self._factory.waiting.add(self)
+        self._follow(attempt)
+        self._send_due()
+        return self
+
+    def _follow(self, attempt: Any) -> None:
+        """Wait for the end of an attempt, or for the coroutine that gives it."""
+        if isinstance(attempt, CoroutineType):
+            task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif self.done():
+            attempt.cancel()
+        else:
+            self._running.append(attempt)
+            attempt.add_done_callback(partial(self._hedge_ended, attempt))
+
+    async def _begin_awaited(self, attempt: Any) -> None:
+        try:
+            call = await attempt
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            call = self._failed_to_begin(error)
+        self._follow(call)
+
+    def _hedge_ended(self, attempt: Any, _: Any) -> None:
+        if self.done() or attempt not in self._running:
+            return
+        self._running.remove(attempt)
+        try:
+            error = failure_of(attempt)
+        except BaseException as raised:  # noqa: BLE001 - an interceptor's below; the caller gets it
+            error = raised
+        if error is None:
+            self.finish(attempt)
+        else:  # not here: this is deep inside of grpc, and in no caller's context
+            soon = asyncio.get_running_loop().call_soon
+            soon(self._hedge_failed, attempt, error, context=self._context)
+
+    def _hedge_failed(self, attempt: Any, error: BaseException) -> None:
+        if self.done():
+            return
+        if not isinstance(error, grpc.RpcError):
+            self.finish(attempt if has_ended(attempt) else failed_call(self.kind, error))
+            return
+        self._last = attempt, error
+        if self._hedges.ended(self._state.now_ns(), outcome_of_error(error)):
+            self._end_hedging()
+        else:
+            self._send_due()
+
+    def _send_due(self) -> None:
+        """Send the attempts that are due, have the next one sent in time, or end the call."""
+        while not self.done() and (step := self._hedges.due(self._state.now_ns())) is not None:
+            self._attempts = step.number
+            emit(HedgeSent(self.method, step.number))
+            left_s = seconds_left(step.deadline_ns, self._state.now_ns())
+            metadata = metadata_from(with_attempt(self._metadata, step.number))
+            try:
+                attempt = self._start(self._request, timeout=left_s, metadata=metadata)
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                attempt = self._failed_to_begin(error)
+            self._follow(attempt)
+        if self.done():
+            return
+        if self._hedges.is_over:
+            self._end_hedging()
+        elif self._hedges.next_ns != NEVER:
+            self._send_later()
+
+    def _send_later(self) -> None:
+        self._end_wait()
+        loop = asyncio.get_running_loop()
+        delay_s = max(0, self._hedges.next_ns - self._state.now_ns()) / 1e9
+        send = partial(self._context.run, self._send_due)
+        self._timeout = self._state.wake(lambda _: call_on_loop(loop, send), delay_s, "hedging")
+        check = partial(self._check_hedges, self._state.timer)
+        self._timer_check = loop.call_later(delay_s + TIMER_GRACE_S, check, context=self._context)
+
+    def _check_hedges(self, timer: Any) -> None:
+        """Go on without the timer if it is late; end the call if it was stopped, and none runs."""
+        self._timer_check = None
+        if self.done() or self._hedges.next_ns == NEVER:
+            return
+        if self._state.now_ns() >= self._hedges.next_ns:
+            self._send_due()
+        elif timer.stopped and not self._running and not self._tasks:
+            self._end_hedging()
+        else:
+            check = partial(self._check_hedges, timer)
+            later = asyncio.get_running_loop().call_later
+            self._timer_check = later(TIMER_GRACE_S, check, context=self._context)
+
+    def _end_hedging(self) -> None:
+        """End the call after its last attempt, which failed."""
+        assert self._last is not None  # noqa: S101 - for mypy
+        self._cancel_running()  # before the call is queued: it must not succeed as well
+        self._conclude(*self._last)
+
+    def _cancel_running(self) -> None:
+        running, self._running = self._running, []
+        for attempt in running:
+            attempt.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def _release(self) -> None:
+        super()._release()
+        self._cancel_running()
 
 
 class _UnaryStream(RetryingCall, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):

@@ -131,6 +131,8 @@ class _OneRequest(_Multicallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
+        if wait_for_ready is None:
+            wait_for_ready = self._calls.wait_for_ready()
         start = partial(
             self._call,
             credentials=credentials,
@@ -150,6 +152,8 @@ class _ManyRequests(_Multicallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
+        if wait_for_ready is None:
+            wait_for_ready = self._calls.wait_for_ready()
         start = partial(
             self._call,
             credentials=credentials,
@@ -196,6 +200,8 @@ class _Interceptor:
         """Begin a call, and return what the caller holds."""
         calls = self._calls.get(given.method) or self._add(given.method)
         method, credentials, wait_for_ready = given.method, given.credentials, given.wait_for_ready
+        if wait_for_ready is None:
+            wait_for_ready = calls.wait_for_ready()
 
         async def start(request: Any, *, timeout: float | None, metadata: Any) -> Any:  # noqa: ASYNC109
             details = AioDetails(method, timeout, metadata, credentials, wait_for_ready)
