@@ -115,15 +115,15 @@ class MethodSpec:
         self,
         kind: Kind,
         method: str,
-        serializer: Convert | None = None,
-        deserializer: Convert | None = None,
+        request_serializer: Convert | None = None,
+        response_deserializer: Convert | None = None,
         *args: Any,
         **options: Any,
     ) -> None:
         self.kind = kind
         self.method = method
-        self._serializer = serializer
-        self._deserializer = deserializer
+        self._serializer = request_serializer
+        self._deserializer = response_deserializer
         self._args = args
         self._options: Mapping[str, Any] = MappingProxyType(options)
 

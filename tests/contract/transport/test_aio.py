@@ -199,6 +199,13 @@ async def test_serializers_are_kept_and_a_call_without_them_is_of_bytes(channel)
     assert await member("text") == "text"
     registered = channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode, True)
     assert await registered("text") == "text"
+    generated = channel.unary_unary(
+        UNARY_UNARY,
+        request_serializer=str.encode,
+        response_deserializer=bytes.decode,
+        _registered_method=True,
+    )
+    assert await generated("text") == "text"
     named = channel.unary_unary(UNARY_UNARY, _registered_method=True)
     assert await named(b"bytes") == b"bytes"
 

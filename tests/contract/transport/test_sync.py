@@ -105,6 +105,13 @@ def test_what_grpc_takes_is_handed_on(shop, channel):
     assert 0 < shop.calls[0].time_remaining <= WAIT_S + 1
     channel.reconnect()
     assert call("y") == "y"
+    generated = channel.unary_unary(
+        UNARY_UNARY,
+        request_serializer=str.encode,
+        response_deserializer=bytes.decode,
+        **REGISTERED,
+    )
+    assert generated("z") == "z"
 
 
 def test_a_request_that_can_not_be_made_into_bytes_fails_as_with_grpc(channel):
