@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
+        RetryThrottling,
         call_options,
         current_deadline,
         deadline_scope,
@@ -160,7 +161,8 @@ else:
             ),
             ".call": (
                 "CallPolicy Deadline DeadlinePolicy DefaultResponsePolicy HedgingPolicy "
-                "MethodPolicy RetryPolicy call_options current_deadline deadline_scope"
+                "MethodPolicy RetryPolicy RetryThrottling call_options current_deadline "
+                "deadline_scope"
             ),
             ".errors": (
                 "CallError CallsClosed CallTimeout ConfigurationError ExtraMissing FailbackClosed "
@@ -268,6 +270,7 @@ __all__ = [
     "RegistryUnavailable",
     "RetryPolicy",
     "RetryTask",
+    "RetryThrottling",
     "RoundRobin",
     "RpcWheelError",
     "ServiceInstance",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
+        RetryThrottling,
     )
 else:
     __getattr__, __dir__ = lazy_names(
@@ -33,7 +34,7 @@ else:
             ".deadline": "Deadline current_deadline deadline_scope",
             ".policy": (
                 "CallPolicy DeadlinePolicy DefaultResponsePolicy HedgingPolicy MethodPolicy "
-                "RetryPolicy"
+                "RetryPolicy RetryThrottling"
             ),
         },
     )
@@ -46,6 +47,7 @@ __all__ = [
     "HedgingPolicy",
     "MethodPolicy",
     "RetryPolicy",
+    "RetryThrottling",
     "call_options",
     "current_deadline",
     "deadline_scope",

@@ -41,8 +41,17 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .hedging import HedgingConfig, HedgingPlan
-from .policy import DeadlinePolicy, MethodPolicy, checked_calls
-from .retry import RetryBudget, RetryConfig, RetryPlan, cut_short, earliest
+from .policy import DeadlinePolicy, MethodPolicy, RetryThrottling, checked_calls
+from .retry import (
+    Budget,
+    BudgetKey,
+    RetryBudget,
+    RetryConfig,
+    RetryPlan,
+    RetryThrottle,
+    cut_short,
+    earliest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -167,8 +176,8 @@ class MethodConfig:
         )
 
     @property
-    def budget(self) -> tuple[float, int] | None:
-        """Share and minimum of the target's budget for further attempts; None for no limit."""
+    def budget(self) -> BudgetKey | None:
+        """What the target's budget for further attempts is made with; None for no limit."""
         limited = self.retry or self.hedging
         return None if limited is None else limited.budget
 
@@ -323,6 +332,12 @@ def messages_of(default: Any) -> Sequence[Any]:
     return default if isinstance(default, (list, tuple)) else (default,)
 
 
+def _budget(key: BudgetKey) -> Budget:
+    if isinstance(key, RetryThrottling):
+        return RetryThrottle(key.max_tokens, key.token_ratio)
+    return RetryBudget(*key)
+
+
 def _ns(value: float | timedelta | None) -> int:
     return NEVER if value is None else to_ns(value)
 
@@ -354,7 +369,7 @@ class ClientState:
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
         self._slow: dict[tuple[str, int], tuple[Callable[[Timeout], object], float]] = {}
-        self._budgets: dict[tuple[float, int], RetryBudget] = {}
+        self._budgets: dict[BudgetKey, Budget] = {}
         self._bare: set[str] = set()
 
     @property
@@ -395,12 +410,12 @@ class ClientState:
             return None
         return HedgingPlan(started_ns, deadline_ns, config.hedging, self.budget_of(config))
 
-    def budget_of(self, config: MethodConfig) -> RetryBudget | None:
+    def budget_of(self, config: MethodConfig) -> Budget | None:
         """The budget that a method's further attempts are taken from."""
         key = config.budget
         if key is None:
             return None
-        return self._budgets.get(key) or self._budgets.setdefault(key, RetryBudget(*key))
+        return self._budgets.get(key) or self._budgets.setdefault(key, _budget(key))
 
     def after(
         self,

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.rpc import NextAttempt
 
+from .retry import budget_key
+
 if TYPE_CHECKING:
     from rpcwheel.rpc import AttemptResult
 
     from .policy import HedgingPolicy
-    from .retry import RetryBudget
+    from .retry import Budget, BudgetKey
 
 __all__ = ["HedgingConfig", "HedgingPlan"]
 
@@ -24,18 +26,17 @@ class HedgingConfig:
     delay_ns: int
     max_attempts: int
     non_fatal: frozenset[str]
-    budget: tuple[float, int] | None
-    """Share and minimum of the target's `RetryBudget`."""
+    budget: BudgetKey | None
+    """What the target's budget is made with; None for no limit."""
 
     @classmethod
     def of(cls, policy: HedgingPolicy) -> HedgingConfig:
         """Make it of what the user has set."""
-        share, least = policy.retry_budget, policy.min_retries
         return cls(
             delay_ns=to_ns(policy.delay),
             max_attempts=policy.max_attempts,
             non_fatal=policy.non_fatal_codes,
-            budget=None if share is None else (share, least),
+            budget=budget_key(policy),
         )
 
 
@@ -45,7 +46,7 @@ class HedgingPlan:
     __slots__ = ("_budget", "_config", "_deadline_ns", "_number", "_running", "next_ns")
 
     def __init__(
-        self, started_ns: int, deadline_ns: int, config: HedgingConfig, budget: RetryBudget | None
+        self, started_ns: int, deadline_ns: int, config: HedgingConfig, budget: Budget | None
     ) -> None:
         """Go on with a call.
 
@@ -84,6 +85,10 @@ class HedgingPlan:
     def ended(self, now_ns: int, result: AttemptResult) -> bool:
         """Take note that an attempt has ended; True if the call ends with it."""
         self._running -= 1
+        if self._budget is not None and result.code != "OK":
+            forbidden = result.pushback_ns is not None and result.pushback_ns < 0
+            non_fatal = result.code in self._config.non_fatal
+            self._budget.failed(by_server=forbidden or non_fatal)
         if result.code == "OK" or result.code not in self._config.non_fatal:
             return True
         pushback_ns = result.pushback_ns

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Sel
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     StrictBool,
     StrictInt,
@@ -35,6 +36,7 @@ __all__ = [
     "HedgingPolicy",
     "MethodPolicy",
     "RetryPolicy",
+    "RetryThrottling",
     "checked_calls",
 ]
 
@@ -105,6 +107,42 @@ def beyond(part: float | timedelta | None, whole: float | timedelta | None) -> b
     return part is not None and whole is not None and to_ns(part) >= to_ns(whole)
 
 
+class RetryThrottling(Policy):
+    """gRPC's own limit of retries (gRFC A6), a bucket of tokens for all calls of a channel.
+
+    The bucket starts full. A failure that may be retried takes a token, a success puts
+    `token_ratio` back. Calls are sent again only while the bucket is more than half full.
+    """
+
+    max_tokens: Annotated[StrictInt, Field(ge=1, le=1000)]
+    """How many tokens the full bucket has."""
+
+    token_ratio: Annotated[Number, Field(ge=0.001, allow_inf_nan=False)]
+    """What a success puts back. Decimal places after the third are ignored."""
+
+
+def _budget(value: object) -> object:
+    if value is None or isinstance(value, RetryThrottling):
+        return value
+    if isinstance(value, dict):
+        return checked(lambda table: RetryThrottling(**table), value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return checked(_no_budget, value)
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(
+            f"it must be a share from 0 to 1, or a RetryThrottling, not {value!r}"
+        )
+    return value
+
+
+def _no_budget(value: object) -> NoReturn:
+    raise TypeError(f"it must be a share from 0 to 1, a RetryThrottling, or None, not {value!r}")
+
+
+Budget = Annotated[float | RetryThrottling | None, BeforeValidator(_budget)]
+"""What limits how many calls of a target are sent again."""
+
+
 class RetryPolicy(Policy):
     """Which failed calls are retried (Dubbo's failover), and how long to wait before each retry.
 
@@ -138,13 +176,13 @@ class RetryPolicy(Policy):
     `retry_on`. None: each may use up what is left of the call's deadline. It does not apply to
     methods that are not idempotent, because these are not retried."""
 
-    retry_budget: Annotated[Number, Field(ge=0.0, le=1.0)] | None = 0.2
-    """How many of a target's calls of the last 10 s may be retries, as a share, so that retries
-    don't bury a server that is down already (Finagle's figure). `min_retries` of them are
-    always allowed. None: no limit."""
+    retry_budget: Budget = 0.2
+    """How many of a target's calls of the last 10 s may be retries, as a share, so that retries do
+    not overload a server that is down already (Finagle's figure). `min_retries` of them are always
+    allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit."""
 
     min_retries: Annotated[StrictInt, Field(ge=0)] = 10
-    """How many retries in 10 s a target gets, however few its calls are."""
+    """How many retries in 10 s a target gets, however few its calls are. It applies to a share."""
 
     replay_buffer_bytes: Annotated[StrictInt, Field(ge=0)] = 1 << 20
     """How much of a request stream is kept to send it again. A stream that grows beyond is sent on
@@ -197,9 +235,9 @@ class HedgingPolicy(Policy):
     one of them the next attempt is sent at once. Any other failure is the caller's at once, and the
     other attempts are canceled."""
 
-    retry_budget: Annotated[Number, Field(ge=0.0, le=1.0)] | None = 0.2
+    retry_budget: Budget = 0.2
     """How many of a target's calls of the last 10 s may be sent again, as a share. `min_retries` of
-    them are always allowed. None: no limit."""
+    them are always allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit."""
 
     min_retries: Annotated[StrictInt, Field(ge=0)] = 10
     """How many attempts in 10 s a target gets beside the first ones, however few its calls are."""

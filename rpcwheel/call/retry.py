@@ -4,18 +4,26 @@ All attempts share one deadline: a retry gets the time that the attempts before 
 not begun if the deadline would pass before it starts. Pure: time comes in as nanoseconds, the next
 step goes out.
 
+Two kinds of budget limit how many calls of one target are sent again. Any thread may use them,
+without a lock. Each is told when a call begins, and when an attempt has failed, and is asked before
+a call is sent again.
+
 A `RetryBudget` limits the retries to one target, so that retries do not overload a server that is
 down already. Finagle's and Envoy's rule: at most a share of the recent calls, and a small number
-always. Any thread may use it, without a lock: it keeps one slot for each recent second, and no
-sums. A count that is lost because two threads wrote at once (only without the GIL) is forgotten
-with its slot. A retry is counted first and then judged: threads that ask at the same moment may get
-one retry too few, never one too many.
+always. It keeps one slot for each recent second, and no sums. A count that is lost because two
+threads wrote at once (only without the GIL) is forgotten with its slot. A retry is counted first
+and then judged: threads that ask at the same moment may get one retry too few, never one too many.
+
+A `RetryThrottle` is gRPC's own rule (gRFC A6). It counts an attempt as a success from its beginning
+and takes that back when the attempt fails, so that calls that succeed need not come back here. So
+calls that still run count as successes, and of calls that fail at the same time while the bucket is
+full each takes `token_ratio` too much.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -24,9 +32,22 @@ from rpcwheel.rpc import NextAttempt, Stop
 if TYPE_CHECKING:
     from rpcwheel.rpc import AttemptResult
 
-    from .policy import RetryPolicy
+    from .policy import HedgingPolicy, RetryPolicy, RetryThrottling
 
-__all__ = ["RetryBudget", "RetryConfig", "RetryPlan", "cut_short", "earliest"]
+BudgetKey: TypeAlias = "tuple[float, int] | RetryThrottling"
+"""What a budget is made with: a share and a least number, or gRPC's throttling."""
+
+__all__ = [
+    "Budget",
+    "BudgetKey",
+    "RetryBudget",
+    "RetryConfig",
+    "RetryPlan",
+    "RetryThrottle",
+    "budget_key",
+    "cut_short",
+    "earliest",
+]
 
 RECENT_SECONDS: Final = 10
 """Seconds that count as recent, the one that runs included."""
@@ -62,8 +83,8 @@ class RetryConfig:
     max_pushback_ns: int
     """`NEVER` for no limit."""
     replay_buffer_bytes: int
-    budget: tuple[float, int] | None
-    """Share and least number: what a target's `RetryBudget` is made with."""
+    budget: BudgetKey | None
+    """What the target's budget is made with; None for no limit."""
 
     @classmethod
     def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
@@ -82,10 +103,27 @@ class RetryConfig:
             idempotent=idempotent,
             max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
             replay_buffer_bytes=policy.replay_buffer_bytes,
-            budget=None
-            if policy.retry_budget is None
-            else (policy.retry_budget, policy.min_retries),
+            budget=budget_key(policy),
         )
+
+
+def budget_key(policy: RetryPolicy | HedgingPolicy) -> BudgetKey | None:
+    """What the budget of a policy is made with. Policies with equal keys share one budget."""
+    limit = policy.retry_budget
+    return (limit, policy.min_retries) if isinstance(limit, (int, float)) else limit
+
+
+class Budget(Protocol):
+    """Limits how many calls of one target are sent again."""
+
+    def call(self, now_ns: int) -> None:
+        """Count a call that begins."""
+
+    def failed(self, *, by_server: bool) -> None:
+        """Count an attempt that failed, for a reason that says something of the server or not."""
+
+    def take(self, now_ns: int) -> bool:
+        """Whether a call may be sent again; counts that."""
 
 
 class RetryPlan:
@@ -98,7 +136,7 @@ class RetryPlan:
         started_ns: int,
         deadline_ns: int,
         config: RetryConfig | None,
-        budget: RetryBudget | None,
+        budget: Budget | None,
     ) -> None:
         """Go on with a call.
 
@@ -125,6 +163,9 @@ class RetryPlan:
         config = self._config
         if result.code == "OK" or config is None:
             return GOOD if result.code == "OK" else NOT_NAMED
+        if self._budget is not None:
+            forbidden = result.pushback_ns is not None and result.pushback_ns < 0
+            self._budget.failed(by_server=forbidden or result.code in config.retry_on)
         refusal = self._refusal(config, result)
         if refusal is not None:
             return refusal
@@ -202,6 +243,9 @@ class RetryBudget:
         """Count a call (not its retries)."""
         self._slot(now_ns // SLOT_NS)[CALLS] += 1
 
+    def failed(self, *, by_server: bool) -> None:
+        """Do nothing: calls and retries are counted, failures are not."""
+
     def take(self, now_ns: int) -> bool:
         """Count a retry, if there is one left; False if not."""
         second = now_ns // SLOT_NS
@@ -223,3 +267,35 @@ class RetryBudget:
         if slot[SECOND] < second:
             slot = self._slots[second % RECENT_SECONDS] = [second, 0, 0]
         return slot
+
+
+class RetryThrottle:
+    """The tokens of one target."""
+
+    __slots__ = ("_max", "_ratio", "_tokens")
+
+    def __init__(self, max_tokens: int, token_ratio: float) -> None:
+        """Begin with a full bucket.
+
+        Args:
+            max_tokens: Its size.
+            token_ratio: What a success puts back.
+        """
+        self._max = max_tokens * 1000  # in thousandths, as gRFC A6 wants the ratio
+        self._ratio = int(token_ratio * 1000 + 1e-6)
+        self._tokens = self._max
+
+    def call(self, now_ns: int) -> None:
+        """Count an attempt as a success until it fails."""
+        self._tokens = min(self._tokens, self._max) + self._ratio
+
+    def failed(self, *, by_server: bool) -> None:
+        """Take back that success; and a token, if the failure says something of the server."""
+        self._tokens = max(0, self._tokens - self._ratio - (1000 if by_server else 0))
+
+    def take(self, now_ns: int) -> bool:
+        """Whether the bucket is more than half full; if so, another attempt begins."""
+        if min(self._tokens, self._max) * 2 <= self._max:
+            return False
+        self.call(now_ns)
+        return True

@@ -47,6 +47,9 @@ class OneRetry:
     def call(self, now_ns):
         """Any number."""
 
+    def failed(self, *, by_server):
+        """Any number."""
+
     def take(self, now_ns):
         self.asked.append(now_ns)
         return len(self.asked) == 1

@@ -585,7 +585,7 @@ def test_each_mistake_names_the_file_or_the_variable_that_it_came_from(file):
         "retry.max_attempts: Input should be greater than or equal to 1, not 0; "
         "RPCWHEEL_RETRY__BACKOFF: retry.backoff: wait must not be negative, not -2; 0 is at once; "
         "RPCWHEEL_RETRY__RETRY_BUDGET: retry.retry_budget: "
-        "Input should be less than or equal to 1, not 3"
+        "it must be a share from 0 to 1, or a RetryThrottling, not 3"
     )
 
 

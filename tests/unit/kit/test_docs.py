@@ -21,6 +21,7 @@ from rpcwheel import (
     MethodPolicy,
     RegistryPolicy,
     RetryPolicy,
+    RetryThrottling,
     observe,
 )
 from rpcwheel.kit.config import policy_from_env, policy_from_file
@@ -94,6 +95,7 @@ def test_each_setting_stands_on_the_page_with_its_default():
         DeadlinePolicy,
         RetryPolicy,
         HedgingPolicy,
+        RetryThrottling,
         DefaultResponsePolicy,
         FailbackPolicy,
         KitPolicy,

@@ -1,0 +1,153 @@
+"""gRPC's retry throttling (gRFC A6): when the bucket of tokens allows further attempts."""
+
+import pytest
+
+from rpcwheel.call import HedgingPolicy, RetryPolicy, RetryThrottling
+from rpcwheel.call.hedging import HedgingConfig, HedgingPlan
+from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan, RetryThrottle, budget_key
+from rpcwheel.durations import NEVER
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
+
+THROTTLING = RetryThrottling(max_tokens=10, token_ratio=0.1)
+RETRY = RetryConfig.of(
+    RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5, backoff=0, retry_budget=THROTTLING),
+    idempotent=True,
+)
+UNAVAILABLE = AttemptResult("UNAVAILABLE")
+
+
+def failing_call(throttle, result=UNAVAILABLE):
+    """A call whose attempts all fail; gives the number of its attempts."""
+    throttle.call(0)
+    plan = RetryPlan(0, NEVER, RETRY, throttle)
+    attempts = 1
+    while isinstance(plan.ended(0, result), NextAttempt):
+        attempts += 1
+    return attempts
+
+
+def succeeding_calls(throttle, number):
+    for _ in range(number):
+        throttle.call(0)
+
+
+def test_calls_are_retried_while_more_than_half_of_the_tokens_are_left():
+    throttle = RetryThrottle(10, 0.1)
+    assert failing_call(throttle) == 5  # five tokens gone: 10, 9, 8, 7, 6 allowed a retry
+    assert failing_call(throttle) == 1
+
+
+def test_the_bucket_must_be_more_than_half_full():
+    throttle = RetryThrottle(2, 0.5)
+    throttle.call(0)
+    throttle.failed(by_server=True)
+    assert not throttle.take(0)
+    succeeding_calls(throttle, 1)
+    assert throttle.take(0)
+
+
+def test_successes_put_tokens_back():
+    throttle = RetryThrottle(10, 0.1)
+    failing_call(throttle)
+    succeeding_calls(throttle, 10)
+    assert failing_call(throttle) == 1  # the failure itself takes the token that they put back
+    succeeding_calls(throttle, 20)
+    assert failing_call(throttle) == 2
+
+
+def test_the_bucket_never_holds_more_than_at_the_beginning():
+    throttle = RetryThrottle(10, 1.0)
+    succeeding_calls(throttle, 1000)
+    assert failing_call(throttle) == 5
+
+
+def test_the_bucket_is_never_less_than_empty():
+    throttle = RetryThrottle(10, 1.0)
+    for _ in range(1000):
+        failing_call(throttle)
+    succeeding_calls(throttle, 7)
+    assert failing_call(throttle) == 2
+
+
+def test_a_failure_that_is_not_retryable_takes_no_token_and_puts_none_back():
+    throttle = RetryThrottle(10, 0.5)
+    failing_call(throttle)
+    for _ in range(1000):
+        assert failing_call(throttle, AttemptResult("INVALID_ARGUMENT")) == 1
+    assert not throttle.take(0)
+    succeeding_calls(throttle, 1)
+    assert throttle.take(0)
+
+
+def test_a_server_that_wants_no_retry_takes_a_token_whatever_the_status_is():
+    throttle = RetryThrottle(10, 0.1)
+    for _ in range(5):
+        assert failing_call(throttle, AttemptResult("INTERNAL", pushback_ns=-1)) == 1
+    assert not throttle.take(0)
+
+
+def test_decimal_places_of_the_ratio_after_the_third_are_ignored():
+    throttle = RetryThrottle(2, 0.0019)
+    throttle.call(0)
+    throttle.failed(by_server=True)
+    succeeding_calls(throttle, 999)
+    throttle.failed(by_server=False)
+    assert throttle.take(0)
+    assert RetryThrottle(10, 0.001)._ratio == 1
+
+
+def test_hedging_sends_no_further_attempts_while_the_bucket_is_half_empty():
+    policy = HedgingPolicy(delay=1.0, max_attempts=5, retry_budget=THROTTLING)
+    throttle = RetryThrottle(10, 0.1)
+    throttle.call(0)
+    plan = HedgingPlan(0, NEVER, HedgingConfig.of(policy), throttle)
+    attempts = 1
+    while not plan.ended(0, UNAVAILABLE):
+        if plan.due(0) is None:
+            break
+        attempts += 1
+    assert attempts == 5
+    throttle.call(0)
+    throttle.failed(by_server=True)
+    throttle.call(0)
+    plan = HedgingPlan(0, NEVER, HedgingConfig.of(policy), throttle)
+    assert plan.due(1_000_000_000) is None
+    assert plan.next_ns == NEVER
+
+
+def test_policies_with_equal_throttling_share_one_bucket():
+    other = RetryThrottling(max_tokens=10, token_ratio=0.1)
+    hedging = HedgingPolicy(delay=0, retry_budget=other)
+    assert budget_key(RetryPolicy(retry_on="ABORTED", retry_budget=THROTTLING)) == other
+    assert hash(budget_key(hedging)) == hash(THROTTLING)
+    assert budget_key(RetryPolicy(retry_on="ABORTED", retry_budget=None)) is None
+
+
+def test_a_share_is_no_throttling():
+    assert budget_key(RetryPolicy(retry_on="ABORTED", retry_budget=1, min_retries=3)) == (1, 3)
+    plan = RetryPlan(0, NEVER, RETRY, RetryBudget(0.0, 0))
+    assert isinstance(plan.ended(0, UNAVAILABLE), Stop)
+
+
+def test_throttling_may_be_given_as_a_table():
+    table = {"max_tokens": 10, "token_ratio": 0.1}
+    assert RetryPolicy(retry_on="ABORTED", retry_budget=table).retry_budget == THROTTLING
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"max_tokens": 0, "token_ratio": 1.0}, ConfigurationError, "max_tokens: Input should be"),
+        ({"max_tokens": 1001, "token_ratio": 1}, ConfigurationError, "max_tokens: Input should be"),
+        ({"max_tokens": 10, "token_ratio": 0.0}, ConfigurationError, "token_ratio: Input should"),
+        ({"max_tokens": 10}, ConfigurationError, "`token_ratio` is missing"),
+        (1.5, ConfigurationError, "a share from 0 to 1, or a RetryThrottling, not 1.5"),
+        (float("nan"), ConfigurationError, "a share from 0 to 1, or a RetryThrottling, not nan"),
+        ("0.2", TypeError, "a share from 0 to 1, a RetryThrottling, or None, not '0.2'"),
+        (True, TypeError, "not True"),
+    ],
+)
+def test_other_budgets_are_refused(given, error, said):
+    with pytest.raises(error, match=f"retry_budget: .*{said}"):
+        RetryPolicy(retry_on="ABORTED", retry_budget=given)
