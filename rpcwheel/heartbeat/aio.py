@@ -1,7 +1,7 @@
-"""Heartbeats for channels of `grpc.aio`: the twin of `sync.py`, with the same names.
+"""Heartbeats for channels of `grpc.aio`, with the same names as in `sync.py`.
 
-All of it happens on the loop that ran when the connection was attached: heartbeats, replacements,
-listeners and events. The timer may be another thread's; it only hands over.
+Heartbeats, replacements, listeners and events all run on the loop that ran when the connection was
+attached. The timer may run on another thread; it only schedules calls on the loop.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Heartbeat(HeartbeatBase):
                 self._tidy()
             self._forget(self)
 
-    _soon_users = _soon_replaced = _soon_told = _soon
+    _soon_users = _soon_replaced = _soon_notified = _soon
 
     def _start(
         self,

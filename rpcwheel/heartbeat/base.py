@@ -4,7 +4,7 @@ Each heartbeat has one timeout, set to the next moment that matters. Traffic onl
 a busy connection costs one wake-up per interval. On the timer's thread the stamps are read and the
 timeout is set again, nothing else. The adapters say where the rest runs: our own bookkeeping and
 heartbeats (`_soon`), user code in them (`_soon_users`), replacements (`_soon_replaced`), events and
-listeners (`_soon_told`).
+listeners (`_soon_notified`).
 
 `_lock` guards the core, the timeout and the calls in flight; no user code runs under it. It is
 re-entrant because a finalizer may detach anything at any time.
@@ -91,7 +91,7 @@ class HeartbeatBase(HeartbeatView):
             rules, random.random, now_ns=self._now_ns(), begun=not self._watched.ours
         )
         self._listeners: tuple[Callable[..., object], ...] = ()
-        self._notifications = NotificationQueue(run=self._soon_told)
+        self._notifications = NotificationQueue(run=self._soon_notified)
 
     @property
     def connection(self) -> Any:
@@ -406,7 +406,7 @@ class HeartbeatBase(HeartbeatView):
                 self._unhook = unhook
             self._flush()
 
-    # What the twins do
+    # In the adapters
 
     def _soon(self, job: Callable[[], object]) -> None:
         """Run our own bookkeeping where grpc may be called; from any thread."""
@@ -420,7 +420,7 @@ class HeartbeatBase(HeartbeatView):
         """As `_soon`, for replacements: users' code makes channels, and sinks are told."""
         raise NotImplementedError
 
-    def _soon_told(self, job: Callable[[], object]) -> None:
+    def _soon_notified(self, job: Callable[[], object]) -> None:
         """As `_soon`, for events and listeners."""
         raise NotImplementedError
 

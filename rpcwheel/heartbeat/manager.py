@@ -1,4 +1,4 @@
-"""Who keeps the heartbeats of many connections: what both worlds share."""
+"""The heartbeats of many connections, as far as they are the same for `grpc` and `grpc.aio`."""
 
 from __future__ import annotations
 

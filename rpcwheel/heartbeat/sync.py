@@ -1,4 +1,4 @@
-"""Heartbeats for channels of `grpc`: calls are futures, what may block runs on workers."""
+"""Heartbeats for channels of `grpc`: calls are futures, blocking work runs on worker threads."""
 
 from __future__ import annotations
 
@@ -24,46 +24,47 @@ if TYPE_CHECKING:
 
 __all__ = ["Heartbeat", "HeartbeatManager"]
 
-OWN: Final = (HealthProbe, MethodProbe)
-"""Probes whose answers may be read on gRPC's thread: they are not the user's code."""
+OWN_PROBES: Final = (HealthProbe, MethodProbe)
+"""Probes whose responses may be read on gRPC's thread, as they are not user code."""
 
-BOOKS: Final = SerialExecutor()
-"""What can't hang, of all heartbeats: on one worker, as heartbeats that are due together would
-only get in each other's way on several."""
+BOOKKEEPING: Final = SerialExecutor()
+"""For all heartbeats, jobs that can't block. One worker runs them: heartbeats that are due together
+only wait for each other's locks on several."""
 
-TOLD: Final = "heartbeats told"
-REPLACED: Final = "heartbeats replaced"
-"""By which the workers know our jobs. What can't hang is one key's for all heartbeats, or a
-thousand that die together would make a thousand threads; users' code has a key for each."""
+NOTIFY: Final = "heartbeat notifications"
+REPLACE: Final = "heartbeat replacements"
+"""Keys for `EXECUTOR`. Events of all heartbeats share one, or a thousand connections that die
+together would start a thousand threads; each heartbeat with listeners has one of its own."""
 
-LANES: Final = 8
-"""Replacements of one target at a time, if they take long: `connect` and sinks are the user's."""
+PARALLEL_REPLACEMENTS: Final = 8
+"""Of one target, if they take long: `connect` and sinks are user code."""
 
-TOLD_S: Final = 0.05
-"""How long a replacement waits for the death to be told, for their order's sake; a sink that hangs
-delays nobody for longer."""
+NOTIFIED_TIMEOUT_S: Final = 0.05
+"""For so long a replacement waits until `ConnectionDead` is emitted, so that events are in order;
+a sink that hangs delays it no longer."""
 
 
 class Heartbeat(HeartbeatBase):
     """The heartbeat of one connection; made by `HeartbeatManager.attach`. Thread-safe."""
 
     def _soon(self, job: Callable[[], object]) -> None:
-        BOOKS.submit(job)
+        BOOKKEEPING.submit(job)
 
     def _soon_users(self, job: Callable[[], object]) -> None:
         EXECUTOR.submit(self, job)
 
     def _soon_replaced(self, job: Callable[[], object]) -> None:
         EXECUTOR.submit(
-            (REPLACED, self.target, id(self) // 64 % LANES), partial(self._after_told, job)
+            (REPLACE, self.target, id(self) // 64 % PARALLEL_REPLACEMENTS),
+            partial(self._replace_after_events, job),
         )
 
-    def _after_told(self, job: Callable[[], object]) -> None:
-        self._notifications.wait(TOLD_S)
+    def _replace_after_events(self, job: Callable[[], object]) -> None:
+        self._notifications.wait(NOTIFIED_TIMEOUT_S)
         job()
 
-    def _soon_told(self, job: Callable[[], object]) -> None:
-        EXECUTOR.submit((self, TOLD) if self._listeners else TOLD, job)
+    def _soon_notified(self, job: Callable[[], object]) -> None:
+        EXECUTOR.submit((self, NOTIFY) if self._listeners else NOTIFY, job)
 
     def _start(
         self,
@@ -90,7 +91,7 @@ class Heartbeat(HeartbeatBase):
         """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""
         BACKGROUND.end_call(background)
         read = partial(_read, settle, self._now_ns(), future)
-        if self._watched.pure and type(self._probe) in OWN:
+        if self._watched.pure and type(self._probe) in OWN_PROBES:
             read()
         else:
             self._soon_users(read)

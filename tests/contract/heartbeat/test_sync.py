@@ -14,7 +14,7 @@ from fixtures.heartbeat_twins import (
     STRICT,
     SyncTwin,
     starve,
-    wait_until_books_are_done,
+    wait_until_bookkeeping_is_done,
 )
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
@@ -219,7 +219,7 @@ def test_an_unused_connection_costs_no_worker(channel, manager, timer):
     channel.get_state = lambda: looked.append(None) or real()  # as the worker does
     for _ in range(10):
         timer.advance(60.0)
-    wait_until_books_are_done()
+    wait_until_bookkeeping_is_done()
     assert looked == []
 
 
