@@ -58,8 +58,8 @@ class KeyedExecutor:
         """Run `job` soon, on a worker thread. Never blocks.
 
         Jobs of one key start in order. What a job raises becomes a `TaskFailed` event. If the
-        system gives no more threads, an `ExecutorRejected` event says so, and the job waits for a
-        thread that becomes free.
+        system gives no more threads, an `ExecutorRejected` event is emitted on the calling thread,
+        and the job waits for a thread that becomes free.
         """
         with self._changed:
             if key in self._running and self._busy() >= self._shared_threads:

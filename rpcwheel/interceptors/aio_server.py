@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from rpcwheel._concurrency.loop import running_loop
 from rpcwheel._grpc.handlers import LATE
 from rpcwheel.call.server import Answers, ServerState
 from rpcwheel.rpc import DEADLINE
@@ -63,7 +64,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Awaitable[grpc.RpcMethodHandler | None]:
-        if asyncio._get_running_loop() is None:  # noqa: SLF001 - cheap, and None off every loop
+        if running_loop() is None:
             raise TypeError(
                 "these interceptors are for grpc.aio.server(), and this is a grpc.server(); use "
                 "those of rpcwheel.Kit, or of rpcwheel.interceptors"
