@@ -14,6 +14,8 @@ import grpc
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
 
+from .calls import metadata_from
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
 
@@ -29,7 +31,6 @@ __all__ = [
     "failed_call",
     "failed_with",
     "finished_call",
-    "metadata_from",
     "refused_by",
     "status_of",
 ]
@@ -101,13 +102,6 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
 def _said(error: object, name: str) -> Any:
     method = getattr(error, name, None)
     return method() if callable(method) else None
-
-
-def metadata_from(given: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio.Metadata:
-    """Metadata as `grpc.aio.Metadata`, from any form or None."""
-    if isinstance(given, grpc.aio.Metadata):
-        return given
-    return grpc.aio.Metadata(*(given or ()))
 
 
 class FinishedCall(grpc.aio.Call):

@@ -12,7 +12,7 @@ import grpc
 
 from rpcwheel.errors import FailbackClosed, FailbackFull
 
-from .details import metadata_of
+from .calls import metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.errors import FailbackError
 
-    from .details import Metadata
+    from .calls import Metadata
 
 __all__ = ["FinishedCall", "FinishedError", "FinishedResponse", "FinishedStream", "refused_by"]
 

@@ -34,7 +34,6 @@ from rpcwheel._grpc.aio_finished import (
     OK,
     failed_call,
     finished_call,
-    metadata_from,
     refused_by,
     status_of,
 )
@@ -50,8 +49,7 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.details import metadata_of, with_attempt
-from rpcwheel._grpc.status import outcome_of_error
+from rpcwheel._grpc.calls import metadata_from, metadata_of, outcome_of_error, with_attempt
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
@@ -77,7 +75,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rpcwheel._grpc.aio_finished import FinishedCall
-    from rpcwheel._grpc.details import Metadata
+    from rpcwheel._grpc.calls import Metadata
     from rpcwheel.timer import Timeout
 
     from .config import ClientState, MethodConfig

@@ -26,17 +26,21 @@ import grpc
 
 from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.details import details_of, details_with, metadata_of, with_attempt
-from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
-from rpcwheel._grpc.status import is_channel_closed, outcome_of_error
-from rpcwheel._grpc.styles import (
+from rpcwheel._grpc.calls import (
     InternalCallback,
     call_at_end,
+    details_of,
+    details_with,
     failure_of,
     has_ended,
     has_status,
+    is_channel_closed,
     is_single_threaded,
+    metadata_of,
+    outcome_of_error,
+    with_attempt,
 )
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.observe import CallbackFailed, HedgeSent, emit
@@ -60,8 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from rpcwheel._grpc.details import Details, Metadata
-    from rpcwheel._grpc.styles import AnyCall
+    from rpcwheel._grpc.calls import AnyCall, Details, Metadata
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer

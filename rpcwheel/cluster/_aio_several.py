@@ -15,7 +15,7 @@ import grpc
 
 from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, failed_with, finished_call
 from rpcwheel._grpc.aio_relay import cancels_of_task, relay_of
-from rpcwheel._grpc.status import is_channel_closed
+from rpcwheel._grpc.calls import is_channel_closed
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import clock_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from rpcwheel._grpc.status import is_unprocessed
+from rpcwheel._grpc.calls import is_unprocessed
 
 from .member import proves_unsent
 

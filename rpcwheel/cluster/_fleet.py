@@ -16,7 +16,7 @@ import grpc
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.status import is_unprocessed, outcome_of_error
+from rpcwheel._grpc.calls import is_unprocessed, outcome_of_error
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import MemberDown, MemberUp

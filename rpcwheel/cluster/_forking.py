@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import grpc
 
+from rpcwheel._grpc.calls import InternalCallback
 from rpcwheel._grpc.connectivity import core_below
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
-from rpcwheel._grpc.styles import InternalCallback
 from rpcwheel.errors import ConfigurationError
 
 from ._channel import ClusterChannel

@@ -21,9 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.details import metadata_of
+from rpcwheel._grpc.calls import (
+    InternalCallback,
+    failure_of,
+    has_ended,
+    is_single_threaded,
+    metadata_of,
+)
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel._grpc.styles import InternalCallback, failure_of, has_ended, is_single_threaded
 from rpcwheel.durations import to_ns
 from rpcwheel.observe import CallbackFailed, emit
 
@@ -34,8 +39,7 @@ from ._timeout import timeout_on
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel._grpc.details import Metadata
-    from rpcwheel._grpc.styles import AnyCall
+    from rpcwheel._grpc.calls import AnyCall, Metadata
     from rpcwheel.timer import Timeout
 
     from ._fleet import Began, Member

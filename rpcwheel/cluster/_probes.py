@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.styles import InternalCallback
+from rpcwheel._grpc.calls import InternalCallback
 from rpcwheel.durations import to_seconds
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import CallbackFailed, emit

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc.calls import call_at_end
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel._grpc.styles import call_at_end
 from rpcwheel.call.sync_call import RetryingCall, RetryingStream
 from rpcwheel.durations import to_seconds
 

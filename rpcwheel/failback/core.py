@@ -18,7 +18,7 @@ import enum
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel._grpc.status import is_channel_closed
+from rpcwheel._grpc.calls import is_channel_closed
 from rpcwheel.backoff import Backoff
 
 from .entry import State

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
-from rpcwheel._grpc.details import AioDetails
+from rpcwheel._grpc.calls import AioDetails
 from rpcwheel.call.aio_call import CallFactory
 from rpcwheel.call.config import MOST_METHODS
 from rpcwheel.rpc import Kind

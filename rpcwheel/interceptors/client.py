@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import grpc
 
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.details import Details, details_with
-from rpcwheel._grpc.styles import blocks, failure_of
+from rpcwheel._grpc.calls import Details, blocks, details_with, failure_of
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
 from rpcwheel.call.sync_call import ClientCall, begin_stream, begin_unary, with_readiness
 from rpcwheel.durations import to_ns
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from rpcwheel._grpc.styles import AnyCall
+    from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.call.config import ClientState
 
 __all__ = ["ClientInterceptor", "InterceptedChannel"]

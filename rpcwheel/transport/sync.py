@@ -22,9 +22,9 @@ import grpc
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
+from rpcwheel._grpc.calls import call_at_end, failure_of, has_ended, is_single_threaded
 from rpcwheel._grpc.connectivity import end_calls, is_bare, state_below, wait_unpolled
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel._grpc.styles import call_at_end, failure_of, has_ended, is_single_threaded
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe import ConnectionReplaced, emit

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 
-from rpcwheel._grpc.status import is_unprocessed
+from rpcwheel._grpc.calls import is_unprocessed
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,

@@ -21,7 +21,7 @@ from fixtures.grpcio import since
 from fixtures.shop import FOR_EVER, STREAM_UNARY, UNARY_UNARY, Hang
 from fixtures.small_servers import METHOD, serving
 from fixtures.waiting import WAIT_S
-from rpcwheel._grpc.status import is_unprocessed
+from rpcwheel._grpc.calls import is_unprocessed
 from rpcwheel.instance import grpc_target, joined
 
 

@@ -11,10 +11,10 @@ from rpcwheel._grpc.aio_finished import (
     failed_call,
     failed_with,
     finished_call,
-    metadata_from,
     refused_by,
 )
 from rpcwheel._grpc.aio_relay import NotAtOnceError, failure_of, has_ended, immediately
+from rpcwheel._grpc.calls import metadata_from
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
 

@@ -8,7 +8,7 @@ import pytest
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S
-from rpcwheel._grpc.status import FORBID_NS, is_channel_closed, is_unprocessed, outcome_of_error
+from rpcwheel._grpc.calls import FORBID_NS, is_channel_closed, is_unprocessed, outcome_of_error
 from rpcwheel.rpc import AttemptResult
 
 PUSHBACK = "grpc-retry-pushback-ms"

@@ -7,8 +7,7 @@ import pytest
 
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Silent
 from fixtures.waiting import wait_until
-from rpcwheel._grpc.finished import FinishedError, FinishedResponse
-from rpcwheel._grpc.styles import (
+from rpcwheel._grpc.calls import (
     blocks,
     call_at_end,
     failure_of,
@@ -16,6 +15,7 @@ from rpcwheel._grpc.styles import (
     has_status,
     is_single_threaded,
 )
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 
 CODE = grpc.StatusCode.DEADLINE_EXCEEDED
 

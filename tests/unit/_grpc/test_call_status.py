@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from rpcwheel._grpc.status import (
+from rpcwheel._grpc.calls import (
     FORBID_NS,
     is_channel_closed,
     is_unprocessed,

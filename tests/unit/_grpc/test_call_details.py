@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from fixtures.shop import UNARY_UNARY
-from rpcwheel._grpc.details import (
+from rpcwheel._grpc.calls import (
     ATTEMPTS_KEY,
     RETRY_KEY,
     AioDetails,

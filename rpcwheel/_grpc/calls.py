@@ -1,0 +1,287 @@
+"""Facts about calls of `grpc` and `grpc.aio`: what they are made with, and how they ended.
+
+Several are not public in grpcio, or only by the text of a status: the versions on which they were
+verified stand with each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import grpc
+
+from rpcwheel.rpc import AttemptResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Metadata = tuple[tuple[str, str | bytes], ...]
+
+__all__ = [
+    "FORBID_NS",
+    "AioDetails",
+    "AnyCall",
+    "Details",
+    "InternalCallback",
+    "blocks",
+    "call_at_end",
+    "details_of",
+    "details_with",
+    "failure_of",
+    "has_ended",
+    "has_status",
+    "is_channel_closed",
+    "is_single_threaded",
+    "is_unprocessed",
+    "metadata_from",
+    "metadata_of",
+    "outcome_of_error",
+    "pushback_ns",
+    "with_attempt",
+]
+
+# --- What a call is made with ---
+
+ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
+"""How a server learns that a call is a retry (gRFC A6). Where gRPC's own retries are on, as they
+are by default, its core takes it away."""
+
+RETRY_KEY: Final = "x-retry-attempt"
+"""How it learns that in any case: what go-grpc-middleware's retries send."""
+
+
+class Details(
+    NamedTuple(
+        "_Details",
+        [
+            ("method", str),
+            ("timeout", "float | None"),
+            ("metadata", "Metadata | None"),
+            ("credentials", "grpc.CallCredentials | None"),
+            ("wait_for_ready", "bool | None"),
+            ("compression", "grpc.Compression | None"),
+        ],
+    ),
+    grpc.ClientCallDetails,
+):
+    """`grpc`'s call details; `_replace` makes a changed copy."""
+
+
+def details_of(given: Any) -> Details:
+    """Make ours of any call details; attributes that are missing are None, as grpc takes them."""
+    fields: Any = (getattr(given, name, None) for name in Details._fields)
+    return Details(*fields)
+
+
+def details_with(given: Any, timeout: float | None) -> Details:
+    """The same with another timeout. In one go where nothing is missing: it runs for every call."""
+    try:
+        return Details(
+            given.method,
+            timeout,
+            given.metadata,
+            given.credentials,
+            given.wait_for_ready,
+            given.compression,
+        )
+    except AttributeError:
+        return details_of(given)._replace(timeout=timeout)
+
+
+class AioDetails(grpc.aio.ClientCallDetails):
+    """`grpc.aio`'s call details, a namedtuple too."""
+
+
+def metadata_of(given: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
+    """Metadata as a tuple of pairs, from None, a list, a tuple or `grpc.aio.Metadata`."""
+    return () if given is None else tuple((key, value) for key, value in given)
+
+
+def with_attempt(given: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
+    """The metadata of the `number`-th try: from the second on it says how many went before.
+
+    That of the caller gives way: a server that hands on what it got may itself have been retried.
+    """
+    pairs = metadata_of(given)
+    if number <= 1:
+        return pairs
+    others = (pair for pair in pairs if pair[0] not in {ATTEMPTS_KEY, RETRY_KEY})
+    before = str(number - 1)
+    return (*others, (ATTEMPTS_KEY, before), (RETRY_KEY, before))
+
+
+def metadata_from(given: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio.Metadata:
+    """Metadata as `grpc.aio.Metadata`, from any form or None."""
+    if isinstance(given, grpc.aio.Metadata):
+        return given
+    return grpc.aio.Metadata(*(given or ()))
+
+
+# --- How a call was begun, and whether it has ended ---
+
+AnyCall: TypeAlias = Any
+"""A call of grpc, or whatever another interceptor made of one."""
+
+
+class InternalCallback(partial):  # type: ignore[type-arg]
+    """A function of ours, called when a call has ended: it takes note or hands over, no more.
+
+    So it may run on any thread at once, where a user's has to wait for a worker. A partial for
+    grpcio 1.85: a plain function that raises ends its channel's thread, because the error log asks
+    for `callback.func`.
+    """
+
+
+def blocks(continuation: object) -> bool | None:
+    """Whether a caller waits for the end of the unary call that `continuation` makes.
+
+    By the names of grpcio's own closures (1.60 to 1.85); `tests/legacy/_grpc/test_styles.py` tells
+    when they change. None for any other function: then `has_ended` tells it by what it returned.
+    """
+    name = getattr(continuation, "__qualname__", "")
+    if name.endswith("._with_call.<locals>.continuation"):
+        return True
+    if name.endswith(".future.<locals>.continuation"):
+        return False
+    return None
+
+
+def has_ended(call: AnyCall) -> bool:
+    """Whether a call has ended. What can't tell has: it is nothing to wait for."""
+    done = getattr(call, "done", None)
+    return done is None or bool(done())
+
+
+def failure_of(call: AnyCall) -> BaseException | None:
+    """How a call failed, once it has ended; None if it succeeded. Waits for a call that runs.
+
+    A call that was cancelled on this side gives `grpc.FutureCancelledError`, which has no status.
+    """
+    tell = getattr(call, "exception", None)
+    if tell is None:
+        return call if isinstance(call, BaseException) else None
+    try:
+        error: BaseException | None = tell()
+    except grpc.FutureCancelledError as cancelled:
+        return cancelled
+    return error
+
+
+def has_status(error: BaseException) -> bool:
+    """Whether it is a failure of a call, and not a bug or a cancellation on this side."""
+    return isinstance(error, grpc.RpcError) and callable(getattr(error, "code", None))
+
+
+def is_single_threaded(call: object) -> bool:
+    """Whether it is a response stream that makes progress only while it is read.
+
+    As grpcio (1.60 to 1.85) makes them with the option `SingleThreadedUnaryStream`.
+    """
+    return type(call).__name__ == "_SingleThreadedRendezvous"
+
+
+def call_at_end(call: AnyCall, hook: Callable[[], object]) -> None:
+    """Call `hook` when a call has ended, on any thread; the call itself is not kept for that.
+
+    `add_done_callback` would hold the call, which then would not be cancelled when its user drops
+    it.
+    """
+    add = getattr(call, "add_callback", None)
+    if add is None or not add(InternalCallback(hook)):
+        hook()
+
+
+# --- How a call failed ---
+
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+FORBID_NS: Final = -1
+LONGEST_DIGITS: Final = 12
+"""Thirty years. Python refuses to read a number of thousands of digits, which a server may send."""
+
+_NEVER_SENT: Final = (
+    "failed to connect to all addresses",
+    "errors resolving ",
+    "Name resolution failure",
+    "DNS resolution failed",
+    "connections to all backends failing",
+    "no children in weighted_target",
+    "empty address list",
+    "no instance of ",
+)
+"""How gRPC's core begins the details of a call that it had no connection for (grpcio 1.60 to
+1.85); the last one is how `rpcwheel.cluster` does."""
+
+_CLOSED: Final = {
+    "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one answer
+    "Cannot invoke RPC: Channel closed!",  # the same, for streams and futures
+    "Channel is closed.",  # `UsageError` of grpc.aio
+}
+"""What a closed channel says to who makes a call (grpcio 1.60 to 1.85)."""
+
+_CLOSED_MEANWHILE: Final = "Channel closed!"
+"""The details of a call of `grpc` that ran when its channel was closed. One of `grpc.aio` raises a
+bare `asyncio.CancelledError`."""
+
+
+def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | None:
+    """How long the server wants a retry to wait; `FORBID_NS` for never, None if it says nothing.
+
+    What is no number means never (gRFC A6), and so does one that is longer than any wait.
+    """
+    for key, value in trailing or ():
+        if key == PUSHBACK_KEY:
+            text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+            number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_DIGITS
+            return int(text) * 1_000_000 if number else FORBID_NS
+    return None
+
+
+def is_unprocessed(code: str, details: str | None, trailing: object, initial: object) -> bool:
+    """Whether a status has the text of one that gRPC makes before any server sees the request.
+
+    This proves nothing: a server that passes on the failure of its own upstream sends the same
+    text. Interceptors and channels do not use it. Users: `rpcwheel.cluster`, together with other
+    signs, and the etcd provider, whose requests may be applied twice without harm.
+    """
+    if trailing or initial or not details:
+        return False
+    return code == "UNAVAILABLE" and details.startswith(_NEVER_SENT)
+
+
+def is_channel_closed(error: BaseException) -> bool:
+    """Whether a call failed because its channel was closed on this side, before it or meanwhile."""
+    if isinstance(error, grpc.RpcError):
+        cancelled = _said(error, "code") is grpc.StatusCode.CANCELLED
+        return cancelled and _said(error, "details") == _CLOSED_MEANWHILE
+    return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED
+
+
+def outcome_of_error(
+    error: Any,
+    *,
+    committed: bool = False,
+) -> AttemptResult:
+    """How a try ended that gave `error`: a `grpc.RpcError` with a code, or anything else.
+
+    Takes the finished calls of `grpc` and the errors of both worlds, which answer at once, and
+    errors of inner interceptors, which may know no more than their code.
+
+    Args:
+        error: What the try gave.
+        committed: Whether it can't be made again.
+    """
+    code = _said(error, "code") if isinstance(error, grpc.RpcError) else None
+    if not isinstance(code, grpc.StatusCode):
+        return AttemptResult(code="UNKNOWN", error=error, committed=True)
+    return AttemptResult(
+        code=code.name,
+        error=error,
+        pushback_ns=pushback_ns(_said(error, "trailing_metadata")),
+        committed=committed,
+    )
+
+
+def _said(error: grpc.RpcError, name: str) -> Any:
+    answer = getattr(error, name, None)
+    return answer() if callable(answer) else None
