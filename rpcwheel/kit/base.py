@@ -240,7 +240,7 @@ class KitBase(Generic[Q, M, T, D]):
 
         Args:
             prefix: How the names of the variables begin: `RPCWHEEL_CONFIG=shop.toml`,
-                `RPCWHEEL_TIMEOUT=2.0`, `RPCWHEEL_RETRY__ON=["UNAVAILABLE"]`.
+                `RPCWHEEL_TIMEOUT=2.0`, `RPCWHEEL_RETRY__RETRY_ON=["UNAVAILABLE"]`.
             timer: As in the constructor.
 
         Raises:
@@ -249,6 +249,30 @@ class KitBase(Generic[Q, M, T, D]):
         from .config import policy_from_env
 
         return cls.of(policy_from_env(prefix), timer=timer)
+
+    @classmethod
+    def from_service_config(
+        cls, config: str | Mapping[str, Any] | os.PathLike[str], *, timer: Timer | None = None
+    ) -> Self:
+        """Make a kit of gRPC's service config, the one that services in other languages read.
+
+        It applies `timeout`, `waitForReady`, `retryPolicy`, `hedgingPolicy` and `retryThrottling`.
+        A method with a `retryPolicy` or `hedgingPolicy` counts as idempotent. A warning names what
+        it does not apply. Do not give the same config to gRPC as the channel's option
+        `grpc.service_config`: then both retry.
+
+        Args:
+            config: The JSON text, the mapping that it stands for, or the path of a file (a
+                `pathlib.Path`; a plain string is taken for the text).
+            timer: As in the constructor.
+
+        Raises:
+            ConfigurationError: It can't be read, or gRPC would refuse it.
+            TypeError: It is of another type.
+        """
+        from .service_config import policy_from_service_config
+
+        return cls.of(policy_from_service_config(config), timer=timer)
 
     def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:
         from rpcwheel.timer.clock import checked_timer

@@ -13,7 +13,7 @@ names and leaves the rest of the file as it is::
 
     RPCWHEEL_CONFIG=/etc/shop/rpcwheel.toml
     RPCWHEEL_TIMEOUT=5
-    RPCWHEEL_RETRY__ON=["UNAVAILABLE", "INTERNAL"]
+    RPCWHEEL_RETRY__RETRY_ON=["UNAVAILABLE", "INTERNAL"]
 
 `false` stands for None, which TOML lacks: `retry = false` for a method switches it off there.
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     Place = tuple[str, ...]
 
-__all__ = ["policy_from_env", "policy_from_file"]
+__all__ = ["checked_tree", "policy_from_env", "policy_from_file", "read_text"]
 
 NO_SETTINGS: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
 """Variables of ours that say how to build and test."""
@@ -118,7 +118,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
         place = _place(name, prefix)
         value = _value(text, name)
         origins[place] = name if value != text else name + _as_list(text)
-        _merge(tree, _checked(_nested(place, value), name))
+        _merge(tree, checked_tree(_nested(place, value), name))
 
     def origin(place: Place) -> str:
         """The variable that set it, or something in it, or else the file; for () all of them.
@@ -149,7 +149,7 @@ def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
     )
 
 
-def _checked(tree: dict[str, Any], where: str) -> dict[str, Any]:
+def checked_tree(tree: dict[str, Any], where: str) -> dict[str, Any]:
     """The tree, if no value is nested too deep and no integer is too large.
 
     Raises:
@@ -202,6 +202,19 @@ def _read(path: Path) -> dict[str, Any]:
     form = SUFFIXES.get(path.suffix.lower())
     if form is None:
         raise ConfigurationError(f"{path}: its name must end with {', '.join(SUFFIXES)}")
+    text = read_text(path)
+    tree = _toml(text, path) if form == "TOML" else _yaml(text, path)
+    if not isinstance(tree, dict):
+        raise ConfigurationError(f"{path}: it must hold settings by name, not {shown(tree)}")
+    return checked_tree(tree, str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, if it is not too large.
+
+    Raises:
+        ConfigurationError: It can't be read, is too large, or no UTF-8.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -210,13 +223,9 @@ def _read(path: Path) -> dict[str, Any]:
                 f"{path}: it is larger than {MAX_FILE_BYTES:,} bytes; settings need a few "
                 "thousand: check that it is the right file"
             )
-        text = content.decode("utf-8").replace("\r\n", "\n")
+        return content.decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: it can't be read: {error}") from error
-    tree = _toml(text, path) if form == "TOML" else _yaml(text, path)
-    if not isinstance(tree, dict):
-        raise ConfigurationError(f"{path}: it must hold settings by name, not {shown(tree)}")
-    return _checked(tree, str(path))
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:

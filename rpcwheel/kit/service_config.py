@@ -1,0 +1,320 @@
+"""The policy of a kit from gRPC's service config, which all languages of gRPC share.
+
+The format is that of `grpc/service_config/service_config.proto` in JSON, with the rules of gRFC A2
+(names) and gRFC A6 (retries and hedging). What gRPC would refuse is refused. What this does not
+apply, such as `loadBalancingConfig`, is named in a warning, so that the same file loads here and in
+Go and Java.
+
+In gRPC only the most specific entry holds for a method, as a whole. Policies are inherited setting
+by setting. So each entry sets all that a service config can set, to None where it says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from tenacity import wait_exponential
+
+from rpcwheel.call.policy import HedgingPolicy, MethodPolicy, RetryPolicy, RetryThrottling
+from rpcwheel.errors import ConfigurationError, short_repr
+from rpcwheel.policy import findings, path_of
+from rpcwheel.rpc import CODES
+
+from .config import checked_tree, read_text
+from .policy import KitPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tenacity import RetryCallState
+
+__all__ = ["policy_from_service_config"]
+
+MOST_ATTEMPTS: Final = 5
+"""A higher `maxAttempts` counts as this (gRFC A6)."""
+
+NUMBERED_CODES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""gRPC's status codes in the order of their numbers."""
+
+DURATION: Final = re.compile(r"(\d{1,12}(\.\d{1,9})?|\.\d{1,9})s", re.ASCII)
+SERVICE: Final = re.compile(r"[\w.]+", re.ASCII)
+METHOD: Final = re.compile(r"\w+", re.ASCII)
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, str) or not DURATION.fullmatch(value):
+        raise ConfigurationError(
+            f'it must be a duration in seconds, such as "1.5s", not {short_repr(value)}'
+        )
+    return float(value[:-1])
+
+
+def _code(value: object) -> str:
+    """The name of a status code: in any case, or a number."""
+    name = value.upper() if isinstance(value, str) else None
+    if type(value) is int and 0 <= value < len(NUMBERED_CODES):
+        name = NUMBERED_CODES[value]
+    if name not in CODES:
+        raise ConfigurationError(
+            "it must be a status code other than OK, by name or number, such as "
+            f'"UNAVAILABLE" or 14, not {short_repr(value)}'
+        )
+    return name
+
+
+Delay = Annotated[float, BeforeValidator(_seconds)]
+Duration = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Code = Annotated[str, BeforeValidator(_code)]
+
+
+class _Part(BaseModel):
+    """A part of a service config. Keys that are not known here are in `model_extra`."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True)
+
+
+class _Name(_Part):
+    service: StrictStr = ""
+    method: StrictStr = ""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.method and not self.service:
+            raise ConfigurationError("a method needs a service; `{}` names all methods")
+        for value, form in ((self.service, SERVICE), (self.method, METHOD)):
+            if value and not form.fullmatch(value):
+                raise ConfigurationError(
+                    f"{short_repr(value)} is no name, such as "
+                    '{"service": "shop.Orders", "method": "Get"}; there are no patterns'
+                )
+        return self
+
+    @property
+    def pattern(self) -> str:
+        """The methods it names, as policies write them."""
+        if not self.service:
+            return "*"
+        return f"/{self.service}/{self.method or '*'}"
+
+
+class _Retry(_Part):
+    max_attempts: Annotated[int, Field(ge=2)]
+    initial_backoff: Duration
+    max_backoff: Duration
+    backoff_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    retryable_status_codes: Annotated[list[Code], Field(min_length=1)]
+
+    def policy(self, throttling: RetryThrottling | None) -> RetryPolicy:
+        return RetryPolicy(
+            retry_on=self.retryable_status_codes,
+            max_attempts=min(self.max_attempts, MOST_ATTEMPTS),
+            backoff=_GrpcBackoff(
+                multiplier=self.initial_backoff,
+                max=self.max_backoff,
+                exp_base=self.backoff_multiplier,
+            ),
+            retry_budget=throttling,
+        )
+
+
+class _GrpcBackoff(wait_exponential):
+    """gRPC's wait before a retry: it grows to a maximum, and varies by 20 % (gRFC A6)."""
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        return super().__call__(retry_state) * random.uniform(0.8, 1.2)
+
+
+class _Hedging(_Part):
+    max_attempts: Annotated[int, Field(ge=2)]
+    hedging_delay: Delay = 0.0
+    non_fatal_status_codes: list[Code] = []
+
+    def policy(self, throttling: RetryThrottling | None) -> HedgingPolicy:
+        return HedgingPolicy(
+            delay=self.hedging_delay,
+            max_attempts=min(self.max_attempts, MOST_ATTEMPTS),
+            non_fatal_codes=self.non_fatal_status_codes,
+            retry_budget=throttling,
+        )
+
+
+class _Throttling(_Part):
+    max_tokens: Annotated[int, Field(gt=0, le=1000)]
+    token_ratio: Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
+
+
+class _Method(_Part):
+    name: list[_Name] = []
+    timeout: Duration | None = None
+    wait_for_ready: StrictBool | None = None
+    retry_policy: _Retry | None = None
+    hedging_policy: _Hedging | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.retry_policy is not None and self.hedging_policy is not None:
+            raise ConfigurationError("only one of retryPolicy and hedgingPolicy may be given")
+        return self
+
+    def settings(self, throttling: RetryThrottling | None) -> dict[str, Any]:
+        """All that a service config can set, None for what it does not set here."""
+        retry, hedging = self.retry_policy, self.hedging_policy
+        return {
+            "timeout": self.timeout,
+            "wait_for_ready": self.wait_for_ready,
+            "retry": retry and retry.policy(throttling),
+            "hedging": hedging and hedging.policy(throttling),
+            "idempotent": retry is not None or hedging is not None,
+        }
+
+
+class _ServiceConfig(_Part):
+    method_config: list[_Method] = []
+    retry_throttling: _Throttling | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        seen: set[str] = set()
+        for number, entry in enumerate(self.method_config):
+            for name in entry.name:
+                if name.pattern in seen:
+                    place = path_of(("methodConfig", number, "name"))
+                    raise ConfigurationError(
+                        f"{place}: {name.pattern!r} has an entry already; each name may be given "
+                        "once (gRFC A2)"
+                    )
+                seen.add(name.pattern)
+        return self
+
+    def policy(self) -> KitPolicy:
+        throttling = None
+        if (given := self.retry_throttling) is not None:
+            throttling = RetryThrottling(max_tokens=given.max_tokens, token_ratio=given.token_ratio)
+        general: dict[str, Any] = {}
+        methods: dict[str, MethodPolicy] = {}
+        for entry in self.method_config:
+            settings = entry.settings(throttling)
+            for name in entry.name:
+                if name.pattern == "*":
+                    general = settings
+                else:
+                    methods[name.pattern] = MethodPolicy(**settings)
+        return KitPolicy(**general, methods=methods)
+
+
+def policy_from_service_config(
+    config: str | Mapping[str, Any] | os.PathLike[str], *, stacklevel: int = 2
+) -> KitPolicy:
+    """Make a policy of gRPC's service config.
+
+    Args:
+        config: The JSON text, what it stands for, or the path of a file (no plain string).
+        stacklevel: Of the warning that names what is not applied.
+
+    Raises:
+        ConfigurationError: It can't be read, or gRPC would refuse it.
+        TypeError: It is of another type.
+    """
+    where, tree = _read(config)
+    try:
+        parsed = _ServiceConfig.model_validate(_without_null(checked_tree(tree, where)))
+        policy = parsed.policy()
+    except ValidationError as error:
+        said = dict.fromkeys(said for _, said in findings(error, _ServiceConfig))
+        raise ConfigurationError(f"{where}: {'; '.join(said)}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+    ignored = ", ".join(_unknown(parsed, ()))
+    if ignored:
+        warnings.warn(
+            f"{where}: rpcwheel does not apply {ignored}; gRPC itself may, if the channel gets it "
+            "as its option 'grpc.service_config', without the timeouts and retries",
+            stacklevel=stacklevel + 1,
+        )
+    return policy
+
+
+def _read(config: object) -> tuple[str, dict[str, Any]]:
+    """What errors call it, and what it holds."""
+    if isinstance(config, Mapping):
+        return "service config", dict(config)
+    if isinstance(config, str):
+        where, text = "service config", config
+        hint = "; for a file give a pathlib.Path"
+    elif isinstance(config, os.PathLike):
+        where, hint = os.fspath(config), ""
+        text = read_text(Path(config))
+    else:
+        raise TypeError(
+            "a service config must be JSON text, a mapping or a pathlib.Path, "
+            f"not {short_repr(config)}"
+        )
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where}: not valid JSON: {error}{hint}") from None
+    if not isinstance(tree, dict):
+        raise ConfigurationError(
+            f'{where}: it must be an object, such as {{"methodConfig": [...]}}, '
+            f"not {short_repr(tree)}"
+        )
+    return where, tree
+
+
+def _without_null(value: Any) -> Any:
+    """The value without what is null, which is as good as not given."""
+    if isinstance(value, dict):
+        return {name: _without_null(part) for name, part in value.items() if part is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_null(part) for part in value]
+    return value
+
+
+def _unknown(part: _Part, place: tuple[str | int, ...]) -> Iterator[str]:
+    """The places of all keys that are not known here."""
+    for name in part.model_extra or ():
+        yield path_of((*place, name))
+    for name in type(part).model_fields:
+        value, here = getattr(part, name), (*place, to_camel(name))
+        if isinstance(value, _Part):
+            yield from _unknown(value, here)
+        elif isinstance(value, list):
+            for number, inner in enumerate(value):
+                if isinstance(inner, _Part):
+                    yield from _unknown(inner, (*here, number))

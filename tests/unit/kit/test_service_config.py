@@ -1,0 +1,267 @@
+"""What gRPC's service config means for a kit."""
+
+import json
+import re
+import warnings
+
+import pytest
+import tenacity
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcwheel import ConfigurationError, KitPolicy, MethodPolicy, RetryThrottling
+from rpcwheel.backoff import failed_state
+from rpcwheel.call.policy import HedgingPolicy
+from rpcwheel.kit.service_config import policy_from_service_config
+
+RETRY = {
+    "maxAttempts": 4,
+    "initialBackoff": "0.1s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+ORDERS = {"service": "shop.Orders"}
+GET = {"service": "shop.Orders", "method": "Get"}
+
+
+def methods(*entries, **more):
+    return policy_from_service_config({"methodConfig": list(entries)} | more)
+
+
+def of(policy, method):
+    """What holds for one method, without what a service config can't set."""
+    found = policy.of(method)
+    timeout = found.timeout and found.timeout.timeout
+    return timeout, found.wait_for_ready, found.retry, found.hedging, found.idempotent
+
+
+def retry_of(**settings):
+    return methods({"name": [{}], "retryPolicy": RETRY | settings}).retry
+
+
+def test_an_empty_service_config_sets_nothing():
+    for empty in ({}, "{}", {"methodConfig": []}, {"methodConfig": [{}]}):
+        policy = policy_from_service_config(empty)
+        assert policy == KitPolicy()
+        assert of(policy, "/a/b") == (None, None, None, None, False)
+
+
+def test_text_a_mapping_and_a_file_mean_the_same(tmp_path):
+    tree = {"methodConfig": [{"name": [GET], "timeout": "2s", "waitForReady": True}]}
+    path = tmp_path / "service_config.json"
+    path.write_text(json.dumps(tree))
+    expected = MethodPolicy(
+        timeout=2.0, wait_for_ready=True, retry=None, hedging=None, idempotent=False
+    )
+    for config in (tree, json.dumps(tree), path):
+        policy = policy_from_service_config(config)
+        assert dict(policy.methods) == {"/shop.Orders/Get": expected}
+
+
+def test_a_retry_policy_means_a_retry_of_idempotent_calls():
+    policy = methods({"name": [ORDERS], "retryPolicy": RETRY}).of("/shop.Orders/Get")
+    assert policy.idempotent
+    assert policy.retry.retry_on == {"UNAVAILABLE"}
+    assert policy.retry.max_attempts == 4
+    assert policy.retry.retry_budget is None
+
+
+def test_more_than_five_attempts_count_as_five():
+    assert retry_of(maxAttempts=9).max_attempts == 5
+    hedging = methods({"name": [{}], "hedgingPolicy": {"maxAttempts": 9}}).hedging
+    assert hedging.max_attempts == 5
+
+
+def test_a_hedging_policy_means_hedging_of_idempotent_calls():
+    given = {"maxAttempts": 3, "hedgingDelay": "0.5s", "nonFatalStatusCodes": ["INTERNAL", 14]}
+    policy = methods({"name": [{}], "hedgingPolicy": given})
+    assert policy.idempotent
+    assert policy.hedging == HedgingPolicy(
+        delay=0.5, max_attempts=3, non_fatal_codes={"INTERNAL", "UNAVAILABLE"}, retry_budget=None
+    )
+
+
+def test_hedging_without_a_delay_sends_all_at_once_and_every_failure_is_fatal():
+    hedging = methods({"name": [{}], "hedgingPolicy": {"maxAttempts": 3}}).hedging
+    assert (hedging.delay, hedging.non_fatal_codes) == (0.0, frozenset())
+
+
+def test_throttling_holds_for_all_retries_and_hedges():
+    entries = (
+        {"name": [GET], "retryPolicy": RETRY},
+        {"name": [{}], "hedgingPolicy": {"maxAttempts": 2}},
+    )
+    throttling = {"maxTokens": 10, "tokenRatio": 0.1}
+    policy = methods(*entries, retryThrottling=throttling)
+    expected = RetryThrottling(max_tokens=10, token_ratio=0.1)
+    assert policy.of("/shop.Orders/Get").retry.retry_budget == expected
+    assert policy.hedging.retry_budget == expected
+
+
+def test_only_the_most_specific_entry_holds_and_inherits_nothing():
+    policy = methods(
+        {"name": [{}], "timeout": "1s", "waitForReady": True, "retryPolicy": RETRY},
+        {"name": [ORDERS], "timeout": "2s"},
+        {"name": [GET], "hedgingPolicy": {"maxAttempts": 2}},
+    )
+    assert of(policy, "/other.Service/Get")[:2] == (1.0, True)
+    assert of(policy, "/other.Service/Get")[2].max_attempts == 4
+    assert of(policy, "/shop.Orders/Put") == (2.0, None, None, None, False)
+    assert of(policy, "/shop.Orders/Get")[:3] == (None, None, None)
+    assert of(policy, "/shop.Orders/Get")[3:][1] is True
+
+
+def test_names_match_precisely():
+    policy = methods({"name": [ORDERS, {"service": "a.B", "method": "C"}], "timeout": "2s"})
+    timeouts = {
+        method: of(policy, method)[0]
+        for method in ("/shop.Orders/Get", "/shop.OrdersX/Get", "/a.B/C", "/a.B/CD", "/x.a.B/C")
+    }
+    assert timeouts == dict(zip(timeouts, (2.0, None, 2.0, None, None), strict=True))
+
+
+def test_null_and_an_empty_name_are_as_good_as_not_given():
+    entries = ({"name": [{"service": "s", "method": None}], "timeout": None, "waitForReady": None},)
+    policy = methods(*entries, {"name": [{"service": ""}], "timeout": "1s"}, retryThrottling=None)
+    assert of(policy, "/s/M") == (None, None, None, None, False)
+    assert of(policy, "/t/M")[0] == 1.0
+
+
+def test_an_entry_without_names_is_skipped():
+    assert of(methods({"timeout": "1s"}), "/s/M")[0] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1s", 1.0), ("1.5s", 1.5), (".1s", 0.1), ("0.000000001s", 1e-9), ("3600s", 3600.0)],
+)
+def test_durations_are_seconds(text, seconds):
+    assert of(methods({"name": [{}], "timeout": text}), "/s/M")[0] == seconds
+
+
+@pytest.mark.parametrize("codes", [["UNAVAILABLE"], ["unavailable"], [14], ["Unavailable", 14]])
+def test_status_codes_are_names_in_any_case_or_numbers(codes):
+    assert retry_of(retryableStatusCodes=codes).retry_on == {"UNAVAILABLE"}
+
+
+@given(
+    attempt=st.integers(1, 5),
+    initial=st.floats(0.001, 10),
+    most=st.floats(0.001, 100),
+    multiplier=st.floats(0.1, 10),
+)
+def test_the_backoff_grows_to_its_maximum_and_varies_by_a_fifth(attempt, initial, most, multiplier):
+    settings = {"initialBackoff": f"{initial:.9f}s", "maxBackoff": f"{most:.9f}s"}
+    backoff = retry_of(**settings, backoffMultiplier=multiplier).backoff
+    seconds = backoff(failed_state(attempt, elapsed_ns=0, error=OSError()))
+    expected = min(initial * multiplier ** (attempt - 1), most)
+    assert 0.79 * expected <= seconds <= 1.21 * expected
+    assert isinstance(backoff, tenacity.wait.wait_base)
+
+
+def refused(config, *said):
+    with pytest.raises(ConfigurationError) as caught:
+        policy_from_service_config(config)
+    assert [one for one in said if one not in str(caught.value)] == [], str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"timeout": "5"}, "timeout: it must be a duration in seconds, such as \"1.5s\", not '5'"),
+        ({"timeout": 5}, "timeout: it must be a duration in seconds"),
+        ({"timeout": "-1s"}, "timeout: it must be a duration in seconds"),
+        ({"timeout": "0s"}, "timeout: Input should be greater than 0"),
+        ({"timeout": "1.s"}, "timeout: it must be a duration"),
+        ({"waitForReady": "yes"}, "waitForReady: it must be true or false, not 'yes'"),
+        ({"name": {}}, ".name: "),
+        ({"name": [{"method": "Get"}]}, "a method needs a service"),
+        ({"name": [{"service": "/shop.Orders"}]}, "'/shop.Orders' is no name"),
+        ({"name": [{"service": "shop.*"}]}, "there are no patterns"),
+        ({"name": [{"service": "s", "method": "Get*"}]}, "there are no patterns"),
+        ({"retryPolicy": {}}, "`maxAttempts` is missing"),
+        ({"retryPolicy": RETRY | {"maxAttempts": 1}}, "retryPolicy.maxAttempts: "),
+        ({"retryPolicy": RETRY | {"maxAttempts": True}}, "retryPolicy.maxAttempts: "),
+        ({"retryPolicy": RETRY | {"initialBackoff": "0s"}}, "retryPolicy.initialBackoff: "),
+        ({"retryPolicy": RETRY | {"maxBackoff": None}}, "`maxBackoff` is missing"),
+        ({"retryPolicy": RETRY | {"backoffMultiplier": 0}}, "retryPolicy.backoffMultiplier: "),
+        ({"retryPolicy": RETRY | {"retryableStatusCodes": []}}, "retryableStatusCodes: "),
+        ({"retryPolicy": RETRY | {"retryableStatusCodes": ["OK"]}}, "status code other than OK"),
+        ({"retryPolicy": RETRY | {"retryableStatusCodes": [17]}}, "not 17"),
+        ({"retryPolicy": RETRY | {"retryableStatusCodes": [True]}}, "not True"),
+        ({"hedgingPolicy": {"maxAttempts": 1}}, "hedgingPolicy.maxAttempts: "),
+        ({"hedgingPolicy": {"maxAttempts": 2, "hedgingDelay": 1}}, "hedgingPolicy.hedgingDelay: "),
+        (
+            {"retryPolicy": RETRY, "hedgingPolicy": {"maxAttempts": 2}},
+            "only one of retryPolicy and hedgingPolicy",
+        ),
+    ],
+)
+def test_what_grpc_refuses_is_refused_with_its_place(entry, said):
+    refused({"methodConfig": [{"name": [{}]} | entry]}, 'service config: methodConfig["0"]', said)
+
+
+def test_a_name_may_be_given_once():
+    for twice in ({}, ORDERS, GET):
+        entries = [{"name": [twice]}, {"name": [{"service": "a"}, twice]}]
+        refused({"methodConfig": entries}, 'methodConfig["1"].name: ', "has an entry already")
+        refused({"methodConfig": [{"name": [twice, twice]}]}, "has an entry already")
+
+
+@pytest.mark.parametrize(
+    "throttling",
+    [{}, {"maxTokens": 0, "tokenRatio": 1}, {"maxTokens": 1001, "tokenRatio": 1}]
+    + [{"maxTokens": 10, "tokenRatio": ratio} for ratio in (0, -1, 0.0001)],
+)
+def test_throttling_out_of_range_is_refused(throttling):
+    refused({"retryThrottling": throttling}, "retryThrottling")
+
+
+def test_text_that_is_no_service_config_is_refused():
+    refused("service_config.json", "not valid JSON", "for a file give a pathlib.Path")
+    refused("[]", "it must be an object")
+    refused("[" * 100_000, "not valid JSON")
+    with pytest.raises(TypeError, match="must be JSON text, a mapping or a pathlib.Path"):
+        policy_from_service_config(None)
+
+
+def test_a_file_is_named_in_errors(tmp_path):
+    refused(tmp_path / "none.json", f"{tmp_path / 'none.json'}: it can't be read")
+    path = tmp_path / "config.json"
+    path.write_text('{"methodConfig": 3}')
+    refused(path, f"{path}: methodConfig: ")
+
+
+def test_all_mistakes_are_reported_at_once():
+    entries = [{"name": [{}], "timeout": "5"}, {"name": [ORDERS], "waitForReady": 3}]
+    refused({"methodConfig": entries}, 'methodConfig["0"].timeout', 'methodConfig["1"].waitForRead')
+
+
+def test_a_warning_names_what_is_not_applied():
+    config = {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        "healthCheckConfig": {"serviceName": "shop"},
+        "methodConfig": [
+            {"name": [{}], "timeout": "1s"},
+            {
+                "name": [ORDERS],
+                "maxRequestMessageBytes": 1024,
+                "retryPolicy": RETRY | {"perAttemptRecvTimeout": "1s"},
+            },
+        ],
+    }
+    names = (
+        'loadBalancingConfig, healthCheckConfig, methodConfig["1"].maxRequestMessageBytes, '
+        'methodConfig["1"].retryPolicy.perAttemptRecvTimeout; '
+    )
+    with pytest.warns(UserWarning, match=re.escape(f"does not apply {names}")) as caught:
+        policy = policy_from_service_config(config)
+    assert len(caught) == 1
+    assert of(policy, "/a/b")[0] == 1.0
+
+
+def test_without_anything_else_there_is_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        methods({"name": [GET], "retryPolicy": RETRY, "timeout": "1s", "waitForReady": False})
