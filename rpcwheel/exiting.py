@@ -1,6 +1,6 @@
 """Ends background calls before the thread pools of servers in the same process are shut down.
 
-Background calls are those that no code of the user's waits for: heartbeats, health probes,
+Background calls are those for whose result no user code waits: heartbeats, health probes,
 deliveries of failback.
 
 When the main thread ends, `concurrent.futures` shuts down every `ThreadPoolExecutor`. If a call
@@ -46,7 +46,7 @@ class MakesCalls(Protocol):
 
 
 class BackgroundCall:
-    """A background call that has begun. It counts as ended when nobody holds this object."""
+    """A background call that runs. It has ended when this object is garbage."""
 
     __slots__ = ("__weakref__", "cancel", "is_lost")
 
