@@ -6,10 +6,10 @@ A `CallFactory` begins the calls of one method. It gives the caller one of two o
 * Otherwise a `RetryingCall`, a `grpc.aio.Call` of the same kind that owns the attempts. It retries,
   answers with a default, hands the call to failback, watches slow calls and silent streams.
 
-How an attempt is begun is the caller's matter: `start(request, timeout=..., metadata=...)` gives a
-call (a multicallable of a channel does), or a coroutine that gives one (a client interceptor does;
-further interceptors may run in it). Only for a coroutine, and only from the second attempt on, is
-there a task.
+How an attempt is begun is the caller's matter: `start(request, timeout=..., metadata=...,
+wait_for_ready=...)` gives a call (a multicallable of a channel does), or a coroutine that gives one
+(a client interceptor does; further interceptors may run in it). Only for a coroutine, and only from
+the second attempt on, is there a task.
 
 Everything runs on the loop. The timer calls in through the loop. What decides is pure, in `config`
 and `retry`. Code of users (iterators, predicates, wait objects) runs in a copy of the caller's
@@ -85,8 +85,8 @@ if TYPE_CHECKING:
 __all__ = ["CallFactory", "RetryingCall", "Start"]
 
 Start: TypeAlias = "Callable[..., Any]"
-"""Begins an attempt: `start(request, timeout=..., metadata=...)` gives a call, or a coroutine that
-gives one."""
+"""Begins an attempt: `start(request, timeout=..., metadata=..., wait_for_ready=...)` gives a call,
+or a coroutine that gives one."""
 
 TIMER_GRACE_S: Final = 1.0
 """How late a timer may be, within the deadline, before the loop goes on without it."""
@@ -128,16 +128,13 @@ class CallFactory:
         hedged = config.hedging is not None and self.kind is Kind.UNARY_UNARY
         self._call = _HedgedCall if hedged else _CALLS[self.kind]
 
-    def wait_for_ready(self) -> bool | None:
-        """What the policies say of `wait_for_ready`, for a caller that says nothing."""
-        return self.state.config_of(self.method).wait_for_ready
-
     def begin(
         self,
         start: Start,
         request: Any,
         timeout: float | None,
         metadata: Iterable[tuple[str, str | bytes]] | None,
+        wait_for_ready: bool | None,
     ) -> Any:
         """Begin a call.
 
@@ -146,6 +143,7 @@ class CallFactory:
             request: The request, an iterator of requests, or None if they will be written.
             timeout: Seconds, as the caller gave it.
             metadata: As the caller gave it.
+            wait_for_ready: As the caller gave it.
 
         Returns:
             What the caller holds. If `start` gives coroutines: that, or a coroutine that gives it.
@@ -162,9 +160,12 @@ class CallFactory:
         if is_late and not self._has_other_end:
             return _late(self.kind)
         left_s = seconds_left(attempt_ns, now_ns)
+        if wait_for_ready is None:
+            wait_for_ready = config.wait_for_ready
         if self._is_native:
-            return start(request, timeout=left_s, metadata=metadata)
-        call = self._call(self, config, start, request, timeout, metadata, now_ns, deadline_ns)
+            return start(request, timeout=left_s, metadata=metadata, wait_for_ready=wait_for_ready)
+        given = start, request, timeout, metadata, wait_for_ready
+        call = self._call(self, config, *given, now_ns, deadline_ns)
         if is_late:
             return call.fail_late()
         return call.first_attempt(left_s)
@@ -193,6 +194,7 @@ class RetryingCall(Relay):
         request: Any,
         timeout: float | None,
         metadata: Iterable[tuple[str, str | bytes]] | None,
+        wait_for_ready: bool | None,
         started_ns: int,
         deadline_ns: int,
     ) -> None:
@@ -205,6 +207,7 @@ class RetryingCall(Relay):
         self._start = start
         self._own_timeout = timeout
         self._metadata: Metadata | None = None if metadata is None else metadata_of(metadata)
+        self._wait_for_ready = wait_for_ready
         self._started_ns = started_ns
         self._deadline_ns = deadline_ns
         self._context = copy_context()
@@ -227,7 +230,7 @@ class RetryingCall(Relay):
         """Make it. Returns this call, or a coroutine that gives it."""
         try:
             metadata = None if self._metadata is None else metadata_from(self._metadata)
-            attempt = self._start(self._next_request(), timeout=timeout, metadata=metadata)
+            attempt = self._begin_attempt(timeout, metadata)
         except BaseException:  # such as `UsageError` of a channel that is closed
             self._release()
             raise
@@ -255,9 +258,13 @@ class RetryingCall(Relay):
         self._conclude(call, status_of(call.error))
         return self
 
-    def _next_request(self) -> Any:
-        """What the next attempt sends: the message, or an iterator of them."""
-        return self._request if self._requests is None else self._requests.replay()
+    def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
+        return self._start(
+            self._request if self._requests is None else self._requests.replay(),
+            timeout=timeout,
+            metadata=metadata,
+            wait_for_ready=self._wait_for_ready,
+        )
 
     # --- After an attempt ---
 
@@ -375,7 +382,7 @@ class RetryingCall(Relay):
         left_s = seconds_left(step.deadline_ns, self._state.now_ns())
         metadata = metadata_from(with_attempt(self._metadata, step.number))
         try:
-            attempt = self._start(self._next_request(), timeout=left_s, metadata=metadata)
+            attempt = self._begin_attempt(left_s, metadata)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             attempt = self._failed_to_begin(error)
         if isinstance(attempt, CoroutineType):
@@ -507,6 +514,7 @@ class RetryingCall(Relay):
             self._start,
             timeout=resend_timeout(self._own_timeout, config),
             metadata=kept_metadata(self._metadata, policy),
+            wait_for_ready=self._wait_for_ready,
             attempts=self._attempts,
         )
         try:
@@ -572,7 +580,7 @@ class _HedgedCall(_UnaryUnary):
         self._hedges = hedges
         try:
             metadata = None if self._metadata is None else metadata_from(self._metadata)
-            attempt = self._start(self._request, timeout=timeout, metadata=metadata)
+            attempt = self._begin_attempt(timeout, metadata)
         except BaseException:
             self._release()
             raise
@@ -635,7 +643,7 @@ class _HedgedCall(_UnaryUnary):
             left_s = seconds_left(step.deadline_ns, self._state.now_ns())
             metadata = metadata_from(with_attempt(self._metadata, step.number))
             try:
-                attempt = self._start(self._request, timeout=left_s, metadata=metadata)
+                attempt = self._begin_attempt(left_s, metadata)
             except Exception as error:  # noqa: BLE001 - the caller gets it
                 attempt = self._failed_to_begin(error)
             self._follow(attempt)
@@ -726,7 +734,15 @@ class _SilenceLimit:
 class Delivery:
     """Makes a queued call again, in one attempt. Called by failback with the call's requests."""
 
-    __slots__ = ("_attempts", "_kind", "_metadata", "_start", "_timeout", "label")
+    __slots__ = (
+        "_attempts",
+        "_kind",
+        "_metadata",
+        "_start",
+        "_timeout",
+        "_wait_for_ready",
+        "label",
+    )
 
     def __init__(
         self,
@@ -736,6 +752,7 @@ class Delivery:
         *,
         timeout: float,
         metadata: Metadata,
+        wait_for_ready: bool | None,
         attempts: int,
     ) -> None:
         """Keep what an attempt is made with.
@@ -746,6 +763,7 @@ class Delivery:
             start: Begins an attempt.
             timeout: Seconds for each attempt.
             metadata: Of the caller, as far as it is sent again.
+            wait_for_ready: Of the call.
             attempts: How many attempts there were.
         """
         self.label = method
@@ -754,6 +772,7 @@ class Delivery:
         self._start = start
         self._timeout = timeout
         self._metadata = metadata
+        self._wait_for_ready = wait_for_ready
         self._attempts = attempts
 
     async def __call__(self, *requests: Any) -> Any:
@@ -762,7 +781,12 @@ class Delivery:
         streams = self._kind.streams_requests
         metadata = metadata_from(with_attempt(self._metadata, self._attempts))
         request = list(requests) if streams else requests[0]
-        call = self._start(request, timeout=self._timeout, metadata=metadata)
+        call = self._start(
+            request,
+            timeout=self._timeout,
+            metadata=metadata,
+            wait_for_ready=self._wait_for_ready,
+        )
         if isinstance(call, CoroutineType):
             call = await call
         statuses = _Statuses(call) if streams else None

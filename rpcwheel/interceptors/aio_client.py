@@ -131,15 +131,8 @@ class _OneRequest(_Multicallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        if wait_for_ready is None:
-            wait_for_ready = self._calls.wait_for_ready()
-        start = partial(
-            self._call,
-            credentials=credentials,
-            wait_for_ready=wait_for_ready,
-            compression=compression,
-        )
-        return self._calls.begin(start, request, timeout, metadata)
+        start = partial(self._call, credentials=credentials, compression=compression)
+        return self._calls.begin(start, request, timeout, metadata, wait_for_ready)
 
 
 class _ManyRequests(_Multicallable):
@@ -152,15 +145,8 @@ class _ManyRequests(_Multicallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        if wait_for_ready is None:
-            wait_for_ready = self._calls.wait_for_ready()
-        start = partial(
-            self._call,
-            credentials=credentials,
-            wait_for_ready=wait_for_ready,
-            compression=compression,
-        )
-        return self._calls.begin(start, request_iterator, timeout, metadata)
+        start = partial(self._call, credentials=credentials, compression=compression)
+        return self._calls.begin(start, request_iterator, timeout, metadata, wait_for_ready)
 
 
 class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
@@ -199,15 +185,20 @@ class _Interceptor:
     async def intercept(self, continuation: Continuation, given: Any, request: Any) -> Any:
         """Begin a call, and return what the caller holds."""
         calls = self._calls.get(given.method) or self._add(given.method)
-        method, credentials, wait_for_ready = given.method, given.credentials, given.wait_for_ready
-        if wait_for_ready is None:
-            wait_for_ready = calls.wait_for_ready()
+        method, credentials = given.method, given.credentials
 
-        async def start(request: Any, *, timeout: float | None, metadata: Any) -> Any:  # noqa: ASYNC109
+        async def start(
+            request: Any,
+            *,
+            timeout: float | None,  # noqa: ASYNC109 - of the call
+            metadata: Any,
+            wait_for_ready: bool | None,
+        ) -> Any:
             details = AioDetails(method, timeout, metadata, credentials, wait_for_ready)
             return await continuation(details, request)
 
-        call = calls.begin(start, request, given.timeout, given.metadata)
+        options = given.timeout, given.metadata, given.wait_for_ready
+        call = calls.begin(start, request, *options)
         return await call if isinstance(call, CoroutineType) else call
 
     def _add(self, method: bytes | str) -> CallFactory:

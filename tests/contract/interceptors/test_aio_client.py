@@ -20,6 +20,7 @@ from fixtures.shop import (
 )
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import DeadlinePolicy, DefaultResponsePolicy, RetryPolicy, deadline_scope
+from rpcwheel.call.config import call_options
 from rpcwheel.observe import (
     CallbackFailed,
     CallSlow,
@@ -56,6 +57,35 @@ async def test_a_call_is_not_retried_after_its_deadline(shop, own, timer):
     left = [seen.time_remaining for seen in shop.calls]
     assert len(left) == 3
     assert all(one <= limit for one, limit in zip(left, (101.0, 61.0, 21.0), strict=True))
+
+
+class NotesWaitForReady(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self) -> None:
+        self.noted = []
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.noted.append(details.wait_for_ready)
+        return await continuation(details, request)
+
+
+async def test_wait_for_ready_of_the_policy_applies_to_calls_that_do_not_set_it(shop, doors):
+    for settings in ({}, {"retry": None}):
+        notes = NotesWaitForReady()
+        channel = doors.retrying(wait_for_ready=True, inner=[notes], **settings)
+        call = channel.unary_unary(UNARY_UNARY)
+        await call(b"x")
+        await call(b"x", wait_for_ready=False)
+        assert notes.noted == [True, False]
+
+
+async def test_call_options_apply_to_the_calls_begun_inside(shop, doors):
+    call = doors.retrying().unary_unary(UNARY_UNARY)
+    shop.then("UNAVAILABLE")
+    with call_options(retry=None):
+        assert (await refused(call(b"x"))).code() is grpc.StatusCode.UNAVAILABLE
+    shop.then("UNAVAILABLE")
+    assert await call(b"x") == b"x"
+    assert len(shop.calls) == 3
 
 
 async def test_an_attempt_may_have_a_deadline_of_its_own(shop, own):

@@ -17,11 +17,13 @@ TRIES = 100
 async def test_a_refused_request_stream_fails_as_the_server_said(
     shop, aio_shop_channel, kind, method
 ):
-    async def start(requests, timeout, metadata):  # noqa: ASYNC109 - the call's
+    async def start(requests, *, timeout, metadata, wait_for_ready):  # noqa: ASYNC109 - the call's
         member = getattr(aio_shop_channel, kind.name.lower())(method)
-        return member(requests, timeout=timeout, metadata=metadata)
+        return member(requests, timeout=timeout, metadata=metadata, wait_for_ready=wait_for_ready)
 
-    delivery = Delivery(method, kind, start, timeout=WAIT_S, metadata=(), attempts=1)
+    delivery = Delivery(
+        method, kind, start, timeout=WAIT_S, metadata=(), wait_for_ready=None, attempts=1
+    )
     seen = set()
     for _ in range(TRIES):
         shop.then("UNAVAILABLE")
