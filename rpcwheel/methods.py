@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 from rpcwheel.errors import ConfigurationError
 
-__all__ = ["MethodPattern", "matches", "overlap", "specificity"]
+__all__ = ["MethodPattern", "matches", "specificity"]
 
 _FORM: Final = re.compile(r"\*|/[\w.*]+/[\w*]+", re.ASCII)
 """What protobuf can name. No sets and no alternatives: they would be accepted, and never match."""
@@ -43,17 +43,3 @@ def matches(pattern: str, method: str) -> bool:
 def specificity(pattern: str) -> tuple[bool, int]:
     """How much a pattern says, for sorting: a name most, else by the characters beside `*`."""
     return "*" not in pattern, len(pattern) - pattern.count("*")
-
-
-def overlap(one: str, other: str) -> bool:
-    """Whether there can be a method that both patterns name. O(length of one × of the other)."""
-    # row[j]: some text is named both by what we have of `one`, and by the first j of `other`.
-    row = [not other[:j].strip("*") for j in range(len(other) + 1)]
-    for i, mine in enumerate(one, 1):
-        above, row = row, [not one[:i].strip("*")]
-        for j, theirs in enumerate(other, 1):
-            if "*" in (mine, theirs):
-                row.append(above[j] or row[j - 1])
-            else:
-                row.append(above[j - 1] and mine == theirs)
-    return row[-1]

@@ -22,7 +22,7 @@ from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import Matcher, wanted
 from rpcwheel.failback.policy import FailbackPolicy
-from rpcwheel.methods import MethodPattern, matches, overlap, specificity
+from rpcwheel.methods import MethodPattern, matches, specificity
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
 from rpcwheel.rpc import checked_code
 
@@ -248,11 +248,6 @@ class HedgingPolicy(Policy):
         return _codes(codes, "non_fatal_codes")
 
 
-ANY_METHOD: Final = frozenset({"UNAVAILABLE"})
-"""A retry after these codes is often set for all calls at once, in a file or in the environment, so
-it is accepted before a method is marked idempotent. It has no effect until then."""
-
-
 class DefaultResponsePolicy(Policy):
     """Which failures are logged and answered with a default (Dubbo's failsafe)."""
 
@@ -434,32 +429,11 @@ class CallPolicy(MethodPolicy):
         """What can't be meant so. Only what was written in one place is held against it."""
         for said in _disagreements(self, self):
             yield said
-        if self._in_vain("*", self, self):
-            yield f"retry: {_unsafe(self)}"
         for pattern, own in self.methods.items():
             effective = self.of(pattern)
             where = f'methods["{pattern}"]'
             for said in _disagreements(own, effective):
                 yield f"{where}.{said}"
-            if self._in_vain(pattern, own, effective):
-                yield f"{where}.retry: {_unsafe(own)}"
-
-    def _in_vain(self, pattern: str, own: MethodPolicy, effective: MethodPolicy) -> bool:
-        """Whether a retry is set here, and none of the methods that it is for is idempotent."""
-        retry = own.retry
-        if retry is None or effective.idempotent or retry.retry_on & ANY_METHOD:
-            return False
-        ranks = {name: rank for rank, name in enumerate(self._by_rank())}
-        here = -1 if own is self else ranks[pattern]
-        for other, policy in self.methods.items():
-            above = ranks[other] > here
-            wins = above or "idempotent" not in own.model_fields_set
-            keeps = not above or (
-                "retry" not in policy.model_fields_set and policy.failback is None
-            )
-            if policy.idempotent and wins and keeps and overlap(pattern, other):
-                return False
-        return True
 
 
 def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
@@ -482,15 +456,6 @@ def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
                 f"retry: {name} ({part}) leaves no time for another attempt, as timeout ({whole}) "
                 "holds for all attempts together; give less, or leave it out"
             )
-
-
-def _unsafe(policy: MethodPolicy) -> str:
-    codes = ", ".join(sorted(policy.retry.retry_on)) if policy.retry else ""
-    return (
-        f"calls that failed with {codes} may have been carried out, so only idempotent methods are "
-        "tried again after them, and none that this is for is marked so; say which are: "
-        'methods={"/shop.Orders/Get*": MethodPolicy(idempotent=True)}'
-    )
 
 
 def checked_calls(policy: CallPolicy) -> CallPolicy:

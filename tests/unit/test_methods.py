@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from rpcwheel.methods import MethodPattern, matches, overlap, specificity
+from rpcwheel.methods import MethodPattern, matches, specificity
 
 PATTERN = TypeAdapter(MethodPattern)
 
@@ -65,8 +65,3 @@ def test_a_name_says_more_than_any_pattern_and_a_longer_one_more_than_a_shorter(
 def test_a_glob_matches_what_its_plain_parts_and_anything_between_make(glob, text):
     parts = [re.escape(part) for part in glob.split("*")]
     assert matches(glob, text) is bool(re.fullmatch(".*".join(parts), text))
-
-
-@given(globs, globs)
-def test_two_globs_overlap_if_and_only_if_some_text_is_named_by_both(one, other):
-    assert overlap(one, other) is any(matches(one, t) and matches(other, t) for t in ALL)

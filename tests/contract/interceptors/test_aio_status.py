@@ -40,7 +40,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 
 class Refused(grpc.aio.StreamStreamCall):
-    """A call that the server refuses while a request is written. No callback reports the second status.
+    """A call that the server refuses while a request is written.
 
     grpcio 1.85.1 calls done-callbacks for the first status only.
     """

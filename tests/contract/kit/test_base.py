@@ -132,7 +132,6 @@ def test_what_a_kit_refuses(kind):
         given("did you mean retry=RetryPolicy(max_attempts=3)?", max_attempts=3, timer=None),
         given("there is no setting 'zoo'; there are timeout, retry, ", zoo=2),
         given("timeout: it must be a finite time above zero", timeout=0),
-        given("only idempotent methods are tried again", retry=RetryPolicy(retry_on="INTERNAL")),
         given("did you mean '/shop.Orders/*'?", methods={"shop.Orders/*": MethodPolicy()}),
         given("timer must be a WheelTimer", TypeError, timeout=2.0, timer=3),
         (partial(kind.of, {"timeout": 2}), TypeError, of_a_policy),

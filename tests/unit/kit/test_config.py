@@ -150,7 +150,6 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
             '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}',
             "methods[\"/a/b\"].retry.retry_on: `retry_on` names 'UNAVAILBLE', which is no gRPC",
         ),
-        ('retry = {retry_on = "INTERNAL"}', "only idempotent methods are tried again"),
         (
             "[rpcwheel]\ntimeout = 2.0",
             "there is no setting 'rpcwheel'; write what is in it without it, at the top: timeout",

@@ -222,7 +222,7 @@ def test_text_that_is_no_service_config_is_refused():
     refused("service_config.json", "not valid JSON", "for a file give a pathlib.Path")
     refused("[]", "it must be an object")
     refused("[" * 100_000, "not valid JSON")
-    with pytest.raises(TypeError, match="must be JSON text, a mapping or a pathlib.Path"):
+    with pytest.raises(TypeError, match=r"must be JSON text, a mapping or a pathlib.Path"):
         policy_from_service_config(None)
 
 
