@@ -1,6 +1,7 @@
-"""What both servers decide about a call that comes in: its deadline, whether it is too late.
+"""What the server interceptors of both worlds decide about an incoming call.
 
-Nothing in here waits or does I/O. One `Served` for each method; calls have no object of their own.
+That is its deadline, whether that has passed already, and whether the call is slow. Nothing in here
+waits or does I/O. There is one `ServedMethod` for each method, and no object for each call.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
 
     from .config import MethodConfig
 
-__all__ = ["Answers", "Served", "ServerState"]
+__all__ = ["ServedMethod", "ServerState", "WatchedResponses"]
 
 MOST_METHODS: Final = 4096
-"""Handlers kept. A generic handler may answer to any name, and clients may make them up."""
+"""Handlers kept. A generic handler may serve any name that clients send."""
 
 
 class ServerState:
-    """What the calls of one server share: the policy, and the handlers made so far."""
+    """What the calls of one server share: the policy, and the wrapped handlers."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
         self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
@@ -51,11 +52,11 @@ class ServerState:
         self,
         handler: grpc.RpcMethodHandler,
         method: str,
-        wrap: Callable[[Kind, Behavior, Served], Behavior],
+        wrap: Callable[[Kind, Behavior, ServedMethod], Behavior],
     ) -> grpc.RpcMethodHandler:
-        """The handler with what `wrap` puts around its behavior.
+        """The handler, with its behavior wrapped by `wrap`.
 
-        Made once for each handler: this runs on the one thread that takes calls in, under the
+        Each handler is wrapped once: this runs on the one thread that accepts calls, under the
         server's lock.
         """
         key = method, id(handler)  # several servers may share one interceptor
@@ -65,7 +66,7 @@ class ServerState:
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
-        served = Served(method, self._config.of(method), self._timer)
+        served = ServedMethod(method, self._config.of(method), self._timer)
         made = with_behavior(handler, wrap(kind_of(handler), behavior, served))
         if len(self._made) >= MOST_METHODS:
             self._made.clear()
@@ -73,8 +74,8 @@ class ServerState:
         return made
 
 
-class Served:
-    """One method as a server serves it."""
+class ServedMethod:
+    """One method of a server."""
 
     __slots__ = ("_method", "_slow", "_timeout_ns", "_timer")
 
@@ -86,10 +87,10 @@ class Served:
         self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
 
     def begin(self, context: object) -> bool:
-        """Give the handler that is about to be called its deadline; False if it has passed.
+        """Set the deadline of a call whose handler is about to run; False if it has passed.
 
-        Sets `DEADLINE` in the context that runs: with None too, as a server may have been started
-        inside somebody's scope.
+        Sets `DEADLINE` in the current context, also to None: a server may have been started inside
+        a `deadline_scope`.
         """
         left = time_left(context)
         if left is None:
@@ -103,24 +104,24 @@ class Served:
         return True
 
     def watch(self) -> Timeout | None:
-        """Have a call that begins now told if it runs for long; cancel that when it ends."""
+        """Emit `CallSlow` if a call that begins now runs for too long; cancel that at its end."""
         slow = self._slow
         if slow is None:
             return None
         timer = shared_timer() if self._timer is None else self._timer
         try:
-            return timer.new_timeout(self._tell, slow.elapsed_s)
+            return timer.new_timeout(self._report_slow, slow.elapsed_s)
         except TimerError:  # stopped, or full: no reason to refuse a call
             return None
 
-    def _tell(self, _: Timeout) -> None:
-        # Sinks and log handlers are the user's, and may block: not on the timer's thread.
+    def _report_slow(self, _: Timeout) -> None:
+        # On a worker: sinks and log handlers of users may block the timer's thread.
         if self._slow is not None:
             EXECUTOR.submit(("slow", self._method), partial(emit, self._slow))
 
 
-class Answers:
-    """A stream that may be watched: goes on as `step` does, and is no longer slow at its end."""
+class WatchedResponses:
+    """A response stream that `CallSlow` watches until its end."""
 
     __slots__ = ("_step", "_timeout")
 
@@ -139,10 +140,10 @@ class Answers:
             raise
 
     def __del__(self) -> None:
-        """It was dropped half read: the client has gone."""
+        """GRPC dropped it before its end: the client has canceled the call."""
         self.unwatch()
 
     def unwatch(self) -> None:
-        """Let it take as long as it likes. Thread-safe, and may be done twice."""
+        """End the watch. Idempotent, thread-safe."""
         if self._timeout is not None:
             self._timeout.cancel()

@@ -17,7 +17,7 @@ import grpc
 
 from rpcwheel._concurrency.loop import running_loop
 from rpcwheel._grpc.handlers import LATE
-from rpcwheel.call.server import Answers, ServerState
+from rpcwheel.call.server import ServerState, WatchedResponses
 from rpcwheel.rpc import DEADLINE
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
-    from rpcwheel.call.server import Served
+    from rpcwheel.call.server import ServedMethod
     from rpcwheel.rpc import Kind
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
@@ -38,16 +38,16 @@ __all__ = ["server_interceptors"]
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None
 ) -> list[grpc.aio.ServerInterceptor]:
-    """What to give to `grpc.aio.server(interceptors=...)`, the first of them if there are others.
+    """Make the interceptors for `grpc.aio.server(interceptors=...)`; put them before all others.
 
-    A call's deadline is `current_deadline()` in its handler, and what is left of it goes with the
-    calls that the handler makes. A call whose deadline passed before its turn came is refused with
-    DEADLINE_EXCEEDED, and told as `DeadlineExceededBeforeStart`.
+    In a handler, `current_deadline()` is the deadline of its call, and the calls that the handler
+    makes get what is left of it. A call whose deadline passed before its handler could run is
+    refused with DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`).
 
     Args:
-        policy: Of it counts `timeout` alone: `timeout.timeout` limits the deadline that handlers
-            see, `timeout.slow_call_threshold` has calls told that run for longer (`CallSlow`), a
-            stream until its end. `propagate_deadline` is the matter of the client. None: no limits.
+        policy: Only its `timeout` has an effect: `timeout.timeout` limits the deadline that
+            handlers see, and calls that run longer than `timeout.slow_call_threshold` (a stream:
+            until its end) are reported as `CallSlow`. None: no limits.
         timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
     """
     return [_Interceptor(ServerState(policy, timer=timer))]
@@ -80,7 +80,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         return self._state.around(handler, details.method, _wrapped)
 
 
-def _wrapped(kind: Kind, behavior: Behavior, served: Served) -> Behavior:
+def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:
     """The behavior in one of the same nature; asked in the same order as grpc.aio asks."""
     if inspect.iscoroutinefunction(behavior):
         return _awaited(behavior, served)
@@ -89,7 +89,7 @@ def _wrapped(kind: Kind, behavior: Behavior, served: Served) -> Behavior:
     return (_iterating if kind.streams_responses else _plain)(behavior, served)
 
 
-def _awaited(behavior: Behavior, served: Served) -> Behavior:
+def _awaited(behavior: Behavior, served: ServedMethod) -> Behavior:
     """For one answer, and for streams in the style of `context.read()` and `context.write()`."""
 
     async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
@@ -106,7 +106,7 @@ def _awaited(behavior: Behavior, served: Served) -> Behavior:
     return serve
 
 
-def _generating(behavior: Behavior, served: Served) -> Behavior:
+def _generating(behavior: Behavior, served: ServedMethod) -> Behavior:
     async def serve(
         request: object, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[object, None]:
@@ -125,7 +125,7 @@ def _generating(behavior: Behavior, served: Served) -> Behavior:
     return serve
 
 
-def _plain(behavior: Behavior, served: Served) -> Behavior:
+def _plain(behavior: Behavior, served: ServedMethod) -> Behavior:
     """For a function that grpc.aio runs in a pool, whose threads have one context for all calls."""
 
     def serve(request: object, context: grpc.ServicerContext) -> object:
@@ -145,7 +145,7 @@ def _plain(behavior: Behavior, served: Served) -> Behavior:
     return serve
 
 
-def _iterating(behavior: Behavior, served: Served) -> Behavior:
+def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
     """For a plain function that answers with a stream: called on the loop, iterated in a pool."""
 
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
@@ -165,12 +165,12 @@ def _iterating(behavior: Behavior, served: Served) -> Behavior:
     return serve
 
 
-class _Steps(Answers):
-    """The answers, each made in the call's own context, whichever thread asks for it.
+class _Steps(WatchedResponses):
+    """The responses of a blocking handler, each made in the call's own context, on any thread.
 
-    They end with the call. Else the thread would put an answer where nobody takes it, and what
-    comes after that waits for ever, with the thread (`generator_to_async_generator`, grpcio 1.85).
-    It still does if the client leaves while it has not taken what was made before.
+    They end with the call. Otherwise the thread would queue a response that no coroutine reads, and
+    the next one would block it for ever (`generator_to_async_generator`, grpcio 1.85). That still
+    happens if the client cancels while it has not read an earlier response.
     """
 
     __slots__ = ("_task",)
@@ -187,10 +187,10 @@ class _Steps(Answers):
             task.add_done_callback(lambda _: self.unwatch())
 
     def __next__(self) -> object:
-        answer = None if self._left() else super().__next__()
+        response = None if self._left() else super().__next__()
         if not self._left():
-            return answer
-        self._step = iter(()).__next__  # lets go of the handler, whoever keeps this
+            return response
+        self._step = iter(()).__next__  # frees the handler
         raise StopIteration
 
     def _left(self) -> bool:

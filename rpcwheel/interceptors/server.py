@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import grpc
 
 from rpcwheel._grpc.handlers import LATE, is_pushing
-from rpcwheel.call.server import Answers, ServerState
+from rpcwheel.call.server import ServerState, WatchedResponses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
-    from rpcwheel.call.server import Served
+    from rpcwheel.call.server import ServedMethod
     from rpcwheel.rpc import Kind
     from rpcwheel.timer.api import Timer
 
@@ -30,17 +30,17 @@ __all__ = ["server_interceptors"]
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None
 ) -> list[grpc.ServerInterceptor]:
-    """What to give to `grpc.server(..., interceptors=...)`, the first of them if there are others.
+    """Make the interceptors for `grpc.server(..., interceptors=...)`; put them before all others.
 
-    A call's deadline is `current_deadline()` in its handler, and what is left of it goes with the
-    calls that the handler makes. A call whose deadline passed before its turn came is refused with
-    DEADLINE_EXCEEDED, and told as `DeadlineExceededBeforeStart`; one without request stream grpc
-    itself drops then, without a word.
+    In a handler, `current_deadline()` is the deadline of its call, and the calls that the handler
+    makes get what is left of it. A call whose deadline passed before its handler could run is
+    refused with DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`); without a request stream,
+    grpc itself drops such a call and reports nothing.
 
     Args:
-        policy: Of it counts `timeout` alone: `timeout.timeout` limits the deadline that handlers
-            see, `timeout.slow_call_threshold` has calls told that run for longer (`CallSlow`), a
-            stream until its end. `propagate_deadline` is the matter of the client. None: no limits.
+        policy: Only its `timeout` has an effect: `timeout.timeout` limits the deadline that
+            handlers see, and calls that run longer than `timeout.slow_call_threshold` (a stream:
+            until its end) are reported as `CallSlow`. None: no limits.
         timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
     """
     return [_Interceptor(ServerState(policy, timer=timer))]
@@ -61,13 +61,13 @@ class _Interceptor(grpc.ServerInterceptor):
         return self._state.around(handler, handler_call_details.method, _wrapped)
 
 
-def _wrapped(kind: Kind, behavior: Behavior, served: Served) -> Behavior:
+def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:
     if not kind.streams_responses:
         return _unary(behavior, served)
     return _pushing(behavior, served) if is_pushing(behavior) else _iterating(behavior, served)
 
 
-def _unary(behavior: Behavior, served: Served) -> Behavior:
+def _unary(behavior: Behavior, served: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> object:
         if not served.begin(context):
             _refuse(context)
@@ -82,7 +82,7 @@ def _unary(behavior: Behavior, served: Served) -> Behavior:
     return serve
 
 
-def _iterating(behavior: Behavior, served: Served) -> Behavior:
+def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
         if not served.begin(context):
             _refuse(context)
@@ -91,7 +91,7 @@ def _iterating(behavior: Behavior, served: Served) -> Behavior:
             answers: Iterator[object] = behavior(request, context)
             return answers
         try:
-            return Answers(partial(next, behavior(request, context)), timeout)
+            return WatchedResponses(partial(next, behavior(request, context)), timeout)
         except BaseException:
             timeout.cancel()
             raise
@@ -99,7 +99,7 @@ def _iterating(behavior: Behavior, served: Served) -> Behavior:
     return serve
 
 
-def _pushing(behavior: Behavior, served: Served) -> Behavior:
+def _pushing(behavior: Behavior, served: ServedMethod) -> Behavior:
     def serve(
         request: object, context: grpc.ServicerContext, push: Callable[[object], None]
     ) -> object:

@@ -1,6 +1,5 @@
 """Which methods a pattern names, which of two says more, and whether two can meet."""
 
-import itertools
 import re
 
 import pytest
@@ -16,9 +15,6 @@ SIGNS = ["/shop.Orders/(Get|List)", "/shop.Orders/{Get,List}", "/a/b+", "/a/b.c"
 
 texts = st.text("ab", max_size=4)
 globs = st.text("ab*", max_size=3)
-
-ALL = ["".join(chars) for length in range(7) for chars in itertools.product("ab", repeat=length)]
-"""The shortest text that two globs have in common is no longer than both together."""
 
 
 def test_a_pattern_names_methods_in_full_and_a_star_any_characters():

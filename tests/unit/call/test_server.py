@@ -5,14 +5,14 @@ from scenarios.served import handler
 
 from rpcwheel.call import CallPolicy, DeadlinePolicy
 from rpcwheel.call.config import MethodConfig
-from rpcwheel.call.server import Answers, Served, ServerState
+from rpcwheel.call.server import ServedMethod, ServerState, WatchedResponses
 
 METHOD = "/test.Small/Call"
 
 
 def served(timer=None, **settings):
     config = MethodConfig.of(CallPolicy(timeout=DeadlinePolicy(**settings)))
-    return Served(METHOD, config, timer)
+    return ServedMethod(METHOD, config, timer)
 
 
 @pytest.mark.parametrize("end", [StopIteration, KeyError, KeyboardInterrupt])
@@ -20,7 +20,7 @@ def test_a_stream_that_has_ended_is_watched_no_longer(end, timer):
     def step():
         raise end
 
-    answers = Answers(step, served(timer, slow_call_threshold=2.0).watch())
+    answers = WatchedResponses(step, served(timer, slow_call_threshold=2.0).watch())
     assert timer.pending == 1
     with pytest.raises(end):
         next(answers)
@@ -28,7 +28,7 @@ def test_a_stream_that_has_ended_is_watched_no_longer(end, timer):
 
 
 def test_a_stream_that_was_dropped_is_watched_no_longer(timer):
-    answers = Answers(lambda: b"more", served(timer, slow_call_threshold=2.0).watch())
+    answers = WatchedResponses(lambda: b"more", served(timer, slow_call_threshold=2.0).watch())
     assert next(iter(answers)) == b"more"
     assert timer.pending == 1
     del answers
