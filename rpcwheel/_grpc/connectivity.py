@@ -1,20 +1,29 @@
-"""What grpc's core knows of the connection below a channel, and the end of all calls on it."""
+"""What gRPC's core knows of the connection below a channel, and how to end all calls on it.
+
+grpcio has no public names for any of this: `_channel`, `_connectivity_state` and the channel of
+cygrpc are private (verified on 1.66 and 1.85; `tests/legacy/_grpc/test_connectivity.py` tells when
+they change).
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from grpc._cython import cygrpc
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = [
-    "STATES",
+    "channels_below",
     "core_below",
     "end_calls",
     "is_bare",
     "is_polled",
     "state_below",
+    "target_below",
     "wait_unpolled",
 ]
 
@@ -27,29 +36,37 @@ STATES: Final = (
 )
 """In the order of core's `grpc_connectivity_state`."""
 
-DEEPEST: Final = 32
-"""Interceptors that a call is looked up through."""
+MAX_DEPTH: Final = 32
+"""Channels with interceptors on top of one another that are searched."""
 
-LONGEST_POLL_S: Final = 0.5
-POLL_S: Final = 0.005
-"""How long, and how often, to look whether gRPC's polling thread has ended; it takes 0.2 s, or
+POLL_TIMEOUT_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.005
+"""How long, and how often, to check whether gRPC's polling thread has ended; it takes 0.2 s, or
 twice that if it has just been asked to connect."""
 
 
-def core_below(channel: Any) -> Any:
-    """The channel of grpc's core below a channel and its interceptors; None if it can't be found.
+def channels_below(channel: Any) -> Iterator[Any]:
+    """The channel, and what each below it has as its inner channel, down to that of core.
 
-    grpcio 1.60 to 1.85 keep it, and each channel that interceptors are put on, as `_channel`.
+    grpcio keeps core's channel, and each channel that interceptors are put on, as `_channel`.
     """
-    for _ in range(DEEPEST):
-        if channel is None or hasattr(channel, "check_connectivity_state"):
-            return channel
+    for _ in range(MAX_DEPTH):
+        if channel is None:
+            return
+        yield channel
         channel = getattr(channel, "_channel", None)
+
+
+def core_below(channel: Any) -> Any:
+    """The channel of gRPC's core below a channel; None if it can't be found."""
+    for inner in channels_below(channel):
+        if hasattr(inner, "check_connectivity_state"):
+            return inner
     return None
 
 
 def is_bare(channel: Any) -> bool:
-    """Whether it is a channel of grpc's make, without interceptors or wrappers on top."""
+    """Whether it is a channel of gRPC's make, without interceptors or wrappers on top."""
     return hasattr(getattr(channel, "_channel", None), "check_connectivity_state")
 
 
@@ -61,27 +78,39 @@ def state_below(
     """The state of the connection below a channel; None if it can't be known, SHUTDOWN if closed.
 
     Args:
-        channel: Of grpc's make, or with interceptors on.
+        channel: Of gRPC's make, or with interceptors on.
         try_to_connect: Whether to begin to connect if it is IDLE.
     """
     core = core_below(channel)
     if core is None:
         return None
     try:
-        return STATES[_state_of(core, try_to_connect)]
+        return STATES[int(core.check_connectivity_state(try_to_connect))]
     except ValueError:  # "Cannot invoke RPC: Channel closed!"
         return grpc.ChannelConnectivity.SHUTDOWN
+
+
+def target_below(channel: Any) -> str | None:
+    """The target as core has it; None if it can't be known, or the channel is closed."""
+    core = core_below(channel)
+    try:
+        # grpcio 1.85 crashes if a closed channel is asked for its target; this raises.
+        core.check_connectivity_state(False)
+        target = core.target() if callable(core.target) else core.target
+    except Exception:  # noqa: BLE001 - closed, or of another make
+        return None
+    return target.decode(errors="replace") if isinstance(target, bytes) else str(target)
 
 
 def end_calls(channel: grpc.Channel, details: str) -> None:
     """Close a channel; its calls end with UNAVAILABLE and these details.
 
-    Of a channel whose core can't be found they end with CANCELLED, as `close` does it. Waits until
-    grpc's thread has told the ends, so any thread but that one; any number of times.
+    If the core of the channel can't be found, they end with CANCELLED, as by `close`. Waits until
+    gRPC's thread has reported the ends, so any thread but that one; any number of times.
 
     Args:
-        channel: Of grpc's make, or with interceptors on.
-        details: Why; what no UTF-8 can say of it is replaced.
+        channel: Of gRPC's make, or with interceptors on.
+        details: Why; what no UTF-8 can encode of it is replaced.
     """
     core = core_below(channel)
     try:
@@ -93,28 +122,23 @@ def end_calls(channel: grpc.Channel, details: str) -> None:
 
 
 def is_polled(channel: Any) -> bool:
-    """Whether a thread of grpc's still looks for changes of a channel's state.
+    """Whether a thread of gRPC's still polls for changes of a channel's state.
 
-    It does so for up to 0.2 s after nobody has subscribed any more, and raises if the channel is
+    It does so for up to 0.2 s after the last subscriber has left, and raises if the channel is
     closed in the wrong moment of that (grpc #18995).
     """
-    for _ in range(DEEPEST):
-        state = getattr(channel, "_connectivity_state", None)
+    for inner in channels_below(channel):
+        state = getattr(inner, "_connectivity_state", None)
         if state is not None:
             return bool(getattr(state, "polling", False))
-        channel = getattr(channel, "_channel", None)
     return False
 
 
 def wait_unpolled(*channels: object) -> None:
-    """Wait until no thread of grpc's looks for changes of these channels' states any more.
+    """Wait until no thread of gRPC's polls for changes of these channels' states any more.
 
-    Nobody may subscribe to them meanwhile. At most `LONGEST_POLL_S`, whatever comes.
+    Nobody may subscribe to them meanwhile. At most `POLL_TIMEOUT_S`.
     """
-    until = time.monotonic() + LONGEST_POLL_S
-    while any(map(is_polled, channels)) and time.monotonic() < until:
-        time.sleep(POLL_S)
-
-
-def _state_of(core: Any, try_to_connect: bool = False) -> int:
-    return int(core.check_connectivity_state(try_to_connect))
+    end_s = time.monotonic() + POLL_TIMEOUT_S
+    while any(map(is_polled, channels)) and time.monotonic() < end_s:
+        time.sleep(POLL_INTERVAL_S)

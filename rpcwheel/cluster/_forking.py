@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 import grpc
 
 from rpcwheel._grpc.calls import InternalCallback
-from rpcwheel._grpc.connectivity import core_below
+from rpcwheel._grpc.connectivity import target_below
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.errors import ConfigurationError
 
@@ -291,10 +291,4 @@ def _checked(channel: Any) -> Channels:
 
 
 def _name(channel: grpc.Channel) -> str:
-    return getattr(channel, "target", None) or _core_target(channel)
-
-
-def _core_target(channel: grpc.Channel) -> str:
-    tell = getattr(core_below(channel), "target", None)
-    told = tell() if callable(tell) else b"channel"
-    return told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+    return getattr(channel, "target", None) or target_below(channel) or "channel"

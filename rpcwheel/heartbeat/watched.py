@@ -9,11 +9,11 @@ network.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rpcwheel._grpc.connectivity import core_below, state_below
+from rpcwheel._grpc.connectivity import channels_below, is_bare, state_below, target_below
 from rpcwheel.transport.state import ActivityStamps
 
 from .rules import Seen
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Watched", "below", "seen"]
-
-BARE: Final = "grpc._channel"
-"""Where the channels of `grpc` are from that have no interceptors."""
-
-DEEPEST: Final = 32
-"""Interceptors that a target is looked for behind."""
 
 
 class Watched:
@@ -113,33 +107,22 @@ def seen(activity: ActivityStamps) -> Seen:
 
 def below(channel: Any) -> Any:
     """The `ReconnectingChannel` below a channel's interceptors, else the lowest channel."""
-    for _ in range(DEEPEST):
-        inner = getattr(channel, "_channel", None)
-        known = callable(getattr(channel, "heartbeat_call", None))
-        if known or not callable(getattr(inner, "unary_unary", None)):
+    lowest = channel
+    for inner in channels_below(channel):
+        if not callable(getattr(inner, "unary_unary", None)):
             break
-        channel = inner
-    return channel
+        lowest = inner
+        if callable(getattr(inner, "heartbeat_call", None)):
+            break
+    return lowest
 
 
 def _is_pure(channel: Any) -> bool:
     connections = getattr(channel, "connections", None)  # of a `ReconnectingChannel`
-    bare = channel if connections is None else connections.active.channel
-    return type(bare).__module__ == BARE
+    return is_bare(channel if connections is None else connections.active.channel)
 
 
 def _target_of(channel: Any) -> str:
     target = getattr(channel, "target", None)
-    core = core_below(channel)
-    if target is None and hasattr(core, "target"):
-        try:
-            # grpcio 1.85 crashes if a closed channel is asked for its target; this raises.
-            core.check_connectivity_state(False)
-            target = core.target
-        except Exception:  # noqa: BLE001 - closed
-            return repr(channel)
-    target = target() if callable(target) else target
-    if target is None:
-        return repr(channel)
-    text = target.decode() if isinstance(target, bytes) else str(target)
-    return text.removeprefix("dns:///")  # put there by grpc
+    target = target_below(channel) if target is None else target
+    return repr(channel) if target is None else str(target).removeprefix("dns:///")  # gRPC's prefix
