@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.calls.far import ROOT
 from benchmarks.calls.scale import Results, Row
+from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
 from benchmarks.timer import machine
 

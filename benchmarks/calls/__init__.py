@@ -1,17 +1,22 @@
-"""What interceptors cost a call: rpcwheel's beside a no-op, grpc-interceptor and OpenTelemetry.
+"""What interceptors cost a call, and what hedging gains.
 
-`python -m benchmarks.calls` runs all of it, prints the figures, and writes them to
-`docs/benchmarks/calls.md`. Each world (`grpc`, `grpc.aio`) and each side (client, server) is
-measured in a process of its own (`child.py`), against a far side in another process (`server.py`,
-`far.py`), so that the CPU time of one is not in the other's.
+`python -m benchmarks.calls` runs all steps, prints the figures, and writes them to
+`docs/benchmarks/calls.md`. Each step runs in a process of its own (`child.py`), with its servers in
+another process (`server_process.py`), so that the CPU time of the client and of the server are kept
+apart.
 
-How to read the figures. The subjects take turns in short bursts, in another order each round
-(`turns.py`): a machine that slows down slows all of them. What is compared with the no-op
-interceptor is compared within its round, and the median of these ratios is quoted with the middle
-half of them, which says how far to trust it. CPU time is that of the whole process that is
-measured, gRPC's own threads too; wall time has the far side and the way there in it as well. The
-cycle collector runs as it does in any program, and begins each burst with nothing to do.
+Steps `client-*` and `server-*` compare rpcwheel with a no-op interceptor, grpc-interceptor and
+OpenTelemetry, in both worlds (`grpc`, `grpc.aio`). The subjects take turns in short bursts, in
+another order in each round (`turns.py`), so a machine that slows down slows all of them. Each
+subject is compared with the no-op interceptor of the same round. The page has the median of these
+ratios and their quartiles, which say how far to trust it. CPU time is that of the whole process
+that is measured, with gRPC's threads; wall time includes the other process and the network. The
+cycle collector runs as in any program, and starts each burst with nothing to do.
 
-`scale.py` says how much is measured, `subjects.py` who, `rivals.py` and `own.py` what they are
-made of, `sync_client.py`, `aio_client.py` and `servers.py` how; `verdict.py` holds the targets.
+Steps `hedging-*` make calls to a server that delays some of them, without and with hedging
+(`hedging.py`, `slow_server.py`).
+
+`scale.py` says how much is measured, `subjects.py` names the subjects, `rivals.py` and `own.py`
+make their interceptors and channels, `sync_client.py`, `aio_client.py` and `servers.py` measure;
+`verdict.py` holds the targets.
 """

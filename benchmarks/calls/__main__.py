@@ -1,4 +1,4 @@
-"""What interceptors cost a call: rpcwheel's beside a no-op and others; run it all."""
+"""What interceptors cost a call, compared with a no-op interceptor, and what hedging gains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.calls import report
 from benchmarks.calls.runner import STEPS, run
 from benchmarks.calls.scale import SCALES
 
-PROGRAM = Program("calls", __doc__, "about a minute", STEPS)
+PROGRAM = Program("calls", __doc__, "about two minutes", STEPS)
 
 if __name__ == "__main__":
     sys.exit(main(PROGRAM, run, report.page, scales=SCALES, facts=report.facts))

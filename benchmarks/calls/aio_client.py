@@ -12,12 +12,13 @@ from typing import Any
 import grpc.aio
 
 from benchmarks.calls import own, rivals
-from benchmarks.calls.far import FarSide
 from benchmarks.calls.scale import BOTH, REQUESTS, RESPONSES, UNARY, Row, Scale
+from benchmarks.calls.server_process import ServerProcess
 from benchmarks.calls.subjects import (
     BARE,
-    KIT,
     KIT_CHANNEL,
+    KIT_INTERCEPT,
+    KIT_INTERCEPTORS,
     KIT_SILENCE,
     KIT_TIMEOUT,
     NOOP,
@@ -43,8 +44,9 @@ CHANNELS: dict[str, Callable[[str], grpc.aio.Channel]] = {
     NOOP: lambda target: _channel(target, _no_ops()),
     NOOP_TIMEOUT: lambda target: _channel(target, _no_ops()),
     KIT_TIMEOUT: lambda target: _channel(target, own.aio_client(own.TIMEOUT_ALONE)),
-    KIT: lambda target: _channel(target, own.aio_client(own.WHOLE)),
-    KIT_CHANNEL: lambda target: own.aio_channel(grpc.aio.insecure_channel(target)),
+    KIT_INTERCEPTORS: lambda target: _channel(target, own.aio_client(own.WHOLE)),
+    KIT_INTERCEPT: own.intercept_aio_channel,
+    KIT_CHANNEL: own.aio_channel,
     KIT_SILENCE: lambda target: _channel(target, own.aio_client(own.SILENCE)),
     OTEL: lambda target: _channel(target, rivals.otel_aio()),
 }
@@ -55,10 +57,10 @@ def _channel(target: str, interceptors: Sequence[Any]) -> grpc.aio.Channel:
 
 
 def measure(scale: Scale) -> list[Row]:
-    """A row for each kind of call and each subject, by the client's cost."""
-    with asyncio.Runner() as runner, FarSide("aio", BARE) as far:
+    """A row for each kind of call and each subject, with the client's cost."""
+    with asyncio.Runner() as runner, ServerProcess("aio", BARE) as server:
         stack = AsyncExitStack()
-        channels = runner.run(_open(far.targets[BARE], stack))
+        channels = runner.run(_open(server.targets[BARE], stack))
         rows = []
         for what in measures("client"):
             bursts = {
@@ -79,7 +81,7 @@ async def _open(target: str, stack: AsyncExitStack) -> dict[str, grpc.aio.Channe
 
 
 def burst(runner: asyncio.Runner, work: Work, units: int) -> Cost:
-    """What the work took on the loop, for each of its units."""
+    """The cost of the work on the loop, for each of its units."""
     return runner.run(_timed(work, units))
 
 
@@ -132,4 +134,4 @@ def _both(channel: grpc.aio.Channel, scale: Scale, timeout: float | None) -> Wor
 
 
 LOOPS = {UNARY: _unary, RESPONSES: _responses, REQUESTS: _requests, BOTH: _both}
-"""What makes a burst of calls of each kind."""
+"""Make the work of one burst, for each kind of call."""

@@ -1,13 +1,15 @@
-"""The page that a run leaves: `docs/benchmarks/calls.md`."""
+"""The page that a run writes: `docs/benchmarks/calls.md`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from benchmarks.calls.scale import MEASURES, UNARY, Results, Row, Scale
-from benchmarks.calls.subjects import TIMEOUT_S, YARDSTICK, Skipped
-from benchmarks.calls.verdict import TARGETS
+from benchmarks.calls import hedging
+from benchmarks.calls.scale import HEDGING, MEASURES, UNARY, Results, Row, Scale, World
+from benchmarks.calls.slow_server import DELAY_S, ONE_IN, WORK_S
+from benchmarks.calls.subjects import BASELINE, TIMEOUT_S, Skipped
+from benchmarks.calls.verdict import TARGETS, WORLDS
 from benchmarks.calls.wire import PAYLOAD
 from benchmarks.timer import machine
 from benchmarks.timer.tables import figure, table
@@ -27,24 +29,38 @@ TITLES = {
 }
 
 NOTES = """\
-How it is measured:
+How the cost is measured:
 
 * Over loopback, {payload} bytes a message, without serializers, to a server in another process. The
   subjects take turns in bursts of {calls} calls, or of {streams} × {messages} messages of streams,
-  in another order each round; {rounds} rounds of calls, {stream_rounds} of streams.
-* Each of the two processes is held to a processor of its own.
-* CPU: of the whole process that is measured, gRPC's threads too: the client's in the tables of
-  clients, the server's in those of servers. Wall time, as the caller sees it, includes the far side
-  and the way there. Both are microseconds a call, or a message of a stream; medians of the bursts.
-* "× no-op" is over *{yardstick}*, which returns `continuation(...)`: the median of
-  the ratios within each round, and in brackets the middle half of them. Where that half is wide,
-  others used the machine.
-* The whole Kit: a deadline of {timeout:g} s, the slow-call event, retries and policies by method;
-  nothing fails and nothing is slow. The callers of clients give no timeout unless the name says so:
-  what gRPC itself needs for a deadline is in our figures, and not in the no-op's. On the server's
-  side all calls come with a deadline.
-* grpc-interceptor does nothing but hand on; it has no client for grpc.aio. OpenTelemetry makes
-  spans with its SDK, and exports them nowhere.
+  in another order in each round; {rounds} rounds of calls, {stream_rounds} of streams.
+* Each of the two processes is bound to a processor of its own.
+* CPU: of the whole process that is measured, with gRPC's threads: the client's in the tables of
+  clients, the server's in those of servers. Wall time is that of the caller, and includes the
+  other process and the network. Both are microseconds a call, or a message of a stream; medians of
+  the bursts.
+* "× no-op" is the ratio to *{baseline}*, which returns `continuation(...)`: the median of
+  the ratios within each round, and in brackets their quartiles. Where these are far apart, other
+  programs used the machine.
+* The whole Kit: a deadline of {timeout:g} s, the watch for slow calls, retries and policies by
+  method; no call fails and none is slow. `kit.client_interceptors()` are given to a channel of
+  gRPC's, `kit.intercept_channel()` has one below, and `kit.channel()` is a `ReconnectingChannel`
+  with the same policies. "timeout alone" and "Kit with message_timeout" are measured as client
+  interceptors. The callers of clients give no timeout unless the name says so: our figures include
+  what gRPC itself needs for a deadline, those of the no-op do not. All calls of the tables of
+  servers have a deadline.
+* grpc-interceptor is a no-op, too; it has no client for grpc.aio. OpenTelemetry makes spans with
+  its SDK, and does not export them.
+
+How hedging is measured:
+
+* The server, in another process, answers each call after {work:g} ms, but delays 1 call in
+  {one_in}, chosen at random, by {slow:g} s. {callers} callers make {hedged:,} calls of an idempotent
+  method through `kit.channel()`, first without hedging, then with `HedgingPolicy(delay={delay:g})`,
+  which makes two attempts at most. The second attempt may be delayed, too: in 1 call in {both}.
+* The extra calls are those that the server received beyond the callers' calls. Their target is the
+  budget of one window of 10 s: {budget:.0%} of the calls, and {least}. The target of p99 is the
+  delay plus twice the median without hedging.
 """
 
 
@@ -56,14 +72,14 @@ def page(
     skipped: Sequence[Skipped],
     command: str,
 ) -> str:
-    """All of it, as Markdown."""
+    """The page, as Markdown."""
     origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Made by `{command}`"]
-    parts = ["# What interceptors cost a call", "\n".join(origin)]
+    parts = ["# What interceptors cost a call, and what hedging gains", "\n".join(origin)]
     parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
     verdicts = [target.verdict(results) for target in TARGETS]
     parts += [
         "## Targets",
-        table(("unary call, over one no-op interceptor", "measured", "asked for", ""), verdicts),
+        table(("unary call", "measured", "target", ""), verdicts),
     ]
     for (side, world), title in TITLES.items():
         shown = [
@@ -72,6 +88,8 @@ def page(
             if (rows := list(results.of(side, world, what)))
         ]
         parts += [f"## {title}", *shown] if shown else []
+    hedged = [(world, row) for world in WORLDS for row in results.of("client", world, HEDGING)]
+    parts += ["## Hedging", _hedging(hedged)] if hedged else []
     return "\n\n".join([*parts, _notes(scale)])
 
 
@@ -81,7 +99,7 @@ def facts(load: str) -> dict[str, str]:
 
 
 def packages(*names: str) -> str:
-    """Their versions."""
+    """The versions of these packages."""
     return ", ".join(f"{name} {_version(name)}" for name in names)
 
 
@@ -92,9 +110,19 @@ def _measure(what: str, rows: Sequence[Row]) -> str:
     return table(headers, lines)
 
 
+def _hedging(rows: Sequence[tuple[World, Row]]) -> str:
+    headers = ("unary calls", "p50, ms", "p99, ms", "longest, ms", "calls", "extra calls")
+    return table(headers, [(f"{world}, {row.subject}", *_latencies(row)) for world, row in rows])
+
+
+def _latencies(row: Row) -> Iterator[str]:
+    yield from (f"{row.values[key]:,.1f}" for key in ("p50_ms", "p99_ms", "longest_ms"))
+    yield from (f"{row.values[key]:,.0f}" for key in ("calls", "extra_calls"))
+
+
 def _cells(row: Row, clock: str) -> tuple[str, str, str]:
     ratio, q1, q3 = (row.values[f"{clock}_ratio{part}"] for part in ("", "_q1", "_q3"))
-    half = "" if row.subject == YARDSTICK else f"({q1:.2f}–{q3:.2f})"
+    half = "" if row.subject == BASELINE else f"({q1:.2f}–{q3:.2f})"
     return figure(row.values[f"{clock}_us"]), f"{ratio:.2f}", half
 
 
@@ -106,8 +134,17 @@ def _notes(scale: Scale) -> str:
         messages=scale.messages,
         rounds=scale.rounds,
         stream_rounds=scale.stream_rounds,
-        yardstick=YARDSTICK,
+        baseline=BASELINE,
         timeout=TIMEOUT_S,
+        one_in=ONE_IN,
+        both=ONE_IN**2,
+        slow=DELAY_S,
+        work=1e3 * WORK_S,
+        callers=hedging.CONCURRENCY,
+        hedged=scale.hedged,
+        delay=hedging.DELAY_S,
+        budget=hedging.POLICY.retry_budget,
+        least=hedging.POLICY.min_retries,
     )
 
 

@@ -1,4 +1,4 @@
-"""What rpcwheel is measured beside: interceptors that only hand on, or that make spans."""
+"""What rpcwheel is compared with: no-op interceptors, and interceptors of other libraries."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class NoOp(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """The least that an interceptor of grpc can do: the yardstick."""
+    """An interceptor of grpc that only continues the call: the baseline."""
 
-    def _hand_on(self, continuation: Any, details: Any, request: Any) -> Any:
+    def _continue(self, continuation: Any, details: Any, request: Any) -> Any:
         return continuation(details, request)
 
-    intercept_unary_unary = _hand_on
-    intercept_unary_stream = _hand_on
-    intercept_stream_unary = _hand_on
-    intercept_stream_stream = _hand_on
+    intercept_unary_unary = _continue
+    intercept_unary_stream = _continue
+    intercept_stream_unary = _continue
+    intercept_stream_stream = _continue
 
 
 class AioNoOpUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    """The same of grpc.aio, which takes one object for each kind."""
+    """The same for grpc.aio, which takes one object for each kind of call."""
 
     async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
         return await continuation(details, request)
@@ -59,21 +59,21 @@ AIO_NOOPS = (AioNoOpUnaryUnary, AioNoOpUnaryStream, AioNoOpStreamUnary, AioNoOpS
 
 
 class ServerNoOp(grpc.ServerInterceptor):
-    """The least on the server's side: the handler as it is."""
+    """A no-op interceptor of a server: returns the handler as it is."""
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
         return continuation(details)
 
 
 class AioServerNoOp(grpc.aio.ServerInterceptor):
-    """The same of grpc.aio."""
+    """The same for grpc.aio."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         return await continuation(details)
 
 
 def grpc_interceptor_client() -> Any:
-    """What its README shows, doing nothing. It has none for grpc.aio."""
+    """The interceptor of its README, as a no-op. It has none for clients of grpc.aio."""
     from grpc_interceptor import ClientInterceptor
 
     class Interceptor(ClientInterceptor):
@@ -84,7 +84,7 @@ def grpc_interceptor_client() -> Any:
 
 
 def grpc_interceptor_server(*, aio: bool) -> Any:
-    """What its README shows, doing nothing."""
+    """The interceptor of its README, as a no-op."""
     from grpc_interceptor import AsyncServerInterceptor, ServerInterceptor
 
     class Interceptor(ServerInterceptor):
@@ -100,7 +100,7 @@ def grpc_interceptor_server(*, aio: bool) -> Any:
 
 
 def otel_channel(channel: grpc.Channel) -> grpc.Channel:
-    """Its interceptor in front of a channel of grpc."""
+    """OpenTelemetry's interceptor in front of a channel of grpc."""
     from opentelemetry.instrumentation.grpc import client_interceptor
     from opentelemetry.instrumentation.grpc.grpcext import intercept_channel
 
@@ -108,14 +108,14 @@ def otel_channel(channel: grpc.Channel) -> grpc.Channel:
 
 
 def otel_aio() -> Sequence[Any]:
-    """Its interceptors for a channel of grpc.aio."""
+    """OpenTelemetry's interceptors for a channel of grpc.aio."""
     from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
     return aio_client_interceptors(tracer_provider=_tracers())
 
 
 def otel_server(*, aio: bool) -> Any:
-    """Its interceptor for a server."""
+    """OpenTelemetry's interceptor for a server."""
     from opentelemetry.instrumentation import grpc as otel
 
     make = otel.aio_server_interceptor if aio else otel.server_interceptor
@@ -124,7 +124,7 @@ def otel_server(*, aio: bool) -> Any:
 
 @cache
 def _tracers() -> Any:
-    """Spans are made and recorded, and exported nowhere."""
+    """Spans are made and recorded, and not exported."""
     from opentelemetry.sdk.trace import TracerProvider
 
     return TracerProvider()

@@ -1,4 +1,4 @@
-"""Runs the measurements, each in a process of its own, and collects their rows."""
+"""Runs the steps, each in a process of its own, and collects their rows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from benchmarks.calls.scale import Row
 from benchmarks.calls.subjects import GRPC_INTERCEPTOR, Skipped, missing
 
 STEPS = {
-    f"{side}-{world}": (side, world) for side in ("client", "server") for world in ("sync", "aio")
+    f"{what}-{world}": (what, world)
+    for what in ("client", "server", "hedging")
+    for world in ("sync", "aio")
 }
-"""What can be asked for, and which side and world that is."""
+"""The steps by name, each with what it measures and in which world."""
 
-PATIENCE_S = 900.0
+TIMEOUT_S = 900.0
+"""How long a step may take."""
 
 
 def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
-    """Measure what is asked for, and say on stderr what is under way."""
+    """Run the steps asked for, and report progress on stderr."""
     for name, why in missing().items():
         yield Skipped(name, why)
     if "client-aio" in only:
@@ -28,6 +31,6 @@ def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
         if name in only:
             began = time.monotonic()
             yield from _child.rows(
-                name, "benchmarks.calls.child", (*step, scale), patience_s=PATIENCE_S
+                name, "benchmarks.calls.child", (*step, scale), patience_s=TIMEOUT_S
             )
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

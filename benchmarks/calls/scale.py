@@ -1,4 +1,4 @@
-"""How much is measured, and what comes out: the scales and the rows."""
+"""How much is measured, and the results: the scales and the rows."""
 
 from __future__ import annotations
 
@@ -13,40 +13,46 @@ UNARY = "unary"
 RESPONSES, REQUESTS, BOTH = "response stream", "request stream", "both stream"
 MEASURES = (UNARY, RESPONSES, REQUESTS, BOTH)
 """The four kinds of call: the costs are of a call, or of a message of a stream."""
+HEDGING = "hedging"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of everything."""
+    """How much of everything is measured."""
 
     calls: int  # unary calls timed in one go
     streams: int  # streams timed in one go
     messages: int  # of each stream, in each direction that streams
     rounds: int  # of unary calls
     stream_rounds: int
-    warm_up: int  # bursts of each before the first round
+    warm_up: int  # bursts of each subject before the first round
+    hedged: int  # unary calls to the server that delays some, without hedging and with it
 
     def units(self, what: str) -> int:
         """How many calls, or messages of streams, are timed in one go."""
         return self.calls if what == UNARY else self.streams * self.messages
 
     def turns(self, what: str) -> int:
-        """How often the turn of each subject comes."""
+        """How many rounds there are."""
         return self.rounds if what == UNARY else self.stream_rounds
 
 
-FULL = Scale(calls=50, streams=2, messages=100, rounds=301, stream_rounds=101, warm_up=10)
-QUICK = Scale(calls=25, streams=1, messages=100, rounds=61, stream_rounds=21, warm_up=3)
-TINY = Scale(calls=2, streams=1, messages=3, rounds=2, stream_rounds=1, warm_up=1)
+FULL = Scale(
+    calls=50, streams=2, messages=100, rounds=301, stream_rounds=101, warm_up=10, hedged=2000
+)
+QUICK = Scale(
+    calls=25, streams=1, messages=100, rounds=61, stream_rounds=21, warm_up=3, hedged=1000
+)
+TINY = Scale(calls=2, streams=1, messages=3, rounds=2, stream_rounds=1, warm_up=1, hedged=40)
 SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one measurement of one subject gave; the figures' names end in their units.
+    """The result of one measurement of one subject. The names of the figures end in their units.
 
-    `cpu_us` and `wall_us` are of a call or a message. `cpu_ratio` and `wall_ratio` are over the
-    no-op interceptor, each with the quarters `_q1` and `_q3`.
+    `cpu_us` and `wall_us` are of a call or a message. `cpu_ratio` and `wall_ratio` are relative to
+    the no-op interceptor, each with the quartiles `_q1` and `_q3`. `hedging.py` has other figures.
     """
 
     side: Side
@@ -56,7 +62,7 @@ class Row:
     values: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The row as a JSON object."""
         return asdict(self)
 
 

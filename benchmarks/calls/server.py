@@ -1,8 +1,8 @@
-"""The far side, a process: `python -m benchmarks.calls.server WORLD SUBJECT...`.
+"""The servers, as a process: `python -m benchmarks.calls.server WORLD SUBJECT...`.
 
-One server for each subject, each on a port of its own, all in this process: who is not called costs
-nothing. Prints the ports as a line of JSON; then answers each line on its stdin with the CPU time
-that the process has used, and ends when its stdin does.
+One server for each subject, each on a port of its own, all in this process: a server that is not
+called costs nothing. Prints the ports as a line of JSON. Then it answers each line on its stdin
+with the CPU time that the process has used, and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INTERCEPTORS: dict[str, Callable[[str], Any]] = {
     GRPC_INTERCEPTOR: lambda world: (rivals.grpc_interceptor_server(aio=world == "aio"),),
     OTEL: lambda world: (rivals.otel_server(aio=world == "aio"),),
 }
-"""What stands before the handlers, by world."""
+"""The interceptors of each subject, by world."""
 
 
 def main(world: str, *subjects: str) -> None:

@@ -10,21 +10,28 @@ from benchmarks.calls.scale import BOTH, MEASURES, RESPONSES, UNARY, Side, World
 
 BARE, NOOP = "bare", "one no-op interceptor"
 NOOP_TIMEOUT = "one no-op, and timeout="
-KIT, KIT_TIMEOUT = "rpcwheel: whole Kit", "rpcwheel: timeout alone"
-KIT_CHANNEL = "rpcwheel: whole Kit, own channel"
+KIT_TIMEOUT = "rpcwheel: timeout alone"
 KIT_SILENCE = "rpcwheel: Kit with message_timeout"
+KIT_INTERCEPTORS = "rpcwheel: kit.client_interceptors()"
+KIT_INTERCEPT = "rpcwheel: kit.intercept_channel()"
+KIT_CHANNEL = "rpcwheel: kit.channel()"
+KIT = "rpcwheel: whole Kit"
+"""Of servers. Clients have the whole Kit in the three ways above."""
 GRPC_INTERCEPTOR, OTEL = "grpc-interceptor", "OpenTelemetry"
-YARDSTICK = NOOP
-"""What the ratios are to."""
+BASELINE = NOOP
+"""All ratios are relative to this subject."""
 TIMEOUT_S = 30.0
-"""Of each call that has one; none of them ever ends by it."""
+"""The timeout of all calls that have one. No call reaches it."""
+
+UNHEDGED, HEDGED = "without hedging", "with hedging"
 
 NEEDS = {GRPC_INTERCEPTOR: "grpc_interceptor", OTEL: "opentelemetry.instrumentation.grpc"}
 OTEL_SDK = "opentelemetry.sdk"
 
+_KIT = (KIT_TIMEOUT, KIT_INTERCEPTORS, KIT_INTERCEPT, KIT_CHANNEL, KIT_SILENCE)
 _CLIENTS: dict[World, tuple[str, ...]] = {
-    "sync": (BARE, NOOP, NOOP_TIMEOUT, KIT_TIMEOUT, KIT, KIT_SILENCE, GRPC_INTERCEPTOR, OTEL),
-    "aio": (BARE, NOOP, NOOP_TIMEOUT, KIT_TIMEOUT, KIT, KIT_CHANNEL, KIT_SILENCE, OTEL),
+    "sync": (BARE, NOOP, NOOP_TIMEOUT, *_KIT, GRPC_INTERCEPTOR, OTEL),
+    "aio": (BARE, NOOP, NOOP_TIMEOUT, *_KIT, OTEL),
 }
 _SERVERS = (BARE, NOOP, KIT, GRPC_INTERCEPTOR, OTEL)
 
@@ -38,13 +45,13 @@ class Skipped:
 
 
 def subjects(side: Side, world: World) -> tuple[str, ...]:
-    """Those that this installation can run."""
+    """The subjects that this installation can run."""
     names = _SERVERS if side == "server" else _CLIENTS[world]
     return tuple(name for name in names if name not in missing())
 
 
 def callers(side: Side, world: World, measure: str) -> Iterator[tuple[str, float | None]]:
-    """Those that a measurement is of, each with the timeout that its caller gives."""
+    """The subjects of one measurement, each with the timeout that its caller gives."""
     for name in subjects(side, world):
         if name != KIT_SILENCE or measure in (RESPONSES, BOTH):
             yield name, TIMEOUT_S if name == NOOP_TIMEOUT or side == "server" else None
@@ -56,7 +63,7 @@ def measures(side: Side) -> tuple[str, ...]:
 
 
 def missing() -> dict[str, str]:
-    """Who can't be measured here, and why."""
+    """The subjects that cannot be measured here, and why."""
     lacks = {name: module for name, module in NEEDS.items() if not _installed(module)}
     if OTEL not in lacks and not _installed(OTEL_SDK):
         lacks[OTEL] = OTEL_SDK
@@ -66,5 +73,5 @@ def missing() -> dict[str, str]:
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of its parent
+    except ModuleNotFoundError:  # its parent is not installed
         return False

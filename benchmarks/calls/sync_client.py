@@ -6,16 +6,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import repeat
+from typing import Any
 
 import grpc
 
 from benchmarks.calls import own, rivals
-from benchmarks.calls.far import FarSide
 from benchmarks.calls.scale import BOTH, REQUESTS, RESPONSES, UNARY, Row, Scale
+from benchmarks.calls.server_process import ServerProcess
 from benchmarks.calls.subjects import (
     BARE,
     GRPC_INTERCEPTOR,
-    KIT,
+    KIT_CHANNEL,
+    KIT_INTERCEPT,
+    KIT_INTERCEPTORS,
     KIT_SILENCE,
     KIT_TIMEOUT,
     NOOP,
@@ -29,28 +32,32 @@ from benchmarks.calls.turns import take_turns
 from benchmarks.calls.wire import PAYLOAD, STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from benchmarks.timer.clock import Cost, Stopwatch
 
-CHANNELS: dict[str, Callable[[grpc.Channel], grpc.Channel]] = {
-    BARE: lambda channel: channel,
-    NOOP: lambda channel: grpc.intercept_channel(channel, rivals.NoOp()),
-    NOOP_TIMEOUT: lambda channel: grpc.intercept_channel(channel, rivals.NoOp()),
-    KIT_TIMEOUT: lambda channel: grpc.intercept_channel(channel, *own.client(own.TIMEOUT_ALONE)),
-    KIT: lambda channel: grpc.intercept_channel(channel, *own.client(own.WHOLE)),
-    KIT_SILENCE: lambda channel: grpc.intercept_channel(channel, *own.client(own.SILENCE)),
-    GRPC_INTERCEPTOR: lambda channel: grpc.intercept_channel(
-        channel, rivals.grpc_interceptor_client()
-    ),
-    OTEL: rivals.otel_channel,
+CHANNELS: dict[str, Callable[[str], grpc.Channel]] = {
+    BARE: grpc.insecure_channel,
+    NOOP: lambda target: _channel(target, rivals.NoOp()),
+    NOOP_TIMEOUT: lambda target: _channel(target, rivals.NoOp()),
+    KIT_TIMEOUT: lambda target: _channel(target, *own.client(own.TIMEOUT_ALONE)),
+    KIT_INTERCEPTORS: lambda target: _channel(target, *own.client(own.WHOLE)),
+    KIT_INTERCEPT: own.intercept_channel,
+    KIT_CHANNEL: own.channel,
+    KIT_SILENCE: lambda target: _channel(target, *own.client(own.SILENCE)),
+    GRPC_INTERCEPTOR: lambda target: _channel(target, rivals.grpc_interceptor_client()),
+    OTEL: lambda target: rivals.otel_channel(grpc.insecure_channel(target)),
 }
 
 
+def _channel(target: str, *interceptors: Any) -> grpc.Channel:
+    return grpc.intercept_channel(grpc.insecure_channel(target), *interceptors)
+
+
 def measure(scale: Scale) -> list[Row]:
-    """A row for each kind of call and each subject, by the client's cost."""
+    """A row for each kind of call and each subject, with the client's cost."""
     rows = []
-    with FarSide("aio", BARE) as far, ExitStack() as stack:
+    with ServerProcess("aio", BARE) as server, ExitStack() as stack:
         channels = {}
         for name in subjects("client", "sync"):
-            channel = stack.enter_context(grpc.insecure_channel(far.targets[BARE]))
-            channels[name] = CHANNELS[name](channel)
+            channels[name] = CHANNELS[name](server.targets[BARE])
+            stack.callback(channels[name].close)
         for what in measures("client"):
             bursts = {
                 name: partial(timed, LOOPS[what](channels[name], scale, timeout), scale.units(what))
@@ -62,7 +69,7 @@ def measure(scale: Scale) -> list[Row]:
 
 
 def timed(work: Callable[[], None], units: int) -> Cost:
-    """What the work took, for each of its units."""
+    """The cost of the work, for each of its units."""
     watch = Stopwatch()
     work()
     return watch.per(units)
@@ -111,4 +118,4 @@ def _both(channel: grpc.Channel, scale: Scale, timeout: float | None) -> Callabl
 
 
 LOOPS = {UNARY: _unary, RESPONSES: _responses, REQUESTS: _requests, BOTH: _both}
-"""What makes a burst of calls of each kind."""
+"""Make the work of one burst, for each kind of call."""

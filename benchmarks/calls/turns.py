@@ -1,4 +1,4 @@
-"""Who is compared takes turns, burst by burst; out of it come medians, and ratios within rounds."""
+"""Runs the bursts of the subjects in turns; gives medians, and ratios within rounds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from benchmarks.calls.scale import Row, Side, World
-from benchmarks.calls.subjects import YARDSTICK
+from benchmarks.calls.subjects import BASELINE
 from benchmarks.timer.clock import Cost, median_cost
 
 Burst = Callable[[], Cost]
-"""Makes some calls and says what each took."""
+"""Makes some calls and returns what each took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What each subject's bursts took, round by round."""
+    """What the bursts of each subject took, round by round."""
 
     costs: Mapping[str, Sequence[Cost]]
 
     def rows(self, side: Side, world: World, measure: str) -> list[Row]:
-        """One for each subject."""
+        """One row for each subject."""
         return [Row(side, world, measure, name, self.values(name)) for name in self.costs]
 
-    def values(self, name: str, yardstick: str = YARDSTICK) -> dict[str, float]:
-        """The medians in microseconds, and the ratios over the yardstick's."""
+    def values(self, name: str, baseline: str = BASELINE) -> dict[str, float]:
+        """The medians in microseconds, and the ratios to the baseline."""
         cost = median_cost(self.costs[name])
         values = {"cpu_us": cost.cpu_ns / 1e3, "wall_us": cost.wall_ns / 1e3}
-        pairs = list(zip(self.costs[name], self.costs[yardstick], strict=True))
-        values |= _ratio("cpu_ratio", [own.cpu_ns / its.cpu_ns for own, its in pairs])
-        return values | _ratio("wall_ratio", [own.wall_ns / its.wall_ns for own, its in pairs])
+        pairs = list(zip(self.costs[name], self.costs[baseline], strict=True))
+        values |= _ratio("cpu_ratio", [this.cpu_ns / base.cpu_ns for this, base in pairs])
+        return values | _ratio("wall_ratio", [this.wall_ns / base.wall_ns for this, base in pairs])
 
 
 def take_turns(bursts: Mapping[str, Burst], *, rounds: int, warm_up: int) -> Taken:
@@ -41,7 +41,7 @@ def take_turns(bursts: Mapping[str, Burst], *, rounds: int, warm_up: int) -> Tak
         for _ in range(warm_up):
             burst()
     gc.collect()
-    gc.freeze()  # what is there by now is no subject's doing
+    gc.freeze()  # these objects are not part of what any subject costs
     order, shuffle = list(bursts), random.Random(1).shuffle
     costs: dict[str, list[Cost]] = {name: [] for name in bursts}
     for _ in range(rounds):

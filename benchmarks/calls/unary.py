@@ -1,4 +1,4 @@
-"""What a unary call costs through each of some channels, which take turns."""
+"""What a unary call costs through each of some channels, whose bursts take turns."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ class Amount(Protocol):
 
     @property
     def calls(self) -> int:
-        """Timed in one go."""
+        """The calls of one burst."""
 
     @property
     def rounds(self) -> int:
-        """How often the turn of each comes."""
+        """How many rounds there are."""
 
     @property
     def warm_up(self) -> int:
-        """Bursts of each before the first round."""
+        """Bursts of each channel before the first round."""
 
 
 def compare(
-    channels: Mapping[str, grpc.Channel], measure: str, yardstick: str, scale: Amount
+    channels: Mapping[str, grpc.Channel], measure: str, baseline: str, scale: Amount
 ) -> list[Row]:
-    """A row for each, by the client's cost; the ratios are over the yardstick's."""
+    """A row for each channel, with the client's cost; the ratios are to the baseline."""
     make = sync_client.LOOPS[UNARY]
     bursts = {
         name: partial(sync_client.timed, make(channel, scale, None), scale.calls)
         for name, channel in channels.items()
     }
-    return _rows("sync", bursts, measure, yardstick, scale)
+    return _rows("sync", bursts, measure, baseline, scale)
 
 
 def compare_aio(
     runner: asyncio.Runner,
     channels: Mapping[str, grpc.aio.Channel],
     measure: str,
-    yardstick: str,
+    baseline: str,
     scale: Amount,
 ) -> list[Row]:
-    """The same of grpc.aio."""
+    """The same for grpc.aio."""
     make = aio_client.LOOPS[UNARY]
     bursts = {
         name: partial(aio_client.burst, runner, make(channel, scale, None), scale.calls)
         for name, channel in channels.items()
     }
-    return _rows("aio", bursts, measure, yardstick, scale)
+    return _rows("aio", bursts, measure, baseline, scale)
 
 
 def _rows(
-    world: World, bursts: dict[str, Burst], measure: str, yardstick: str, scale: Amount
+    world: World, bursts: dict[str, Burst], measure: str, baseline: str, scale: Amount
 ) -> list[Row]:
     taken = take_turns(bursts, rounds=scale.rounds, warm_up=scale.warm_up)
-    return [Row("client", world, measure, name, taken.values(name, yardstick)) for name in bursts]
+    return [Row("client", world, measure, name, taken.values(name, baseline)) for name in bursts]

@@ -1,4 +1,4 @@
-"""What goes over the wire: bytes, so that no serializer's time is in the figures."""
+"""Methods and messages. Messages are bytes, so the figures contain no serializer's time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 SERVICE: Final = "bench.Shop"
 PAYLOAD: Final = b"x" * 100
-"""Of each message, but for the request of a response stream: that tells how many are wanted."""
+"""Every message, except the request of a response stream, which is the number of responses."""
 
 
 def path(method: str) -> str:

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.calls.far import FarSide
+from benchmarks.calls.server_process import ServerProcess
 
 LONG_S = 3600.0
 """After so long connections are idle, unless said otherwise."""
 
 
-class Far(FarSide):
+class Far(ServerProcess):
     """A process with a server for each subject (`server.py`)."""
 
     program = "benchmarks.connections.server"

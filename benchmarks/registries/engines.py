@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.calls.far import ROOT
+from benchmarks.calls.server_process import ROOT
 
 KINDS = {"etcd": "EtcdEngine", "zookeeper": "ZookeeperEngine", "redis": "RedisEngine"}
 

@@ -1,9 +1,9 @@
-"""Starts the far side (`server.py`), knows where it listens, and asks what it has used.
+"""Starts the process of the servers, and asks it what it has used.
 
-Near and far are each held to a processor of their own, where the system can do that. Else the
-threads of a Python process pass the interpreter to and fro between two processors or stay on one,
-by chance and for long: the same server's CPU time a message was 55 µs in one run and 110 µs in the
-next; held to one, 46 to 47 µs.
+The servers' process and this one are each bound to one processor, where the system can do that.
+Otherwise the threads of a Python process pass the interpreter lock between two processors, or stay
+on one, by chance and for long: the same server's CPU time a message was 55 µs in one run and 110 µs
+in the next; bound to one processor, 46 to 47 µs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from benchmarks.calls.scale import World
 ROOT = Path(__file__).parents[2]
 
 
-class FarSide:
-    """A process with a server for each subject."""
+class ServerProcess:
+    """A process with one server for each subject."""
 
     program = "benchmarks.calls.server"
 
     def __init__(self, world: World, *subjects: str) -> None:
         command = [sys.executable, "-m", self.program, world, *subjects]
         self._processors = sorted(_processors())
-        _stay_on(self._processors[-1:])  # as the far side will, which inherits it
+        _bind_to(self._processors[-1:])  # for the new process, which inherits it
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        _stay_on(self._processors[:1])  # ... and our threads to come
+        _bind_to(self._processors[:1])  # for this thread, and for those that it starts
         ports: dict[str, int] = json.loads(self._ask(None))
         self.targets = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
 
@@ -49,15 +49,15 @@ class FarSide:
             self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the far side ended with {self._process.wait()}")
+            raise RuntimeError(f"the servers' process ended with {self._process.wait()}")
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
-        _stay_on(self._processors)
+        _bind_to(self._processors)
 
     def __enter__(self) -> Self:
         return self
@@ -67,10 +67,10 @@ class FarSide:
 
 
 def _processors() -> set[int]:
-    """Those that this thread may run on; none if the system doesn't say."""
+    """The processors that this thread may run on; none if the system cannot say."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
-def _stay_on(processors: Sequence[int]) -> None:
+def _bind_to(processors: Sequence[int]) -> None:
     if processors:
         os.sched_setaffinity(0, processors)
