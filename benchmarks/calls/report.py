@@ -55,9 +55,10 @@ How the cost is measured:
 How hedging is measured:
 
 * The server, in another process, answers each call after {work:g} ms, but delays 1 call in
-  {one_in}, chosen at random, by {slow:g} s. {callers} callers make {hedged:,} calls of an idempotent
-  method through `kit.channel()`, first without hedging, then with `HedgingPolicy(delay={delay:g})`,
-  which makes two attempts at most. The second attempt may be delayed, too: in 1 call in {both}.
+  {one_in}, chosen at random, by {slow:g} s. {callers} callers make {hedged:,} calls of an
+  idempotent method through `kit.channel()`, first without hedging, then with
+  `HedgingPolicy(delay={delay:g})`, which makes two attempts at most. The second attempt may be
+  delayed, too: in 1 call in {both}.
 * The extra calls are those that the server received beyond the callers' calls. Their target is the
   budget of one window of 10 s: {budget:.0%} of the calls, and {least}. The target of p99 is the
   delay plus twice the median without hedging.
