@@ -149,12 +149,12 @@ class Passage:
             sent = self.firsts.feed()
         member = calls.made.get(at) or calls.bound(at)
         try:
-            link, call = member.start(sent, options)
+            link, call = member.start(sent, **options)
         except grpc.aio.UsageError as error:
             if at.link is None or at.link.accepts_calls:
                 raise UnmadeError(at, error) from error  # the user has closed what `connect` made
             member = calls.bound(at)  # the user has closed the member's own channel, or drained it
-            link, call = member.start(sent, options)
+            link, call = member.start(sent, **options)
         if self._runs:
             self._leave()
         self._at, self._member, self._transport, self._call = at, member, link, call

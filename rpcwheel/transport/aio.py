@@ -590,7 +590,7 @@ class _Multicallable:
         self._bound: tuple[AioTransport | None, Any] = (None, None)
 
     def _on(self, transport: AioTransport) -> Any:
-        """GRPC's multicallable on this transport."""
+        """Return gRPC's multicallable on this transport."""
         if self._appended:
             transport.append(self.kind, self._appended)
         bound, made = self._bound
@@ -599,7 +599,7 @@ class _Multicallable:
             self._bound = transport, made
         return made
 
-    def start(self, request: Any, options: dict[str, Any]) -> tuple[AioTransport, Any]:
+    def start(self, *request: Any, **options: Any) -> tuple[AioTransport, Any]:
         """Internal: begin gRPC's own call on the active transport; returns both.
 
         `end_call` of the channel is to follow.
@@ -609,76 +609,32 @@ class _Multicallable:
             raise grpc.aio.UsageError(CLOSED)
         transport = connections.begin_call()
         try:
-            call = self._on(transport)(request, **options)
+            call = self._on(transport)(*request, **options)
         except BaseException:  # such as `UsageError`, if the user has closed what `connect` made
             self.channel.end_call(transport)
             raise
         transport.activity.saw_write()
         return transport, call
 
-    def _begin(self, request: Any, **options: Any) -> Any:
-        transport, call = self.start(request, options)
+    def __call__(self, *request: Any, **options: Any) -> Any:
+        """Begin a call, with the arguments of gRPC's multicallable."""
+        transport, call = self.start(*request, **options)
         return self._call_class(self, transport).run(call, counted=True)
 
 
-class _OneRequest(_Multicallable):
-    """The caller gives one request."""
-
-    def __call__(
-        self,
-        request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            request,
-            timeout=timeout,
-            metadata=metadata,
-            credentials=credentials,
-            wait_for_ready=wait_for_ready,
-            compression=compression,
-        )
-
-
-class _ManyRequests(_Multicallable):
-    """The caller gives an iterator of requests, or writes them."""
-
-    def __call__(
-        self,
-        request_iterator: Any = None,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            request_iterator,
-            timeout=timeout,
-            metadata=metadata,
-            credentials=credentials,
-            wait_for_ready=wait_for_ready,
-            compression=compression,
-        )
-
-
-class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+class _UnaryUnary(_Multicallable, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     _call_class = _UnaryUnaryCall
 
 
-class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+class _UnaryStream(_Multicallable, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
     _call_class = _UnaryStreamCall
 
 
-class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+class _StreamUnary(_Multicallable, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
     _call_class = _StreamUnaryCall
 
 
-class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+class _StreamStream(_Multicallable, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
     _call_class = _StreamStreamCall
 
 
@@ -687,9 +643,9 @@ class _HeartbeatCall(_UnaryUnary):
 
     _stamps = False
 
-    def _begin(self, request: Any, **options: Any) -> Any:
+    def __call__(self, *request: Any, **options: Any) -> Any:
         transport = self.channel.connections.active
-        call = self._on(transport)(request, **options)
+        call = self._on(transport)(*request, **options)
         return self._call_class(self, transport).run(call, counted=False)
 
 

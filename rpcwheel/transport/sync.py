@@ -481,7 +481,7 @@ class _Multicallable:
         self._bound: tuple[SyncTransport | None, Any] = (None, None)
 
     def _on(self, transport: SyncTransport) -> Any:
-        """GRPC's multicallable on this transport."""
+        """Return gRPC's multicallable on this transport."""
         bound, made = self._bound  # one read: another thread may change it
         if bound is not transport:
             made = self._channel.make(self._spec, transport, stamps=self._stamps)
