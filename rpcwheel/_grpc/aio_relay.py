@@ -216,6 +216,7 @@ class Relay(grpc.aio.Call):
     _blurred: Any = None  # an attempt whose own status may be still to come
     _looks = 0  # checks so far whether it has come
     _number = 0  # of the attempt that runs, or ran last
+    _awaited = False  # whether a caller awaits the attempt, and so will learn how it ended
     _signal: Signal | None = None
     _callbacks: list[Callback] | None = None
     _channel = None  # before grpcio 1.83 no channel can be closed while a call has no such name
@@ -289,10 +290,17 @@ class Relay(grpc.aio.Call):
     def end(self, call: FinishedCall) -> None:
         """End as this call has, and give up the attempt that runs; nothing if this has ended."""
         running = self._attempt
+        self._settle(running)
         if self._final is None:
             self.finish(call)
             if running is not None:
                 give_up(running)
+
+    def _settle(self, call: Any) -> None:
+        """Act on the end of an attempt that is awaited, before the `await` returns."""
+        if self._awaited and call is not None and has_ended(call):
+            self._awaited = False
+            self._on_done(call)
 
     def shows(self, call: object) -> bool:
         """Whether this attempt is the one that runs."""
@@ -316,8 +324,8 @@ class Relay(grpc.aio.Call):
         By its number: what grpc.aio (1.85) makes of another interceptor's generator has the
         callbacks called with the call below it.
         """
-        if number != self._number or self._attempt is None:
-            return True
+        if self._awaited or number != self._number or self._attempt is None:
+            return True  # `AwaitedRelay` acts on it, or it was superseded
         return self._on_done(self._attempt)
 
     def _on_done(self, call: Any) -> bool:
@@ -377,6 +385,7 @@ class Relay(grpc.aio.Call):
 
     def cancel(self) -> bool:
         call = self._attempt
+        self._settle(call)
         if self._final is not None:
             return False
         if call is not None and not has_ended(call):
@@ -475,7 +484,11 @@ def _report_weakly(relay: weakref.ref[Relay], number: int, _: object = None) -> 
 
 
 class AwaitedRelay(Relay):
-    """One response."""
+    """One response.
+
+    If the only response of a unary call is awaited, its end comes out of the `await` and not from
+    the done-callback: to ask a successful call for its code takes longer than the rest of a relay.
+    """
 
     def __await__(self) -> Generator[Any, None, Any]:
         try:
@@ -485,6 +498,7 @@ class AwaitedRelay(Relay):
                     yield from self._change().__await__()
                     continue
                 cancels = cancels_of_task()
+                self._awaited = not self.kind.streams_requests
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:
@@ -492,18 +506,25 @@ class AwaitedRelay(Relay):
                         raise
                     yield from self._until_decided(call)
                 except Exception as error:
-                    self._broke(call, error)
+                    self._has_raised(call, error)
                     yield from self._until_decided(call)
                     if call is self._final:
                         raise
                 else:
+                    self._awaited = False
                     self.finish(call)
                     if call is self._final:
                         return response
         except asyncio.CancelledError as error:
-            self._broke(self._attempt, error)
+            self._has_raised(self._attempt, error)
             self.cancel()
             raise
+
+    def _has_raised(self, call: Any, error: BaseException) -> None:
+        self._awaited = False
+        if call is not None and call is self._attempt and has_ended(call):
+            self._on_done(call)
+        self._broke(call, error)
 
     def _has_status(self, call: object, cancels: int) -> bool:
         """Whether a `CancelledError` that came out of this attempt is not how the attempt ended.

@@ -416,7 +416,8 @@ class RetryingCall(Relay):
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
-        self._end_wait()
+        if self._timeout is not None or self._timer_check is not None:
+            self._end_wait()
         self._failed = None
         if self._task is not None:
             self._task.cancel()

@@ -50,7 +50,6 @@ from .retry import (
     RetryPlan,
     RetryThrottle,
     cut_short,
-    earliest,
 )
 
 if TYPE_CHECKING:
@@ -217,8 +216,12 @@ class MethodConfig:
             own_ns: The timeout that the caller gave, None if none.
             left_ns: What is left of the deadline of the call being served, None if there is none.
         """
-        served_ns = left_ns if self.propagate_deadline else None
-        return earliest(now_ns, self.timeout_ns, own_ns, served_ns)
+        least_ns = self.timeout_ns
+        if own_ns is not None and own_ns < least_ns:
+            least_ns = own_ns
+        if left_ns is not None and left_ns < least_ns and self.propagate_deadline:
+            least_ns = left_ns
+        return min(now_ns + least_ns, NEVER)
 
     def outcome(self, error: BaseException, *, attempts: int, elapsed_ns: int) -> Outcome:
         """Decide what the caller gets after the last attempt has failed.

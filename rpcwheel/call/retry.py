@@ -46,7 +46,6 @@ __all__ = [
     "RetryThrottle",
     "budget_key",
     "cut_short",
-    "earliest",
 ]
 
 RECENT_SECONDS: Final = 10
@@ -212,15 +211,6 @@ def _refused_by(pushback_ns: int, config: RetryConfig) -> Stop | None:
 def cut_short(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:
     """The deadline of an attempt that is made at `at_ns`, in a call that ends at `deadline_ns`."""
     return deadline_ns if config is None else min(deadline_ns, at_ns + config.attempt_timeout_ns)
-
-
-def earliest(now_ns: int, *timeouts_ns: int | None) -> int:
-    """The deadline of a call that begins now; `NEVER` if none of the limits is one."""
-    least = NEVER
-    for limit in timeouts_ns:  # a plain loop: this runs for every call
-        if limit is not None and limit < least:
-            least = limit
-    return min(now_ns + least, NEVER)
 
 
 class RetryBudget:

@@ -150,7 +150,7 @@ async def test_who_awaits_a_failed_try_gets_the_next_ones_answer(relay, conducto
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     going.ends(bad())
-    assert conductor.failures
+    await aio_wait_until(lambda: conductor.failures)
     relay.pause()
     relay.begin(good(b"second"))
     assert await waiting == b"second"

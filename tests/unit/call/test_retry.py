@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rpcwheel.call import RetryPolicy
-from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan, earliest
+from rpcwheel.call.config import MethodConfig
+from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
 
@@ -342,18 +343,22 @@ TestAnyStory = AnyStory.TestCase
 
 
 @pytest.mark.parametrize(
-    ("limits", "deadline_ns"),
+    ("timeout_ns", "own_ns", "left_ns", "deadline_ns"),
     [
-        ((), NEVER),
-        ((None, None), NEVER),
-        ((None, 3), 8),
-        ((4, None, 3), 8),
-        ((0,), 5),
-        ((-2, 7), 3),
-        ((NEVER,), NEVER),
-        ((NEVER, None, 1), 6),
-        ((NEVER - 1,), NEVER),
+        (NEVER, None, None, NEVER),
+        (NEVER, None, 3, 8),
+        (4, None, 3, 8),
+        (4, 3, None, 8),
+        (NEVER, 0, None, 5),
+        (7, -2, None, 3),
+        (NEVER, 1, NEVER, 6),
+        (NEVER - 1, None, None, NEVER),
     ],
 )
-def test_the_earliest_of_all_limits_is_the_deadline(limits, deadline_ns):
-    assert earliest(5, *limits) == deadline_ns
+def test_the_earliest_of_all_limits_is_the_deadline(timeout_ns, own_ns, left_ns, deadline_ns):
+    config = MethodConfig(timeout_ns=timeout_ns)
+    assert config.deadline_ns(5, own_ns, left_ns) == deadline_ns
+
+
+def test_a_deadline_that_is_not_propagated_limits_no_call():
+    assert MethodConfig(propagate_deadline=False).deadline_ns(5, None, 3) == NEVER
