@@ -8,7 +8,8 @@ They go on channels and servers of yours::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+import warnings
+from typing import TYPE_CHECKING, Final, Self
 
 from rpcwheel.call.config import ClientState
 from rpcwheel.durations import to_ns
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
 __all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]
+
+HEDGES_FUTURES: Final = (
+    "client_interceptors() hedges calls by .future() only: an interceptor of grpc cannot give up a "
+    "blocking attempt; use intercept_channel()"
+)
 
 
 class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
@@ -99,7 +105,8 @@ def client_interceptors(
     """Make the interceptors for one channel, to be given to `grpc.intercept_channel`.
 
     The first interceptor of a channel is the outermost. Put these behind those that should see a
-    call once, and before those that should see every try (fresh tokens, metrics of attempts).
+    call once, and before those that should see each attempt (fresh tokens, metrics of attempts).
+    `intercept_channel` costs less, and only there are blocking calls hedged.
 
     Args:
         policy: What holds for which calls.
@@ -111,7 +118,10 @@ def client_interceptors(
         One object, for all four kinds of call. It has one retry budget: make others for a channel
         to another target.
     """
-    return [ClientInterceptor(_state(policy, timer, queues))]
+    state = _state(policy, timer, queues)
+    if any(one.hedging is not None for one in (policy, *policy.methods.values())):
+        warnings.warn(HEDGES_FUTURES, stacklevel=2)
+    return [ClientInterceptor(state)]
 
 
 def intercept_channel(
