@@ -147,6 +147,10 @@ class HeartbeatBase(HeartbeatView):
             self._tidy()
         self._flush()
 
+    def is_closed_below(self) -> bool:
+        """Whether it is that of a channel of grpc's, which reports no end, and was closed."""
+        return not self._watched.ours and self._watched.is_closed()
+
     def end_at_exit(self) -> None:
         """Detach it: the main thread has ended."""
         self.detach()

@@ -77,7 +77,10 @@ class ManagerBase(Generic[H]):
 
     @property
     def heartbeats(self) -> tuple[H, ...]:
-        """Those that are attached."""
+        """Those that are attached, without those of closed channels."""
+        return tuple(one for one in self._all() if not one.is_closed_below())
+
+    def _all(self) -> tuple[H, ...]:
         with self._lock:
             return tuple(self._kept.values())
 
@@ -87,8 +90,8 @@ class ManagerBase(Generic[H]):
         Args:
             connection: A `ReconnectingChannel`, with interceptors on top or without: those are
                 passed by. Any other gRPC channel can be watched too, but its activity is not seen,
-                so that it is asked once each interval while it is connected, and it can't be
-                replaced: that it is dead is only told.
+                so that it is probed once in each interval while it is connected, and it can't be
+                replaced: its death is only reported.
             probe: What to ask this one; None: what the manager was made with.
 
         Returns:
@@ -127,7 +130,7 @@ class ManagerBase(Generic[H]):
         """Detach all; the connections stay their users'. Idempotent."""
         with self._lock:
             self._closed = True
-        for heartbeat in self.heartbeats:
+        for heartbeat in self._all():
             heartbeat.detach()
 
     def __repr__(self) -> str:
@@ -145,9 +148,9 @@ class ManagerBase(Generic[H]):
         return made
 
     def _prune(self) -> None:
-        """Let go of heartbeats whose channels were dropped."""
-        for heartbeat in self.heartbeats:
-            if heartbeat.orphaned:
+        """Let go of heartbeats whose channels were dropped or closed."""
+        for heartbeat in self._all():
+            if heartbeat.orphaned or heartbeat.is_closed_below():
                 heartbeat.detach()
 
     def _forget(self, key: int, heartbeat: HeartbeatBase) -> None:

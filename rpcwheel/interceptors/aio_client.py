@@ -51,6 +51,7 @@ class InterceptedChannel(grpc.aio.Channel):
             )
         self._channel = channel
         self._state = state
+        self._on_close: Callable[[], object] | None = None
         self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
         give_lists(self, lists_of(channel))  # what is appended to them runs in each attempt
 
@@ -65,8 +66,14 @@ class InterceptedChannel(grpc.aio.Channel):
     ) -> None:
         await self.close()
 
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` when this channel is closed. It replaces the one given before."""
+        self._on_close = callback
+
     async def close(self, grace: float | None = None) -> None:
         """Close the user's channel, as it would itself; calls between two attempts are canceled."""
+        if self._on_close is not None:
+            self._on_close()
         self._cancel_waiting()  # no attempt is begun any more, whatever the grace
         await self._channel.close(grace)
         self._cancel_waiting()

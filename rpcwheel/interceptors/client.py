@@ -115,6 +115,11 @@ class InterceptedChannel(grpc.Channel):
             )
         self._channel = channel
         self._state = state
+        self._on_close: Callable[[], object] | None = None
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` when this channel is closed. It replaces the one given before."""
+        self._on_close = callback
 
     def subscribe(
         self,
@@ -131,6 +136,8 @@ class InterceptedChannel(grpc.Channel):
     def close(self) -> None:
         """Close the user's channel."""
         self._channel.close()
+        if self._on_close is not None:
+            self._on_close()
 
     def __enter__(self) -> Self:
         return self

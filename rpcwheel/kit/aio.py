@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcwheel.errors import ConfigurationError
 
-from .base import KitBase, check_served
+from .base import INTERCEPTORS_UNWATCHED, KitBase, check_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,7 +93,7 @@ class Kit(
             )
             if self._manager is not None:  # refused, it was never used: no connection
                 self._manager.attach(channel, probe=probe)
-        return self.intercept_channel(channel)
+        return self._intercept(channel)
 
     @property
     def heartbeats(self) -> tuple[Heartbeat, ...]:
@@ -103,10 +103,11 @@ class Kit(
     def client_interceptors(self) -> list[Any]:
         """Make those of one channel: `grpc.aio.insecure_channel(target, interceptors=these)`.
 
-        Call it once for each channel, as in the sync twin.
+        Call it once for each channel, and with the same warning, as for `grpc`.
         """
         from rpcwheel.interceptors.aio import client_interceptors
 
+        self._warn_unwatched(INTERCEPTORS_UNWATCHED)
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
     def server_interceptors(self) -> list[grpc.aio.ServerInterceptor]:
@@ -179,16 +180,18 @@ class Kit(
     def intercept_channel(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
         """Put the policies in front of a channel that exists already, and stays yours to close.
 
-        With `heartbeat` a `ReconnectingChannel` gets one; as in the sync twin.
+        With `heartbeat` the channel gets one, as for `grpc`; then a loop must be running.
         """
+        intercepted = self._intercept(channel)
+        if self._manager is not None:
+            from rpcwheel.cluster.aio import ClusterChannel
+
+            self._watch(channel, intercepted, ClusterChannel)
+        return intercepted
+
+    def _intercept(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
         from rpcwheel.interceptors.aio import intercept_channel
 
-        if self._manager is not None:
-            from rpcwheel.heartbeat.watched import below
-            from rpcwheel.transport.aio import ReconnectingChannel
-
-            if isinstance(below(channel), ReconnectingChannel):
-                self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin

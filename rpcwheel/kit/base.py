@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -62,6 +63,9 @@ class Manager(Protocol):
     def closed(self) -> bool:
         """Whether it has ended."""
 
+    def attach(self, connection: Any, *, probe: Probe | None = None) -> Any:
+        """Begin to watch a channel."""
+
 
 class Detector(Protocol):
     """What the idle detectors of both worlds have."""
@@ -93,6 +97,12 @@ SETTINGS: Final = (
     "registry",
 )
 
+
+INTERCEPTORS_UNWATCHED: Final = (
+    "interceptors do not know their channel; make it with kit.channel(target), or use "
+    "kit.intercept_channel(channel)"
+)
+"""Why `client_interceptors()` can't have their channel probed."""
 
 SERVED: Final = frozenset({"server", "publish", "service", "port", "ports", "connections"})
 """What `serve` has beside the settings of a publisher."""
@@ -176,8 +186,8 @@ class KitBase(Generic[Q, M, T, D]):
             wait_for_ready: Whether calls that find no connection wait for one, if their caller does
                 not say.
             methods: What holds for some methods instead, by pattern: `"/shop.Orders/Get*"`.
-            heartbeat: Seconds of silence after which channels made by `channel()` are asked whether
-                they live, or a `HeartbeatPolicy`.
+            heartbeat: Seconds of silence after which channels of `channel()` and of
+                `intercept_channel()` are probed, or a `HeartbeatPolicy`.
             idle: Seconds without use after which connections of servers that `detect_idle()` looks
                 after are closed, or an `IdlePolicy`.
             registry: Seconds after which registries forget a server whose process is gone, or a
@@ -281,6 +291,7 @@ class KitBase(Generic[Q, M, T, D]):
         self._timer = checked_timer(timer)
         self._queues = self._make_queues()
         self._manager = None if policy.heartbeat is None else self._make_manager(policy.heartbeat)
+        self._has_warned = False
         self._tables: list[T] = []  # of servers that no detector looks after yet
         self._detectors: list[D] = []
 
@@ -314,6 +325,34 @@ class KitBase(Generic[Q, M, T, D]):
             every_s, answer_s = max(1.0, to_seconds(every_ns)), to_seconds(whole_ns - every_ns)
             settings = {"keepalive": every_s, "ping_timeout": answer_s} | settings
         return server_options(**settings)
+
+    def _watch(self, channel: Any, intercepted: Any, balanced: type[Any]) -> None:
+        """With `heartbeat`, have a channel of the user's watched until `intercepted` is closed.
+
+        Raises:
+            RuntimeError: This kit is closed.
+        """
+        if self._manager is None:
+            return
+        from rpcwheel.heartbeat.watched import below
+
+        if isinstance(below(channel), balanced):
+            self._warn_unwatched(
+                "intercept_channel() can't watch the connections of a channel by name or of a "
+                f"{balanced.__name__}; make it with kit.channel(target)",
+                stacklevel=3,
+            )
+        else:
+            intercepted.on_close(self._manager.attach(channel).detach)
+
+    def _warn_unwatched(self, why: str, *, stacklevel: int = 2) -> None:
+        """Warn, once for each kit, of a channel that `heartbeat` has no effect on."""
+        beat = self._policy.heartbeat
+        if self._has_warned or beat is None or beat.interval is None:
+            return
+        self._has_warned = True
+        said = f"Kit(heartbeat=...) has no effect on this channel: {why}"
+        warnings.warn(said, RuntimeWarning, stacklevel=stacklevel + 1)
 
     def _check_probe(self, probe: object) -> None:
         if probe is not None and self._manager is None:

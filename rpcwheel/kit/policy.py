@@ -38,8 +38,9 @@ class KitPolicy(CallPolicy):
     """
 
     heartbeat: Annotated[HeartbeatPolicy | None, or_short(HeartbeatPolicy)] = None
-    """A number of seconds, a `timedelta`, or a `HeartbeatPolicy`: channels that the kit makes are
-    asked whether they live when they are silent for so long, and replaced when dead."""
+    """A number of seconds, a `timedelta`, or a `HeartbeatPolicy`: channels that the kit makes or
+    intercepts are probed when they are silent for so long. When dead, they are replaced if they are
+    `ReconnectingChannel`s, and reported if not."""
 
     idle: Annotated[IdlePolicy | None, or_short(IdlePolicy)] = None
     """A number of seconds, a `timedelta`, or an `IdlePolicy`: connections of the kit's servers that

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from .base import KitBase, check_served
+from .base import INTERCEPTORS_UNWATCHED, KitBase, check_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,7 +117,7 @@ class Kit(
         try:
             if self._manager is not None and not by_name:
                 self._manager.attach(channel, probe=probe)
-            return self.intercept_channel(channel)
+            return self._intercept(channel)
         except BaseException:
             channel.close()
             raise
@@ -132,9 +132,13 @@ class Kit(
 
         Call it once for each channel: each call makes a new budget of retries, which is that of one
         target. The queues of failback are the kit's.
+
+        They do not know their channel, so `heartbeat` has no effect on it: the first call of a kit
+        with `heartbeat` warns (`RuntimeWarning`).
         """
         from rpcwheel.interceptors.sync import client_interceptors
 
+        self._warn_unwatched(INTERCEPTORS_UNWATCHED)
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
     def server_interceptors(self) -> list[grpc.ServerInterceptor]:
@@ -236,20 +240,25 @@ class Kit(
     def intercept_channel(self, channel: grpc.Channel) -> grpc.Channel:
         """Put the policies in front of a channel, which stays yours to close.
 
-        With `heartbeat` a `ReconnectingChannel` gets one, also below interceptors. Another channel
-        of grpc can't be replaced, and gets none: have a `HeartbeatManager` tell of it.
+        With `heartbeat` the channel below all interceptors gets one (`heartbeats`), until the
+        channel is closed, or this kit. Only a `ReconnectingChannel` can be replaced when it is
+        dead. Another channel of grpc is probed once in each interval while it is connected, because
+        its activity is not seen, and its death is reported: `HeartbeatMissed`, `ConnectionDead`,
+        `Heartbeat.state`. It is kept until then, also if you drop it.
 
         Raises:
             RuntimeError: It would get a heartbeat, and this kit is closed.
         """
+        intercepted = self._intercept(channel)
+        if self._manager is not None:
+            from rpcwheel.cluster.sync import ClusterChannel
+
+            self._watch(channel, intercepted, ClusterChannel)
+        return intercepted
+
+    def _intercept(self, channel: grpc.Channel) -> grpc.Channel:
         from rpcwheel.interceptors.sync import intercept_channel
 
-        if self._manager is not None:
-            from rpcwheel.heartbeat.watched import below
-            from rpcwheel.transport.sync import ReconnectingChannel
-
-            if isinstance(below(channel), ReconnectingChannel):
-                self._manager.attach(channel)
         return intercept_channel(channel, self._policy, timer=self._timer, queues=self._queues)
 
     def flush(self, timeout: Duration | None = None) -> bool:

@@ -155,6 +155,11 @@ class Storm:
         return {call: count for call, count in executed if ONCE in call and count > 1}
 
 
+def interceptors_of(kit):
+    """Interceptors with a kit's policies; its heartbeat would have no effect on them, and warn."""
+    return type(kit).of(kit.policy.changed(heartbeat=None)).client_interceptors()
+
+
 # --- Threads ---
 
 
@@ -163,7 +168,7 @@ def doors_of(kit, target, options, opened):
     given = [opened.enter_context(grpc.insecure_channel(target, options)) for _ in range(2)]
     own = opened.enter_context(ReconnectingChannel(target, options=options, backoff=0))
     channels = {
-        "client_interceptors": grpc.intercept_channel(given[0], *kit.client_interceptors()),
+        "client_interceptors": grpc.intercept_channel(given[0], *interceptors_of(kit)),
         "intercept_channel": kit.intercept_channel(given[1]),
         "kit.channel": opened.enter_context(kit.channel(target, options=options)),
         "ReconnectingChannel": kit.intercept_channel(own),
@@ -230,7 +235,7 @@ def test_no_call_is_executed_twice_unless_its_method_is_idempotent(servers, prox
 
 
 async def aio_doors_of(kit, target, options, opened):
-    inner = kit.client_interceptors()
+    inner = interceptors_of(kit)
     bare = grpc.aio.insecure_channel(target, options, interceptors=inner)
     given = grpc.aio.insecure_channel(target, options)
     own = aio.ReconnectingChannel(target, options=options, backoff=0)

@@ -5,13 +5,15 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from fixtures.clusters import instance
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.proxy import Proxy
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import aio_wait_until
 from rpcwheel import ConfigurationError, ManualTimer
-from rpcwheel.aio import Kit, ReconnectingChannel
-from rpcwheel.observe import ConnectionClosed
+from rpcwheel.aio import ClusterChannel, HeartbeatPolicy, HeartbeatState, Kit, ReconnectingChannel
+from rpcwheel.observe import ConnectionAlive, ConnectionClosed, ConnectionDead
 
 
 async def echo(request, _):
@@ -100,15 +102,64 @@ async def test_a_kit_without_idle_looks_after_no_server():
             kit.detect_idle(server, port)
 
 
-async def test_a_reconnecting_channel_that_is_intercepted_gets_a_heartbeat_and_a_plain_one_none(
-    shop,
-):
+@pytest.mark.parametrize("make", [ReconnectingChannel, grpc.aio.insecure_channel])
+async def test_a_channel_that_is_intercepted_has_one_heartbeat_until_it_is_closed(shop, make):
     with ManualTimer() as timer:
         async with Kit(heartbeat=10.0, timer=timer) as kit:
-            async with ReconnectingChannel(shop.target) as mine:
-                call = kit.intercept_channel(mine).unary_unary(UNARY_UNARY)
-                assert await call(b"a") == b"a"
-                assert len(kit.heartbeats) == 1
+            mine = make(shop.target)
+            channel = kit.intercept_channel(mine)
+            other = kit.intercept_channel(mine)
+            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+            (heartbeat,) = kit.heartbeats
+            assert heartbeat.target == shop.target
+            await channel.close()
+            assert kit.heartbeats == ()
+            assert heartbeat.state is HeartbeatState.CLOSED
+            await other.close()
+
+
+async def test_a_plain_channel_that_its_user_closes_has_no_heartbeat_any_more(shop):
+    with ManualTimer() as timer:
+        async with Kit(heartbeat=10.0, timer=timer) as kit:
             async with grpc.aio.insecure_channel(shop.target) as plain:
                 kit.intercept_channel(plain)
-                assert kit.heartbeats == ()
+                assert len(kit.heartbeats) == 1
+            assert kit.heartbeats == ()
+
+
+async def test_a_plain_channel_is_probed_and_its_death_and_return_are_reported(shop, events):
+    with Proxy(shop.target) as proxy:
+        plain = grpc.aio.insecure_channel(proxy.target)
+        async with (
+            Kit(heartbeat=HeartbeatPolicy(interval=0.1, timeout=0.3)) as kit,
+            kit.intercept_channel(plain) as channel,
+        ):
+            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+            (heartbeat,) = kit.heartbeats
+            await aio_wait_until(lambda: heartbeat.answered)
+            proxy.blackhole()
+            await aio_wait_until(lambda: heartbeat.state is HeartbeatState.DEAD)
+            await aio_wait_until(lambda: any(isinstance(one, ConnectionDead) for one in events))
+            proxy.heal()
+            await aio_wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
+            await aio_wait_until(lambda: any(isinstance(one, ConnectionAlive) for one in events))
+
+
+async def test_interceptors_of_a_kit_with_a_heartbeat_warn_once():
+    async with Kit(heartbeat=10.0) as kit:
+        with pytest.warns(RuntimeWarning, match="has no effect on this channel") as caught:
+            kit.client_interceptors()
+        assert [one.filename for one in caught] == [__file__]
+        kit.client_interceptors()
+    Kit().client_interceptors()
+
+
+async def test_a_channel_of_many_members_warns_that_it_has_no_heartbeat(shop):
+    async with Kit(heartbeat=10.0) as kit, ClusterChannel("shop", [instance(shop)]) as cluster:
+        with pytest.warns(
+            RuntimeWarning, match="a channel by name or of a ClusterChannel"
+        ) as caught:
+            channel = kit.intercept_channel(cluster)
+        assert [one.filename for one in caught] == [__file__]
+        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        assert kit.heartbeats == ()

@@ -6,21 +6,25 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from fixtures.clusters import instance
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.proxy import Proxy
 from fixtures.server_process import PING
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
+    ClusterChannel,
     ConfigurationError,
     ConnectionTable,
     HeartbeatPolicy,
+    HeartbeatState,
     Kit,
     ManualTimer,
     MethodProbe,
     ReconnectingChannel,
 )
-from rpcwheel.observe import ConnectionClosed, IdleLimited
+from rpcwheel.observe import ConnectionAlive, ConnectionClosed, ConnectionDead, IdleLimited
 
 
 @contextmanager
@@ -84,18 +88,81 @@ def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(shop):
             kit.channel(shop.target)
 
 
-def test_a_reconnecting_channel_that_is_intercepted_gets_a_heartbeat_and_a_plain_one_none(shop):
+def intercepted(channel):
+    """The channel with grpc's interceptor channel on top."""
+    return grpc.intercept_channel(channel, *Kit().client_interceptors())
+
+
+@pytest.mark.parametrize("make", [ReconnectingChannel, grpc.insecure_channel])
+@pytest.mark.parametrize("on_top", [lambda channel: channel, intercepted], ids=["bare", "more"])
+def test_a_channel_that_is_intercepted_has_one_heartbeat_until_it_is_closed(shop, make, on_top):
     with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
-        with ReconnectingChannel(shop.target) as mine:
-            call = kit.intercept_channel(mine).unary_unary(UNARY_UNARY)
-            assert call(b"a") == b"a"
-            assert len(kit.heartbeats) == 1
-        with ReconnectingChannel(shop.target) as mine:
-            kit.intercept_channel(grpc.intercept_channel(mine, *Kit().client_interceptors()))
-            assert len(kit.heartbeats) == 1
+        mine = make(shop.target)
+        channel = kit.intercept_channel(on_top(mine))
+        other = kit.intercept_channel(mine)
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        (heartbeat,) = kit.heartbeats
+        assert heartbeat.target == shop.target
+        channel.close()
+        assert kit.heartbeats == ()
+        assert heartbeat.state is HeartbeatState.CLOSED
+        other.close()
+
+
+def test_a_plain_channel_that_its_user_closes_has_no_heartbeat_any_more(shop):
+    with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
         with grpc.insecure_channel(shop.target) as plain:
             kit.intercept_channel(plain)
-            assert kit.heartbeats == ()
+            assert len(kit.heartbeats) == 1
+        assert kit.heartbeats == ()
+
+
+def test_a_plain_channel_is_probed_and_its_death_and_return_are_reported(shop, events):
+    with (
+        Kit(heartbeat=HeartbeatPolicy(interval=0.1, timeout=0.3)) as kit,
+        Proxy(shop.target) as proxy,
+        kit.intercept_channel(grpc.insecure_channel(proxy.target)) as channel,
+    ):
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        (heartbeat,) = kit.heartbeats
+        assert wait_until(lambda: heartbeat.answered)
+        proxy.blackhole()
+        assert wait_until(lambda: heartbeat.state is HeartbeatState.DEAD)
+        assert wait_until(lambda: any(isinstance(one, ConnectionDead) for one in events))
+        proxy.heal()
+        assert wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
+        assert wait_until(lambda: any(isinstance(one, ConnectionAlive) for one in events))
+
+
+def test_interceptors_of_a_kit_with_a_heartbeat_warn_once(shop):
+    with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
+        with pytest.warns(RuntimeWarning, match="has no effect on this channel") as caught:
+            kit.client_interceptors()
+        assert [one.filename for one in caught] == [__file__]
+        kit.client_interceptors()
+    Kit().client_interceptors()
+    Kit(heartbeat=HeartbeatPolicy(interval=None)).client_interceptors()
+
+
+def test_a_channel_of_many_members_warns_that_it_has_no_heartbeat(shop):
+    with (
+        ManualTimer() as timer,
+        Kit(heartbeat=10.0, timer=timer) as kit,
+        ClusterChannel("shop", [instance(shop)]) as cluster,
+    ):
+        with pytest.warns(
+            RuntimeWarning, match="a channel by name or of a ClusterChannel"
+        ) as caught:
+            assert kit.intercept_channel(cluster).unary_unary(UNARY_UNARY)(b"a") == b"a"
+        assert [one.filename for one in caught] == [__file__]
+        assert kit.heartbeats == ()
+
+
+def test_a_closed_kit_with_a_heartbeat_intercepts_no_channel(shop):
+    kit = Kit(heartbeat=10.0)
+    kit.close()
+    with grpc.insecure_channel(shop.target) as plain, pytest.raises(RuntimeError, match="closed"):
+        kit.intercept_channel(plain)
 
 
 def test_a_heartbeat_asks_what_the_channel_was_made_with(shop):
