@@ -442,11 +442,6 @@ def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
     if own.timeout is not None:
         for said in own.timeout.never_reached(whole):
             yield f"timeout: {said}"
-    if own.hedging is not None and beyond(own.hedging.delay, whole):
-        yield (
-            f"hedging: delay ({own.hedging.delay}) leaves no time for another attempt, as timeout "
-            f"({whole}) holds for all attempts together; give less, or leave it out"
-        )
     if own.retry is None or own.retry.max_attempts == 1:
         return
     for name in ("attempt_timeout", "backoff"):
