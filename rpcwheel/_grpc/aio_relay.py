@@ -688,7 +688,7 @@ class WrittenRelay(Relay):
             )
 
 
-# --- For `transport` and `cluster`, whose calls are decided about by another object ---
+# --- For `rpcwheel.cluster`, whose calls are decided about by another object ---
 
 
 class Conductor(Protocol):

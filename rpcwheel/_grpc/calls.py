@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import grpc
 
-from rpcwheel.rpc import AttemptResult
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
 __all__ = [
-    "FORBID_NS",
     "AioDetails",
     "AnyCall",
     "Details",
@@ -36,19 +33,9 @@ __all__ = [
     "is_unprocessed",
     "metadata_from",
     "metadata_of",
-    "outcome_of_error",
-    "pushback_ns",
-    "with_attempt",
 ]
 
 # --- What a call is made with ---
-
-ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
-"""How a server learns that a call is a retry (gRFC A6). Where gRPC's own retries are on, as they
-are by default, its core takes it away."""
-
-RETRY_KEY: Final = "x-retry-attempt"
-"""How it learns that in any case: what go-grpc-middleware's retries send."""
 
 
 class Details(
@@ -96,19 +83,6 @@ class AioDetails(grpc.aio.ClientCallDetails):
 def metadata_of(given: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
     """Metadata as a tuple of pairs, from None, a list, a tuple or `grpc.aio.Metadata`."""
     return () if given is None else tuple((key, value) for key, value in given)
-
-
-def with_attempt(given: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
-    """The metadata of the `number`-th try: from the second on it says how many went before.
-
-    That of the caller gives way: a server that hands on what it got may itself have been retried.
-    """
-    pairs = metadata_of(given)
-    if number <= 1:
-        return pairs
-    others = (pair for pair in pairs if pair[0] not in {ATTEMPTS_KEY, RETRY_KEY})
-    before = str(number - 1)
-    return (*others, (ATTEMPTS_KEY, before), (RETRY_KEY, before))
 
 
 def metadata_from(given: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio.Metadata:
@@ -194,11 +168,6 @@ def call_at_end(call: AnyCall, hook: Callable[[], object]) -> None:
 
 # --- How a call failed ---
 
-PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
-FORBID_NS: Final = -1
-LONGEST_DIGITS: Final = 12
-"""Thirty years. Python refuses to read a number of thousands of digits, which a server may send."""
-
 _NEVER_SENT: Final = (
     "failed to connect to all addresses",
     "errors resolving ",
@@ -224,19 +193,6 @@ _CLOSED_MEANWHILE: Final = "Channel closed!"
 bare `asyncio.CancelledError`."""
 
 
-def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | None:
-    """How long the server wants a retry to wait; `FORBID_NS` for never, None if it says nothing.
-
-    What is no number means never (gRFC A6), and so does one that is longer than any wait.
-    """
-    for key, value in trailing or ():
-        if key == PUSHBACK_KEY:
-            text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-            number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_DIGITS
-            return int(text) * 1_000_000 if number else FORBID_NS
-    return None
-
-
 def is_unprocessed(code: str, details: str | None, trailing: object, initial: object) -> bool:
     """Whether a status has the text of one that gRPC makes before any server sees the request.
 
@@ -255,31 +211,6 @@ def is_channel_closed(error: BaseException) -> bool:
         cancelled = _said(error, "code") is grpc.StatusCode.CANCELLED
         return cancelled and _said(error, "details") == _CLOSED_MEANWHILE
     return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED
-
-
-def outcome_of_error(
-    error: Any,
-    *,
-    committed: bool = False,
-) -> AttemptResult:
-    """How a try ended that gave `error`: a `grpc.RpcError` with a code, or anything else.
-
-    Takes the finished calls of `grpc` and the errors of both worlds, which answer at once, and
-    errors of inner interceptors, which may know no more than their code.
-
-    Args:
-        error: What the try gave.
-        committed: Whether it can't be made again.
-    """
-    code = _said(error, "code") if isinstance(error, grpc.RpcError) else None
-    if not isinstance(code, grpc.StatusCode):
-        return AttemptResult(code="UNKNOWN", error=error, committed=True)
-    return AttemptResult(
-        code=code.name,
-        error=error,
-        pushback_ns=pushback_ns(_said(error, "trailing_metadata")),
-        committed=committed,
-    )
 
 
 def _said(error: grpc.RpcError, name: str) -> Any:

@@ -49,7 +49,6 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import metadata_from, metadata_of, outcome_of_error, with_attempt
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
@@ -68,19 +67,18 @@ from .config import (
     resend_timeout,
     seconds_left,
 )
-from .retry import COMMITTED, NO_TIME
+from .retry import COMMITTED, NO_TIME, result_of, with_attempt
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Iterable
 
     from rpcwheel._grpc.aio_finished import FinishedCall
-    from rpcwheel._grpc.calls import Metadata
     from rpcwheel.timer import Timeout
 
     from .config import ClientState, MethodConfig
     from .hedging import HedgingPlan
-    from .retry import RetryPlan
+    from .retry import Metadata, RetryPlan
 
 __all__ = ["CallFactory", "RetryingCall", "Start"]
 
@@ -206,7 +204,7 @@ class RetryingCall(Relay):
         self._config = config
         self._start = start
         self._own_timeout = timeout
-        self._metadata: Metadata | None = None if metadata is None else metadata_of(metadata)
+        self._metadata: Metadata | None = None if metadata is None else tuple(metadata)
         self._wait_for_ready = wait_for_ready
         self._started_ns = started_ns
         self._deadline_ns = deadline_ns
@@ -229,7 +227,7 @@ class RetryingCall(Relay):
     def first_attempt(self, timeout: float | None) -> Any:
         """Make it. Returns this call, or a coroutine that gives it."""
         try:
-            metadata = None if self._metadata is None else metadata_from(self._metadata)
+            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
             attempt = self._begin_attempt(timeout, metadata)
         except BaseException:  # such as `UsageError` of a channel that is closed
             self._release()
@@ -292,7 +290,7 @@ class RetryingCall(Relay):
         state, config = self._state, self._config
         if self._plan is None:
             self._plan = state.resumed(config, self._started_ns, self._deadline_ns)
-        result = outcome_of_error(error, committed=self.handed or not self._can_resend)
+        result = result_of(error, committed=self.handed or not self._can_resend)
         step = state.after(self.method, config, self._plan, result, self._attempts)
         if isinstance(step, NextAttempt):
             self.pause()
@@ -380,7 +378,7 @@ class RetryingCall(Relay):
         self._failed = None
         self._attempts = step.number
         left_s = seconds_left(step.deadline_ns, self._state.now_ns())
-        metadata = metadata_from(with_attempt(self._metadata, step.number))
+        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
         try:
             attempt = self._begin_attempt(left_s, metadata)
         except Exception as error:  # noqa: BLE001 - the caller gets it
@@ -580,7 +578,7 @@ class _HedgedCall(_UnaryUnary):
         assert hedges is not None  # noqa: S101 - for mypy
         self._hedges = hedges
         try:
-            metadata = None if self._metadata is None else metadata_from(self._metadata)
+            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
             attempt = self._begin_attempt(timeout, metadata)
         except BaseException:
             self._release()
@@ -631,7 +629,7 @@ class _HedgedCall(_UnaryUnary):
             self.finish(attempt if has_ended(attempt) else failed_call(self.kind, error))
             return
         self._last = attempt, error
-        if self._hedges.ended(self._state.now_ns(), outcome_of_error(error)):
+        if self._hedges.ended(self._state.now_ns(), result_of(error)):
             self._end_hedging()
         else:
             self._send_due()
@@ -642,7 +640,7 @@ class _HedgedCall(_UnaryUnary):
             self._attempts = step.number
             emit(HedgeSent(self.method, step.number))
             left_s = seconds_left(step.deadline_ns, self._state.now_ns())
-            metadata = metadata_from(with_attempt(self._metadata, step.number))
+            metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
             try:
                 attempt = self._begin_attempt(left_s, metadata)
             except Exception as error:  # noqa: BLE001 - the caller gets it
@@ -780,7 +778,7 @@ class Delivery:
         """Make an attempt, and wait for its end; raises how it failed."""
         self._attempts += 1
         streams = self._kind.streams_requests
-        metadata = metadata_from(with_attempt(self._metadata, self._attempts))
+        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, self._attempts))
         request = list(requests) if streams else requests[0]
         call = self._start(
             request,

@@ -23,14 +23,14 @@ full each takes `token_ratio` too much.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.rpc import NextAttempt, Stop
+from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
 
 if TYPE_CHECKING:
-    from rpcwheel.rpc import AttemptResult
+    from collections.abc import Iterable
 
     from .policy import HedgingPolicy, RetryPolicy, RetryThrottling
 
@@ -38,15 +38,88 @@ BudgetKey: TypeAlias = "tuple[float, int] | RetryThrottling"
 """What a budget is made with: a share and a least number, or gRPC's throttling."""
 
 __all__ = [
+    "FORBID_NS",
     "Budget",
     "BudgetKey",
+    "Metadata",
     "RetryBudget",
     "RetryConfig",
     "RetryPlan",
     "RetryThrottle",
     "budget_key",
     "cut_short",
+    "pushback_ns",
+    "result_of",
+    "with_attempt",
 ]
+
+Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
+
+# --- What client and server tell each other (gRFC A6) ---
+
+ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
+"""Tells a server that a call is a retry (gRFC A6). Where gRPC's own retries are on, as they are by
+default, its core removes it."""
+
+RETRY_KEY: Final = "x-retry-attempt"
+"""Tells it in any case: what go-grpc-middleware's retries send."""
+
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+FORBID_NS: Final = -1
+LONGEST_DIGITS: Final = 12
+"""Thirty years. Python refuses to read a number of thousands of digits, which a server may send."""
+
+
+def with_attempt(given: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
+    """The metadata of the `number`-th attempt: from the second on it says how many preceded it.
+
+    It replaces what the caller gave: a server that passes on its metadata may itself have been
+    called by a retry.
+    """
+    pairs = () if given is None else tuple((key, value) for key, value in given)
+    if number <= 1:
+        return pairs
+    others = (pair for pair in pairs if pair[0] not in {ATTEMPTS_KEY, RETRY_KEY})
+    before = str(number - 1)
+    return (*others, (ATTEMPTS_KEY, before), (RETRY_KEY, before))
+
+
+def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | None:
+    """How long a server asks a retry to wait; `FORBID_NS` for never, None if it does not ask.
+
+    A value that is no number means never (gRFC A6), and so does one of more than `LONGEST_DIGITS`.
+    """
+    for key, value in trailing or ():
+        if key == PUSHBACK_KEY:
+            text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+            number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_DIGITS
+            return int(text) * 1_000_000 if number else FORBID_NS
+    return None
+
+
+def result_of(error: Any, *, committed: bool = False) -> AttemptResult:
+    """How an attempt ended that gave `error`, a `grpc.RpcError`.
+
+    Takes the finished calls of `grpc` and the errors of both worlds, whose methods return at once,
+    and errors of inner interceptors, which may have no more than a code, or none.
+
+    Args:
+        error: What the attempt gave.
+        committed: Whether it can't be made again.
+    """
+    code = getattr(_asked(error, "code"), "name", None)
+    if code not in CODES:
+        return AttemptResult(code="UNKNOWN", error=error, committed=True)
+    asked_ns = pushback_ns(_asked(error, "trailing_metadata"))
+    return AttemptResult(code=code, error=error, pushback_ns=asked_ns, committed=committed)
+
+
+def _asked(error: object, name: str) -> Any:
+    method = getattr(error, name, None)
+    return method() if callable(method) else None
+
+
+# --- What follows an attempt ---
 
 RECENT_SECONDS: Final = 10
 """Seconds that count as recent, the one that runs included."""

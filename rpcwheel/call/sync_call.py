@@ -37,8 +37,6 @@ from rpcwheel._grpc.calls import (
     is_channel_closed,
     is_single_threaded,
     metadata_of,
-    outcome_of_error,
-    with_attempt,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -58,6 +56,7 @@ from .config import (
     resend_timeout,
     seconds_left,
 )
+from .retry import result_of, with_attempt
 from .sync_requests import RequestStream
 
 if TYPE_CHECKING:
@@ -97,6 +96,7 @@ TRAILERS_TIMEOUT_S: Final = 0.02
 """How long to wait, on empty initial metadata, for the failure that may follow them at once."""
 
 CHANNEL_CLOSED: Final = Stop("its channel was closed")
+NO_STATUS: Final = Stop("it failed without a status")
 
 
 def with_readiness(details: Any, config: MethodConfig) -> Any:
@@ -213,10 +213,12 @@ class ClientCall:
         """Decide what follows after an attempt that failed. May run users' wait objects."""
         if is_channel_closed(error):
             return CHANNEL_CLOSED
+        if not has_status(error):
+            return NO_STATUS
         if self._plan is None:
             self._plan = self.state.resumed(self.config, *self._opened[:2])
         committed = handed or (self.requests is not None and not self.requests.replayable)
-        result = outcome_of_error(error, committed=committed)
+        result = result_of(error, committed=committed)
         return self.state.after(self.method, self.config, self._plan, result, self._attempts)
 
     # --- The end ---
@@ -1063,9 +1065,7 @@ class HedgedAttempts(_CallEnd):
         known = has_status(failure) and not is_channel_closed(failure)
         with self._changed:
             self._failed = attempt, failure
-            over = not known or self._plan.ended(
-                self.call.state.now_ns(), outcome_of_error(failure)
-            )
+            over = not known or self._plan.ended(self.call.state.now_ns(), result_of(failure))
         if over:
             self._end(attempt, failure)
         else:

@@ -16,7 +16,8 @@ import grpc
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.calls import is_unprocessed, outcome_of_error
+from rpcwheel._grpc.calls import is_unprocessed
+from rpcwheel.call.retry import result_of
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.observe import emit
 from rpcwheel.observe.events import MemberDown, MemberUp
@@ -268,7 +269,7 @@ class Fleet:
         link = link or member.link
         if link is None:
             return False
-        outcome = outcome_of_error(error)
+        outcome = result_of(error)
         if outcome.code not in UNREACHED:
             if member.down_ns is not None and outcome.code not in UNANSWERED:
                 self.up(member)  # that is an answer

@@ -11,12 +11,11 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Final, Self
 
-from rpcwheel.call.config import ClientState
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
 from .client import ClientInterceptor, InterceptedChannel
-from .queues import FailbackQueuesBase
+from .queues import FailbackQueuesBase, client_state
 from .server import server_interceptors
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def client_interceptors(
         One object, for all four kinds of call. It has one retry budget: make others for a channel
         to another target.
     """
-    state = _state(policy, timer, queues)
+    state = client_state(policy, timer, queues, FailbackQueues)
     if any(one.hedging is not None for one in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=2)
     return [ClientInterceptor(state)]
@@ -139,11 +138,4 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is no channel of grpc.
     """
-    return InterceptedChannel(channel, _state(policy, timer, queues))
-
-
-def _state(policy: CallPolicy, timer: Timer | None, queues: FailbackQueues | None) -> ClientState:
-    given: object = FailbackQueues(timer) if queues is None else queues
-    if not isinstance(given, FailbackQueues):
-        raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
-    return ClientState(policy, timer=timer, queue_of=given.of)
+    return InterceptedChannel(channel, client_state(policy, timer, queues, FailbackQueues))

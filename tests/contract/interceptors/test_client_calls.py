@@ -217,10 +217,18 @@ def test_a_generator_of_an_interceptor_inside_is_handed_through_and_told_once(
     assert "no retry" in str(event.error)
 
 
-def test_a_bug_in_an_interceptor_inside_is_passed_on_unchanged(shop, shop_channel):
+class ErrorOfAnotherLibrary(ValueError):
+    """It names its codes as grpc does, and is no `grpc.RpcError`."""
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("error", [ValueError, ErrorOfAnotherLibrary])
+def test_a_bug_in_an_interceptor_inside_is_passed_on_unchanged(shop, shop_channel, error):
     class Broken(grpc.UnaryUnaryClientInterceptor):
         def intercept_unary_unary(self, continuation, details, request):
-            raise ValueError("a bug")
+            raise error("a bug")
 
     codes = {"INTERNAL", "UNKNOWN", "UNAVAILABLE"}
     default_response = DefaultResponsePolicy(on=Exception, default=b"none")

@@ -148,7 +148,7 @@ def test_call_details_are_a_named_tuple_whose_metadata_may_be_none(shop, shop_ch
 
 
 def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
-    """We lean on it: `with_attempt` in _grpc/details.py says so what gRPC's own retries would.
+    """We lean on it: `with_attempt` in call/retry.py says so what gRPC's own retries would.
 
     Names with "grpc-" are gRPC's. Where its own retries are on (the default) it drops this one, so
     a retry says it under another name too, `x-retry-attempt`.

@@ -8,7 +8,8 @@ import pytest
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S
-from rpcwheel._grpc.calls import FORBID_NS, is_channel_closed, is_unprocessed, outcome_of_error
+from rpcwheel._grpc.calls import is_channel_closed, is_unprocessed
+from rpcwheel.call.retry import FORBID_NS, result_of
 from rpcwheel.rpc import AttemptResult
 
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -48,8 +49,8 @@ async def test_a_real_server_asks_for_a_wait_in_both_worlds(shop):
     for sent, asked_ns in [("250", 250_000_000), ("-1", FORBID_NS), ("9" * 5000, FORBID_NS)]:
         shop.then(*[Fail("UNAVAILABLE", trailing=((PUSHBACK, sent),))] * 2)
         here, there = failure(shop.target), await aio_failure(shop.target)
-        assert outcome_of_error(here).pushback_ns == asked_ns
-        assert outcome_of_error(there).pushback_ns == asked_ns
+        assert result_of(here).pushback_ns == asked_ns
+        assert result_of(there).pushback_ns == asked_ns
 
 
 def test_the_text_of_a_relayed_failure_is_that_of_a_call_that_was_not_sent(shop):
@@ -57,14 +58,14 @@ def test_the_text_of_a_relayed_failure_is_that_of_a_call_that_was_not_sent(shop)
     shop.then(Fail("UNAVAILABLE", NO_CONNECTION))
     error = failure(shop.target)
     assert is_unprocessed("UNAVAILABLE", error.details(), (), ())
-    assert outcome_of_error(error) == AttemptResult("UNAVAILABLE", error=error)
+    assert result_of(error) == AttemptResult("UNAVAILABLE", error=error)
 
 
 def test_a_finished_call_tells_the_same_as_its_error(shop, shop_channel):
     shop.then(Fail("ABORTED", "again", ((PUSHBACK, "5"),)))
     call = shop_channel.unary_unary(UNARY_UNARY).future(b"a", timeout=WAIT_S)
     assert call.exception() is not None
-    assert outcome_of_error(call) == AttemptResult("ABORTED", error=call, pushback_ns=5_000_000)
+    assert result_of(call) == AttemptResult("ABORTED", error=call, pushback_ns=5_000_000)
 
 
 # --- Channels that were closed ---

@@ -7,15 +7,13 @@ import pytest
 
 from fixtures.shop import UNARY_UNARY
 from rpcwheel._grpc.calls import (
-    ATTEMPTS_KEY,
-    RETRY_KEY,
     AioDetails,
     Details,
     details_of,
     details_with,
     metadata_of,
-    with_attempt,
 )
+from rpcwheel.call.retry import ATTEMPTS_KEY, RETRY_KEY, with_attempt
 
 GIVEN = {
     "method": "/test.Shop/UnaryUnary",

@@ -6,12 +6,10 @@ import grpc
 import pytest
 
 from rpcwheel._grpc.calls import (
-    FORBID_NS,
     is_channel_closed,
     is_unprocessed,
-    outcome_of_error,
-    pushback_ns,
 )
+from rpcwheel.call.retry import FORBID_NS, pushback_ns, result_of
 from rpcwheel.rpc import AttemptResult
 
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -97,13 +95,6 @@ class CodeOnly(grpc.RpcError):
         return self._code
 
 
-class Foreign(Exception):
-    """Of another library, that names its codes as grpc does."""
-
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
-
-
 class Plain(grpc.RpcError):
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -116,7 +107,6 @@ class Plain(grpc.RpcError):
         grpc.FutureTimeoutError(),
         grpc.FutureCancelledError(),
         Bare(),
-        Foreign(),
         Plain(),
         CodeOnly(None),
         CodeOnly(14),
@@ -124,18 +114,18 @@ class Plain(grpc.RpcError):
     ],
 )
 def test_what_has_no_status_is_never_tried_again(error):
-    assert outcome_of_error(error) == AttemptResult("UNKNOWN", error=error, committed=True)
+    assert result_of(error) == AttemptResult("UNKNOWN", error=error, committed=True)
 
 
 def test_an_error_that_knows_no_more_than_its_code_is_taken_with_it():
     error = CodeOnly(grpc.StatusCode.UNAVAILABLE)
-    assert outcome_of_error(error) == AttemptResult("UNAVAILABLE", error=error)
+    assert result_of(error) == AttemptResult("UNAVAILABLE", error=error)
 
 
 def test_an_outcome_is_committed_if_the_caller_says_so():
     error = CodeOnly(grpc.StatusCode.UNAVAILABLE)
-    assert outcome_of_error(error, committed=True).committed
-    assert not outcome_of_error(error).committed
+    assert result_of(error, committed=True).committed
+    assert not result_of(error).committed
 
 
 def test_no_other_error_tells_of_a_closed_channel():
