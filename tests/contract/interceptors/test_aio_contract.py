@@ -22,8 +22,8 @@ STYLES = ("await", "ask", "write-await", "iterate", "read", "write-read")
 """
 
 HANGS_S = 0.1
-"""How long to wait for a writer that grpc.aio (1.85) forgets, if a call is cancelled before it has
-taken note that its metadata is on the way. `tests/legacy/_grpc/test_aio_relay.py` has the canary.
+"""How long to wait for a writer that grpc.aio (1.85) never wakes, if a call is canceled before its
+metadata is sent. `tests/interop/grpcio/test_canaries_aio.py` has the canary.
 """
 
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
 
 aio = grpc.aio
 
@@ -170,3 +170,16 @@ async def test_a_refused_request_stream_may_end_with_a_status_made_up(shop):
             if (grpc.StatusCode.INTERNAL, True) in seen:
                 break
     assert (grpc.StatusCode.INTERNAL, True) in seen
+
+
+async def test_a_write_to_a_call_that_is_canceled_before_its_metadata_is_sent_hangs(shop):
+    """So `give_up` in _grpc/aio_relay.py sets a private event of the call, too."""
+    async with channel_to(shop) as channel:
+        call = channel.stream_stream(STREAM_STREAM)()
+        writing = asyncio.create_task(call.write(b"x"))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([writing], timeout=0.5)
+        assert not writing.done()
+        writing.cancel()
+        await asyncio.wait([writing])
