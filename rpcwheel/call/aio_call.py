@@ -57,6 +57,7 @@ from rpcwheel.rpc import Kind, NextAttempt, Stop
 from .aio_requests import RequestStream
 from .config import (
     ANSWER_KEY,
+    CALL_OPTIONS,
     GATHER_S,
     Outcome,
     answered_by,
@@ -101,30 +102,32 @@ class CallFactory:
         method: str,
         kind: Kind,
         waiting: weakref.WeakSet[RetryingCall] | None = None,
+        config: MethodConfig | None = None,
     ) -> None:
-        """Look up the method's configuration.
+        """Note what follows from the method's configuration.
 
         Args:
             state: What all calls of the client share.
             method: The full name.
             kind: Which of the four.
             waiting: Calls are added to it when they wait for their next attempt.
+            config: Another configuration than the method has by the policies of the client.
         """
         self.state = state
         self.method = method
         self.kind = kind
         self.waiting = waiting
-        self._call: type[RetryingCall]
-        self._adopt(state.configs.of(method))
+        config = self.config = state.configs.of(method) if config is None else config
+        self.has_other_end = config.failback is not None or config.default_response is not None
+        silent = kind.streams_responses and config.has_message_timeout
+        self.is_native = not (config.recovers or silent or config.slow_ns != NEVER)
+        hedged = config.hedging is not None and kind is Kind.UNARY_UNARY
+        self.call_class: type[RetryingCall] = _HedgedCall if hedged else _CALLS[kind]
 
-    def _adopt(self, config: MethodConfig) -> None:
-        """Note what follows from a configuration; it changes with `call_options` only."""
-        self._config = config
-        self._has_other_end = config.failback is not None or config.default_response is not None
-        silent = self.kind.streams_responses and config.has_message_timeout
-        self._is_native = not (config.recovers or silent or config.slow_ns != NEVER)
-        hedged = config.hedging is not None and self.kind is Kind.UNARY_UNARY
-        self._call = _HedgedCall if hedged else _CALLS[self.kind]
+    def _in_context(self) -> CallFactory:
+        """The factory for calls that follow the `call_options` of the running context."""
+        config = self.state.config_of(self.method)
+        return CallFactory(self.state, self.method, self.kind, self.waiting, config)
 
     def begin(
         self,
@@ -149,21 +152,20 @@ class CallFactory:
         Raises:
             Exception: What `start` raised.
         """
-        state, config = self.state, self.state.config_of(self.method)
-        if config is not self._config:
-            self._adopt(config)
+        calls = self if CALL_OPTIONS.get() is None else self._in_context()
+        config = calls.config
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
+        now_ns, deadline_ns, attempt_ns = self.state.open(config, own_ns)
         is_late = now_ns >= deadline_ns
-        if is_late and not self._has_other_end:
+        if is_late and not calls.has_other_end:
             return _late(self.kind)
         left_s = seconds_left(attempt_ns, now_ns)
         if wait_for_ready is None:
             wait_for_ready = config.wait_for_ready
-        if self._is_native:
+        if calls.is_native:
             return start(request, timeout=left_s, metadata=metadata, wait_for_ready=wait_for_ready)
         given = start, request, timeout, metadata, wait_for_ready
-        call = self._call(self, config, *given, now_ns, deadline_ns)
+        call = calls.call_class(calls, config, *given, now_ns, deadline_ns)
         if is_late:
             return call.fail_late()
         return call.first_attempt(left_s)

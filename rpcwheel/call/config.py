@@ -516,7 +516,8 @@ class ClientState:
     def wake(self, task: Callable[[Timeout], object], delay_s: float, what: str) -> Timeout | None:
         """Run `task` later; None (and an event that names it) if the timer takes no more."""
         try:
-            return self.timer.new_timeout(task, delay_s)
+            timer = self._timer
+            return (shared_timer() if timer is None else timer).new_timeout(task, delay_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             emit(ExecutorRejected(type(self.timer).__name__, what, error))
             return None
