@@ -1,5 +1,4 @@
-"""Everything odd about grpcio, in one room: nothing outside knows its private ways.
+"""Private: all that depends on how grpcio works inside, or on the text of its statuses.
 
-What rests on something private, or on a behaviour that no document promises, says which grpcio it
-was proved on; `tests/interop/grpcio` tells when one of them changes.
+`docs/grpcio.md` lists the facts, with the tests that notice when they change.
 """

@@ -186,7 +186,7 @@ _CLOSED: Final = {
     "Cannot invoke RPC: Channel closed!",  # the same, for streams and futures
     "Channel is closed.",  # `UsageError` of grpc.aio
 }
-"""What a closed channel says to who makes a call (grpcio 1.60 to 1.85)."""
+"""The errors of a call that is made on a closed channel (grpcio 1.60 to 1.85)."""
 
 _CLOSED_MEANWHILE: Final = "Channel closed!"
 """The details of a call of `grpc` that ran when its channel was closed. One of `grpc.aio` raises a

@@ -102,7 +102,7 @@ class FinishedError(grpc.RpcError, FinishedCall):
 
         Args:
             code: Its status.
-            details: Why, for people.
+            details: Why, for humans.
             initial: Metadata of the server, if there was one.
             trailing: The same.
             error: What to raise, if not this object.
@@ -146,7 +146,7 @@ class FinishedError(grpc.RpcError, FinishedCall):
 
 
 class _Refused(FinishedError):
-    """A call that failed and could not be queued: the error's words, the failed try's status."""
+    """A call that failed and could not be queued: the error's text, the failed attempt's status."""
 
     def __init__(self, refusal: FailbackError, error: Any) -> None:
         super().__init__(
@@ -199,7 +199,7 @@ class FinishedResponse(FinishedCall):
 
         Args:
             answer: What the caller gets.
-            details: Why, for people.
+            details: Why, for humans.
             initial: That of the failed call.
             trailing: The same.
         """

@@ -1,6 +1,7 @@
-"""grpc's four kinds of multi-callables for threads, brought down to two ways to carry a call out.
+"""The four kinds of multicallables of `grpc`, reduced to two methods.
 
-Each room whose channel finds a connection for each call puts its own two ways before these.
+A channel that chooses a connection for each call defines `_wait` and `_begin` in a class that
+precedes these in the bases.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ from .config import (
     ANSWER_KEY,
     CALL_OPTIONS,
     GATHER_S,
+    LOOK_INTERVAL_S,
     Outcome,
     answered_by,
     copy_of,
@@ -68,7 +69,7 @@ from .config import (
     resend_timeout,
     seconds_left,
 )
-from .retry import COMMITTED, NO_TIME, result_of, with_attempt
+from .retry import COMMITTED, NO_TIME, TIMER_STOPPED, result_of, with_attempt
 
 if TYPE_CHECKING:
     import weakref
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
 
     from .config import ClientState, MethodConfig
-    from .hedging import HedgingPlan
     from .retry import Metadata, RetryPlan
 
 __all__ = ["CallFactory", "RetryingCall", "Start"]
@@ -89,8 +89,6 @@ or a coroutine that gives one."""
 
 TIMER_GRACE_S: Final = 1.0
 """How late a timer may be, within the deadline, before the loop goes on without it."""
-
-STOPPED: Final = Stop("its timer was stopped")
 
 
 class CallFactory:
@@ -224,6 +222,11 @@ class RetryingCall(Relay):
         """Seconds until the deadline of all attempts together; None without a deadline."""
         return seconds_left(self._deadline_ns, self._state.now_ns())
 
+    def end_waiting(self) -> None:
+        """Cancel the call if no attempt runs, and make no more: its channel is closed."""
+        if self.shows(None):
+            self.cancel()
+
     # --- The first attempt ---
 
     def first_attempt(self, timeout: float | None) -> Any:
@@ -325,10 +328,10 @@ class RetryingCall(Relay):
         resume = partial(self._context.run, self._resume)
         self._timeout = self._state.wake(lambda _: call_on_loop(loop, resume), wait_s, "retry")
         if self._timeout is None:
-            self._stop_waiting(None)
+            self._stop_waiting(TIMER_STOPPED)
         else:
             left_s = self.time_remaining()
-            late_s = wait_s + TIMER_GRACE_S
+            late_s = min(wait_s, LOOK_INTERVAL_S) + TIMER_GRACE_S
             self._check_later(late_s if left_s is None else min(late_s, left_s), step)
 
     def _check_later(self, delay_s: float, step: NextAttempt) -> None:
@@ -339,7 +342,7 @@ class RetryingCall(Relay):
     def _check_timer(self, timer: Any, step: NextAttempt) -> None:
         """Go on without the timer if it is late; end the call if it was stopped."""
         if timer.stopped:
-            self._stop_waiting(STOPPED)
+            self._stop_waiting(TIMER_STOPPED)
         elif self._state.now_ns() >= step.at_ns:
             self._resume()
         else:  # a timer whose time is set by hand
@@ -358,15 +361,14 @@ class RetryingCall(Relay):
             self._timer_check.cancel()
             self._timer_check = None
 
-    def _stop_waiting(self, why: Stop | None) -> None:
-        """End the call though a retry was decided; `why` is for an event."""
+    def _stop_waiting(self, why: Stop) -> None:
+        """End the call although a retry was decided; `why` is for an event."""
         assert self._failed is not None  # noqa: S101 - for mypy
         call, error, _ = self._failed
         self._end_wait()
         self._failed = None
-        if why is not None:
-            code = status_of(error).code().name
-            emit(RetryStopped(self.method, self._attempts, code, why.reason))
+        code = status_of(error).code().name
+        emit(RetryStopped(self.method, self._attempts, code, why.reason))
         self._conclude(call, error)
 
     def _next_attempt(self) -> None:
@@ -565,20 +567,17 @@ class _HedgedCall(_UnaryUnary):
     It shows no attempt while they run, and ends with the one that decides.
     """
 
-    _hedges: HedgingPlan
-    _running: list[Any]
-    _tasks: set[asyncio.Task[None]]
     _last: tuple[Any, grpc.RpcError] | None = None  # the attempt that failed last
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._running = []
-        self._tasks = set()
-
-    def first_attempt(self, timeout: float | None) -> Any:
+        self._running: list[Any] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         hedges = self._state.hedged(self._config, self._started_ns, self._deadline_ns)
         assert hedges is not None  # noqa: S101 - for mypy
         self._hedges = hedges
+
+    def first_attempt(self, timeout: float | None) -> Any:
         try:
             metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
             attempt = self._begin_attempt(timeout, metadata)
@@ -596,19 +595,35 @@ class _HedgedCall(_UnaryUnary):
         if isinstance(attempt, CoroutineType):
             task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._has_begun, attempt))
         elif self.done():
             attempt.cancel()
         else:
             self._running.append(attempt)
-            attempt.add_done_callback(partial(self._hedge_ended, attempt))
+            if has_ended(attempt):  # one that an interceptor has answered takes no callbacks
+                self._hedge_ended(attempt, None)
+            else:
+                attempt.add_done_callback(partial(self._hedge_ended, attempt))
+
+    def _has_begun(self, attempt: Any, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        attempt.close()  # it was not started if the task was canceled before its first step
 
     async def _begin_awaited(self, attempt: Any) -> None:
         try:
             call = await attempt
+        except asyncio.CancelledError as error:
+            if self.done():
+                raise
+            call = failed_call(self.kind, error)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             call = self._failed_to_begin(error)
         self._follow(call)
+
+    def end_waiting(self) -> None:
+        self._hedges.stop()
+        if not self._running and not self._tasks:
+            self.cancel()
 
     def _hedge_ended(self, attempt: Any, _: Any) -> None:
         if self.done() or attempt not in self._running:
@@ -686,6 +701,7 @@ class _HedgedCall(_UnaryUnary):
 
     def _cancel_running(self) -> None:
         running, self._running = self._running, []
+        self._hedges.canceled(len(running))
         for attempt in running:
             attempt.cancel()
         for task in tuple(self._tasks):

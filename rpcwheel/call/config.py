@@ -311,7 +311,8 @@ def call_options(**options: Any) -> Iterator[None]:
 
     Args:
         **options: The settings of `MethodPolicy`, such as `timeout`, `retry`, `hedging`,
-            `default_response`, `failback` and `idempotent`. None switches a policy off.
+            `default_response`, `failback` and `idempotent`. None switches a policy off. Each
+            `FailbackPolicy` has a queue of its own, so make it once, outside of the block.
 
     Raises:
         TypeError, ConfigurationError: An option is unknown, of a wrong type or out of range.

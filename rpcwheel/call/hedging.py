@@ -28,6 +28,7 @@ class HedgingConfig:
     non_fatal: frozenset[str]
     budget: BudgetKey | None
     """What the target's budget is made with; None for no limit."""
+    max_pushback_ns: int = NEVER
 
     @classmethod
     def of(cls, policy: HedgingPolicy) -> HedgingConfig:
@@ -37,6 +38,7 @@ class HedgingConfig:
             max_attempts=policy.max_attempts,
             non_fatal=policy.non_fatal_codes,
             budget=budget_key(policy),
+            max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
         )
 
 
@@ -94,12 +96,22 @@ class HedgingPlan:
         pushback_ns = result.pushback_ns
         if pushback_ns is None:
             self._plan_next(now_ns)
-        elif pushback_ns >= 0:
+        elif 0 <= pushback_ns <= self._config.max_pushback_ns:
             self._plan_next(now_ns + pushback_ns)
-        else:  # the server wants no more attempts
-            self.next_ns = NEVER
-            self._number = self._config.max_attempts
+        else:
+            self.stop()
         return self.is_over
+
+    def canceled(self, attempts: int) -> None:
+        """Take note that so many attempts were canceled because the call has ended."""
+        if self._budget is not None:
+            for _ in range(attempts):
+                self._budget.failed(by_server=False)
+
+    def stop(self) -> None:
+        """Send no more attempts."""
+        self.next_ns = NEVER
+        self._number = self._config.max_attempts
 
     def _plan_next(self, at_ns: int) -> None:
         more = self._number < self._config.max_attempts and at_ns < self._deadline_ns

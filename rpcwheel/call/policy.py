@@ -67,7 +67,7 @@ class DeadlinePolicy(Policy):
     and ends with DEADLINE_EXCEEDED. gRPC has nothing for it. None: it may be silent for ever."""
 
     slow_call_threshold: Seconds | None = None
-    """A call that still runs after so long is told as the event `CallSlow`. None: never."""
+    """If a call still runs after so long, the event `CallSlow` is emitted. None: never."""
 
     propagate_deadline: StrictBool = True
     """Whether calls made while serving one share that one's deadline."""
@@ -234,6 +234,10 @@ class HedgingPolicy(Policy):
     """Status codes or their names: one, or a set, tuple or list. After an attempt that fails with
     one of them the next attempt is sent at once. Any other failure is the caller's at once, and the
     other attempts are canceled."""
+
+    max_pushback: Seconds | None = 300.0
+    """The longest wait that a server may ask for, in seconds. If it asks for more, no more attempts
+    are sent. None: no limit but the call's deadline."""
 
     retry_budget: Budget = 0.2
     """How many of a target's calls of the last 10 s may be sent again, as a share. `min_retries` of

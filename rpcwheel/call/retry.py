@@ -139,6 +139,7 @@ NOT_IDEMPOTENT: Final = Stop(
 FORBIDDEN: Final = Stop("the server asked not to try again")
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
 NO_TIME_LEFT: Final = Stop("its deadline would pass before the next attempt")
+TIMER_STOPPED: Final = Stop("its timer was stopped, or takes no more timeouts")
 NO_BUDGET: Final = Stop("too many of this target's calls are retries already")
 
 

@@ -41,7 +41,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.observe import CallbackFailed, HedgeSent, emit
+from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.rpc import Kind, NextAttempt, Stop
 
 from .config import (
@@ -56,7 +56,7 @@ from .config import (
     resend_timeout,
     seconds_left,
 )
-from .retry import result_of, with_attempt
+from .retry import TIMER_STOPPED, result_of, with_attempt
 from .sync_requests import RequestStream
 
 if TYPE_CHECKING:
@@ -221,6 +221,12 @@ class ClientCall:
         result = result_of(error, committed=committed)
         return self.state.after(self.method, self.config, self._plan, result, self._attempts)
 
+    def stopped(self, error: BaseException) -> Stop:
+        """Report that a retry that was decided is not made, as the timer was stopped or is full."""
+        code = result_of(error).code
+        emit(RetryStopped(self.method, self._attempts, code, TIMER_STOPPED.reason))
+        return TIMER_STOPPED
+
     # --- The end ---
 
     def end(self, call: AnyCall, error: BaseException, *, handed: bool = False) -> AnyCall:
@@ -330,7 +336,9 @@ class ClientCall:
         """Wait for the end of an attempt, and make the attempts that follow it."""
         while (error := failure_of(call)) is not None:
             step = self.after(error)
-            if isinstance(step, Stop) or not self._wait_until_due(step):
+            if isinstance(step, NextAttempt) and not self._wait_until_due(step):
+                step = self.stopped(error)
+            if isinstance(step, Stop):
                 return self.end(call, error)
             call = self.make(step)
         return call
@@ -769,12 +777,18 @@ class CallAttempts(_CallEnd):
         if has_status(failure):
             step = self.call.after(failure, handed=handed)
         if isinstance(step, NextAttempt):
-            end = partial(self._end, attempt, failure, handed=handed)
+            end = partial(self._end_unretried, attempt, failure, handed=handed)
             with self._changed:
                 self._attempt = None
                 self._changed.notify_all()
-            if self._wait_until_due(step, end):
-                return
+            if not self._wait_until_due(step, end):
+                end()
+            return
+        self._end(attempt, failure, handed=handed)
+
+    def _end_unretried(self, attempt: AnyCall, failure: BaseException, *, handed: bool) -> None:
+        """End the call although a retry was decided: its timer was stopped or is full."""
+        self.call.stopped(failure)
         self._end(attempt, failure, handed=handed)
 
     def _has_handed(self) -> bool:
@@ -1021,15 +1035,22 @@ class HedgedAttempts(_CallEnd):
             self._wake_at(next_ns)
 
     def _wake_at(self, at_ns: int) -> None:
-        state, method = self.call.state, self.call.method
+        """Have the next attempt sent in time; send no more if the timer takes no timeouts."""
+        state = self.call.state
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
-        timeout = state.wake(self._due, delay_s, f"hedging of {method}")
+        timeout = state.wake(self._due, delay_s, f"hedging of {self.call.method}")
+        if timeout is None:
+            with self._changed:
+                self._plan.stop()
+                failed = self._failed if self._plan.is_over else None
+            if failed is not None:
+                self._end(*failed)
+            return
         with self._changed:
-            before, self._timeout = self._timeout, timeout
-            over = self.final is not None
-        if before is not None:
-            before.cancel()
-        if over and timeout is not None:
+            wanted = self.final is None and self._plan.next_ns == at_ns  # not changed meanwhile
+            if wanted:
+                timeout, self._timeout = self._timeout, timeout
+        if timeout is not None:
             timeout.cancel()
 
     def _due(self, _: Timeout) -> None:
@@ -1073,6 +1094,8 @@ class HedgedAttempts(_CallEnd):
 
     def _end(self, call: AnyCall, failure: BaseException, *, handed: bool = False) -> None:
         with self._changed:
+            if self._answering:  # several attempts may have failed at the same moment
+                return
             self._answering = True
         self._cancel_running()  # before the call is queued: it must not succeed as well
         super()._end(call, failure, handed=handed)
@@ -1086,6 +1109,7 @@ class HedgedAttempts(_CallEnd):
     def _cancel_running(self) -> None:
         with self._changed:
             running, self._running = self._running, []
+            self._plan.canceled(len(running))
         for attempt in running:
             attempt.cancel()
 

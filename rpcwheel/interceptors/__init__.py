@@ -1,4 +1,4 @@
-"""Where gRPC's calls come in: client and server interceptors for all four kinds, sync and aio.
+"""Interceptors for clients and servers of gRPC, and channels with policies, sync and aio.
 
 Put a policy in front of a channel of yours::
 
@@ -13,31 +13,32 @@ Put a policy in front of a channel of yours::
     channel = intercept_channel(grpc.insecure_channel(target), policy)
     server = grpc.server(pool, interceptors=server_interceptors())  # passes deadlines on
 
-What comes back from a call is always a whole `grpc.Call` and `grpc.Future`, through timeouts,
-retries and failback: `.future()`, `.with_call()`, `cancel()`, metadata, codes and done callbacks
-work as on the bare channel, and interceptors outside see one call. Where a method's rules ask for
-no more than a deadline, it is grpc's own call. An answer that no server gave has the code OK, says
-why in its details, and names who made it in its trailing metadata (`rpcwheel-answer`).
+`client_interceptors` is for channels that you intercept yourself; it costs more.
 
-The rules, in the order in which they act on a call:
+A call gives a whole `grpc.Call` and `grpc.Future`: `.future()`, `.with_call()`, `cancel()`,
+metadata, codes and done callbacks work as on the bare channel, and outer interceptors see one call.
+If the policies of a method set no more than a deadline, it is gRPC's own call. A response that no
+server gave has the code OK, says why in its details, and names its maker in its trailing metadata
+(`rpcwheel-answer`).
+
+The policies, in the order in which they act on a call:
 
 1. *Deadline.* The earliest of the caller's `timeout=`, the policy's, and what is left of the call
-   that is being served. All tries share it; a call whose deadline has passed is not made.
-2. *Retry*, within the call: codes of `retry_on`, and only what does no harm, while the target's
-   budget lasts, as the server asks (`grpc-retry-pushback-ms`); each retry tells how many tries went
-   before (`x-retry-attempt`; gRFC A6's `grpc-previous-rpc-attempts` too, which gRPC's core drops
-   where its own retries are on). Response streams only until something of theirs (a
-   message, or metadata that is not empty) is in the caller's hands. Request streams are recorded up
-   to `retry.replay_buffer_bytes`, and sent again whole or not at all.
-3. *Default response* or *failback*, when it has failed for good: a default for the caller, and
-   with failback a delivery in the background, from a queue of `FailbackQueues`. Never after
-   messages were handed out. A request stream is queued if its end comes within a second.
+   that is being served. All attempts share it. A call whose deadline has passed is not made.
+2. *Retry* or *hedging*, of methods marked `idempotent`, within the target's budget, and as the server
+   asks (`grpc-retry-pushback-ms`). Each further attempt carries its number (`x-retry-attempt`, and
+   gRFC A6's `grpc-previous-rpc-attempts`, which gRPC's core removes if its own retries are on). A
+   response stream is retried until the caller has a message or metadata of it. A request stream is
+   recorded up to `retry.replay_buffer_bytes`, and sent again whole or not at all.
+3. *Default response* or *failback*, after the last attempt has failed: a default for the caller, and
+   with failback a delivery in the background, from a queue of `FailbackQueues`. Never after the
+   caller has got messages. A request stream is queued if its end comes within a second.
 
-Cancelled calls, and errors without a status (a bug in another interceptor), pass unchanged.
+Canceled calls, and errors without a status (a bug in another interceptor), pass unchanged.
 
 Users' wait objects, predicates and callbacks run on the caller's thread or on a worker, never on
 gRPC's or the timer's. If one raises, that is the event `CallbackFailed` and changes no call. If one
-hangs, it holds up its own call, and in time others of the same method that have failed.
+blocks, it holds up its own call, and in time others of the same method that have failed.
 
 `rpcwheel.interceptors.aio` has the same for `grpc.aio`.
 """

@@ -89,7 +89,7 @@ def client_interceptors(
     """Make the interceptors for one channel: `grpc.aio.insecure_channel(..., interceptors=...)`.
 
     The first interceptor of a channel is the outermost. Put these behind those that should see a
-    call once, and before those that should see every try (fresh tokens, metrics of attempts).
+    call once, and before those that should see each attempt (fresh tokens, metrics of attempts).
 
     Args:
         policy: What applies to which calls.

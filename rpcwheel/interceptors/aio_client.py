@@ -80,8 +80,7 @@ class InterceptedChannel(grpc.aio.Channel):
 
     def _cancel_waiting(self) -> None:
         for call in list(self._waiting):
-            if call.shows(None):
-                call.cancel()
+            call.end_waiting()
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Return the state of the user's channel."""

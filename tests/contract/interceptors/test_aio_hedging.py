@@ -167,3 +167,39 @@ async def test_a_hedged_call_that_fails_for_good_is_queued_by_failback(shop, beg
         assert queues.pending == 1
         assert await queues.flush(30)
     assert len(shop.calls) == 4
+
+
+class AnswersWithTheResponse(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, details, request):
+        return await (await continuation(details, request))
+
+
+class IsCanceled(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, details, request):
+        raise asyncio.CancelledError
+
+
+async def test_an_interceptor_below_may_give_the_response_itself(shop, doors):
+    policy = CallPolicy(hedging=HEDGING, idempotent=True)
+    channel = doors.open(policy, inner=[AnswersWithTheResponse()])
+    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
+async def test_a_call_ends_if_an_interceptor_below_is_canceled(shop, doors):
+    policy = CallPolicy(hedging=HEDGING, idempotent=True)
+    channel = doors.open(policy, inner=[IsCanceled()])
+    with pytest.raises(asyncio.CancelledError):
+        await channel.unary_unary(UNARY_UNARY)(b"x")
+
+
+async def test_a_channel_that_is_closed_with_a_grace_lets_running_attempts_end(shop, own, timer):
+    slow = Hang()
+    shop.then(slow)
+    channel = own.open(CallPolicy(hedging=HEDGING, idempotent=True), timer=timer)
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    await has_begun(slow)
+    closing = asyncio.ensure_future(channel.close(30))
+    await asyncio.sleep(0)
+    assert not call.done()
+    call.cancel()
+    await closing

@@ -234,3 +234,27 @@ def test_a_future_through_an_interceptor_is_hedged(shop, shop_channel, timer):
     assert slow.begun.wait(WAIT_S)
     hedge(timer)
     assert call.result(WAIT_S) == b"x"
+
+
+def test_attempts_that_fail_at_the_same_moment_are_queued_once(shop, client, timer):
+    at_once = HedgingPolicy(delay=0, max_attempts=4, retry_budget=None)
+    failback = FailbackPolicy(retry_on="UNAVAILABLE", default=b"later", max_pending=1000)
+    with FailbackQueues(timer) as queues:
+        channel = client(hedging=at_once, failback=failback, queues=queues)
+        calls = 30
+        shop.then(*["UNAVAILABLE"] * (4 * calls))
+        for _ in range(calls):
+            assert future(channel).result(WAIT_S) == b"later"
+        assert queues.pending == calls
+        shop.reset()
+        assert queues.flush(WAIT_S)
+
+
+def test_a_call_that_waits_for_a_stopped_timer_ends_with_the_last_failure(shop, client, timer):
+    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "60000"),)))
+    timer.stop()
+    ended = threading.Event()
+    call = future(client())
+    call.add_done_callback(lambda _: ended.set())
+    assert ended.wait(WAIT_S)
+    assert call.code() is grpc.StatusCode.UNAVAILABLE

@@ -87,6 +87,13 @@ def test_a_server_that_wants_no_more_attempts_gets_none():
     assert made.ended(S, failed()) is True
 
 
+def test_a_server_may_not_ask_for_a_longer_wait_than_max_pushback():
+    made = plan(max_attempts=5, max_pushback=10.0)
+    assert made.ended(0, failed(pushback_ns=10 * S)) is False
+    assert made.due(10 * S)
+    assert made.ended(10 * S, failed(pushback_ns=10 * S + 1)) is True
+
+
 def test_an_attempt_over_the_budget_is_not_sent_nor_any_after_it():
     made = plan(budget=RetryBudget(0.0, 1), max_attempts=5)
     assert made.due(S)
