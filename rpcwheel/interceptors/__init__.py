@@ -28,8 +28,9 @@ The policies, in the order in which they act on a call:
 2. *Retry* or *hedging*, of methods marked `idempotent`, within the target's budget, and as the
    server asks (`grpc-retry-pushback-ms`). Each further attempt carries its number
    (`x-retry-attempt`, and gRFC A6's `grpc-previous-rpc-attempts`, which gRPC's core removes if its
-   own retries are on). A response stream is retried until the caller has a message or metadata of it. A request stream is
-   recorded up to `retry.replay_buffer_bytes`, and sent again whole or not at all.
+   own retries are on). A response stream is retried until the caller has a message or metadata of
+   it. A request stream is recorded up to `retry.replay_buffer_bytes`, and sent again whole or not
+   at all.
 3. *Default response* or *failback*, after the last attempt has failed: a default for the caller,
    and with failback a delivery in the background, from a queue of `FailbackQueues`. Never after the
    caller has got messages. A request stream is queued if its end comes within a second.
