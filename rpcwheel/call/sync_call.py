@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -80,6 +81,7 @@ __all__ = [
     "ClientCall",
     "RetryingCall",
     "RetryingStream",
+    "WaitingCalls",
     "begin_stream",
     "begin_unary",
     "run_callbacks",
@@ -106,6 +108,36 @@ def with_readiness(details: Any, config: MethodConfig) -> Any:
     return details_of(details)._replace(wait_for_ready=config.wait_for_ready)
 
 
+class WaitingCalls:
+    """The calls of one channel that wait for their next attempt. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, call: _Pause | _CallEnd) -> None:
+        """Note a call that begins to wait; it is forgotten when it is garbage."""
+        with self._lock:
+            self._calls.add(call)
+
+    def end_waiting(self) -> None:
+        """Let them make their next attempt now, which ends them, as the channel is closed."""
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            call.end_waiting()
+
+
+class _Pause:
+    """The wait of a blocking call for its next attempt."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def end_waiting(self, _: object = None) -> None:
+        self.over.set()
+
+
 class ClientCall:
     """One call of a client: how its attempts are made, and what follows them.
 
@@ -124,6 +156,7 @@ class ClientCall:
         "method",
         "requests",
         "state",
+        "waiting",
     )
 
     def __init__(
@@ -134,6 +167,7 @@ class ClientCall:
         details: Any,
         request: Any,
         opened: tuple[MethodConfig, int, int, int] | None = None,
+        waiting: WaitingCalls | None = None,
     ) -> None:
         """Begin a call, or go on with one after its first attempt.
 
@@ -145,9 +179,11 @@ class ClientCall:
             request: The message, or the iterator of messages.
             opened: The configuration and what `ClientState.open` returned, if the first attempt was
                 made; None if not.
+            waiting: The call is added to it while it waits for an attempt.
         """
         self.state = state
         self.kind = kind
+        self.waiting = waiting
         self.method: str = details.method
         if opened is None:
             config, timeout = state.config_of(self.method), details.timeout
@@ -352,12 +388,16 @@ class ClientCall:
         delay_s = (attempt.at_ns - state.now_ns()) / 1e9
         if delay_s <= 0:
             return True
-        due = threading.Event()
-        timeout = state.wake(lambda _: due.set(), delay_s, f"retry of {self.method}")
+        pause = _Pause()
+        if self.waiting is not None:
+            self.waiting.add(pause)
+        timeout = state.wake(pause.end_waiting, delay_s, f"retry of {self.method}")
         if timeout is None:
             return False
         try:
-            while not due.wait(min(LOOK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)):
+            while not pause.over.wait(
+                min(LOOK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)
+            ):
                 if state.timer.stopped:
                     return False
                 if state.now_ns() >= attempt.at_ns:
@@ -661,6 +701,10 @@ class _CallEnd:
     def look(self) -> None:
         """Check what no event reports."""
 
+    def end_waiting(self) -> None:
+        """Wait for no further attempt: the channel is closed."""
+        raise NotImplementedError
+
     def seconds_left(self) -> float | None:
         return self.call.seconds_left()
 
@@ -811,6 +855,8 @@ class CallAttempts(_CallEnd):
             self._make(step)
             return True
         self._backoff = (timer, step, end)
+        if self.call.waiting is not None:
+            self.call.waiting.add(self)
         timeout = state.wake(partial(self._due, step), delay_s, f"retry of {self.call.method}")
         if timeout is None:
             with self._changed:
@@ -845,6 +891,13 @@ class CallAttempts(_CallEnd):
             waited, self._backoff = self._backoff is backoff, None
         if waited:
             self._run_on_worker(job)
+
+    def end_waiting(self) -> None:
+        """Make the next attempt now, if the call waits for one: its channel is closed."""
+        with self._changed:
+            backoff, self._backoff = self._backoff, None
+        if backoff is not None:
+            self._run_on_worker(partial(self._make, backoff[1]))
 
     def _make(self, step: NextAttempt) -> None:
         if self.final is None:
@@ -1003,6 +1056,8 @@ class HedgedAttempts(_CallEnd):
     def start(self, attempt: AnyCall) -> None:
         """Go on from the first attempt."""
         self._watch = self.call.state.watch(self.call.method, self.call.config)
+        if self.call.waiting is not None:
+            self.call.waiting.add(self)
         self._follow(attempt)
         self._go_on()
 
@@ -1066,6 +1121,14 @@ class HedgedAttempts(_CallEnd):
             with self._changed:
                 failed = self._failed if state.timer.stopped else None
             self._run_on_worker(self._go_on if failed is None else partial(self._end, *failed))
+
+    def end_waiting(self) -> None:
+        """Send no more attempts, and end the call if none runs: its channel is closed."""
+        with self._changed:
+            self._plan.stop()
+            over = self._plan.is_over
+        if over:
+            self._finish(_closed())
 
     def _ended(self, attempt: AnyCall, _: object) -> None:
         """Take note of an attempt's end. On gRPC's thread, or wherever it was canceled."""

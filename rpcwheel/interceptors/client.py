@@ -15,7 +15,13 @@ import grpc
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import Details, blocks, details_with, failure_of
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
-from rpcwheel.call.sync_call import ClientCall, begin_stream, begin_unary, with_readiness
+from rpcwheel.call.sync_call import (
+    ClientCall,
+    WaitingCalls,
+    begin_stream,
+    begin_unary,
+    with_readiness,
+)
 from rpcwheel.durations import to_ns
 from rpcwheel.rpc import Kind
 
@@ -115,6 +121,7 @@ class InterceptedChannel(grpc.Channel):
             )
         self._channel = channel
         self._state = state
+        self._waiting = WaitingCalls()
         self._on_close: Callable[[], object] | None = None
 
     def on_close(self, callback: Callable[[], object]) -> None:
@@ -136,6 +143,7 @@ class InterceptedChannel(grpc.Channel):
     def close(self) -> None:
         """Close the user's channel."""
         self._channel.close()
+        self._waiting.end_waiting()
         if self._on_close is not None:
             self._on_close()
 
@@ -155,31 +163,34 @@ class InterceptedChannel(grpc.Channel):
     def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
         """Make a multicallable."""
         below = self._channel.unary_unary(method, *args, **options)
-        return _UnaryUnary(self._state, Kind.UNARY_UNARY, method, below)
+        return _UnaryUnary(self._state, self._waiting, Kind.UNARY_UNARY, method, below)
 
     def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:
         """Make a multicallable."""
         below = self._channel.unary_stream(method, *args, **options)
-        return _UnaryStream(self._state, Kind.UNARY_STREAM, method, below)
+        return _UnaryStream(self._state, self._waiting, Kind.UNARY_STREAM, method, below)
 
     def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:
         """Make a multicallable."""
         below = self._channel.stream_unary(method, *args, **options)
-        return _StreamUnary(self._state, Kind.STREAM_UNARY, method, below)
+        return _StreamUnary(self._state, self._waiting, Kind.STREAM_UNARY, method, below)
 
     def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:
         """Make a multicallable."""
         below = self._channel.stream_stream(method, *args, **options)
-        return _StreamStream(self._state, Kind.STREAM_STREAM, method, below)
+        return _StreamStream(self._state, self._waiting, Kind.STREAM_STREAM, method, below)
 
 
 class _Multicallable:
     """What the four kinds have in common."""
 
-    __slots__ = ("_below", "_config", "_kind", "_method", "_state")
+    __slots__ = ("_below", "_config", "_kind", "_method", "_state", "_waiting")
 
-    def __init__(self, state: ClientState, kind: Kind, method: str, below: Any) -> None:
+    def __init__(
+        self, state: ClientState, waiting: WaitingCalls, kind: Kind, method: str, below: Any
+    ) -> None:
         self._state = state
+        self._waiting = waiting
         self._kind = kind
         self._method = method
         self._config = state.configs.of(method)
@@ -206,7 +217,7 @@ class _Multicallable:
         self, start: Continuation, request: Any, options: tuple[Any, ...], opened: Any = None
     ) -> ClientCall:
         details = Details(self._method, *options)
-        return ClientCall(self._state, self._kind, start, details, request, opened)
+        return ClientCall(self._state, self._kind, start, details, request, opened, self._waiting)
 
 
 class _Succeeded:

@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
 
@@ -414,6 +415,29 @@ def test_a_call_can_be_cancelled_between_two_tries(shop, client, timer, style):
     wait_until(lambda: timer.pending == 0)  # the worker may be just about to wait
     wait_until(lambda: told == [call])
     assert len(shop.calls) == 1
+
+
+@both
+def test_closing_the_channel_ends_a_call_between_two_attempts(shop, client, timer, style):
+    shop.then("UNAVAILABLE")
+    channel = client()
+    call = begin(channel, style)
+    wait_until(lambda: timer.pending == 1)
+    channel.close()
+    assert call.code() is grpc.StatusCode.CANCELLED
+    wait_until(lambda: timer.pending == 0)
+    assert len(shop.calls) == 1
+
+
+def test_closing_the_channel_ends_a_blocking_call_between_two_attempts(shop, client, timer):
+    shop.then("UNAVAILABLE")
+    channel = client()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(channel.unary_unary(UNARY_UNARY), b"x")
+        wait_until(lambda: timer.pending == 1)
+        channel.close()
+        assert call.exception(WAIT_S).code() is grpc.StatusCode.CANCELLED
+    assert timer.pending == 0
 
 
 @both

@@ -258,3 +258,14 @@ def test_a_call_that_waits_for_a_stopped_timer_ends_with_the_last_failure(shop, 
     call.add_done_callback(lambda _: ended.set())
     assert ended.wait(WAIT_S)
     assert call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_closing_the_channel_ends_a_call_that_waits_for_its_next_attempt(shop, client, timer):
+    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "60000"),)))
+    channel = client()
+    call = future(channel)
+    wait_until(lambda: shop.calls and shop.calls[0].ended.is_set())
+    channel.close()
+    # UNAVAILABLE if the failure of the attempt is read only now.
+    assert call.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+    wait_until(lambda: timer.pending == 0)
