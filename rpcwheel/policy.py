@@ -267,6 +267,15 @@ def _a(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
 
 
+SYNONYMS: Final = {
+    "failsafe": "default_response",
+    "fallback": "default_response",
+    "retries": "max_attempts",
+    "wait": "backoff",
+}
+"""Names that other libraries have for settings."""
+
+
 def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
     """What may have been meant by a name that is none, and was given such a value."""
     fields = owner.model_fields
@@ -276,6 +285,8 @@ def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
         for inner in types_in(field.annotation):
             if issubclass(inner, BaseModel) and name in inner.model_fields:
                 return f"did you mean {outer}={inner.__name__}({name}={shown(value)})?"
+    if SYNONYMS.get(name) in fields:
+        return f"did you mean {SYNONYMS[name]!r}?"
     near = difflib.get_close_matches(name, fields, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(fields)}"
 

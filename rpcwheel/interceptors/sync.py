@@ -99,7 +99,11 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
 
 
 def client_interceptors(
-    policy: CallPolicy, *, timer: Timer | None = None, queues: FailbackQueues | None = None
+    policy: CallPolicy,
+    *,
+    timer: Timer | None = None,
+    queues: FailbackQueues | None = None,
+    _stacklevel: int = 2,
 ) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptors for one channel, to be given to `grpc.intercept_channel`.
 
@@ -119,7 +123,7 @@ def client_interceptors(
     """
     state = client_state(policy, timer, queues, FailbackQueues)
     if any(one.hedging is not None for one in (policy, *policy.methods.values())):
-        warnings.warn(HEDGES_FUTURES, stacklevel=2)
+        warnings.warn(HEDGES_FUTURES, stacklevel=_stacklevel)
     return [ClientInterceptor(state)]
 
 

@@ -115,6 +115,10 @@ class _Name(_Part):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
+        if self.model_extra:  # a misspelled method would mean all methods of the service
+            raise ConfigurationError(
+                f"a name has no {', '.join(map(repr, self.model_extra))}; it has service and method"
+            )
         if self.method and not self.service:
             raise ConfigurationError("a method needs a service; `{}` names all methods")
         for value, form in ((self.service, SERVICE), (self.method, METHOD)):

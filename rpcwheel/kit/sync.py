@@ -139,7 +139,9 @@ class Kit(
         from rpcwheel.interceptors.sync import client_interceptors
 
         self._warn_unwatched(INTERCEPTORS_UNWATCHED)
-        return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
+        return client_interceptors(
+            self._policy, timer=self._timer, queues=self._queues, _stacklevel=3
+        )
 
     def server_interceptors(self) -> list[grpc.ServerInterceptor]:
         """Make the interceptors for one server: `grpc.server(pool, interceptors=these)`.

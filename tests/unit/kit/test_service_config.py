@@ -265,3 +265,13 @@ def test_without_anything_else_there_is_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         methods({"name": [GET], "retryPolicy": RETRY, "timeout": "1s", "waitForReady": False})
+
+
+def test_a_name_with_an_unknown_key_is_refused():
+    """A misspelled `method` would give the policy to all methods of the service."""
+    with pytest.raises(
+        ConfigurationError, match="a name has no 'metod'; it has service and method"
+    ):
+        policy_from_service_config(
+            {"methodConfig": [{"name": [{"service": "a.B", "metod": "C"}], "timeout": "1s"}]}
+        )
