@@ -130,7 +130,7 @@ def has_ended(call: Any) -> bool:
     """
     try:
         return bool(call.done())
-    except Exception:  # noqa: BLE001 - whoever awaits the call gets it
+    except Exception:  # noqa: BLE001 - `await call` raises it
         return True
 
 

@@ -99,7 +99,7 @@ AnyCall: TypeAlias = Any
 
 
 class InternalCallback(partial):  # type: ignore[type-arg]
-    """A function of ours, called when a call has ended: it takes note or hands over, no more.
+    """A callback of rpcwheel at the end of a call. It only sets state, or submits work.
 
     So it may run on any thread at once, where a user's has to wait for a worker. A partial for
     grpcio 1.85: a plain function that raises ends its channel's thread, because the error log asks

@@ -137,7 +137,7 @@ def is_polled(channel: Any) -> bool:
 def wait_unpolled(*channels: object) -> None:
     """Wait until no thread of gRPC's polls for changes of these channels' states any more.
 
-    Nobody may subscribe to them meanwhile. At most `POLL_TIMEOUT_S`.
+    No callback may be subscribed meanwhile. At most `POLL_TIMEOUT_S`.
     """
     end_s = time.monotonic() + POLL_TIMEOUT_S
     while any(map(is_polled, channels)) and time.monotonic() < end_s:

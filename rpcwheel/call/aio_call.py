@@ -118,8 +118,8 @@ class CallFactory:
         config = self.config = state.configs.of(method) if config is None else config
         self.has_other_end = config.failback is not None or config.default_response is not None
         silent = kind.streams_responses and config.has_message_timeout
-        self.is_native = not (config.recovers or silent or config.slow_ns != NEVER)
         hedged = config.hedging is not None and kind is Kind.UNARY_UNARY
+        self.is_native = not (config.recovers or hedged or silent or config.slow_ns != NEVER)
         self.call_class: type[RetryingCall] = _HedgedCall if hedged else _CALLS[kind]
 
     def _in_context(self) -> CallFactory:
@@ -210,10 +210,10 @@ class RetryingCall(Relay):
         self._deadline_ns = deadline_ns
         self._context = copy_context()
         self._slow = factory.state.watch(factory.method, config)
-        if config.resends:
+        if config.resends or config.hedging is not None:
             if self.kind.streams_requests:
-                if request is not None:
-                    self._requests = RequestStream(request, config.keep_bytes or 0)
+                if request is not None and config.keep_bytes is not None:
+                    self._requests = RequestStream(request, config.keep_bytes)
             elif request.__class__ is not bytes:
                 request = copy_of(request)  # the caller may change it; 2 µs for a small message
         self._request = request

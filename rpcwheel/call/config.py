@@ -182,19 +182,14 @@ class MethodConfig:
 
     @property
     def resends(self) -> bool:
-        """Whether a request may be sent again, so that it must be kept."""
+        """Whether a request may be sent again, hedging apart, so that it must be kept."""
         retried = self.retry is not None and self.retry.idempotent
-        return self.failback is not None or self.hedging is not None or retried
+        return self.failback is not None or retried
 
     @property
     def recovers(self) -> bool:
-        """Whether a failed attempt may be followed by anything but the call's failure."""
-        return not (
-            self.retry is None
-            and self.hedging is None
-            and self.failback is None
-            and self.default_response is None
-        )
+        """Whether a failed call may end in another way than with its failure, hedging apart."""
+        return not (self.retry is None and self.failback is None and self.default_response is None)
 
     @property
     def keep_bytes(self) -> int | None:

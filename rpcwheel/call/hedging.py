@@ -85,13 +85,13 @@ class HedgingPlan:
         return NextAttempt(self._number, now_ns, self._deadline_ns)
 
     def ended(self, now_ns: int, result: AttemptResult) -> bool:
-        """Take note that an attempt has ended; True if the call ends with it."""
+        """Count an attempt that has failed; True if the call ends with it."""
         self._running -= 1
-        if self._budget is not None and result.code != "OK":
+        if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
             non_fatal = result.code in self._config.non_fatal
             self._budget.failed(by_server=forbidden or non_fatal)
-        if result.code == "OK" or result.code not in self._config.non_fatal:
+        if result.code not in self._config.non_fatal:
             return True
         pushback_ns = result.pushback_ns
         if pushback_ns is None:
@@ -103,7 +103,7 @@ class HedgingPlan:
         return self.is_over
 
     def canceled(self, attempts: int) -> None:
-        """Take note that so many attempts were canceled because the call has ended."""
+        """Count attempts that were canceled because the call has ended."""
         if self._budget is not None:
             for _ in range(attempts):
                 self._budget.failed(by_server=False)

@@ -426,7 +426,7 @@ class CallPolicy(MethodPolicy):
         return found
 
     def _by_rank(self) -> list[str]:
-        """The patterns, those that give way first."""
+        """The patterns, the least specific first."""
         return sorted(self.methods, key=specificity)  # stable: of equals, the later one wins
 
     def _contradictions(self) -> Iterator[str]:
@@ -458,7 +458,7 @@ def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
 
 
 def checked_calls(policy: CallPolicy) -> CallPolicy:
-    """Give it back.
+    """Check the type of a policy, and return it.
 
     Raises:
         TypeError: It is none.

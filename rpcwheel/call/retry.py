@@ -5,7 +5,7 @@ not begun if the deadline would pass before it starts. Pure: time comes in as na
 step goes out.
 
 Two kinds of budget limit how many calls of one target are sent again. Any thread may use them,
-without a lock. Each is told when a call begins, and when an attempt has failed, and is asked before
+without a lock. Each counts calls that begin and attempts that failed, and is asked before
 a call is sent again.
 
 A `RetryBudget` limits the retries to one target, so that retries do not overload a server that is
@@ -129,7 +129,6 @@ SLOT_NS: Final = 1_000_000_000
 SECOND, CALLS, RETRIES = range(3)
 
 NO_TIME: Final = Stop("its deadline has passed")
-GOOD: Final = Stop("it succeeded")
 NOT_NAMED: Final = Stop("its status is not one that `retry_on` names")
 COMMITTED: Final = Stop("it can't be made again: messages were handed on")
 NOT_IDEMPOTENT: Final = Stop(
@@ -228,14 +227,14 @@ class RetryPlan:
         """When the newest attempt must have ended."""
 
     def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
-        """Decide what follows after an attempt that has ended.
+        """Decide what follows after an attempt that has failed.
 
         Raises:
             Exception: What a wait strategy of the user's raised.
         """
         config = self._config
-        if result.code == "OK" or config is None:
-            return GOOD if result.code == "OK" else NOT_NAMED
+        if config is None:
+            return NOT_NAMED
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
             self._budget.failed(by_server=forbidden or result.code in config.retry_on)

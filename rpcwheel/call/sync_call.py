@@ -5,7 +5,7 @@ that the caller holds while it runs (`.future()`, response streams) is gRPC's ow
 configuration asks for no more than a deadline. Otherwise the caller holds a `RetryingCall`, and
 `CallAttempts` makes its attempts, one after the other or, hedged, at the same time.
 
-Threads: gRPC's threads, which report how an attempt ended, take note of a success and hand all else
+Threads: gRPC's threads, which report how an attempt ended, record a success and leave all else
 to a worker. What follows may run users' wait objects, predicates and other interceptors, which must
 not block gRPC's threads. The timer's thread only hands over, too.
 
@@ -220,7 +220,8 @@ class ClientCall:
 
     def keep_request(self) -> None:
         """Keep the request as it is now: the caller may change it before the next attempt."""
-        if self.requests is None and self.config.resends:
+        config = self.config
+        if self.requests is None and (config.resends or config.hedging is not None):
             self._request = copy_of(self._request)
 
     def make(self, attempt: NextAttempt) -> AnyCall:
@@ -445,7 +446,8 @@ def _closed() -> FinishedError:
 
 def begin_unary(call: ClientCall, *, known: bool = True) -> AnyCall:
     """Begin a call with one response by `.future()`, if it is `known` to be one."""
-    if not call.config.recovers:
+    hedged = call.config.hedging is not None and call.kind is Kind.UNARY_UNARY
+    if not (call.config.recovers or hedged):
         return _begin_plain(call)
     return _begin(call, RetryingCall, known=known)
 
@@ -796,7 +798,7 @@ class CallAttempts(_CallEnd):
         attempt.add_done_callback(InternalCallback(self._ended, attempt))
 
     def _ended(self, attempt: AnyCall, _: object) -> None:  # a wrapped call gives what it wraps
-        """Take note of an attempt's end. On gRPC's thread, or wherever it was canceled."""
+        """Record an attempt's end. On gRPC's thread, or on the thread that canceled it."""
         try:
             failure = failure_of(attempt)
         except BaseException as error:  # noqa: BLE001 - of a foreign call; gRPC's thread must go on
@@ -839,8 +841,9 @@ class CallAttempts(_CallEnd):
         """Whether the caller has got something of the failed attempt, or is about to.
 
         A thread of the caller's may have read a message that came before the failure, and not have
-        counted it yet. No thread begins to read now, and those that do have all there is, so they
-        will soon be through. If one is not, it reads a foreign call, and its message is dropped.
+        counted it yet. No thread begins to read now, and those that read need not wait for the
+        server, so they will soon be through. If one is not, it reads a foreign call, and its message
+        is dropped.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._readers, READERS_TIMEOUT_S)
@@ -1131,7 +1134,7 @@ class HedgedAttempts(_CallEnd):
             self._finish(_closed())
 
     def _ended(self, attempt: AnyCall, _: object) -> None:
-        """Take note of an attempt's end. On gRPC's thread, or wherever it was canceled."""
+        """Record an attempt's end. On gRPC's thread, or on the thread that canceled it."""
         try:
             failure = failure_of(attempt)
         except BaseException as error:  # noqa: BLE001 - of a foreign call; gRPC's thread must go on

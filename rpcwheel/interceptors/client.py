@@ -257,6 +257,8 @@ def _result(name: str, call: AnyCall) -> Any:
 
 
 class _UnaryUnary(_Multicallable, grpc.UnaryUnaryMultiCallable):
+    """Defines gRPC's methods itself: most calls are unary, and need one frame less so."""
+
     __slots__ = ()
 
     def __call__(

@@ -72,7 +72,7 @@ NUMBERED_CODES: Final = (
 )
 """gRPC's status codes in the order of their numbers."""
 
-DURATION: Final = re.compile(r"(\d{1,12}(\.\d{1,9})?|\.\d{1,9})s", re.ASCII)
+DURATION: Final = re.compile(r"\d{1,12}(\.\d{1,9})?s", re.ASCII)
 SERVICE: Final = re.compile(r"[\w.-]+", re.ASCII)
 METHOD: Final = re.compile(r"\w+", re.ASCII)
 

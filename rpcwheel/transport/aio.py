@@ -49,7 +49,7 @@ from .arguments import (
     refuse_both,
 )
 from .drain_timer import new_drain_timeout
-from .state import ActivityStamps, ConnectionManager, MethodSpec, Transport
+from .state import ChannelStatus, ConnectionManager, MethodSpec, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -118,7 +118,7 @@ class AioTransport(Transport[grpc.aio.Channel]):
             call.cancel()
 
 
-class ReconnectingChannel(grpc.aio.Channel):
+class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
     """A channel whose connection can be replaced while stubs and calls live on.
 
     Only `target`, `number`, `calls`, `closed`, `accepts_calls` and `activity` may be read on other
@@ -377,39 +377,6 @@ class ReconnectingChannel(grpc.aio.Channel):
         return self._close_callbacks.add(callback)
 
     # State
-
-    @property
-    def target(self) -> str:
-        """As it was given."""
-        return self._target
-
-    @property
-    def number(self) -> int:
-        """Number of the active connection, from 1."""
-        return self.connections.active.number
-
-    @property
-    def calls(self) -> int:
-        """How many calls are in flight, on all connections."""
-        return self.connections.calls
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, or `drain` was called and all calls have ended since."""
-        return self.connections.closed
-
-    @property
-    def accepts_calls(self) -> bool:
-        """Whether calls may begin: neither `drain` nor `close` was called."""
-        return self.connections.accepts_calls
-
-    @property
-    def activity(self) -> ActivityStamps:
-        """When the active connection was last read, written and used; for heartbeats.
-
-        In nanoseconds on the timer's clock.
-        """
-        return self.connections.active.activity
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """The state of the active connection; SHUTDOWN once closed.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Convert = Callable[[Any], Any]
 
-__all__ = ["ActivityStamps", "ConnectionManager", "MethodSpec", "Transport"]
+__all__ = ["ActivityStamps", "ChannelStatus", "ConnectionManager", "MethodSpec", "Transport"]
 
 C = TypeVar("C")
 T = TypeVar("T", bound="Transport[Any]")
@@ -331,3 +331,45 @@ class ConnectionManager(Generic[T]):
         for transport in transports:
             transport.ended = True
         return transports
+
+
+class ChannelStatus:
+    """The properties that `ReconnectingChannel` has in both worlds."""
+
+    connections: ConnectionManager[Any]
+    _target: str
+
+    @property
+    def target(self) -> str:
+        """As it was given."""
+        return self._target
+
+    @property
+    def number(self) -> int:
+        """Number of the active connection, from 1."""
+        number: int = self.connections.active.number
+        return number
+
+    @property
+    def calls(self) -> int:
+        """How many calls are in flight, on all connections."""
+        return self.connections.calls
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or `drain` was called and all calls have ended since."""
+        return self.connections.closed
+
+    @property
+    def accepts_calls(self) -> bool:
+        """Whether calls may begin: neither `drain` nor `close` was called."""
+        return self.connections.accepts_calls
+
+    @property
+    def activity(self) -> ActivityStamps:
+        """When the active connection was last read, written and used; for heartbeats.
+
+        In nanoseconds on the timer's clock.
+        """
+        activity: ActivityStamps = self.connections.active.activity
+        return activity

@@ -42,8 +42,8 @@ def test_all_attempts_share_the_deadline_and_none_is_sent_after_it():
     assert made.next_ns == NEVER
 
 
-@pytest.mark.parametrize("code", ["OK", "INTERNAL", "DEADLINE_EXCEEDED"])
-def test_a_success_or_a_fatal_failure_ends_the_call(code):
+@pytest.mark.parametrize("code", ["INTERNAL", "DEADLINE_EXCEEDED"])
+def test_a_fatal_failure_ends_the_call(code):
     made = plan()
     assert made.due(S)
     assert made.ended(S, failed(code)) is True
