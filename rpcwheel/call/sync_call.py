@@ -842,8 +842,8 @@ class CallAttempts(_CallEnd):
 
         A thread of the caller's may have read a message that came before the failure, and not have
         counted it yet. No thread begins to read now, and those that read need not wait for the
-        server, so they will soon be through. If one is not, it reads a foreign call, and its message
-        is dropped.
+        server, so they will soon be through. If one is not, it reads a foreign call, and its
+        message is dropped.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._readers, READERS_TIMEOUT_S)

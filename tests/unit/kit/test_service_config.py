@@ -171,7 +171,8 @@ def refused(config, *said):
     [
         ({"timeout": "5"}, "timeout: it must be a duration in seconds, such as \"1.5s\", not '5'"),
         ({"timeout": 5}, "timeout: it must be a duration in seconds"),
-        ({"timeout": "1.5s"}, "timeout: it must be a duration in seconds"),
+        ({"timeout": "-1s"}, "timeout: it must be a duration in seconds"),
+        ({"timeout": ".5s"}, "timeout: it must be a duration in seconds"),
         ({"timeout": "0s"}, "timeout: Input should be greater than 0"),
         ({"timeout": "1.s"}, "timeout: it must be a duration"),
         ({"waitForReady": "yes"}, "waitForReady: it must be true or false, not 'yes'"),
