@@ -11,7 +11,7 @@ BY_HAND = "bare channels in turn, few"
 GRPC_FEW, GRPC_MANY = "grpc: ipv4: list, few", "grpc: ipv4: list, many"
 ONE, FEW, MANY = "rpcwheel: by name, one", "rpcwheel: by name, few", "rpcwheel: by name, many"
 RANDOM, LEAST = "rpcwheel: few, weighted_random", "rpcwheel: few, least_active"
-HASH, CORE = "rpcwheel: few, consistent_hash", "rpcwheel: few, balance=core"
+HASH = "rpcwheel: few, consistent_hash"
 CALLERS = (
     BARE,
     BY_HAND,
@@ -24,7 +24,6 @@ CALLERS = (
     RANDOM,
     LEAST,
     HASH,
-    CORE,
 )
 """Through whom unary calls are made."""
 
@@ -35,7 +34,6 @@ BALANCES = {
     RANDOM: "weighted_random",
     LEAST: "least_active",
     HASH: "consistent_hash:x-user-id",
-    CORE: "core",
 }
 """Of the channels by name."""
 

@@ -55,10 +55,6 @@ GLANCE_S: Final = 0.25
 class ClusterChannel(grpc.aio.Channel):
     """A channel whose calls go to many servers, which may come and go."""
 
-    is_one_list = False
-    """Whether gRPC itself spreads the calls over all servers (`balance="core"`): then there are no
-    members to choose from."""
-
     def __init__(
         self,
         name: str,

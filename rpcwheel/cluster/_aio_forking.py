@@ -19,7 +19,7 @@ from rpcwheel.rpc import Kind
 
 from ._aio_channel import ClusterChannel
 from ._aio_several import OfChannels, OfCluster, Several, answer_of, cancel_all
-from .failed import BroadcastFailed, told_apart, with_members
+from .failed import BroadcastFailed, told_apart
 from .member import checked_count
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:
 
 def _checked(channel: Any) -> Channels:
     if isinstance(channel, ClusterChannel):
-        return with_members(channel)
+        return channel
     several = isinstance(channel, (list, tuple))
     if not several or not all(isinstance(one, grpc.aio.Channel) for one in channel):
         way_out = (

@@ -52,10 +52,6 @@ class ClusterChannel(grpc.Channel):
     connections and threads are the parent's.
     """
 
-    is_one_list = False
-    """Whether gRPC itself spreads the calls over all servers (`balance="core"`): then there are no
-    members to choose from."""
-
     def __init__(
         self,
         name: str,

@@ -20,7 +20,7 @@ from rpcwheel.errors import ConfigurationError
 
 from ._channel import ClusterChannel
 from ._spread import OfCluster
-from .failed import BroadcastFailed, told_apart, with_members
+from .failed import BroadcastFailed, told_apart
 from .member import checked_count
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _refuse(said: str, *_: Any, **__: Any) -> NoReturn:
 
 def _checked(channel: Any) -> Channels:
     if isinstance(channel, ClusterChannel):
-        return with_members(channel)
+        return channel
     several = isinstance(channel, (list, tuple))
     if not several or not all(isinstance(one, grpc.Channel) for one in channel):
         way_out = (

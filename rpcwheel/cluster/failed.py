@@ -1,24 +1,15 @@
-"""What a broadcast raises that not all members have answered, and what it calls them; pure."""
+"""What a broadcast raises that not all members have answered and how it names them. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import grpc
-
-from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["BroadcastFailed", "told_apart", "with_members"]
-
-
-class _OfMembers(Protocol):
-    is_one_list: bool
-
-
-C = TypeVar("C", bound=_OfMembers)
+__all__ = ["BroadcastFailed", "told_apart"]
 
 
 class BroadcastFailed(grpc.RpcError):
@@ -86,17 +77,3 @@ def told_apart(names: Iterable[str]) -> list[str]:
         seen[name] = number = seen.get(name, 0) + 1
         found.append(name if number == 1 else f"{name} #{number}")
     return found
-
-
-def with_members(channel: C) -> C:
-    """Give the channel, if it has members that can be called at once.
-
-    Raises:
-        ConfigurationError: gRPC spreads its calls: of all servers one would be called.
-    """
-    if channel.is_one_list:
-        raise ConfigurationError(
-            'with balance="core" gRPC itself chooses one server for each call, so that several '
-            'can\'t be called at once; make the channel with another balance, "round_robin" say'
-        )
-    return channel

@@ -368,7 +368,7 @@ class KitBase(Generic[Q, M, T, D]):
             ConfigurationError: It is an address, and `named` has what only a name can have.
             RuntimeError: The kit has `heartbeat` and is closed.
         """
-        from rpcwheel.registry.selecting import CORE, is_by_name
+        from rpcwheel.registry.selecting import is_by_name
 
         if self._manager is not None and self._manager.closed:
             raise RuntimeError("this kit is closed; make another one")
@@ -381,7 +381,7 @@ class KitBase(Generic[Q, M, T, D]):
                 )
             return {}
         given |= {"policy": self._policy.registry, "timer": self._timer}
-        if self._manager is not None and given.get("balance") != CORE:
+        if self._manager is not None:
             from .members import MemberHeartbeats
 
             heartbeats = MemberHeartbeats(self._manager, probe)

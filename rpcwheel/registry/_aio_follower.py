@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel.errors import RegistryError
@@ -15,23 +15,15 @@ from .doubting import tell_why
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rpcwheel.cluster.aio import ClusterChannel
     from rpcwheel.errors import TimerError
-    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from .aio_face import Registry, Subscription
     from .aio_named import NamedChannel
     from .selecting import Selection
 
-__all__ = ["Follower", "Show"]
-
-
-class Show(Protocol):
-    """Who takes the instances of a channel; on the loop."""
-
-    def __call__(self, channel: ClusterChannel, instances: list[ServiceInstance], /) -> object:
-        """Have the channel call these."""
+__all__ = ["Follower"]
 
 
 class Follower:
@@ -42,7 +34,6 @@ class Follower:
         registry: Registry,
         selection: Selection,
         *,
-        show: Show,
         wait_ns: int,
         timer: Timer | None,
         let_go: Callable[[], Awaitable[object]],
@@ -50,7 +41,6 @@ class Follower:
         """Do nothing yet; see the sync twin."""
         self._registry = registry
         self._selection = selection
-        self._show = show
         self._wait_ns = wait_ns
         self._let_go = let_go
         self._loop = asyncio.get_running_loop()
@@ -84,7 +74,7 @@ class Follower:
     def _tell(self, snapshot: Snapshot) -> None:
         channel = self._channel()
         if channel is not None:
-            self._show(channel, self._selection.of(snapshot))
+            channel.update(self._selection.of(snapshot))
 
     def _ask_soon(self, *, last: bool) -> None:
         if not self._closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import RegistryError
@@ -16,23 +16,15 @@ from .doubting import tell_why
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.cluster.sync import ClusterChannel
     from rpcwheel.errors import TimerError
-    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from .face import Registry, Subscription
     from .named import NamedChannel
     from .selecting import Selection
 
-__all__ = ["Follower", "Show"]
-
-
-class Show(Protocol):
-    """Who takes the instances of a channel; on a worker, one call at a time."""
-
-    def __call__(self, channel: ClusterChannel, instances: list[ServiceInstance], /) -> object:
-        """Have the channel call these."""
+__all__ = ["Follower"]
 
 
 class Follower:
@@ -43,7 +35,6 @@ class Follower:
         registry: Registry,
         selection: Selection,
         *,
-        show: Show,
         wait_ns: int,
         timer: Timer | None,
         let_go: Callable[[], object],
@@ -53,7 +44,6 @@ class Follower:
         Args:
             registry: Where.
             selection: Whom.
-            show: What takes what is known.
             wait_ns: How long calls wait for something to be known; after that they are told why
                 nothing is. That the registry refuses is told at once.
             timer: Where that is waited for.
@@ -61,7 +51,6 @@ class Follower:
         """
         self._registry = registry
         self._selection = selection
-        self._show = show
         self._wait_ns = wait_ns
         self._let_go = let_go
         self._lock = threading.RLock()
@@ -94,7 +83,7 @@ class Follower:
         """On a worker."""
         channel = self._channel()
         if channel is not None:
-            self._show(channel, self._selection.of(snapshot))
+            channel.update(self._selection.of(snapshot))
 
     def _ask(self, *, last: bool = False) -> None:
         """Find out whether anything will be known, and why not. On a worker."""

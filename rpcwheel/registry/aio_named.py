@@ -18,17 +18,14 @@ from rpcwheel.cluster.aio import ClusterChannel
 from rpcwheel.durations import to_ns
 
 from ._aio_follower import Follower
-from ._aio_listed import Listed
 from ._shared import Shared, check_policy, provider_of
 from .aio_face import FailbackRegistry, Registry
 from .selecting import (
-    CORE,
-    check_listeners,
+    check_on_removed,
     checked_cluster,
     identity,
     select_by,
     split,
-    told_of,
     without_service,
 )
 
@@ -131,36 +128,30 @@ def channel(
     if registry is not None and not isinstance(registry, Registry):
         raise TypeError(f"registry must be a rpcwheel.aio.Registry or None, not {registry!r}")
     check_policy(policy)
-    check_listeners(balance, on_member, on_removed)
+    check_on_removed(on_removed)
     parsed, named = split(url, registry, service)
     selection = select_by(parsed, named, group, version)
     cluster = checked_cluster(cluster, zone)
-    settings: dict[str, Any] = {"options": options, "policy": cluster, "timer": timer}
-    listed: Listed | None = None
-    if balance == CORE:
-        listed = Listed(
-            selection.service,
-            told_of(parsed, registry),
-            credentials=credentials,
-            compression=compression,
-            timer=timer,
-        )
-        settings |= {"connect": listed.connect}
-    else:
-        settings |= {"balance": balance, "credentials": credentials, "compression": compression}
-        settings |= {"on_member": on_member, "on_removed": on_removed}
-    made = NamedChannel(selection.service, **settings)
-    made.is_one_list = listed is not None
+    made = NamedChannel(
+        selection.service,
+        balance=balance,
+        credentials=credentials,
+        options=options,
+        compression=compression,
+        policy=cluster,
+        on_member=on_member,
+        on_removed=on_removed,
+        timer=timer,
+    )
     found, let_go = _found(parsed, registry, policy, timer)
     follower = Follower(
         found,
         selection,
-        show=_update if listed is None else listed.show,
         wait_ns=to_ns(cluster.wait),
         timer=timer,
         let_go=let_go,
     )
-    made.ends_with(partial(_end, follower, listed))
+    made.ends_with(follower.close)
     follower.begin(made)  # raises if a registry of the user's is closed: nothing is left of it
     return made
 
@@ -181,10 +172,6 @@ def _found(
     return shared, partial(_let_go, key, shared)
 
 
-def _update(channel: ClusterChannel, instances: list[ServiceInstance]) -> None:
-    channel.update(instances)
-
-
 def _open(url: RegistryUrl, policy: RegistryPolicy | None, timer: Timer | None) -> FailbackRegistry:
     provider, policy = provider_of(url, policy, timer)
     return FailbackRegistry(provider, policy=policy, timer=timer)
@@ -197,12 +184,6 @@ async def _let_go(key: Hashable, registry: FailbackRegistry) -> None:
 
 async def _nothing() -> None:
     """It is the user's to close."""
-
-
-async def _end(follower: Follower, listed: Listed | None) -> None:
-    if listed is not None:
-        await listed.close()
-    await follower.close()
 
 
 def _run(end: Callable[[], Coroutine[Any, Any, object]]) -> None:

@@ -16,17 +16,14 @@ from rpcwheel.cluster.sync import ClusterChannel
 from rpcwheel.durations import to_ns
 
 from ._follower import Follower
-from ._listed import Listed
 from ._shared import Shared, check_policy, provider_of
 from .face import FailbackRegistry, Registry
 from .selecting import (
-    CORE,
-    check_listeners,
+    check_on_removed,
     checked_cluster,
     identity,
     select_by,
     split,
-    told_of,
     without_service,
 )
 
@@ -134,11 +131,7 @@ def channel(
         service: Its name, if the URL does not have it.
         registry: One of yours, which is left open.
         balance: How calls are spread: `"round_robin"`, `"weighted_random"`, `"least_active"`,
-            `"consistent_hash:HEADER"`, or a `Picker`. `"core"` leaves that to gRPC: one channel to
-            the list of all addresses, and another when they change; it knows no weights and no
-            heartbeats, and where there are IPv4 and IPv6 addresses only those of which there are
-            more are called. Calls in flight at a change take as long as they take, whatever
-            `cluster.drain` says.
+            `"consistent_hash:HEADER"`, or a `Picker`.
         options: As grpc takes them, for each member's connection.
         compression: As grpc takes it.
         group: Only instances of this group; `"*"`: of any. None: what the URL says
@@ -148,7 +141,6 @@ def channel(
         policy: Of the registry, if it is given by URL; None: the defaults.
         cluster: How members are treated; None: the defaults.
         on_member: Told each member when its channel is made, on the thread that calls it first.
-            Neither of these with `balance="core"`, which has no members.
         on_removed: Told each member whose instance is gone, on a worker.
         timer: Any rpcwheel timer; None takes `shared_timer()`.
 
@@ -163,36 +155,30 @@ def channel(
     if registry is not None and not isinstance(registry, Registry):
         raise TypeError(f"registry must be a rpcwheel.Registry or None, not {registry!r}")
     check_policy(policy)
-    check_listeners(balance, on_member, on_removed)
+    check_on_removed(on_removed)
     parsed, named = split(url, registry, service)
     selection = select_by(parsed, named, group, version)
     cluster = checked_cluster(cluster, zone)
-    settings: dict[str, Any] = {"options": options, "policy": cluster, "timer": timer}
-    listed: Listed | None = None
-    if balance == CORE:
-        listed = Listed(
-            selection.service,
-            told_of(parsed, registry),
-            credentials=credentials,
-            compression=compression,
-            timer=timer,
-        )
-        settings |= {"connect": listed.connect}
-    else:
-        settings |= {"balance": balance, "credentials": credentials, "compression": compression}
-        settings |= {"on_member": on_member, "on_removed": on_removed}
-    made = NamedChannel(selection.service, **settings)
-    made.is_one_list = listed is not None
+    made = NamedChannel(
+        selection.service,
+        balance=balance,
+        credentials=credentials,
+        options=options,
+        compression=compression,
+        policy=cluster,
+        on_member=on_member,
+        on_removed=on_removed,
+        timer=timer,
+    )
     found, let_go = _found(parsed, registry, policy, timer)
     follower = Follower(
         found,
         selection,
-        show=_update if listed is None else listed.show,
         wait_ns=to_ns(cluster.wait),
         timer=timer,
         let_go=let_go,
     )
-    made.ends_with(partial(_end, follower, listed))
+    made.ends_with(follower.close)
     try:
         follower.begin(made)
     except BaseException:
@@ -217,10 +203,6 @@ def _found(
     return shared, partial(_let_go, key, shared)
 
 
-def _update(channel: ClusterChannel, instances: list[ServiceInstance]) -> None:
-    channel.update(instances)
-
-
 def _open(url: RegistryUrl, policy: RegistryPolicy | None, timer: Timer | None) -> FailbackRegistry:
     provider, policy = provider_of(url, policy, timer)
     return FailbackRegistry(provider, policy=policy, timer=timer)
@@ -233,9 +215,3 @@ def _let_go(key: Hashable, registry: FailbackRegistry) -> None:
 
 def _nothing() -> None:
     """It is the user's to close."""
-
-
-def _end(follower: Follower, listed: Listed | None) -> None:
-    follower.close()
-    if listed is not None:
-        listed.close()

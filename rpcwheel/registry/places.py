@@ -12,25 +12,16 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from .url import RegistryUrl
 
-__all__ = [
-    "LOOPBACK",
-    "Resolved",
-    "accepts",
-    "addresses_of",
-    "host_towards",
-    "is_local",
-    "listening",
-]
+__all__ = ["LOOPBACK", "accepts", "host_towards", "is_local", "listening"]
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -41,23 +32,11 @@ DESCRIPTORS: Final = next(
     (path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.is_dir()), None
 )
 
-FAMILIES: Final = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
-
 OUTWARD: Final = ("192.0.2.1", "2001:db8::1")
 """Nobody's addresses (RFC 5737 and 3849): on the way there, the default route is taken."""
 
 ANY_PORT: Final = 9
 """What a UDP socket is pointed at; nothing is sent there."""
-
-
-class Resolved(NamedTuple):
-    """What a list of grpc's is made of."""
-
-    target: str
-    """As grpc takes it: `ipv4:10.0.0.1:50051,10.0.0.2:50051`; "" if there are no addresses."""
-    family: str
-    left_out: tuple[tuple[str, int], ...]
-    """Those that have no address, or none of that family."""
 
 
 def host_towards(registries: Iterable[RegistryUrl]) -> str:
@@ -152,22 +131,3 @@ def accepts(host: str, port: int, timeout_s: float) -> str:
     except OSError as error:
         return str(error)
     return ""
-
-
-def addresses_of(places: Sequence[tuple[str, int]]) -> Resolved:
-    """Resolve hosts to what a list of grpc's can hold: addresses of one family.
-
-    That is the family that more of them have; IPv4 if as many have either.
-    """
-    found: dict[str, dict[tuple[str, int], str]] = {"ipv4": {}, "ipv6": {}}
-    for host, port in places:
-        with suppress(OSError):
-            for kind, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                if kind in FAMILIES:
-                    one = joined(str(address[0]), port)
-                    found[FAMILIES[kind]].setdefault((host, port), one)
-    family = max(found, key=lambda name: len(found[name]))
-    chosen = found[family]
-    left_out = tuple(place for place in places if place not in chosen)
-    target = f"{family}:{','.join(chosen.values())}" if chosen else ""
-    return Resolved(target, family, left_out)

@@ -21,20 +21,15 @@ if TYPE_CHECKING:
     from .url import RegistryUrl
 
 __all__ = [
-    "CORE",
     "Selection",
-    "check_listeners",
+    "check_on_removed",
     "checked_cluster",
     "identity",
     "is_by_name",
     "select_by",
     "split",
-    "told_of",
     "without_service",
 ]
-
-CORE: Final = "core"
-"""The `balance` that leaves the choice to gRPC."""
 
 ANY: Final = "*"
 
@@ -135,12 +130,6 @@ def split(
     return None, service or where
 
 
-def told_of(url: RegistryUrl | None, registry: object) -> str:
-    """A registry's name in events: its URL without the password, if it has one."""
-    of_url = getattr(registry, "url", type(registry).__name__) if url is None else url
-    return str(of_url)
-
-
 def without_service(url: RegistryUrl) -> RegistryUrl:
     """The registry alone: what channels to several services of it have in common."""
     engines = {name: value for name, value in url.options.items() if name not in OF_CLIENTS}
@@ -165,17 +154,7 @@ def checked_cluster(cluster: ClusterPolicy | None, zone: str | None) -> ClusterP
     return checked if zone is None else checked.changed(zone=zone)
 
 
-def check_listeners(balance: object, on_member: object, on_removed: object) -> None:
-    """Check who is to be told of members.
-
-    Raises:
-        ConfigurationError: There are no members to tell of.
-        TypeError: It can't be called.
-    """
-    if balance == CORE and (on_member is not None or on_removed is not None):
-        raise ConfigurationError(
-            "balance='core' has no members to tell of: leave out on_member and on_removed, or take "
-            "another balance, such as 'round_robin'"
-        )
+def check_on_removed(on_removed: object) -> None:
+    """Raise `TypeError` if it is neither None nor callable."""
     if on_removed is not None and not callable(on_removed):
         raise TypeError(f"on_removed must be callable as on_removed(member), not {on_removed!r}")

@@ -119,9 +119,6 @@ CHANNELS = {
     "ReconnectingChannel": lambda kit, target: rpcwheel.ReconnectingChannel(target),
     "kit.channel": lambda kit, target: kit.channel(target),
     "kit.channel by name": lambda kit, _: kit.channel(f"{REGISTRY}/{SERVICE}"),
-    "kit.channel by name, core": lambda kit, _: kit.channel(
-        f"{REGISTRY}/{SERVICE}", balance="core"
-    ),
     "kit.intercept_channel": lambda kit, target: kit.intercept_channel(
         grpc.insecure_channel(target)
     ),

@@ -125,9 +125,8 @@ async def test_appended_interceptors_run_in_calls_of_each_kind(maker, kit, shop)
         await check_each_kind(channel, shop)
 
 
-@pytest.mark.parametrize("balance", ["round_robin", "core"])
-async def test_appended_interceptors_run_in_calls_of_a_channel_by_name(balance, kit, url, shop):
-    async with kit.channel(url, balance=balance) as channel:
+async def test_appended_interceptors_run_in_calls_of_a_channel_by_name(kit, url, shop):
+    async with kit.channel(url) as channel:
         await check_each_kind(channel, shop)
 
 

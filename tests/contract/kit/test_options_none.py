@@ -19,7 +19,6 @@ def test_channels_take_none_for_options(shop, memory):
             rpcwheel.ReconnectingChannel(shop.target, options=None),
             rpcwheel.ClusterChannel(SERVICE, [instance_of(shop)], options=None),
             rpcwheel.channel(url, options=None),
-            rpcwheel.channel(url, balance="core", options=None),
             kit.channel(shop.target, options=None),
             kit.channel(url, options=None),
         ):
@@ -35,7 +34,6 @@ async def test_aio_channels_take_none_for_options(shop, memory):
             rpcwheel.aio.ReconnectingChannel(shop.target, options=None),
             rpcwheel.aio.ClusterChannel(SERVICE, [instance_of(shop)], options=None),
             rpcwheel.aio.channel(url, options=None),
-            rpcwheel.aio.channel(url, balance="core", options=None),
             kit.channel(shop.target, options=None),
             kit.channel(url, options=None),
         ):

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.registry.places import accepts, addresses_of, host_towards, is_local, listening
+from rpcwheel.registry.places import accepts, host_towards, is_local, listening
 from rpcwheel.registry.url import parse_url
 
 
@@ -79,17 +79,3 @@ def test_who_accepts_is_told_from_who_does_not(listener):
     assert accepts(host, port, 5.0) == ""
     listener.close()
     assert "refused" in accepts(host, port, 5.0)
-
-
-def test_a_list_for_grpc_has_addresses_of_the_larger_family_only():
-    one, two, name = ("127.0.0.1", 1), ("127.0.0.2", 2), ("localhost", 3)
-    assert addresses_of([one, two, name]) == (
-        "ipv4:127.0.0.1:1,127.0.0.2:2,127.0.0.1:3",
-        "ipv4",
-        (),
-    )
-    six, other = ("::1", 1), ("::2", 2)
-    assert addresses_of([six, one]) == ("ipv4:127.0.0.1:1", "ipv4", (six,))
-    assert addresses_of([six, other, one]) == ("ipv6:[::1]:1,[::2]:2", "ipv6", (one,))
-    nowhere = ("no.such.host.invalid", 1)
-    assert addresses_of([nowhere]) == ("", "ipv4", (nowhere,))

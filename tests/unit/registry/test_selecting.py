@@ -12,7 +12,6 @@ from rpcwheel.registry.selecting import (
     is_by_name,
     select_by,
     split,
-    told_of,
     without_service,
 )
 from rpcwheel.registry.url import parse_url
@@ -93,11 +92,6 @@ def test_with_a_registry_the_first_argument_is_a_name():
     assert split("", object(), "shop.Orders") == (None, "shop.Orders")
     with pytest.raises(TypeError, match="the service's name, not 7"):
         split(7, object(), None)
-
-
-def test_a_registry_is_told_of_without_its_password():
-    assert told_of(parse_url("redis://u:secret@a"), None) == "redis://u:***@a"
-    assert told_of(None, object()) == "object"
 
 
 def test_the_zone_goes_into_the_policy():
