@@ -194,7 +194,7 @@ else:
             ),
         },
         submodules=(
-            "aio backoff call cluster durations errors failback heartbeat idle instance "
+            "aio backoff balancer call cluster durations errors failback heartbeat idle instance "
             "interceptors kit methods observe options pending policy probe registry rpc timer "
             "transport"
         ),

@@ -1,0 +1,3 @@
+"""Client-side load balancing: one subchannel for each instance, and a picker that chooses one."""
+
+__all__: list[str] = []

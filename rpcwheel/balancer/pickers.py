@@ -1,0 +1,236 @@
+"""Pickers: which subchannel gets the next call.
+
+A `Picker` makes a function from a list of subchannels and their weights; that function is called
+for each call. It takes no lock and may be called on any number of threads at once. A picker keeps
+nothing of its channel, so that several channels may share one.
+
+======================  ==============  ===========================================================
+`RoundRobin`            O(1)            In turn. Weights are ignored.
+`WeightedRoundRobin`    O(log n)        In turn, each as often as its weight says (gRFC A58).
+`WeightedRandom`        O(log n)        At random, each as often as its weight says.
+`LeastRequest`          O(log n)        Draws a few by weight and takes the one with the fewest
+                                        calls in flight (gRFC A48).
+`RingHash`              O(log n)        The same key, the same subchannel (gRFC A42). In
+                                        `rpcwheel.balancer.ring_hash`.
+======================  ==============  ===========================================================
+
+n is the number of subchannels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+__all__ = [
+    "Candidate",
+    "LeastRequest",
+    "Pick",
+    "Picker",
+    "RoundRobin",
+    "WeightedRandom",
+    "WeightedRoundRobin",
+]
+
+
+class Candidate(Protocol):
+    """What a picker may read of a subchannel."""
+
+    @property
+    def id(self) -> str:
+        """Unlike that of every other subchannel of the channel, and stable across reconnects."""
+
+    @property
+    def calls(self) -> int:
+        """Calls in flight now."""
+
+    @property
+    def state(self) -> grpc.ChannelConnectivity:
+        """Its state now."""
+
+
+M = TypeVar("M", bound=Candidate)
+Pick: TypeAlias = Callable[[str, Any, Any], M | None]
+"""`pick(method, request, metadata)`. For a call with a stream of requests `request` is None.
+
+If it returns None, the call waits, as it does while no subchannel is READY.
+"""
+
+CHOICE_COUNT: Final = 8
+"""Subchannels that `LeastRequest` draws for one pick. gRFC A48 allows 2 to 10, 2 is its default.
+
+Simulated, as the 99th percentile of the latency over the mean service time, with 2, 8 and all: 3
+subchannels of which one is five times slower, 99, 14 and 14; 32 of which three are, 7.9, 5.9 and
+5.8; 200 of which twenty are, 7.6, 6.0 and 5.8.
+"""
+
+CIRCLE: Final = 1 << 64
+GOLDEN_STEP: Final = 0x9E3779B97F4A7C15
+"""`CIRCLE` over the golden ratio. Steps of this length spread evenly over the circle, however many
+are taken."""
+
+
+class Picker(ABC):
+    """A load balancing policy. Derive from it to write your own."""
+
+    sees_all_states: ClassVar[bool] = False
+    """Whether `prepare` is given the subchannels of all states, or only those that are READY.
+
+    If True, the state of the returned subchannel decides what happens to the call. READY: it is
+    sent there. IDLE or CONNECTING: the subchannel is connected, and the call waits for it.
+    TRANSIENT_FAILURE: the call fails; return such a subchannel only if all are in that state.
+    """
+
+    @abstractmethod
+    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Return the function that picks among these subchannels.
+
+        It is called again whenever the subchannels or their weights change.
+
+        Args:
+            subchannels: At least one. Must not be changed.
+            weights: Their weights in the same order, each 1 or more.
+
+        Returns:
+            A function that is called for each call, on the thread or event loop of the caller. It
+            must not block, and may be called on several threads at once. If it raises, the call
+            raises that.
+        """
+
+
+class RoundRobin(Picker):
+    """In turn. Weights are ignored.
+
+    It begins at a random subchannel; otherwise all clients would begin at the same one.
+
+    Args:
+        rng: Source of randomness, for tests.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Return a function that goes round the list."""
+        row, size = tuple(subchannels), len(subchannels)
+        turn = itertools.count(self._rng.randrange(size)).__next__  # atomic
+
+        def pick(_: str, __: Any, ___: Any) -> M:
+            return row[turn() % size]
+
+        return pick
+
+    def __repr__(self) -> str:
+        return "RoundRobin()"
+
+
+class WeightedRoundRobin(Picker):
+    """In turn, each subchannel as often as its weight says, spread evenly over time.
+
+    With equal weights this is `RoundRobin`. With others, the number of times that a subchannel
+    was picked is at all times within a few picks of its share. gRFC A58 is the same policy, with
+    static strides for the order; strides pass over light subchannels, up to all of them for one
+    pick if one weight is much greater than the others (measured: 13 us a pick with a weight of 100
+    among 1,999 of 1, against 0.3 us here).
+
+    Args:
+        rng: Source of randomness, for tests.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Lay the weights end to end round a circle and go along it in golden steps."""
+        if min(weights) == max(weights):
+            return RoundRobin(self._rng).prepare(subchannels, weights)
+        row, total = tuple(subchannels), sum(weights)
+        ends = tuple(end * CIRCLE // total for end in itertools.accumulate(weights))
+        turn = itertools.count(self._rng.randrange(CIRCLE)).__next__  # atomic
+
+        def pick(_: str, __: Any, ___: Any) -> M:
+            return row[bisect_right(ends, turn() * GOLDEN_STEP % CIRCLE)]
+
+        return pick
+
+    def __repr__(self) -> str:
+        return "WeightedRoundRobin()"
+
+
+class WeightedRandom(Picker):
+    """At random, each subchannel as often as its weight says.
+
+    Args:
+        rng: Source of randomness, for tests.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Return a function that draws one."""
+        draw = _weighted_draw(subchannels, weights, self._rng)
+
+        def pick(_: str, __: Any, ___: Any) -> M:
+            return draw()
+
+        return pick
+
+    def __repr__(self) -> str:
+        return "WeightedRandom()"
+
+
+class LeastRequest(Picker):
+    """The subchannel with the fewest calls in flight, of eight drawn at random by weight.
+
+    Slow servers get fewer calls, without any measurement. The first drawn subchannel without a
+    call is taken at once.
+
+    Args:
+        rng: Source of randomness, for tests.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+        """Return a function that draws several and compares their calls."""
+        draw = _weighted_draw(subchannels, weights, self._rng)
+
+        def pick(_: str, __: Any, ___: Any) -> M:
+            best = draw()
+            fewest = best.calls
+            for _draw in range(CHOICE_COUNT - 1):
+                if not fewest:
+                    break
+                drawn = draw()
+                calls = drawn.calls
+                if calls < fewest:
+                    best, fewest = drawn, calls
+            return best
+
+        return pick
+
+    def __repr__(self) -> str:
+        return "LeastRequest()"
+
+
+def _weighted_draw(
+    subchannels: Sequence[M], weights: Sequence[int], rng: random.Random
+) -> Callable[[], M]:
+    row, ends = tuple(subchannels), tuple(itertools.accumulate(weights))
+    total, random_part = ends[-1], rng.random
+
+    def draw() -> M:
+        return row[bisect_right(ends, random_part() * total)]
+
+    return draw
