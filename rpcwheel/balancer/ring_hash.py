@@ -4,8 +4,8 @@ Each subchannel has points on a circle of 64-bit hashes, as many as its weight s
 keys between each of its points and the point before it. Ids and keys are hashed alike in every
 process, so that all clients find the same owner.
 
-A ring of 2,000 subchannels has 320,000 points, and to compute them takes half a second. Therefore
-a ring is made from the one before it by their differences.
+A ring of 2,000 subchannels has 320,000 points and takes 0.4 s to build. Therefore a ring is made
+from the one before it while few subchannels change, which takes 0.01 s for each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import random
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 from hashlib import blake2b
@@ -37,13 +38,18 @@ DEFAULT_WEIGHT: Final = 100
 DEFAULT_POINTS: Final = 160
 """Points of a subchannel of the default weight; Dubbo's `hash.nodes`."""
 
-POINTS_STEP: Final = 8
-"""Numbers of points are multiples of this; it is the least."""
-
 MAX_POINTS: Final = 1600
 
-HASH_BYTES: Final = 8
-HASHES_OF_DIGEST: Final = struct.Struct(f">{POINTS_STEP}Q")
+HASHES: Final = struct.Struct(">8Q")
+"""What a digest holds."""
+
+HASHES_PER_DIGEST: Final = 8
+
+MAX_UPDATES: Final = 32
+"""If more subchannels change at once, building a ring anew is faster."""
+
+MAX_STEPS: Final = 8
+"""Points on the way along the ring at which one state each is read, before all states are."""
 
 
 class RingHash(Picker):
@@ -79,21 +85,25 @@ class RingHash(Picker):
 
     def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
         """Return a function that finds the owner of the call's key on the ring."""
-        row, key_of = tuple(subchannels), self._key
+        row, size, key_of = tuple(subchannels), len(subchannels), self._key
         counts = {one.id: point_count(each) for one, each in zip(row, weights, strict=True)}
         self._ring = ring = self._ring.updated(counts)
         points, owner_ids, by_id = ring.points, ring.owner_ids, {one.id: one for one in row}
-        turn = itertools.count(random.randrange(len(row))).__next__  # atomic
+        turn = itertools.count(random.randrange(size)).__next__  # atomic
 
         def pick(method: str, request: Any, metadata: Any) -> M:
             key = key_of(method, request, metadata)
             if key is None:
-                candidates = (row[turn() % len(row)] for _ in row)
-            else:
-                start = bisect_left(points, hash_of(key))
-                around = range(start - len(points), start)  # negative indexes: on from the start
-                candidates = (by_id[owner_ids[points[at]]] for at in around)
-            return _first_not_failed(candidates, len(row))
+                owner = row[turn() % size]
+                if owner.state in FAILED:
+                    return _next_usable(owner, (row[turn() % size] for _ in row), row)
+                return owner
+            at = bisect_left(points, hash_of(key)) - len(points)  # negative: wraps at the end
+            owner = by_id[owner_ids[at]]
+            if owner.state in FAILED:
+                along = (by_id[owner_ids[place]] for place in range(at + 1, at + len(points)))
+                return _next_usable(owner, along, row)
+            return owner
 
         return pick
 
@@ -118,56 +128,55 @@ def _key_in_header(name: str) -> Key:
     return key
 
 
-def _first_not_failed(candidates: Iterator[M], count: int) -> M:
-    first = next(candidates)
-    if first.state not in FAILED:
-        return first
-    failed = {first.id}
-    for each in candidates:
-        if each.id in failed:
-            continue
+def _next_usable(failed: M, others: Iterator[M], subchannels: Sequence[M]) -> M:
+    for each in itertools.islice(others, MAX_STEPS):
         if each.state not in FAILED:
             return each
-        failed.add(each.id)
-        if len(failed) == count:
-            break
-    return first
+    usable = {each.id for each in subchannels if each.state not in FAILED}
+    if not usable:
+        return failed
+    return next(each for each in itertools.chain(others, subchannels) if each.id in usable)
 
 
 class Ring:
-    """The points of all subchannels, sorted, and their owners. Immutable."""
+    """The points of all subchannels, sorted, and the owner of each. Immutable."""
 
-    __slots__ = ("_points_of", "owner_ids", "points")
+    __slots__ = ("_counts", "owner_ids", "points")
 
     def __init__(self) -> None:
-        self.points: list[int] = []
-        self.owner_ids: dict[int, str] = {}
-        """By point."""
-        self._points_of: dict[str, list[int]] = {}
+        self.points = array("Q")
+        self.owner_ids: list[str] = []
+        self._counts: dict[str, int] = {}
 
     def updated(self, counts: Mapping[str, int]) -> Ring:
-        """Return the ring of these ids with these numbers of points; self if nothing changes."""
-        before = self._points_of
-        now = {
-            id_: before[id_] if len(before.get(id_, ())) == count else points_of(id_, count)
-            for id_, count in counts.items()
-        }
-        removed = {point for id_ in before.keys() - now.keys() for point in before[id_]}
-        added: dict[int, str] = {}
-        for id_, points in now.items():
-            if before.get(id_) is not points:
-                removed.update(before.get(id_, ()))
-                added.update(dict.fromkeys(points, id_))
-        if not removed and not added:
+        """Return the ring with these numbers of points by id; self if they are the same."""
+        before = self._counts
+        ids = dict.fromkeys([*before, *counts])
+        changed = [id_ for id_ in ids if before.get(id_) != counts.get(id_)]
+        if not changed:
             return self
         ring = Ring()
-        ring._points_of = now
-        ring.owner_ids = {
-            **{point: id_ for point, id_ in self.owner_ids.items() if point not in removed},
-            **added,
-        }
-        ring.points = sorted([*(point for point in self.points if point not in removed), *added])
+        ring._counts = dict(counts)
+        if len(changed) > MAX_UPDATES:
+            owners = {
+                point: id_ for id_, count in counts.items() for point in points_of(id_, count)
+            }
+            ring.points = array("Q", sorted(owners))
+            ring.owner_ids = [owners[point] for point in ring.points]
+            return ring
+        ring.points, ring.owner_ids = self.points[:], self.owner_ids[:]
+        for id_ in changed:
+            ring._set_count(id_, before.get(id_, 0), counts.get(id_, 0))
         return ring
+
+    def _set_count(self, id_: str, before: int, count: int) -> None:
+        for point in points_of(id_, max(before, count))[min(before, count) :]:
+            at = bisect_left(self.points, point)
+            if count > before:
+                self.points.insert(at, point)
+                self.owner_ids.insert(at, id_)
+            else:
+                del self.points[at], self.owner_ids[at]
 
 
 def point_count(weight: int) -> int:
@@ -176,20 +185,21 @@ def point_count(weight: int) -> int:
     It does not depend on the weights of others: otherwise all keys would move when the heaviest
     subchannel leaves.
     """
-    count = DEFAULT_POINTS * weight // DEFAULT_WEIGHT // POINTS_STEP * POINTS_STEP
-    return min(max(count, POINTS_STEP), MAX_POINTS)
+    digests = DEFAULT_POINTS * weight // DEFAULT_WEIGHT // HASHES_PER_DIGEST
+    return min(max(digests, 1) * HASHES_PER_DIGEST, MAX_POINTS)
 
 
 def points_of(id_: str, count: int) -> list[int]:
-    """Return the points of an id; fewer are the first of more."""
-    points: list[int] = []
-    for number in range(count // POINTS_STEP):
-        digest = blake2b(f"{id_}#{number}".encode(errors="surrogatepass")).digest()
-        points += HASHES_OF_DIGEST.unpack(digest)
-    return points
+    """Return the points of an id. Fewer points are the first of more."""
+    digests = range(count // HASHES_PER_DIGEST)
+    return [point for number in digests for point in _hashes(f"{id_}#{number}")]
 
 
 def hash_of(key: object) -> int:
     """Return the place of a key on the circle."""
-    data = key if isinstance(key, bytes) else str(key).encode(errors="surrogatepass")
-    return int.from_bytes(blake2b(data, digest_size=HASH_BYTES).digest(), "big")
+    return _hashes(key)[0]
+
+
+def _hashes(value: object) -> tuple[int, ...]:
+    data = value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
+    return HASHES.unpack(blake2b(data).digest())
