@@ -22,6 +22,7 @@ from rpcwheel.errors import ConfigurationError
 __all__ = [
     "CODES",
     "DEADLINE",
+    "TRIED",
     "AttemptResult",
     "Kind",
     "NextAttempt",
@@ -55,6 +56,13 @@ DEADLINE: Final[ContextVar[int | None]] = ContextVar("rpcwheel_deadline", defaul
 """When the call that is being served ends, by `time.monotonic_ns()`; None without a deadline.
 
 `call` sets and reads it; `failback` clears it for what it delivers after the caller has gone."""
+
+
+TRIED: Final[ContextVar[list[object] | None]] = ContextVar("rpcwheel_tried", default=None)
+"""The subchannels that the attempts of a hedged call were sent to; None for any other call.
+
+`call` sets it for each attempt. `balancer` prefers a subchannel that is not in the list, and adds
+the one that it picks."""
 
 
 class Kind(enum.Enum):

@@ -21,6 +21,7 @@ __all__ = [
     "core_below",
     "end_calls",
     "is_bare",
+    "is_core_ready",
     "is_polled",
     "state_below",
     "target_below",
@@ -35,6 +36,8 @@ STATES: Final = (
     grpc.ChannelConnectivity.SHUTDOWN,
 )
 """In the order of core's `grpc_connectivity_state`."""
+
+READY_STATE: Final = STATES.index(grpc.ChannelConnectivity.READY)
 
 MAX_DEPTH: Final = 32
 """Channels with interceptors on top of one another that are searched."""
@@ -55,6 +58,18 @@ def channels_below(channel: Any) -> Iterator[Any]:
             return
         yield channel
         channel = getattr(channel, "_channel", None)
+
+
+def is_core_ready(core: Any) -> bool:
+    """Whether the connection below a channel is READY; quick, for each call.
+
+    Args:
+        core: What `core_below` gave. None, if the connection hides its state: True.
+    """
+    try:
+        return core is None or bool(core.check_connectivity_state(False) == READY_STATE)
+    except ValueError:  # closed
+        return False
 
 
 def core_below(channel: Any) -> Any:

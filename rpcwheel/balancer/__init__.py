@@ -1,3 +1,54 @@
-"""Client-side load balancing: one subchannel for each instance, and a picker that chooses one."""
+"""Client-side load balancing: one channel for all servers of a service.
 
-__all__: list[str] = []
+A `BalancedChannel` has a subchannel for each instance of the service, with a connection of its own.
+A picker chooses one that is READY for each call. `update()` sets the instances and changes only
+what differs. `rpcwheel.insecure_channel` and `rpcwheel.secure_channel` make one that follows a
+registry.
+
+===================  ===============================================================================
+`policy.py`          `BalancerPolicy`, `OutlierEjectionPolicy`.
+`pickers.py`         Round robin, weighted round robin, weighted random, least request.
+`ring_hash.py`       `RingHash`.
+`lb_policy.py`       The names of the pickers.
+`subchannels.py`     The subchannels of a channel and which of them gets a call; for both worlds.
+`health.py`          Health checks of unhealthy and stale subchannels; for both worlds.
+`channel.py`         `BalancedChannel` for `grpc`.
+`aio_channel.py`     `BalancedChannel` for `grpc.aio`.
+`subscriptions.py`   Subscriptions to the state of a channel of `grpc`.
+`broadcast.py`       `BroadcastChannel` for `grpc`: each call goes to all servers.
+`aio_broadcast.py`   `BroadcastChannel` for `grpc.aio`.
+===================  ===============================================================================
+"""
+
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .channel import BalancedChannel
+    from .pickers import LeastRequest, Picker, RoundRobin, WeightedRandom, WeightedRoundRobin
+    from .policy import BalancerPolicy, OutlierEjectionPolicy
+    from .ring_hash import RingHash
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".channel": "BalancedChannel",
+            ".pickers": "LeastRequest Picker RoundRobin WeightedRandom WeightedRoundRobin",
+            ".policy": "BalancerPolicy OutlierEjectionPolicy",
+            ".ring_hash": "RingHash",
+        },
+        submodules="aio",
+    )
+
+__all__ = [
+    "BalancedChannel",
+    "BalancerPolicy",
+    "LeastRequest",
+    "OutlierEjectionPolicy",
+    "Picker",
+    "RingHash",
+    "RoundRobin",
+    "WeightedRandom",
+    "WeightedRoundRobin",
+]

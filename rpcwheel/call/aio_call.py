@@ -52,7 +52,7 @@ from rpcwheel._grpc.aio_relay import (
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
-from rpcwheel.rpc import Kind, NextAttempt, Stop
+from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 
 from .aio_requests import RequestStream
 from .config import (
@@ -576,6 +576,14 @@ class _HedgedCall(_UnaryUnary):
         hedges = self._state.hedged(self._config, self._started_ns, self._deadline_ns)
         assert hedges is not None  # noqa: S101 - for mypy
         self._hedges = hedges
+        self._tried: list[object] = []  # subchannels, by the balancer
+
+    def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
+        token = TRIED.set(self._tried)
+        try:
+            return super()._begin_attempt(timeout, metadata)
+        finally:
+            TRIED.reset(token)
 
     def first_attempt(self, timeout: float | None) -> Any:
         try:

@@ -43,7 +43,7 @@ from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStr
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
-from rpcwheel.rpc import Kind, NextAttempt, Stop
+from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 
 from .config import (
     ANSWER_KEY,
@@ -240,9 +240,14 @@ class ClientCall:
     def _next_request(self) -> Any:
         return self._request if self.requests is None else self.requests.for_attempt()
 
+    @property
+    def hedged(self) -> bool:
+        """Whether its attempts may run at the same time."""
+        return self.config.hedging is not None and self.kind is Kind.UNARY_UNARY
+
     def hedging(self) -> HedgingPlan | None:
         """The plan of its attempts after the first one, if it is hedged."""
-        if self.kind is not Kind.UNARY_UNARY:
+        if not self.hedged:
             return None
         return self.state.hedged(self.config, *self._opened[:2])
 
@@ -446,8 +451,7 @@ def _closed() -> FinishedError:
 
 def begin_unary(call: ClientCall, *, known: bool = True) -> AnyCall:
     """Begin a call with one response by `.future()`, if it is `known` to be one."""
-    hedged = call.config.hedging is not None and call.kind is Kind.UNARY_UNARY
-    if not (call.config.recovers or hedged):
+    if not (call.config.recovers or call.hedged):
         return _begin_plain(call)
     return _begin(call, RetryingCall, known=known)
 
@@ -462,6 +466,18 @@ def begin_stream(call: ClientCall) -> AnyCall:
 def _begin(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
     if call.is_late:
         return call.late()
+    if call.hedged:
+        return copy_context().run(_begin_hedged, call, kind, known=known)
+    return _begin_attempts(call, kind, known=known)
+
+
+def _begin_hedged(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
+    """In a context of its own, which its later attempts share: each goes to another server."""
+    TRIED.set([])
+    return _begin_attempts(call, kind, known=known)
+
+
+def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
     try:
         attempt = call.first()
     except BaseException:

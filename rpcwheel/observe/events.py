@@ -387,6 +387,32 @@ class SnapshotFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SubchannelUnhealthy(Event):
+    """A subchannel gets no calls while a healthy one is READY, until it answers a health check."""
+
+    channel: str
+    subchannel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubchannelHealthy(Event):
+    """A subchannel gets calls again, after it was unhealthy for `after_s`."""
+
+    channel: str
+    subchannel: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StaleInstancesKept(Event):
+    """All instances left the registry; the channel keeps those that still answer."""
+
+    channel: str
+    subchannels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MemberDown(Event):
     """A channel of many members calls one of them no more until it answers a probe."""
 

@@ -317,6 +317,29 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "%(registry)s: the file %(path)s can't be used, which harms only a start while the "
         "registry is down: %(error)s",
     ),
+    events.SubchannelUnhealthy: _Line(
+        CONNECTION,
+        logging.WARNING,
+        "channel subchannel",
+        "%(channel)s: %(subchannel)s is unhealthy and gets no calls: %(reason)s",
+        every_s=RARELY_S,
+    ),
+    events.SubchannelHealthy: _Line(
+        CONNECTION,
+        logging.INFO,
+        "channel subchannel",
+        "%(channel)s: %(subchannel)s is healthy again, after %(after_s).3g s",
+        every_s=RARELY_S,
+        ends=events.SubchannelUnhealthy,
+    ),
+    events.StaleInstancesKept: _Line(
+        CONNECTION,
+        logging.WARNING,
+        "channel",
+        "%(channel)s: all instances left the registry; those that still answer are kept: "
+        "%(subchannels)s",
+        every_s=RARELY_S,
+    ),
     events.MemberDown: _Line(
         CONNECTION,
         logging.WARNING,

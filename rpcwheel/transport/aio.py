@@ -391,6 +391,16 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         transport.connection_wanted = wanted and state is not READY
         return state
 
+    def is_ready(self) -> bool:
+        """Whether calls may begin and the active connection is READY, or hides its state."""
+        connections = self.connections
+        if not connections.accepts_calls:
+            return False
+        try:
+            return connections.active.channel.get_state() is READY
+        except Exception:  # noqa: BLE001 - of a channel that `connect` made
+            return True
+
     def is_idle(self) -> bool:
         """Whether there is no connection and none is wanted; False where it can't be known."""
         try:
@@ -509,11 +519,15 @@ class TransportCall(Relay):
         except BaseException as raised:  # noqa: BLE001 - an interceptor's; the caller gets it
             error = raised
         if isinstance(error, grpc.aio.AioRpcError):
-            self._transport.activity.saw_status(error.code())
+            self._saw_status(error.code())
             if self.kind.streams_requests:  # or grpc.aio may report another status later
                 self.finish(failed_call(self.kind, error), source=call)
                 return
         self.finish(call if error is None or has_ended(call) else failed_call(self.kind, error))
+
+    def _saw_status(self, code: grpc.StatusCode) -> None:
+        """Note the status of a failure."""
+        self._transport.activity.saw_status(code)
 
     def _release(self) -> None:
         """Count it no more; on any thread, if its caller has dropped it."""

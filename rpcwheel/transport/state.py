@@ -153,6 +153,7 @@ class Transport(Generic[C]):
         "calls",
         "channel",
         "connection_wanted",
+        "core",
         "drain_until_ns",
         "ended",
         "number",
@@ -162,6 +163,8 @@ class Transport(Generic[C]):
 
     def __init__(self, channel: C, now_ns: Callable[[], int]) -> None:
         self.channel = channel
+        self.core: Any = None
+        """What gRPC's core has below `channel`; None if it can't be found, or in grpc.aio."""
         self.number = 1
         """1 for the first of a `ReconnectingChannel`."""
         self.activity = ActivityStamps(now_ns)

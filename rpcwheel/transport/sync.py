@@ -23,7 +23,14 @@ from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import call_at_end, failure_of, has_ended, is_single_threaded
-from rpcwheel._grpc.connectivity import end_calls, is_bare, state_below, wait_unpolled
+from rpcwheel._grpc.connectivity import (
+    core_below,
+    end_calls,
+    is_bare,
+    is_core_ready,
+    state_below,
+    wait_unpolled,
+)
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
@@ -122,7 +129,9 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
                 f"connect must return a new grpc.Channel, not {channel!r}; for those of grpc.aio "
                 "there is rpcwheel.transport.aio"
             )
-        return Transport(channel, self._now_ns)
+        transport = Transport(channel, self._now_ns)
+        transport.core = core_below(channel)
+        return transport
 
     # Reconnecting
 
@@ -318,6 +327,14 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
             closed = state is grpc.ChannelConnectivity.SHUTDOWN
             if not closed or transport is self.connections.active:
                 return state
+
+    def is_ready(self) -> bool:
+        """Whether calls may begin and the active connection is READY, or hides its state.
+
+        As `get_state`, but quicker: a balancer asks for each call.
+        """
+        connections = self.connections
+        return connections.accepts_calls and is_core_ready(connections.active.core)
 
     def is_idle(self) -> bool:
         """Whether there is no connection and none is wanted; False where it can't be known."""

@@ -1,0 +1,953 @@
+"""`BalancedChannel` for `grpc.aio`: one channel for all servers of a service, on one event loop.
+
+A call is handed to one subchannel, which is READY at that moment, and stays there. If none is
+READY, the call begins when one is; its caller holds it meanwhile. While calls wait, the states of
+the subchannels are read every few milliseconds.
+
+All of it is on the loop but what says that it may be called on any thread: that is handed over to
+the loop. Before there is a loop, it waits for the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import grpc
+
+from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
+from rpcwheel._grpc.aio_finished import (
+    CANCELLED,
+    CANCELLED_HERE,
+    FinishedCall,
+    failed_call,
+    finished_call,
+)
+from rpcwheel._grpc.aio_interceptors import give_lists
+from rpcwheel._grpc.aio_relay import AwaitedRelay, ReadRelay, Signal, WrittenRelay
+from rpcwheel.call.config import copy_of
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.exiting import BACKGROUND
+from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.probe import MARK
+from rpcwheel.rpc import TRIED, Kind
+from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.transport.aio import CLOSED, MULTICALLABLES, ReconnectingChannel, TransportCall
+from rpcwheel.transport.arguments import refuse_both
+from rpcwheel.transport.state import MethodSpec
+
+from .arguments import checked_callback, protocol_for, subchannel_options
+from .health import PROBE, HealthChecker, error_text, is_answered
+from .lb_policy import checked_lb_policy
+from .policy import Settings, checked_policy
+from .subchannels import (
+    EXPLAIN_AGAIN_S,
+    EXPLAIN_TIMEOUT_S,
+    FAILING,
+    FIRST_POLL_S,
+    MAX_EXPLAINED,
+    MAX_POLL_S,
+    READY,
+    RECONNECT_NS,
+    SHUTDOWN,
+    SubchannelBase,
+    SubchannelPool,
+    checked_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from rpcwheel._grpc.aio_interceptors import Interceptors
+    from rpcwheel.exiting import BackgroundCall
+    from rpcwheel.instance import ServiceInstance
+    from rpcwheel.timer.api import Timer
+
+    from .pickers import Picker
+    from .policy import BalancerPolicy
+
+    Options: TypeAlias = list[tuple[str, Any]]
+    Connect: TypeAlias = Callable[[ServiceInstance], ReconnectingChannel]
+    Job: TypeAlias = Callable[[], object]
+
+__all__ = ["BalancedChannel", "Subchannel"]
+
+UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
+DEADLINE_EXCEEDED: Final = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Subchannel(SubchannelBase):
+    """One server of a balanced channel, with a connection of its own. Made by the channel."""
+
+    def __init__(self, pool: _Pool, instance: ServiceInstance, started_ns: int) -> None:
+        super().__init__(instance, started_ns)
+        self._pool = pool
+
+    @property
+    def channel(self) -> ReconnectingChannel:
+        """Its own channel, made when it is first needed. On the loop.
+
+        Raises:
+            grpc.aio.UsageError: The subchannel was removed.
+            Exception: What `connect` raised.
+        """
+        return self._pool.connection_of(self)
+
+    def mark_unhealthy(self, reason: str = "asked for") -> None:
+        """Give it no calls while a healthy subchannel is READY, until it answers a health check.
+
+        Nothing if it is unhealthy already, or removed. Any thread.
+
+        Args:
+            reason: For the event.
+        """
+        self._pool.mark_unhealthy(self, reason)
+
+    def mark_healthy(self) -> None:
+        """Let it get calls again; nothing if it is healthy. Any thread."""
+        self._pool.mark_healthy(self)
+
+
+class _Pool(SubchannelPool[Subchannel]):
+    """The subchannels of one channel, their connections, and the calls that wait for one."""
+
+    def __init__(
+        self,
+        name: str,
+        picker: Picker,
+        settings: Settings,
+        timer: Timer | None,
+        *,
+        connect: Connect,
+        protocol: str | None,
+        on_subchannel: Callable[[Subchannel], object] | None,
+        on_removed: Callable[[Subchannel], object] | None,
+    ) -> None:
+        super().__init__(name, picker, settings, clock_of(timer), protocol=protocol)
+        self._connect = connect
+        self._on_subchannel = on_subchannel
+        self._on_removed = on_removed
+        self.appended: Interceptors = {kind: [] for kind in Kind}
+        """Interceptors that were appended to the channel's; they run on each subchannel's."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._jobs: list[Job] = []  # until there is a loop
+        self._waiting: dict[_BalancedCall, None] = {}
+        self._poll_handle: asyncio.TimerHandle | None = None
+        self._poll_s = FIRST_POLL_S
+        self._explained_s = -EXPLAIN_AGAIN_S
+        self._explaining: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
+        self.closing = False
+        """Whether `close` was called: no new calls begin, those that wait may still."""
+        self._to_close: list[ReconnectingChannel] = []
+        self._replaced: list[ReconnectingChannel] = []  # closed or drained by the user
+        self.close_callbacks = CloseCallbacks(name)
+        self.signal = Signal()
+        """Given when the state of the whole may have changed."""
+        self.checker = HealthChecker(self, self, timer)
+
+    # --- The loop ---
+
+    def enter(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which is the channel's from now on.
+
+        Raises:
+            RuntimeError: None runs.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            with self.lock:
+                jobs, self._jobs = self._jobs, []
+            for job in jobs:
+                job()
+        return loop
+
+    def run_soon(self, check: Job) -> None:
+        """Run a job on the loop: now if this is the loop's thread, else soon."""
+        loop, here = self._loop, running_loop()
+        if here is not None and (here is loop or loop is None or loop.is_closed()):
+            self.enter()
+            check()
+        elif loop is not None:
+            call_on_loop(loop, check)
+        else:
+            with self.lock:
+                self._jobs.append(check)
+
+    # --- Connections ---
+
+    def new_subchannel(self, instance: ServiceInstance, started_ns: int) -> Subchannel:
+        return Subchannel(self, instance, started_ns)
+
+    def connect(self, subchannels: Iterable[Subchannel]) -> None:
+        if subchannels:
+            self.run_soon(partial(self._connect_now, tuple(subchannels)))
+
+    def _connect_now(self, subchannels: Iterable[Subchannel]) -> None:
+        for one in subchannels:
+            if time.monotonic_ns() < one.connect_after_ns:
+                continue
+            try:
+                self.connection_of(one).get_state(try_to_connect=True)
+            except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
+                if not one.removed:
+                    one.error_text = f"connect raised {error!r}"
+                    one.connect_after_ns = time.monotonic_ns() + RECONNECT_NS
+                    emit(CallbackFailed(self.name, f"connect {one.id}", error))
+
+    def connection_of(self, subchannel: Subchannel) -> ReconnectingChannel:
+        """The channel of a subchannel; a new one if there is none, or the user has closed it.
+
+        Raises:
+            grpc.aio.UsageError: The subchannel was removed; with the text of grpc.aio.
+            Exception: What `connect` raised.
+        """
+        known: ReconnectingChannel | None = subchannel.connection
+        if known is not None and (known.accepts_calls or subchannel.removed):
+            return known
+        if subchannel.removed:
+            raise grpc.aio.UsageError(CLOSED)
+        with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
+            self.enter()
+        made = self._connect(subchannel.instance)
+        made.append_to(self.appended)
+        if known is not None and not known.closed:
+            self._replaced.append(known)  # its calls go on
+        subchannel.connection, subchannel.multicallables = made, {}
+        if self._on_subchannel is not None:
+            run_callback(self.name, self._on_subchannel, subchannel)
+        return made
+
+    def drain(self, subchannels: Iterable[Subchannel]) -> None:
+        self.run_soon(partial(self._drain, tuple(subchannels)))
+
+    def _drain(self, subchannels: Iterable[Subchannel]) -> None:
+        drain_ns = self.settings.drain_ns
+        for one in subchannels:
+            connection = one.connection
+            if connection is None:
+                self.removed_closed(one)
+            else:
+                connection.on_close(weak_callback(self.removed_closed, one))
+                timeout = None if drain_ns == NEVER else to_seconds(drain_ns)
+                connection.drain(timeout, reason=f"{one.id} was removed from {self.name}")
+            if self._on_removed is not None:
+                run_callback(self.name, self._on_removed, one)
+
+    def was_closed(self, subchannel: Subchannel, error: grpc.aio.UsageError) -> bool:
+        """Whether a call was refused because its subchannel was removed, or its channel closed."""
+        if str(error) != CLOSED:
+            return False
+        connection = subchannel.connection
+        return subchannel.removed or connection is None or not connection.accepts_calls
+
+    # --- Calls that wait ---
+
+    def hold(self, call: _BalancedCall) -> None:
+        """Let a call wait: its `look_for_subchannel` is called until it returns True."""
+        self._waiting[call] = None
+        self._poll_s = FIRST_POLL_S
+        self._poll_soon(0)
+
+    def release(self, call: _BalancedCall) -> None:
+        """A call waits no more."""
+        self._waiting.pop(call, None)
+
+    def changed(self) -> None:
+        self.run_soon(self._changed)
+
+    def _changed(self) -> None:
+        self.signal.give()
+        if self._waiting:
+            self._poll_soon(0)
+
+    def _poll_soon(self, delay_s: float) -> None:
+        if self._poll_handle is not None:
+            self._poll_handle.cancel()
+        poll = weak_callback(self.poll)
+        self._poll_handle = self.enter().call_later(delay_s, poll)
+
+    def poll(self) -> None:
+        """Read the states, and let calls that wait look again."""
+        self._poll_handle = None
+        if not self.closed:
+            self.refresh()
+        for call in tuple(self._waiting):
+            call.look_for_subchannel()
+        if self._waiting:
+            self._poll_soon(self._poll_s)
+            self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
+
+    def explains(self) -> bool:
+        """Whether servers that can't be reached are being asked for the reason."""
+        if self._explaining is not None:
+            return True
+        now_s = time.monotonic()
+        if now_s - self._explained_s < EXPLAIN_AGAIN_S:
+            return False
+        self._explained_s = now_s
+        self._explaining = self.enter().create_task(self._explain())
+        return True
+
+    async def _explain(self) -> None:
+        """Not with the user's request, which must not be sent now."""
+        try:
+            for one in self.subchannels[:MAX_EXPLAINED]:
+                if one.connection is not None and one.state is FAILING:
+                    one.error_text = await _connect_error(one.connection) or one.error_text
+        finally:
+            self._explaining = None
+            self._changed()
+
+    # --- Health checks ---
+
+    def probe(
+        self,
+        subchannel: Subchannel,
+        *,
+        wait_for_ready: bool,
+        done: Callable[[bool | None], object],
+    ) -> None:
+        background = BACKGROUND.begin_call()
+        if background is None:
+            done(None)
+            return
+        loop = self.enter()
+        task = loop.create_task(self._probe(subchannel, wait_for_ready, done))
+        background.is_lost = loop.is_closed
+        background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        self._probes.add(task)
+        task.add_done_callback(partial(self._probed, background))
+
+    def _probed(self, background: BackgroundCall, task: asyncio.Task[None]) -> None:
+        self._probes.discard(task)
+        BACKGROUND.end_call(background)
+
+    async def _probe(
+        self, subchannel: Subchannel, waits: bool, done: Callable[[bool | None], object]
+    ) -> None:
+        timeout_s = to_seconds(self.settings.check_timeout_ns)
+        try:
+            call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
+            response = await call(
+                PROBE.request, timeout=timeout_s, metadata=MARK, wait_for_ready=waits
+            )
+            answered = is_answered(response, "OK")
+        except grpc.RpcError as error:
+            code = error.code() if hasattr(error, "code") else None
+            answered = is_answered(None, getattr(code, "name", "CANCELLED"))
+        except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
+            if not isinstance(error, grpc.aio.UsageError):
+                emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
+            answered = False
+        done(answered)
+
+    # --- The end ---
+
+    async def close(self, grace: float | None) -> None:
+        """See `BalancedChannel.close`."""
+        self.enter()
+        self.closing = True
+        until_s = time.monotonic() + (grace or 0)
+        try:
+            while self._waiting and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
+                await asyncio.sleep(MAX_POLL_S)
+        except asyncio.CancelledError:
+            await self._close_now(None)
+            raise
+        await self._close_now(None if grace is None else max(0.0, until_s - time.monotonic()))
+
+    async def _close_now(self, grace: float | None) -> None:
+        gone = self.close_all()
+        self.checker.close()
+        if self._poll_handle is not None:
+            self._poll_handle.cancel()
+            self._poll_handle = None
+        for probe in tuple(self._probes):
+            probe.cancel()
+        try:
+            self.close_callbacks.run()
+        finally:  # whatever a callback raises, be it `SystemExit`
+            self._to_close += [one.connection for one in gone if one.connection is not None]
+            self._to_close += self._replaced
+            self._replaced = []
+            await self._close(grace)
+
+    async def _close(self, grace: float | None) -> None:
+        """End the waiting calls, close all connections, and wait for what was probing."""
+        for call in tuple(self._waiting):
+            call.cancel()
+        self.signal.give()
+        closing = [asyncio.ensure_future(one.close(grace)) for one in self._to_close]
+        others = [*self._probes, *(() if self._explaining is None else (self._explaining,))]
+        try:
+            if closing or others:
+                await asyncio.wait([*closing, *others])
+        except asyncio.CancelledError:
+            for task in closing:
+                task.cancel()
+            await asyncio.gather(*closing, return_exceptions=True)
+            raise
+        for task in closing:
+            task.result()
+
+
+async def _connect_error(connection: ReconnectingChannel) -> str:
+    """Why a connection that is in TRANSIENT_FAILURE can't be made; "" if that can't be known."""
+    try:
+        probe = connection.heartbeat_call(PROBE.method)
+        await probe(PROBE.request, timeout=EXPLAIN_TIMEOUT_S, metadata=MARK)
+    except grpc.RpcError as error:
+        details = getattr(error, "details", None)
+        return error_text(details() if callable(details) else None)
+    except Exception:  # noqa: BLE001 - closed meanwhile, or an interceptor's
+        return ""
+    return ""
+
+
+# --- Calls ---
+
+
+class _BalancedCall(TransportCall):
+    """A call on one subchannel, which it may have to wait for. The base of the four kinds."""
+
+    _subchannel: Subchannel | None = None
+    _waiting: tuple[Any, ...] | None = None
+    _began_s = 0.0
+    _timeout_s: float | None = None
+    _has_failed = False
+
+    def __init__(self, method: _Method) -> None:
+        self.kind = method.kind
+        self.method = method.name
+        self._method = method
+
+    def start_on(
+        self, subchannel: Subchannel, request: tuple[Any, ...], options: dict[str, Any]
+    ) -> bool:
+        """Begin the attempt; False if the subchannel was removed or closed meanwhile."""
+        try:
+            made = self._method.on(subchannel)
+            transport, call = made.start(*request, **options)
+        except grpc.aio.UsageError as error:
+            if not self._method.pool.was_closed(subchannel, error):
+                raise
+            return False
+        self._subchannel = subchannel
+        self._reconnecting = made.channel
+        self._transport = transport
+        self.run(call, counted=True)
+        return True
+
+    def wait_for(
+        self,
+        request: tuple[Any, ...],
+        options: dict[str, Any],
+        *,
+        wait_for_ready: bool,
+    ) -> None:
+        """Begin when a subchannel is READY."""
+        if request and not self.kind.streams_requests:
+            request = (copy_of(request[0]),)  # its caller may change it before it is sent
+        self._began_s = time.monotonic()
+        self._timeout_s = options["timeout"]
+        self._waiting = request, options, wait_for_ready, TRIED.get(), copy_context()
+        self._method.pool.hold(self)
+
+    def look_for_subchannel(self) -> None:
+        """Begin the attempt if a subchannel is READY; end the call if it is to wait no longer."""
+        if self._waiting is None:
+            self._method.pool.release(self)
+            return
+        request, options, patient, tried, context = self._waiting
+        try:
+            begun = context.run(self._look, request, options, tried)
+        except BaseException as error:  # noqa: BLE001 - a key function's, or an interceptor's
+            self._end_waiting(failed_call(self.kind, error))
+            return
+        if not begun:
+            self._check_refusal(patient=patient)
+
+    def _look(
+        self, request: tuple[Any, ...], options: dict[str, Any], tried: list[object] | None
+    ) -> bool:
+        while True:
+            subchannel = self._method.pick(request, options["metadata"], tried)
+            if subchannel is None:
+                return False
+            left_s = self.time_remaining()
+            if self.start_on(subchannel, request, options | {"timeout": left_s}):
+                self._waiting = None
+                self._method.pool.release(self)
+                return True
+
+    def _check_refusal(self, *, patient: bool) -> None:
+        pool = self._method.pool
+        if pool.closed:
+            self.cancel()
+            return
+        refusal = pool.refusal()
+        if refusal is not None and (refusal.final or not patient):
+            if not refusal.unreachable or not pool.explains():
+                self._fail(refusal.code, refusal.details)
+            return
+        limit_s = pool.limit_of(self._timeout_s, wait_for_ready=patient)
+        if limit_s is not None and time.monotonic() - self._began_s >= limit_s:
+            code = DEADLINE_EXCEEDED if limit_s == self._timeout_s else UNAVAILABLE
+            self._fail(code, pool.timed_out())
+
+    def _fail(self, code: grpc.StatusCode, details: str) -> None:
+        self._end_waiting(finished_call(self.kind, code, details))
+
+    def _end_waiting(self, call: Any) -> None:
+        self._waiting = None
+        self._method.pool.release(self)
+        self.finish(call)
+
+    def cancel(self) -> bool:
+        if self._waiting is None:
+            return super().cancel()
+        self._end_waiting(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
+        return True
+
+    def time_remaining(self) -> float | None:
+        if self._subchannel is not None:
+            return super().time_remaining()
+        if self._timeout_s is None:
+            return None
+        return max(0.0, self._began_s + self._timeout_s - time.monotonic())
+
+    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
+        self._has_failed = True
+        super()._attempt_failed(call, error)
+
+    def _saw_status(self, code: grpc.StatusCode) -> None:
+        super()._saw_status(code)
+        if self._subchannel is not None:
+            self._method.pool.failed(self._subchannel, code.name)
+
+    def finish(self, call: Any, source: Any = None) -> None:
+        subchannel = self._subchannel
+        answered = self._final is None and not (self._has_failed or isinstance(call, FinishedCall))
+        if answered and subchannel is not None:
+            subchannel.succeeded()
+        super().finish(call, source)
+
+    def __del__(self) -> None:
+        if self._waiting is not None:
+            self._method.pool.release(self)
+
+
+class _UnaryUnaryCall(_BalancedCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
+    pass
+
+
+class _UnaryStreamCall(_BalancedCall, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):
+    pass
+
+
+class _StreamUnaryCall(
+    _BalancedCall, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall[Any, Any]
+):
+    pass
+
+
+class _StreamStreamCall(
+    _BalancedCall, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall[Any, Any]
+):
+    pass
+
+
+class _Method:
+    """One method of a stub. The base of the four multicallables."""
+
+    kind: Kind
+    call_class: type[_BalancedCall]
+
+    def __init__(
+        self, channel: BalancedChannel, pool: _Pool, method: str, *args: Any, **options: Any
+    ) -> None:
+        self._channel = channel  # lives as long as a stub does: it is what gets updates
+        self.pool = pool
+        self.name = method
+        self._spec = MethodSpec(self.kind, method, *args, **options)
+        self._made: dict[Subchannel, Any] = {}
+
+    def on(self, subchannel: Subchannel) -> Any:
+        """The same method of a subchannel's own channel.
+
+        Raises:
+            grpc.aio.UsageError: The subchannel was removed.
+        """
+        made = self._made.get(subchannel)
+        if made is None or made.channel is not subchannel.connection:
+            connection = self.pool.connection_of(subchannel)
+            self._made = {one: known for one, known in self._made.items() if not one.removed}
+            made = self._made[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
+        return made
+
+    def pick(self, request: Any, metadata: Any, tried: list[object] | None) -> Subchannel | None:
+        """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
+        if tried is None:
+            return self.pool.pick(self.name, request, metadata)
+        picked = self.pool.pick_other(tried, self.name, request, metadata)
+        if picked is not None:
+            tried.append(picked)
+        return picked
+
+    def begin(self, request: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Begin a call."""
+        pool = self.pool
+        if pool.closed or pool.closing:
+            raise grpc.aio.UsageError(CLOSED)
+        patient = bool(options["wait_for_ready"])
+        if patient:
+            options["wait_for_ready"] = False  # or it might wait at one server
+        tried = TRIED.get()
+        call = self.call_class(self)
+        while True:
+            subchannel = self.pick(_message(request, self.kind), options["metadata"], tried)
+            if subchannel is None:
+                call.wait_for(request, options, wait_for_ready=patient)
+                return call
+            if call.start_on(subchannel, request, options):
+                return call
+
+
+def _message(request: tuple[Any, ...], kind: Kind) -> Any:
+    """What a picker sees of a request."""
+    return None if kind.streams_requests else request[0]
+
+
+class _OneRequest(_Method):
+    def __call__(
+        self,
+        request: Any,
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self.begin(
+            (request,), _options(timeout, metadata, credentials, wait_for_ready, compression)
+        )
+
+
+class _ManyRequests(_Method):
+    def __call__(
+        self,
+        request_iterator: Any = None,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self.begin(
+            (request_iterator,),
+            _options(timeout, metadata, credentials, wait_for_ready, compression),
+        )
+
+
+def _options(
+    timeout: float | None,
+    metadata: Any,
+    credentials: grpc.CallCredentials | None,
+    wait_for_ready: bool | None,
+    compression: grpc.Compression | None,
+) -> dict[str, Any]:
+    return {
+        "timeout": timeout,
+        "metadata": metadata,
+        "credentials": credentials,
+        "wait_for_ready": wait_for_ready,
+        "compression": compression,
+    }
+
+
+class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+    kind = Kind.UNARY_UNARY
+    call_class = _UnaryUnaryCall
+
+
+class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+    kind = Kind.UNARY_STREAM
+    call_class = _UnaryStreamCall
+
+
+class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    kind = Kind.STREAM_UNARY
+    call_class = _StreamUnaryCall
+
+
+class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    kind = Kind.STREAM_STREAM
+    call_class = _StreamStreamCall
+
+
+_MULTICALLABLES: Final[dict[Kind, type[_Method]]] = {
+    Kind.UNARY_UNARY: _UnaryUnary,
+    Kind.UNARY_STREAM: _UnaryStream,
+    Kind.STREAM_UNARY: _StreamUnary,
+    Kind.STREAM_STREAM: _StreamStream,
+}
+
+
+# --- The channel ---
+
+
+class BalancedChannel(grpc.aio.Channel):
+    """A channel whose calls are spread over the servers of a service, which may come and go."""
+
+    def __init__(
+        self,
+        name: str,
+        instances: Iterable[ServiceInstance] | None = None,
+        *,
+        lb_policy: str | Picker = "weighted_round_robin",
+        credentials: grpc.ChannelCredentials | None = None,
+        options: Sequence[tuple[str, Any]] | None = None,
+        compression: grpc.Compression | None = None,
+        interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
+        connect: Callable[[ServiceInstance, Options], grpc.aio.Channel] | None = None,
+        on_subchannel: Callable[[Subchannel], object] | None = None,
+        on_removed: Callable[[Subchannel], object] | None = None,
+        policy: BalancerPolicy | None = None,
+        timer: Timer | None = None,
+    ) -> None:
+        """Make the channel, on a loop or before there is one. It connects at the first call.
+
+        Args:
+            name: Of the service, `"shop.Orders"`: for events and status details.
+            instances: The servers; None if they are not known yet, so that calls wait for `update`.
+            lb_policy: Which server gets a call: `"round_robin"`, `"weighted_round_robin"`,
+                `"weighted_random"`, `"least_request"`, `"ring_hash:HEADER"`, or a `Picker`.
+            credentials: With credentials, only instances with the protocol `grpcs` are used.
+                Without, only those with `grpc`; while one has `grpcs`, calls end with
+                FAILED_PRECONDITION.
+            options: As gRPC takes them, for the connection of each subchannel.
+            compression: As gRPC takes it.
+            interceptors: As gRPC takes them; they run after the pick.
+            connect: Makes the channel of each subchannel in your own way: `connect(instance,
+                options)` returns a new `grpc.aio.Channel`. On the loop; a server for which it
+                raises counts as unreachable. Instances of both protocols are used.
+            on_subchannel: Called with each subchannel when its channel is made; on the loop. A
+                plain function.
+            on_removed: Called with each subchannel whose instance is gone; on the loop.
+            policy: None: the defaults.
+            timer: For health checks and drain timeouts; None for `shared_timer()`.
+
+        Raises:
+            TypeError, ConfigurationError: An argument makes no sense.
+        """
+        refuse_both(
+            connect, credentials=credentials, compression=compression, interceptors=interceptors
+        )
+        given = subchannel_options(options)
+        new = partial(
+            _new_connection, credentials, compression, interceptors, connect, given, timer
+        )
+        self._pool = _Pool(
+            checked_name(name),
+            checked_lb_policy(lb_policy),
+            Settings.of(checked_policy(policy)),
+            checked_timer(timer),
+            connect=new,
+            protocol=protocol_for(connect, credentials),
+            on_subchannel=checked_callback(on_subchannel, "on_subchannel"),
+            on_removed=checked_callback(on_removed, "on_removed"),
+        )
+        give_lists(self, self._pool.appended)
+        if instances is not None:
+            self.update(instances)
+
+    # --- Instances ---
+
+    def update(self, instances: Iterable[ServiceInstance]) -> None:
+        """Set the servers; changes only what differs. Any thread; on a closed channel, nothing.
+
+        A change of weight, zone, status or metadata keeps a subchannel; one of host, port or
+        protocol makes another. One whose instance is gone gets no new calls; calls in flight have
+        `policy.drain_timeout` seconds. If all are gone, those that still answer are kept, with
+        `policy.self_preservation`.
+
+        Raises:
+            TypeError: One is no `ServiceInstance`; nothing has changed.
+        """
+        self._pool.update(tuple(instances))
+
+    def report_error(self, error: str, *, wait: bool = False) -> None:
+        """Report why the instances can't be known; nothing if they are. Any thread.
+
+        Args:
+            error: For the status of calls, which end with UNAVAILABLE now instead of waiting for
+                `update`.
+            wait: Whether they go on waiting, and the error is for those that have waited too long.
+        """
+        self._pool.report_error(error, wait=wait)
+
+    @property
+    def subchannels(self) -> tuple[Subchannel, ...]:
+        """In the order of their ids; without those whose instance is gone."""
+        return self._pool.subchannels
+
+    @property
+    def name(self) -> str:
+        """Of the service."""
+        return self._pool.name
+
+    @property
+    def target(self) -> str:
+        """The name of the service: for code that asks a channel for its target."""
+        return self._pool.name
+
+    @property
+    def calls(self) -> int:
+        """How many calls are in flight, also on subchannels whose instance is gone."""
+        return sum(one.calls for one in (*self._pool.subchannels, *self._pool.leaving))
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._pool.closed
+
+    # --- A channel of grpc.aio. It takes whatever gRPC's takes: `_registered_method`, for one. ---
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable."""
+        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
+
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable."""
+        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
+
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable."""
+        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
+
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable."""
+        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
+
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        return _MULTICALLABLES[kind](self, self._pool, method, *args, **options)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """The best state of any subchannel, as gRPC's round_robin has it; SHUTDOWN once closed.
+
+        CONNECTING until the instances are known; TRANSIENT_FAILURE if there are none.
+
+        Args:
+            try_to_connect: Whether to connect those that are IDLE, if none is READY.
+        """
+        state = self._pool.whole_state()
+        if try_to_connect and state is not READY:
+            self._pool.connect(self._pool.subchannels)
+        return state
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Wait until the state is another. It is read every few milliseconds."""
+        await self._wait_until(lambda: self.get_state() is not last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Wait until a subchannel is READY, and let all of them connect.
+
+        Raises:
+            grpc.aio.UsageError: The channel is closed, or is closed meanwhile.
+        """
+        ready = {READY, SHUTDOWN}
+        await self._wait_until(lambda: self.get_state(try_to_connect=True) in ready)
+        if self.closed:
+            raise grpc.aio.UsageError(CLOSED)
+
+    async def _wait_until(self, happened: Callable[[], bool]) -> None:
+        self._pool.enter()
+        poll_s = FIRST_POLL_S
+        while not happened():
+            changed = self._pool.signal.waiter()
+            try:
+                async with asyncio.timeout(poll_s):
+                    await changed
+            except TimeoutError:
+                poll_s = min(1.5 * poll_s, MAX_POLL_S)
+            finally:
+                self._pool.signal.forget(changed)
+
+    # --- The end ---
+
+    async def close(self, grace: float | None = None) -> None:
+        """Accept no more calls, and end those that run, on all subchannels, as grpc.aio does.
+
+        Args:
+            grace: Seconds that they may go on; None or 0: they are canceled now. So they are if
+                this is canceled while it waits, or called again without a grace.
+
+        Raises:
+            ConfigurationError: `grace` is negative.
+        """
+        if grace is not None and grace < 0:
+            raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
+        await self._pool.close(grace)
+
+    def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback()` once when the channel is closed, before its calls are ended.
+
+        On the loop; now if it is closed. If it raises, that is the event `CallbackFailed`.
+
+        Returns:
+            A function that removes the callback.
+        """
+        return self._pool.close_callbacks.add(callback)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        subchannels = self.subchannels
+        unhealthy = sum(not one.healthy for one in subchannels)
+        state = (
+            "closed" if self.closed else f"{len(subchannels)} subchannels, {unhealthy} unhealthy"
+        )
+        return (
+            f"<BalancedChannel of grpc.aio {self.name!r}, {state}, calls in flight: {self.calls}>"
+        )
+
+
+def _new_connection(
+    credentials: grpc.ChannelCredentials | None,
+    compression: grpc.Compression | None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
+    connect: Callable[[ServiceInstance, Options], grpc.aio.Channel] | None,
+    options: Options,
+    timer: Timer | None,
+    instance: ServiceInstance,
+) -> ReconnectingChannel:
+    if connect is not None:
+        made = partial(connect, instance)
+        return ReconnectingChannel(instance.target, options=options, connect=made, timer=timer)
+    return ReconnectingChannel(
+        instance.target,
+        credentials,
+        options=options,
+        compression=compression,
+        interceptors=interceptors,
+        timer=timer,
+    )

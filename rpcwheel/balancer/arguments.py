@@ -1,0 +1,44 @@
+"""Arguments of both worlds' balanced channels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel.transport.arguments import checked_options
+
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ["checked_callback", "protocol_for", "subchannel_options"]
+
+MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
+"""gRPC's default lets a server that was away for long wait up to two minutes for its calls."""
+
+
+def subchannel_options(options: object) -> list[tuple[str, Any]]:
+    """The options of each subchannel's connection.
+
+    Raises:
+        TypeError: They are no pairs.
+    """
+    checked = checked_options(options)
+    given = {name for name, _ in checked}
+    return checked if MAX_RECONNECT_BACKOFF[0] in given else [*checked, MAX_RECONNECT_BACKOFF]
+
+
+def checked_callback(callback: Any, name: str) -> Any:
+    """Return it.
+
+    Raises:
+        TypeError: It is neither None nor callable.
+    """
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{name} must be callable as {name}(subchannel), not {callback!r}")
+    return callback
+
+
+def protocol_for(connect: object, credentials: grpc.ChannelCredentials | None) -> str | None:
+    """Which instances a channel may use; None: all, as the user's `connect` decides how."""
+    if connect is not None:
+        return None
+    return "grpc" if credentials is None else "grpcs"

@@ -1,0 +1,1016 @@
+"""`BalancedChannel` for `grpc`: one channel for all servers of a service, used by any thread.
+
+A call is handed to one subchannel, which is READY at that moment, and stays there. If none is
+READY, a blocking call waits on its caller's thread, and a call that the caller holds while it runs
+(`.future()`, response streams) is a `RetryingCall` that begins when one is READY. While calls wait,
+a worker reads the states of the subchannels; gRPC's own notifications would cost a thread for each.
+
+Locks: that of the pool, which is held for a few steps only. Under it run no user code and nothing
+of gRPC but reads of a state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import grpc
+
+from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc import multicallable
+from rpcwheel._grpc.calls import Details, InternalCallback, call_at_end, metadata_of
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.call.config import ClientState, copy_of
+from rpcwheel.call.policy import CallPolicy
+from rpcwheel.call.sync_call import CallAttempts, ClientCall, RetryingCall, RetryingStream
+from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.exiting import BACKGROUND
+from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.probe import MARK
+from rpcwheel.rpc import TRIED, Kind
+from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.transport.arguments import refuse_both
+from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
+
+from .arguments import checked_callback, protocol_for, subchannel_options
+from .health import PROBE, HealthChecker, error_text, is_answered
+from .lb_policy import checked_lb_policy
+from .policy import Settings, checked_policy
+from .subchannels import (
+    EXPLAIN_AGAIN_S,
+    EXPLAIN_TIMEOUT_S,
+    FAILING,
+    FIRST_POLL_S,
+    MAX_EXPLAINED,
+    MAX_POLL_S,
+    RECONNECT_NS,
+    SubchannelBase,
+    SubchannelPool,
+    checked_name,
+)
+from .subscriptions import Subscriptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from rpcwheel.exiting import BackgroundCall
+    from rpcwheel.instance import ServiceInstance
+    from rpcwheel.timer.api import Timer
+
+    from .pickers import Picker
+    from .policy import BalancerPolicy
+    from .subchannels import Refusal
+
+    Options: TypeAlias = list[tuple[str, Any]]
+    Convert: TypeAlias = Callable[[Any], Any]
+    Connect: TypeAlias = Callable[[ServiceInstance], ReconnectingChannel]
+
+__all__ = ["BalancedChannel", "Subchannel"]
+
+MAX_MULTICALLABLES: Final = 512
+"""Multicallables that are kept for a subchannel."""
+
+WAKE_INTERVAL_S: Final = 1.0
+"""How long a blocked call waits at most before it looks by itself."""
+
+UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
+DEADLINE_EXCEEDED: Final = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Subchannel(SubchannelBase):
+    """One server of a balanced channel, with a connection of its own. Made by the channel."""
+
+    def __init__(self, pool: _Pool, instance: ServiceInstance, started_ns: int) -> None:
+        super().__init__(instance, started_ns)
+        self._pool = pool
+
+    @property
+    def channel(self) -> ReconnectingChannel:
+        """Its own channel, made when it is first needed.
+
+        Raises:
+            ValueError: The subchannel was removed.
+            Exception: What `connect` raised.
+        """
+        return self._pool.connection_of(self)
+
+    def mark_unhealthy(self, reason: str = "asked for") -> None:
+        """Give it no calls while a healthy subchannel is READY, until it answers a health check.
+
+        Nothing if it is unhealthy already, or removed. Any thread.
+
+        Args:
+            reason: For the event.
+        """
+        self._pool.mark_unhealthy(self, reason)
+
+    def mark_healthy(self) -> None:
+        """Let it get calls again, at once; nothing if it is healthy. Any thread."""
+        self._pool.mark_healthy(self)
+
+
+class _Pool(SubchannelPool[Subchannel]):
+    """The subchannels of one channel, their connections, and the calls that wait for one."""
+
+    def __init__(
+        self,
+        name: str,
+        picker: Picker,
+        settings: Settings,
+        timer: Timer | None,
+        *,
+        connect: Connect,
+        protocol: str | None,
+        on_subchannel: Callable[[Subchannel], object] | None,
+        on_removed: Callable[[Subchannel], object] | None,
+    ) -> None:
+        super().__init__(name, picker, settings, clock_of(timer), protocol=protocol)
+        self._connect = connect
+        self._on_subchannel = on_subchannel
+        self._on_removed = on_removed
+        self._version = threading.Condition(self.lock)
+        self._connecting: set[Subchannel] = set()
+        self._replaced: list[ReconnectingChannel] = []  # closed or drained by the user
+        self._blocked = 0  # threads that wait for a subchannel
+        self._held: dict[WaitingCall, None] = {}
+        self._polling = False
+        self._poll_s = FIRST_POLL_S
+        self._explaining = threading.Lock()
+        self._explained_s = -EXPLAIN_AGAIN_S
+        self.close_callbacks = CloseCallbacks(name)
+        self.checker = HealthChecker(self, self, timer)
+        self.state = ClientState(CallPolicy(), timer=timer, queue_of=_no_queue)
+        """Of calls that wait: without a retry policy."""
+        self.on_change: Callable[[], object] = _nothing
+        """Called when the state of the whole may have changed."""
+
+    # --- Connections ---
+
+    def new_subchannel(self, instance: ServiceInstance, started_ns: int) -> Subchannel:
+        return Subchannel(self, instance, started_ns)
+
+    def connect(self, subchannels: Iterable[Subchannel]) -> None:
+        now_ns = time.monotonic_ns()
+        with self.lock:
+            mine = [
+                one
+                for one in subchannels
+                if one not in self._connecting and now_ns >= one.connect_after_ns
+            ]
+            self._connecting.update(mine)
+        for one in mine:
+            try:
+                self.connection_of(one).get_state(try_to_connect=True)
+            except ValueError:
+                if not one.removed:
+                    raise
+            except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
+                one.error_text = f"connect raised {error!r}"
+                one.connect_after_ns = time.monotonic_ns() + RECONNECT_NS
+                emit(CallbackFailed(self.name, f"connect {one.id}", error))
+            finally:
+                with self.lock:
+                    self._connecting.discard(one)
+
+    def connection_of(self, subchannel: Subchannel) -> ReconnectingChannel:
+        """The channel of a subchannel; a new one if there is none, or the user has closed it.
+
+        Raises:
+            ValueError: The subchannel was removed; with gRPC's text.
+            Exception: What `connect` raised.
+        """
+        known: ReconnectingChannel | None = subchannel.connection
+        if known is not None and (known.accepts_calls or subchannel.removed):
+            return known
+        made = None if subchannel.removed else self._connect(subchannel.instance)
+        with self.lock:
+            known = subchannel.connection
+            is_used = made is not None and not subchannel.removed
+            is_used = is_used and (known is None or not known.accepts_calls)
+            if is_used:
+                if known is not None and not known.closed:
+                    self._replaced.append(known)  # its calls go on
+                subchannel.connection, subchannel.multicallables = made, {}
+        if made is None:
+            raise ValueError(CLOSED)
+        if not is_used:
+            made.close()
+            return self.connection_of(subchannel)
+        if self._on_subchannel is not None:
+            run_callback(self.name, self._on_subchannel, subchannel)
+        return made
+
+    def drain(self, subchannels: Iterable[Subchannel]) -> None:
+        drain_ns = self.settings.drain_ns
+        for one in subchannels:
+            connection = one.connection
+            if connection is None:
+                self.removed_closed(one)
+            else:
+                connection.on_close(weak_callback(self.removed_closed, one))
+                timeout = None if drain_ns == NEVER else to_seconds(drain_ns)
+                connection.drain(timeout, reason=f"{one.id} was removed from {self.name}")
+            if self._on_removed is not None:
+                run_callback(self.name, self._on_removed, one)
+
+    def was_closed(self, subchannel: Subchannel, error: ValueError) -> bool:
+        """Whether a call was refused because its subchannel was removed, or its channel closed.
+
+        gRPC has begun nothing then.
+        """
+        if not str(error).startswith("Cannot invoke RPC"):
+            return False
+        connection = subchannel.connection
+        return subchannel.removed or connection is None or not connection.accepts_calls
+
+    def close(self) -> None:
+        """See `BalancedChannel.close`."""
+        gone = self.close_all()
+        self.checker.close()
+        self.changed()
+        try:
+            self.close_callbacks.run()
+        finally:  # whatever a callback raises, be it `SystemExit`
+            with self.lock:
+                replaced, self._replaced = self._replaced, []
+            for connection in (*(one.connection for one in gone), *replaced):
+                if connection is not None:
+                    connection.close()
+            for one in gone:
+                one.multicallables.clear()
+
+    # --- Calls that wait ---
+
+    def wait_for_pick(
+        self,
+        call: tuple[str, Any, Any],
+        timeout: float | None,
+        *,
+        wait_for_ready: bool,
+    ) -> tuple[Subchannel, float | None]:
+        """Wait on this thread until a subchannel is READY.
+
+        Returns:
+            The subchannel, and what is left of the timeout.
+
+        Raises:
+            FinishedError: The call fails.
+            ValueError: The channel is closed.
+            Exception: What a key function raised.
+        """
+        began_s = time.monotonic()
+        limit_s = self.limit_of(timeout, wait_for_ready=wait_for_ready)
+        with self.lock:
+            self._blocked += 1
+        try:
+            while True:
+                version = self._start_polling()
+                subchannel = self.pick(*call)
+                if subchannel is not None:
+                    left_s = None if timeout is None else began_s + timeout - time.monotonic()
+                    return subchannel, None if left_s is None else max(0.0, left_s)
+                self.check_refusal(wait_for_ready=wait_for_ready)
+                left_s = WAKE_INTERVAL_S
+                if limit_s is not None:
+                    left_s = min(left_s, began_s + limit_s - time.monotonic())
+                if left_s <= 0:
+                    raise self.late(timeout, limit_s)
+                with self._version:
+                    if self._polls == version:
+                        self._version.wait(left_s)
+        finally:
+            with self.lock:
+                self._blocked -= 1
+
+    def late(self, timeout: float | None, limit_s: float | None) -> FinishedError:
+        """The end of a call that has waited for too long."""
+        code = UNAVAILABLE if timeout != limit_s else DEADLINE_EXCEEDED
+        return FinishedError(code, self.timed_out())
+
+    def check_refusal(self, *, wait_for_ready: bool) -> None:
+        """Return if a call that got no subchannel is to wait.
+
+        Raises:
+            FinishedError: It is to fail now.
+            ValueError: The channel is closed.
+        """
+        if self.closed:
+            raise ValueError(CLOSED)
+        refusal = self.refusal()
+        if refusal is None or (wait_for_ready and not refusal.final):
+            return
+        if refusal.unreachable:
+            refusal = self._explain() or refusal
+        raise FinishedError(refusal.code, refusal.details)
+
+    def _explain(self) -> Refusal | None:
+        """Ask servers that can't be reached for the reason: gRPC's state does not have it.
+
+        Not with the user's request, which must not be sent now.
+        """
+        with self._explaining:
+            now_s = time.monotonic()
+            if now_s - self._explained_s >= EXPLAIN_AGAIN_S:
+                self._explained_s = now_s
+                for one in self.subchannels[:MAX_EXPLAINED]:
+                    if one.connection is not None and one.state is FAILING:
+                        one.error_text = _connect_error(one.connection) or one.error_text
+        return self.refusal()
+
+    def _start_polling(self) -> int:
+        """Have a worker read the states until no call waits. Returns the count of its readings."""
+        with self.lock:
+            self._poll_s = FIRST_POLL_S
+            starts = not self._polling
+            self._polling = True
+            version = self._polls
+        if starts:
+            EXECUTOR.submit(self, partial(_poll, weakref.ref(self)))
+        return version
+
+    _polls = 0
+
+    def poll(self) -> float | None:
+        """Read the states, and let calls that wait look again.
+
+        Returns:
+            After how many seconds to do so again; None: no call waits.
+        """
+        with self.lock:
+            if self.closed or not (self._blocked or self._held):
+                self._polling = False
+                held = tuple(self._held)
+                poll_s = None
+            else:
+                held, poll_s = tuple(self._held), self._poll_s
+                self._poll_s = min(1.5 * poll_s, MAX_POLL_S)
+        if poll_s is not None:
+            self.refresh()
+        with self._version:
+            self._polls += 1
+            self._version.notify_all()
+        for call in held:
+            call.look_for_subchannel()
+        return poll_s
+
+    def hold(self, call: WaitingCall) -> None:
+        """Let a call wait; the worker calls its `look_for_subchannel`."""
+        with self.lock:
+            self._held[call] = None
+        self._start_polling()
+
+    def release(self, call: WaitingCall) -> None:
+        """A call waits no more."""
+        with self.lock:
+            self._held.pop(call, None)
+
+    def changed(self) -> None:
+        self.on_change()
+        with self.lock:
+            waits = bool(self._blocked or self._held)
+        if waits:
+            EXECUTOR.submit(self, self.poll)
+
+    # --- Health checks ---
+
+    def run_soon(self, check: Callable[[], object]) -> None:
+        EXECUTOR.submit(self, check)
+
+    def probe(
+        self,
+        subchannel: Subchannel,
+        *,
+        wait_for_ready: bool,
+        done: Callable[[bool | None], object],
+    ) -> None:
+        background = BACKGROUND.begin_call()
+        if background is None:
+            done(None)
+            return
+        try:
+            call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
+            timeout_s = to_seconds(self.settings.check_timeout_ns)
+            probe = call.future(PROBE.request, timeout_s, MARK, None, wait_for_ready)
+        except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
+            BACKGROUND.end_call(background)
+            if not isinstance(error, ValueError):
+                emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
+            done(False)
+            return
+        background.cancel = probe.cancel
+        ended = InternalCallback(_probed, background, partial(EXECUTOR.submit, self.name), done)
+        probe.add_done_callback(ended)
+
+
+def _poll(pool: weakref.ref[_Pool]) -> None:
+    """On a worker, which does not keep the channel alive."""
+    wake = threading.Event()
+    while True:
+        alive = pool()
+        poll_s = None if alive is None else alive.poll()
+        del alive
+        if poll_s is None:
+            return
+        wake.wait(poll_s)
+
+
+def _probed(
+    background: BackgroundCall,
+    submit: Callable[[Callable[[], object]], object],
+    done: Callable[[bool | None], object],
+    probe: Any,
+) -> None:
+    """On gRPC's thread."""
+    BACKGROUND.end_call(background)
+    submit(lambda: done(_is_answered(probe)))
+
+
+def _is_answered(probe: Any) -> bool:
+    try:
+        return is_answered(probe.result(timeout=0), "OK")
+    except grpc.RpcError as error:
+        code = error.code() if hasattr(error, "code") else None
+        return is_answered(None, getattr(code, "name", "CANCELLED"))
+    except Exception:  # noqa: BLE001 - canceled, or of an interceptor's own future
+        return False
+
+
+def _connect_error(connection: ReconnectingChannel) -> str:
+    """Why a connection that is in TRANSIENT_FAILURE can't be made; "" if that can't be known."""
+    try:
+        connection.heartbeat_call(PROBE.method)(PROBE.request, EXPLAIN_TIMEOUT_S, MARK)
+    except grpc.RpcError as error:
+        details = getattr(error, "details", None)
+        return error_text(details() if callable(details) else None)
+    except Exception:  # noqa: BLE001 - closed meanwhile, or an interceptor's
+        return ""
+    return ""
+
+
+# --- Calls ---
+
+
+class WaitingCall(CallAttempts):
+    """The one attempt of a call that begins when a subchannel is READY."""
+
+    def __init__(
+        self,
+        method: _Method,
+        name: str,
+        request: Any,
+        timeout: float | None,
+        options: tuple[Any, ...],
+    ) -> None:
+        metadata, credentials, wait_for_ready, compression = options
+        metadata = None if metadata is None else metadata_of(metadata)
+        state, now_ns = method.pool.state, method.pool.state.now_ns()
+        deadline_ns = NEVER if timeout is None else now_ns + max(0, to_ns(timeout, what="timeout"))
+        if not method.kind.streams_requests:
+            request = copy_of(request)  # its caller may change it before it is sent
+        details = Details(method.name, timeout, metadata, credentials, False, compression)
+        config = state.configs.of(method.name)
+        opened = config, now_ns, deadline_ns, deadline_ns
+        super().__init__(ClientCall(state, method.kind, _none, details, request, opened))
+        self._method = method
+        self._name = name
+        self._given = request, metadata, credentials, compression
+        self._timeout_s = timeout
+        self._began_s = time.monotonic()
+        self._waits_for_ready = bool(wait_for_ready)
+        self._tried = TRIED.get()
+        pool = method.pool
+        self._limit_s = pool.limit_of(timeout, wait_for_ready=self._waits_for_ready)
+        self._looking = threading.Lock()
+        pool.hold(self)
+
+    def look_for_subchannel(self) -> None:
+        """Begin the attempt if a subchannel is READY; end the call if it is to wait no longer.
+
+        On a worker; in the context of the caller.
+        """
+        if self._looking.acquire(blocking=False):
+            try:
+                if self.final is None and self._attempt is None:
+                    self._run(self._look)
+            finally:
+                self._looking.release()
+        if self.final is not None or self._attempt is not None:
+            self._method.pool.release(self)
+
+    def _look(self) -> None:
+        method, pool = self._method, self._method.pool
+        request, metadata, credentials, compression = self._given
+        waited_s = time.monotonic() - self._began_s
+        while True:
+            subchannel = method.pick(request, metadata, self._tried)
+            if subchannel is None:
+                break
+            left_s = None if self._timeout_s is None else max(0.0, self._timeout_s - waited_s)
+            options = metadata, credentials, False, compression
+            attempt = method.begin_on(subchannel, self._name, request, left_s, options)
+            if attempt is not None:
+                self._follow(attempt if hasattr(attempt, "add_done_callback") else _Bare(attempt))
+                return
+        try:
+            pool.check_refusal(wait_for_ready=self._waits_for_ready)
+            if self._limit_s is not None and waited_s >= self._limit_s:
+                raise pool.late(self._timeout_s, self._limit_s)
+        except FinishedError as error:
+            self._finish(error)
+        except ValueError:
+            details = "Channel closed!"  # as gRPC ends a call whose channel is closed
+            self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
+
+    def seconds_left(self) -> float | None:
+        if self._timeout_s is None:
+            return None
+        return max(0.0, self._began_s + self._timeout_s - time.monotonic())
+
+
+class _Bare:
+    """A response stream that an interceptor made a generator of (OpenTelemetry's does)."""
+
+    def __init__(self, messages: Any) -> None:
+        self._messages = iter(messages)
+
+    def add_done_callback(self, _: object) -> None:
+        """Its end is seen by its reader."""
+
+    def __next__(self) -> Any:
+        return next(self._messages)
+
+    def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.OK
+
+    def details(self) -> str:
+        return ""
+
+    def done(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        with contextlib.suppress(ValueError, AttributeError):  # it runs on another thread
+            self._messages.close()
+        return True
+
+
+class _Method:
+    """One method of a stub. The base of the four multicallables."""
+
+    __slots__ = ("_key", "_made_of", "_make", "kind", "name", "pool")
+
+    def __init__(
+        self,
+        pool: _Pool,
+        kind: Kind,
+        method: str,
+        serializer: Convert | None,
+        deserializer: Convert | None,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.pool = pool
+        self.kind = kind
+        self.name = method
+        self._make = kind.name.lower()
+        self._made_of = serializer, deserializer, args, options
+        # Of the name: the hash of a member of an enum is a function of Python, for each call.
+        self._key = self._make, method, id(serializer), id(deserializer), args, *options.items()
+
+    def on(self, subchannel: Subchannel) -> Any:
+        """The same method of a subchannel's own channel.
+
+        Raises:
+            ValueError: The subchannel was removed; with gRPC's text.
+        """
+        known = subchannel.multicallables.get(self._key)
+        if known is not None:
+            return known[0]
+        all_known = subchannel.multicallables
+        serializer, deserializer, args, options = self._made_of
+        make = getattr(self.pool.connection_of(subchannel), self._make)
+        made = make(self.name, serializer, deserializer, *args, **options)
+        if len(all_known) >= MAX_MULTICALLABLES:  # of functions made anew for each call
+            all_known.clear()
+        all_known[self._key] = made, self._made_of  # what the key is made of must live as long
+        return made
+
+    def pick(self, request: Any, metadata: Any, tried: list[Any] | None) -> Subchannel | None:
+        """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
+        seen = None if self.kind.streams_requests else request
+        if tried is None:
+            return self.pool.pick(self.name, seen, metadata)
+        picked = self.pool.pick_other(tried, self.name, seen, metadata)
+        if picked is not None:
+            tried.append(picked)
+        return picked
+
+    def _wait(
+        self,
+        name: str,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
+        credentials: Any,
+        wait_for_ready: bool | None,
+        compression: Any,
+    ) -> Any:
+        """Make a call on its caller's thread."""
+        pool = self.pool
+        seen = None if self.kind.streams_requests else request
+        subchannel = pool.pick(self.name, seen, metadata)
+        if subchannel is None:
+            call = self.name, seen, metadata
+            patient = bool(wait_for_ready)
+            subchannel, timeout = pool.wait_for_pick(call, timeout, wait_for_ready=patient)
+        ready = False if wait_for_ready else wait_for_ready  # or it might wait at this server
+        began_s = time.monotonic()
+        try:
+            known = subchannel.multicallables.get(self._key)
+            made = self.on(subchannel) if known is None else known[0]
+            response = getattr(made, name)(
+                request, timeout, metadata, credentials, ready, compression
+            )
+        except grpc.RpcError as error:
+            pool.failed(subchannel, _code_of(error))
+            raise
+        except ValueError as error:
+            if not pool.was_closed(subchannel, error):
+                raise
+        else:
+            subchannel.succeeded()
+            return response
+        if timeout is not None:
+            timeout = max(0.0, began_s + timeout - time.monotonic())
+        return self._wait(
+            name, request, timeout, metadata, credentials, wait_for_ready, compression
+        )
+
+    def _begin(self, name: str, request: Any, timeout: float | None, *options: Any) -> Any:
+        """Begin a call that the caller holds while it runs."""
+        tried = TRIED.get()
+        while True:
+            subchannel = self.pick(request, options[0], tried)
+            if subchannel is None:
+                break
+            call = self.begin_on(subchannel, name, request, timeout, options)
+            if call is not None:
+                return call
+        if self.pool.closed:
+            raise ValueError(CLOSED)
+        waiting = WaitingCall(self, name, request, timeout, options)
+        return RetryingCall(waiting) if name == "future" else RetryingStream(waiting)
+
+    def begin_on(
+        self,
+        subchannel: Subchannel,
+        name: str,
+        request: Any,
+        timeout: float | None,
+        options: tuple[Any, ...],
+    ) -> Any:
+        """Begin a call on a subchannel; None if that was removed or closed meanwhile."""
+        metadata, credentials, wait_for_ready, compression = options
+        ready = False if wait_for_ready else wait_for_ready
+        try:
+            begin = getattr(self.on(subchannel), name)
+            call = begin(request, timeout, metadata, credentials, ready, compression)
+        except ValueError as error:
+            if not self.pool.was_closed(subchannel, error):
+                raise
+            return None
+        report_end(call, self.pool, subchannel)
+        return call
+
+
+def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
+    """Report how a call ends to the pool; the call is not kept alive for that."""
+    try:
+        alive = weakref.ref(call)
+    except TypeError:  # an interceptor's own
+        return
+
+    def ended() -> None:
+        """On gRPC's thread, or on the one that ends it."""
+        over = alive()
+        code = "" if over is None else _code_of(over)
+        if code == "OK":
+            subchannel.succeeded()
+        elif code:
+            EXECUTOR.submit(pool, partial(pool.failed, subchannel, code))
+
+    if hasattr(call, "add_callback"):
+        call_at_end(call, ended)
+
+
+def _code_of(call: Any) -> str:
+    """The name of its status code; "" if it has none."""
+    tell = getattr(call, "code", None)
+    code = tell() if callable(tell) else None
+    return getattr(code, "name", "")
+
+
+def _none(*_: object) -> None:
+    raise AssertionError("a waiting call begins its attempt by itself")
+
+
+def _no_queue(*_: object) -> Any:
+    raise AssertionError("there is no failback policy")
+
+
+def _nothing() -> None:
+    """Nobody subscribes."""
+
+
+class _UnaryUnary(_Method, multicallable.UnaryUnary):
+    __slots__ = ()
+
+
+class _StreamUnary(_Method, multicallable.StreamUnary):
+    __slots__ = ()
+
+
+class _UnaryStream(_Method, multicallable.UnaryStream):
+    __slots__ = ()
+
+
+class _StreamStream(_Method, multicallable.StreamStream):
+    __slots__ = ()
+
+
+# --- The channel ---
+
+
+class BalancedChannel(grpc.Channel):
+    """A channel whose calls are spread over the servers of a service, which may come and go.
+
+    Thread-safe. In a forked child make another one: as with any channel of gRPC, this one's
+    connections and threads are the parent's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instances: Iterable[ServiceInstance] | None = None,
+        *,
+        lb_policy: str | Picker = "weighted_round_robin",
+        credentials: grpc.ChannelCredentials | None = None,
+        options: Sequence[tuple[str, Any]] | None = None,
+        compression: grpc.Compression | None = None,
+        connect: Callable[[ServiceInstance, Options], grpc.Channel] | None = None,
+        on_subchannel: Callable[[Subchannel], object] | None = None,
+        on_removed: Callable[[Subchannel], object] | None = None,
+        policy: BalancerPolicy | None = None,
+        timer: Timer | None = None,
+    ) -> None:
+        """Make the channel. Its subchannels connect at the first call.
+
+        Args:
+            name: Of the service, `"shop.Orders"`: for events and status details.
+            instances: The servers; None if they are not known yet, so that calls wait for `update`.
+            lb_policy: Which server gets a call: `"round_robin"`, `"weighted_round_robin"`,
+                `"weighted_random"`, `"least_request"`, `"ring_hash:HEADER"`, or a `Picker`.
+            credentials: With credentials, only instances with the protocol `grpcs` are used.
+                Without, only those with `grpc`; while one has `grpcs`, calls end with
+                FAILED_PRECONDITION.
+            options: As gRPC takes them, for the connection of each subchannel.
+            compression: As gRPC takes it.
+            connect: Makes the channel of each subchannel in your own way: `connect(instance,
+                options)` returns a new `grpc.Channel`. On a thread that calls, or reconnects; a
+                server for which it raises counts as unreachable. Instances of both protocols are
+                used.
+            on_subchannel: Called with each subchannel when its channel is made, on that thread.
+            on_removed: Called with each subchannel whose instance is gone.
+            policy: None: the defaults.
+            timer: For health checks and drain timeouts; None for `shared_timer()`.
+
+        Raises:
+            TypeError, ConfigurationError: An argument makes no sense.
+        """
+        refuse_both(connect, credentials=credentials, compression=compression)
+        own = partial(_connect, credentials, compression) if connect is None else connect
+        self._pool = _Pool(
+            checked_name(name),
+            checked_lb_policy(lb_policy),
+            Settings.of(checked_policy(policy)),
+            checked_timer(timer),
+            connect=partial(_new_connection, own, subchannel_options(options), timer),
+            protocol=protocol_for(connect, credentials),
+            on_subchannel=checked_callback(on_subchannel, "on_subchannel"),
+            on_removed=checked_callback(on_removed, "on_removed"),
+        )
+        self._subscriptions = Subscriptions(name, self.get_state, timer)
+        self._pool.on_change = self._subscriptions.look_soon
+        if instances is not None:
+            self.update(instances)
+
+    # --- Instances ---
+
+    def update(self, instances: Iterable[ServiceInstance]) -> None:
+        """Set the servers; changes only what differs. Thread-safe; on a closed channel, nothing.
+
+        A change of weight, zone, status or metadata keeps a subchannel; one of host, port or
+        protocol makes another. One whose instance is gone gets no new calls; calls in flight have
+        `policy.drain_timeout` seconds. If all are gone, those that still answer are kept, with
+        `policy.self_preservation`.
+
+        Raises:
+            TypeError: One is no `ServiceInstance`; nothing has changed.
+        """
+        self._pool.update(tuple(instances))
+
+    def report_error(self, error: str, *, wait: bool = False) -> None:
+        """Report why the instances can't be known; nothing if they are.
+
+        Args:
+            error: For the status of calls, which end with UNAVAILABLE now instead of waiting for
+                `update`.
+            wait: Whether they go on waiting, and the error is for those that have waited too long.
+        """
+        self._pool.report_error(error, wait=wait)
+
+    @property
+    def subchannels(self) -> tuple[Subchannel, ...]:
+        """In the order of their ids; without those whose instance is gone."""
+        return self._pool.subchannels
+
+    @property
+    def name(self) -> str:
+        """Of the service."""
+        return self._pool.name
+
+    @property
+    def target(self) -> str:
+        """The name of the service: for code that asks a channel for its target."""
+        return self._pool.name
+
+    @property
+    def calls(self) -> int:
+        """How many calls are in flight, also on subchannels whose instance is gone."""
+        return sum(one.calls for one in (*self._pool.subchannels, *self._pool.leaving))
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._pool.closed
+
+    # --- A channel of gRPC ---
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Convert | None = None,
+        response_deserializer: Convert | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> grpc.UnaryUnaryMultiCallable:
+        """Make a multicallable."""
+        given = method, request_serializer, response_deserializer, args, options
+        return _UnaryUnary(self._pool, Kind.UNARY_UNARY, *given)
+
+    def unary_stream(
+        self,
+        method: str,
+        request_serializer: Convert | None = None,
+        response_deserializer: Convert | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> grpc.UnaryStreamMultiCallable:
+        """Make a multicallable."""
+        given = method, request_serializer, response_deserializer, args, options
+        return _UnaryStream(self._pool, Kind.UNARY_STREAM, *given)
+
+    def stream_unary(
+        self,
+        method: str,
+        request_serializer: Convert | None = None,
+        response_deserializer: Convert | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> grpc.StreamUnaryMultiCallable:
+        """Make a multicallable."""
+        given = method, request_serializer, response_deserializer, args, options
+        return _StreamUnary(self._pool, Kind.STREAM_UNARY, *given)
+
+    def stream_stream(
+        self,
+        method: str,
+        request_serializer: Convert | None = None,
+        response_deserializer: Convert | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> grpc.StreamStreamMultiCallable:
+        """Make a multicallable."""
+        given = method, request_serializer, response_deserializer, args, options
+        return _StreamStream(self._pool, Kind.STREAM_STREAM, *given)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """The best state of any subchannel, as gRPC's round_robin has it; SHUTDOWN once closed.
+
+        CONNECTING until the instances are known; TRANSIENT_FAILURE if there are none.
+
+        Args:
+            try_to_connect: Whether to connect those that are IDLE, if none is READY.
+        """
+        state = self._pool.whole_state()
+        if try_to_connect and state is not grpc.ChannelConnectivity.READY:
+            self._pool.connect(self._pool.subchannels)
+        return state
+
+    def subscribe(
+        self,
+        callback: Callable[[grpc.ChannelConnectivity], None],
+        try_to_connect: bool | None = False,
+    ) -> None:
+        """Call `callback(state)` now and at each change; see `get_state`.
+
+        On a worker, one callback at a time; a change is seen within 0.2 s. If one raises, that is
+        the event `CallbackFailed`, and it is called again at the next change.
+
+        Args:
+            callback: Gets the state.
+            try_to_connect: Whether to connect as long as no subchannel is READY.
+        """
+        self._subscriptions.add(callback, try_to_connect=bool(try_to_connect))
+
+    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
+        """Call it no more. Unknown ones are no error."""
+        self._subscriptions.remove(callback)
+
+    def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback()` once when the channel is closed, before its calls are ended.
+
+        On the thread that closes it; now if it is closed. If it raises, that is the event
+        `CallbackFailed`.
+
+        Returns:
+            A function that removes the callback.
+        """
+        return self._pool.close_callbacks.add(callback)
+
+    def close(self) -> None:
+        """End all calls, as any channel of gRPC, and close all connections. A second time, nothing.
+
+        Not to be called where gRPC runs done-callbacks: like any channel of gRPC, it would wait
+        there for itself.
+        """
+        self._subscriptions.close()
+        self._pool.close()
+
+    def __repr__(self) -> str:
+        subchannels = self.subchannels
+        unhealthy = sum(not one.healthy for one in subchannels)
+        state = (
+            "closed" if self.closed else f"{len(subchannels)} subchannels, {unhealthy} unhealthy"
+        )
+        return f"<BalancedChannel {self.name!r}, {state}, calls in flight: {self.calls}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _new_connection(
+    connect: Callable[[ServiceInstance, Options], grpc.Channel],
+    options: Options,
+    timer: Timer | None,
+    instance: ServiceInstance,
+) -> ReconnectingChannel:
+    made = partial(connect, instance)
+    return ReconnectingChannel(instance.target, options=options, connect=made, timer=timer)
+
+
+def _connect(
+    credentials: grpc.ChannelCredentials | None,
+    compression: grpc.Compression | None,
+    instance: ServiceInstance,
+    options: Options,
+) -> grpc.Channel:
+    channel: grpc.Channel = (
+        grpc.insecure_channel(instance.target, options, compression)
+        if credentials is None
+        else grpc.secure_channel(instance.target, credentials, options, compression)
+    )
+    return channel

@@ -1,0 +1,193 @@
+"""Health checks of subchannels that are unhealthy or stale, for both worlds.
+
+An unhealthy subchannel is checked, with a backoff between the checks, until it answers; then it
+gets calls again. A stale one is checked every few seconds, until it no longer answers; then it is
+removed. Any status but UNAVAILABLE, DEADLINE_EXCEEDED and CANCELLED is an answer, unless the server
+reports that it does not serve.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import TimerError
+from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.probe import UNANSWERED, HealthProbe
+from rpcwheel.timer import shared_timer
+
+from .subchannels import READY, SubchannelBase
+
+if TYPE_CHECKING:
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .subchannels import SubchannelPool
+
+__all__ = ["PROBE", "HealthChecker", "error_text", "is_answered"]
+
+PROBE: Final = HealthProbe()
+
+STALE_INTERVAL_NS: Final = 5_000_000_000
+"""How often a stale subchannel is checked."""
+
+FALLBACK_DELAY_NS: Final = 1_000_000_000
+"""Until the next check, if the user's wait object raises."""
+
+S = TypeVar("S", bound=SubchannelBase)
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class Prober(Protocol[S_contra]):
+    """Sends health checks; one for each world."""
+
+    def run_soon(self, check: Any) -> None:
+        """Call `check()` on a worker, or on the loop. Any thread; does not block."""
+
+    def probe(self, subchannel: S_contra, *, wait_for_ready: bool, done: Any) -> None:
+        """Send a health check and call `done(answered)` on a worker, or on the loop.
+
+        `done(None)` if no check may be sent any more. Must not raise.
+        """
+
+
+class HealthChecker(Generic[S]):
+    """The health checks of one channel."""
+
+    def __init__(self, pool: SubchannelPool[S], prober: Prober[S], timer: Timer | None) -> None:
+        """Begin without checks.
+
+        Args:
+            pool: Its subchannels; known weakly.
+            prober: Sends the checks.
+            timer: Where they wait; None for `shared_timer()`.
+        """
+        self._pool = weakref.ref(pool)
+        self._prober = prober
+        self._timer = timer
+        self._timeouts: dict[S, Timeout] = {}  # under the pool's lock
+
+    def check_later(self, subchannel: S, delay_ns: int | None = None) -> None:
+        """Check it after a delay (None: that of the backoff), in place of an earlier check."""
+        pool = self._pool()
+        if pool is None or pool.closed:
+            return
+        generation = subchannel.generation
+        if delay_ns is None:
+            delay_ns = self._backoff_ns(pool, subchannel)
+        due = partial(_due, weakref.ref(self), weakref.ref(subchannel), generation)
+        if delay_ns == 0:
+            self._prober.run_soon(partial(due, None))
+            return
+        if delay_ns == NEVER:
+            return
+        timeout: Timeout | None = None
+        try:
+            timer = shared_timer() if self._timer is None else self._timer
+            timeout = timer.new_timeout(due, to_seconds(delay_ns))
+        except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
+            emit(CallbackFailed(pool.name, "the timer of health checks", error))
+            if not subchannel.healthy:
+                pool.mark_healthy(subchannel)  # its next call shows whether it works
+            return
+        with pool.lock:
+            if pool.wants_check(subchannel, generation):
+                self._timeouts[subchannel], timeout = timeout, self._timeouts.get(subchannel)
+        if timeout is not None:
+            timeout.cancel()
+
+    def _backoff_ns(self, pool: SubchannelPool[S], subchannel: S) -> int:
+        try:
+            return pool.check_delay_ns(subchannel)
+        except Exception as error:  # noqa: BLE001 - the user's wait object; reported as an event
+            emit(CallbackFailed(pool.name, "health_check_backoff", error))
+            return FALLBACK_DELAY_NS
+
+    def due(self, subchannel: S, generation: int) -> None:
+        """Run a check whose time has come. On the timer's thread."""
+        self._prober.run_soon(partial(self._check, subchannel, generation))
+
+    def forget(self, subchannel: S) -> None:
+        """Cancel the check of a subchannel that is healthy again, or removed."""
+        pool = self._pool()
+        if pool is not None:
+            with pool.lock:
+                timeout = self._timeouts.pop(subchannel, None)
+            if timeout is not None:
+                timeout.cancel()
+
+    def close(self) -> None:
+        """Cancel all."""
+        pool = self._pool()
+        if pool is not None:
+            with pool.lock:
+                timeouts, self._timeouts = list(self._timeouts.values()), {}
+            for timeout in timeouts:
+                timeout.cancel()
+
+    def _check(self, subchannel: S, generation: int) -> None:
+        """On a worker, or on the loop."""
+        pool = self._pool()
+        if pool is None or not pool.wants_check(subchannel, generation):
+            return
+        if not subchannel.stale and subchannel.state is not READY:
+            # Its state keeps calls away until it is connected; only then an answer is possible.
+            if subchannel.ejected:
+                pool.mark_healthy(subchannel)
+            else:
+                pool.connect((subchannel,))
+                self.check_later(subchannel)
+            return
+        done = partial(self._checked, subchannel, generation)
+        self._prober.probe(subchannel, wait_for_ready=subchannel.stale, done=done)
+
+    def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
+        pool = self._pool()
+        if pool is None or not pool.wants_check(subchannel, generation):
+            return
+        if answered is None:  # the process ends: no checks are sent any more
+            pool.mark_healthy(subchannel)
+        elif not answered and subchannel.stale:
+            pool.remove_stale(subchannel)
+        elif answered:
+            pool.mark_healthy(subchannel)
+            if subchannel.stale:
+                self.check_later(subchannel, STALE_INTERVAL_NS)
+        else:
+            subchannel.checks += 1
+            self.check_later(subchannel)
+
+
+def _due(
+    checker: weakref.ref[HealthChecker[S]],
+    subchannel: weakref.ref[S],
+    generation: int,
+    _: Timeout | None,
+) -> None:
+    alive, of = checker(), subchannel()
+    if alive is not None and of is not None:
+        alive.due(of, generation)
+
+
+def is_answered(response: bytes | None, code: str) -> bool:
+    """Whether a health check was answered by a server that serves.
+
+    Args:
+        response: What came, None if the check failed.
+        code: The name of its status code if it failed.
+    """
+    if response is None:
+        return code not in UNANSWERED
+    return PROBE.judge(response).serving is not False
+
+
+def error_text(details: str | None) -> str:
+    """The part of gRPC's status details that says why an address could not be reached.
+
+    From `failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.7:50051: Failed to
+    connect to remote host: connect: Connection refused (111)` (grpcio 1.60 to 1.85).
+    """
+    text = (details or "").rpartition("last error: ")[2]
+    return text.rpartition("Failed to connect to remote host: ")[2].strip()

@@ -1,0 +1,168 @@
+"""Settings of a balanced channel."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, NamedTuple
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+from tenacity import wait_random_exponential
+
+from rpcwheel.backoff import Backoff
+from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, or_short
+
+__all__ = ["BalancerPolicy", "OutlierEjectionPolicy", "Settings", "checked_policy"]
+
+DEFAULT_HEALTH_CHECK_BACKOFF: Final = wait_random_exponential(multiplier=0.5, max=10)
+"""Full jitter, so that the clients of an unhealthy server do not probe it at the same time."""
+
+
+class OutlierEjectionPolicy(Policy):
+    """When a server whose calls fail is ejected: it gets no calls for a while (gRFC A50).
+
+    Calls that end with UNAVAILABLE or DEADLINE_EXCEEDED count as failures. Any other status is an
+    answer, which shows that the server works. A call that fails because its connection broke does
+    not count: the state of the connection shows that. A server is taken back when its time is over
+    and it answers a health check, or when its connection is lost.
+    """
+
+    short: ClassVar[str | None] = "consecutive_failures"
+
+    consecutive_failures: Annotated[StrictInt, Field(ge=1)] | None = 5
+    """So many failures without a success in between eject a server. None: they do not."""
+
+    failure_percentage: Annotated[Number, Field(gt=0, le=100)] | None = 85.0
+    """A share of failures, in percent of the calls of one `interval`, that ejects a server. None:
+    none does."""
+
+    min_calls: Annotated[StrictInt, Field(ge=1)] = 50
+    """With fewer calls in the interval `failure_percentage` does not apply."""
+
+    interval: Seconds = 10.0
+    """Seconds over which `failure_percentage` is counted."""
+
+    base_ejection_time: Seconds = 10.0
+    """Seconds that a server is ejected for the first time; for the second time twice as many, and
+    so on."""
+
+    max_ejection_time: Seconds = 300.0
+    """Seconds that a server is ejected at most. After as long without an ejection the count begins
+    anew."""
+
+    max_ejection_percent: Annotated[Number, Field(ge=0, le=100)] = 50.0
+    """The share of the servers, in percent, that may be ejected at the same time. Rounded down: of
+    three servers one, of a single server none."""
+
+
+class BalancerPolicy(Policy):
+    """How a balanced channel treats its subchannels."""
+
+    short: ClassVar[str | None] = "drain_timeout"
+
+    pick_timeout: Delay = 5.0
+    """Seconds that a call waits at most until a subchannel is READY, while one is connecting or the
+    instances are not known yet. At most until the call's deadline. 0: it fails at once. A call with
+    `wait_for_ready` waits until its deadline."""
+
+    drain_timeout: Delay | None = 30.0
+    """Seconds that calls may go on after their instance was removed. Then they are ended with
+    UNAVAILABLE. None: as long as they take."""
+
+    health_check_backoff: Wait | None = None
+    """The wait before each health check of an unhealthy subchannel. None: random, up to 0.5 s
+    before the first one, up to twice as much before each further one, at most 10 s."""
+
+    health_check_timeout: Seconds = 5.0
+    """Seconds that a health check may take."""
+
+    slow_start: Seconds | None = None
+    """Seconds in which the weight of an instance that has just started grows to its full value
+    (Dubbo `warmup`, there 600). None: the weight is full at once."""
+
+    zone: StrictStr = ""
+    """Instances of this zone are preferred: others get calls only if none of it is READY. "": no
+    preference."""
+
+    subset_size: Annotated[StrictInt, Field(ge=1)] | None = 32
+    """With more instances the channel connects to so many of them, chosen at random for each
+    channel (gRFC A68). None: to all. `RingHash` always has all."""
+
+    outlier_ejection: Annotated[OutlierEjectionPolicy, or_short(OutlierEjectionPolicy)] | None = (
+        OutlierEjectionPolicy()
+    )
+    """When a server whose calls fail gets no calls for a while. None: never. A number stands for
+    `consecutive_failures`."""
+
+    self_preservation: StrictBool = True
+    """Whether an update that removes all instances keeps those that still answer (Eureka). Each of
+    them is removed when it no longer answers a call or a health check."""
+
+
+class Ejection(NamedTuple):
+    """An `OutlierEjectionPolicy` in integers."""
+
+    consecutive: int | None
+    percentage: float | None
+    min_calls: int
+    interval_ns: int
+    base_ns: int
+    max_ns: int
+    max_percent: float
+
+
+class Settings(NamedTuple):
+    """A `BalancerPolicy` in integers."""
+
+    pick_timeout_ns: int
+    drain_ns: int
+    check_timeout_ns: int
+    check_backoff: Backoff
+    slow_start_ns: int
+    zone: str
+    subset_size: int | None
+    ejection: Ejection | None
+    self_preservation: bool
+
+    @classmethod
+    def of(cls, policy: BalancerPolicy) -> Settings:
+        """Convert a policy.
+
+        Raises:
+            TypeError, ConfigurationError: `health_check_backoff` is no wait.
+        """
+        backoff = policy.health_check_backoff
+        outlier = policy.outlier_ejection
+        return cls(
+            pick_timeout_ns=to_ns(policy.pick_timeout),
+            drain_ns=NEVER if policy.drain_timeout is None else to_ns(policy.drain_timeout),
+            check_timeout_ns=to_ns(policy.health_check_timeout),
+            check_backoff=Backoff(DEFAULT_HEALTH_CHECK_BACKOFF if backoff is None else backoff),
+            slow_start_ns=0 if policy.slow_start is None else to_ns(policy.slow_start),
+            zone=policy.zone,
+            subset_size=policy.subset_size,
+            ejection=None
+            if outlier is None
+            else Ejection(
+                outlier.consecutive_failures,
+                outlier.failure_percentage,
+                outlier.min_calls,
+                to_ns(outlier.interval),
+                to_ns(outlier.base_ejection_time),
+                to_ns(outlier.max_ejection_time),
+                outlier.max_ejection_percent,
+            ),
+            self_preservation=policy.self_preservation,
+        )
+
+
+def checked_policy(policy: object) -> BalancerPolicy:
+    """Return it, or the defaults for None.
+
+    Raises:
+        TypeError: It is no `BalancerPolicy`.
+    """
+    if policy is None:
+        return BalancerPolicy()
+    if not isinstance(policy, BalancerPolicy):
+        raise TypeError(f"policy must be a BalancerPolicy or None, not {policy!r}")
+    return policy

@@ -1,0 +1,800 @@
+"""The subchannels of one balanced channel, and which of them gets the next call. For both worlds.
+
+A subchannel stands for one instance of the service, known by its id, with a connection of its own.
+A pick returns a subchannel whose connection is READY; its state is read at the pick. Most pickers
+choose among the READY subchannels of the best level:
+
+1. healthy, in the preferred zone (if there is one),
+2. healthy,
+3. healthy, with weight 0,
+4. healthy, DRAINING,
+5. unhealthy: marked so by the user, by a heartbeat or by outlier ejection.
+
+All subchannels of the first level that has one connect at the first call; those of the next level
+when all before have failed, or none has become READY for `FAILOVER_NS`. With very many instances a
+channel has subchannels for some of them only (gRFC A68).
+
+The lock guards all but the picking itself, which reads attributes that are replaced as a whole.
+Under it run no user code but `Picker.prepare`, and nothing of gRPC but reads of a state.
+"""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+import threading
+import time
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import grpc
+
+from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.observe import StaleInstancesKept, SubchannelHealthy, SubchannelUnhealthy, emit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .pickers import Pick, Picker
+    from .policy import Settings
+
+__all__ = ["Checks", "Refusal", "SubchannelBase", "SubchannelPool", "checked_name"]
+
+IDLE: Final = grpc.ChannelConnectivity.IDLE
+CONNECTING: Final = grpc.ChannelConnectivity.CONNECTING
+READY: Final = grpc.ChannelConnectivity.READY
+FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
+
+ORDER: Final = (READY, CONNECTING, IDLE, FAILING)
+
+FAILURES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+"""Statuses that show that a server may not work. Every other one is an answer."""
+
+UNDECIDED: Final = frozenset({"CANCELLED", ""})
+"""Ends of calls that show nothing."""
+
+RECHECK_NS: Final = 100_000_000
+"""How often the states of subchannels that are not READY are read again, while calls are made."""
+
+FAILOVER_NS: Final = 1_000_000_000
+"""How long the subchannels of a level may take to become READY before the next level connects."""
+
+RECONNECT_NS: Final = 1_000_000_000
+"""How long to wait after `connect` raised before it is called again."""
+
+FIRST_POLL_S: Final = 0.0005
+MAX_POLL_S: Final = 0.05
+"""How often states are read while calls wait: at first, and after a while."""
+
+EXPLAIN_TIMEOUT_S: Final = 0.03
+MAX_EXPLAINED: Final = 3
+EXPLAIN_AGAIN_S: Final = 1.0
+"""How long a probe may take that asks why a server can't be reached; of how many servers; and for
+how long the answer holds."""
+
+SLOW_START_STEPS: Final = 20
+"""In how many steps a weight grows."""
+
+MAX_BACKOFF_ATTEMPTS: Final = 64
+"""Health checks after which the backoff grows no more: wait objects may overflow."""
+
+MAX_REPICKS: Final = 3
+"""Picks of one call whose subchannel turns out not to be READY."""
+
+
+class SubchannelBase:
+    """One server of a balanced channel; what both worlds have in common."""
+
+    _unhealthy_ns: int | None = None
+    _unhealthy_reason = ""
+
+    def __init__(self, instance: ServiceInstance, started_ns: int) -> None:
+        self.instance = instance
+        self.started_ns = started_ns
+        """When the instance started, on the timer's clock; `-NEVER`: long ago."""
+        self.connection: Any = None
+        """Internal: its `ReconnectingChannel`, once there is one."""
+        self.multicallables: dict[Any, Any] = {}
+        """Internal: by what each was made of."""
+        self.stale = False
+        """Whether its instance has left the registry; it is kept because it still answers."""
+        self.removed = False
+        """Whether it gets no more calls, because its instance is gone or the channel is closed."""
+        self.error_text = ""
+        """Internal: why its last connection attempt failed, as far as known."""
+        self.connect_after_ns = 0
+        """Internal: when `connect` may be called again after it raised; on the monotonic clock."""
+        self.ejected = False
+        """Whether it is unhealthy because its calls failed."""
+        self.ejections = 0
+        self.taken_back_ns = 0
+        self.generation = 0
+        """Internal: counts the times that it became unhealthy or stale. Late results of health
+        checks belong to an earlier one."""
+        self.checks = 0
+        """Internal: health checks since then that failed."""
+        self.failures = 0
+        """Internal: calls that failed in a row."""
+        self.successes = 0
+        self.window_ns = 0
+        self.window_failures = 0
+        self.window_successes = 0
+
+    @property
+    def id(self) -> str:
+        """Of its instance."""
+        return self.instance.id
+
+    @property
+    def address(self) -> str:
+        """Host and port of its instance: `10.0.0.7:50051`."""
+        return self.instance.address
+
+    @property
+    def calls(self) -> int:
+        """Calls in flight."""
+        return 0 if self.connection is None else int(self.connection.calls)
+
+    @property
+    def state(self) -> grpc.ChannelConnectivity:
+        """The state of its connection. If `connect` made a channel that hides it: READY."""
+        if self.removed:
+            return SHUTDOWN
+        connection = self.connection
+        if connection is None:
+            return FAILING if time.monotonic_ns() < self.connect_after_ns else IDLE
+        state = connection.get_state()
+        if state is None:
+            return READY
+        return IDLE if state is SHUTDOWN else state  # closed by the user: it gets another one
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it may get calls: it was not marked unhealthy, or answers again."""
+        return self._unhealthy_ns is None
+
+    @property
+    def unhealthy_reason(self) -> str:
+        """Why it is unhealthy; "" if it is healthy."""
+        return self._unhealthy_reason
+
+    def is_ready(self) -> bool:
+        """Internal: whether its connection is READY now."""
+        connection = self.connection
+        return connection is not None and bool(connection.is_ready())
+
+    def succeeded(self) -> None:
+        """Internal: a call was answered."""
+        self.failures = 0
+        self.successes += 1
+
+    def level(self, zone: str) -> int:
+        """Internal: which calls it gets; see the module."""
+        instance = self.instance
+        if self._unhealthy_ns is not None:
+            return 4
+        if instance.status == "DRAINING":
+            return 3
+        if not instance.weight:
+            return 2
+        return int(bool(zone) and instance.zone != zone)
+
+    def set_unhealthy(self, reason: str, now_ns: int) -> None:
+        """Internal: under the pool's lock."""
+        self._unhealthy_ns, self._unhealthy_reason = now_ns, reason
+        self.generation += 1
+        self.checks = 0
+
+    def set_healthy(self, now_ns: int) -> int:
+        """Internal: under the pool's lock. Returns for how long it was unhealthy."""
+        since_ns = now_ns if self._unhealthy_ns is None else self._unhealthy_ns
+        self._unhealthy_ns, self._unhealthy_reason = None, ""
+        self.generation += 1
+        self.ejected = False
+        self.failures = self.window_failures = 0
+        self.taken_back_ns = now_ns
+        return now_ns - since_ns
+
+    def __repr__(self) -> str:
+        health = "" if self.healthy else f", unhealthy: {self.unhealthy_reason}"
+        stale = ", stale" if self.stale else ""
+        return (
+            f"<{type(self).__name__} {self.id} of {self.instance.service!r}, "
+            f"{self.state.name}{health}{stale}>"
+        )
+
+
+S = TypeVar("S", bound=SubchannelBase)
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class _Change(NamedTuple, Generic[S]):
+    """What follows from an update."""
+
+    removed: tuple[S, ...]
+    """They get no more calls and are to be drained."""
+    to_check: tuple[S, ...]
+    """They are to be checked now: they are stale, or unhealthy and were published again by another
+    process."""
+    stale: bool = False
+    """Whether `to_check` are kept although no instance is left."""
+
+
+class Checks(Protocol[S_contra]):
+    """The health checks of a pool."""
+
+    def check_later(self, subchannel: S_contra, delay_ns: int | None = None) -> None:
+        """Check an unhealthy or stale subchannel after a delay, None: after that of the backoff."""
+
+    def forget(self, subchannel: S_contra) -> None:
+        """Check it no more."""
+
+    def close(self) -> None:
+        """Check none any more."""
+
+
+class Refusal(NamedTuple):
+    """Why a call gets no subchannel."""
+
+    code: grpc.StatusCode
+    details: str
+    unreachable: bool = False
+    """Whether all connection attempts have failed."""
+    final: bool = False
+    """Whether it holds for calls with `wait_for_ready`, too."""
+
+
+class SubchannelPool(Generic[S]):
+    """The subchannels of one channel. Thread-safe.
+
+    The worlds' pools implement `connect` and what a change of states means for calls that wait.
+    """
+
+    checker: Checks[S]
+
+    def __init__(
+        self,
+        name: str,
+        picker: Picker,
+        settings: Settings,
+        now_ns: Callable[[], int],
+        *,
+        protocol: str | None,
+    ) -> None:
+        """Begin without subchannels.
+
+        Args:
+            name: Of the service.
+            picker: The load-balancing policy.
+            settings: The balancer's policy.
+            now_ns: The timer's clock: for slow start, ejection and health.
+            protocol: Only instances with this protocol are used, `"grpc"` or `"grpcs"`; None: all.
+        """
+        self.name = name
+        self.settings = settings
+        self.now_ns = now_ns
+        self._picker = picker
+        self._protocol = protocol
+        self._seed = secrets.token_bytes(8)
+        self._hashes: dict[str, bytes] = {}
+        self.lock = threading.RLock()  # finalizers end calls anywhere
+        self._by_id: dict[str, S] = {}
+        self.subchannels: tuple[S, ...] = ()
+        """Those that may get calls, in the order of their ids."""
+        self.leaving: list[S] = []
+        """Those that were removed and still have calls."""
+        self.closed = False
+        self._known = False
+        self._error = ""
+        self._error_is_final = False
+        self._mixed: Refusal | None = None
+        self._pick: Pick[S] | None = None
+        self._chosen: tuple[list[S], list[int]] = ([], [])
+        """What `_pick` was prepared with."""
+        self._unsettled = True
+        """Whether states or weights must be looked at again at `_recheck_ns`."""
+        self._recheck_ns = 0
+        self._reweigh_ns = NEVER
+        self._unready_ns: int | None = None
+        """Since when none is READY, on the monotonic clock."""
+
+    # --- For the worlds; none is called under the lock, none may raise ---
+
+    def new_subchannel(self, instance: ServiceInstance, started_ns: int) -> S:
+        """Make a subchannel without a connection; this one under the lock."""
+        raise NotImplementedError
+
+    def connect(self, subchannels: Iterable[S]) -> None:
+        """Begin to connect those that are IDLE."""
+        raise NotImplementedError
+
+    def drain(self, subchannels: Iterable[S]) -> None:
+        """Close the connections of removed subchannels when their calls have ended."""
+        raise NotImplementedError
+
+    def changed(self) -> None:
+        """Wake calls and subscribers that wait for a change."""
+        raise NotImplementedError
+
+    # --- Instances ---
+
+    def update(self, instances: Iterable[ServiceInstance]) -> None:
+        """Set the instances; changes only what differs.
+
+        Raises:
+            TypeError: One is no `ServiceInstance`; nothing has changed.
+        """
+        removed, to_check, stale = self._update(instances)
+        if stale:
+            emit(StaleInstancesKept(self.name, tuple(one.id for one in to_check)))
+        self._drop(removed)
+        for one in to_check:
+            self.checker.check_later(one, 0)
+
+    def _drop(self, removed: Iterable[S]) -> None:
+        for one in removed:
+            self.checker.forget(one)
+        self.drain(removed)
+        self.changed()
+
+    def remove_stale(self, subchannel: S) -> None:
+        """Remove a stale subchannel that no longer answers."""
+        with self.lock:
+            if not subchannel.stale or subchannel.removed:
+                return
+            kept = {name: one for name, one in self._by_id.items() if one is not subchannel}
+            removed = self._replace(kept)
+        self._drop(removed)
+
+    def _update(self, instances: Iterable[ServiceInstance]) -> _Change[S]:
+        given: dict[str, ServiceInstance] = {}
+        for one in instances:
+            if not isinstance(one, ServiceInstance):
+                raise TypeError(f"instances must be rpcwheel.ServiceInstance, not {one!r}")
+            given[one.id] = one
+        with self.lock:
+            if self.closed:
+                return _Change((), ())
+            if not given and self._keep_stale():
+                return _Change((), self.subchannels, stale=True)
+            self._known, self._error = True, ""
+            usable = self._with_protocol(given)
+            kept: dict[str, S] = {}
+            renewed: list[S] = []
+            for instance in self._subset(usable):
+                known = self._by_id.get(instance.id)
+                if known is None or _place(known.instance) != _place(instance):
+                    kept[instance.id] = self.new_subchannel(instance, self._started_ns(instance))
+                    continue
+                known.stale = False
+                if not known.healthy and known.instance.epoch != instance.epoch:
+                    known.generation += 1
+                    known.checks = 0
+                    renewed.append(known)
+                known.instance = instance
+                kept[instance.id] = known
+            removed = self._replace(kept)
+        return _Change(removed, tuple(renewed))
+
+    def _keep_stale(self) -> bool:
+        """Keep the last subchannels although no instance is left in the registry."""
+        if not self.settings.self_preservation or not self.subchannels:
+            return False
+        for one in self.subchannels:
+            one.stale = True
+            one.generation += 1
+        return True
+
+    def _replace(self, kept: dict[str, S]) -> tuple[S, ...]:
+        """Use these subchannels from now on. Returns those that are not among them."""
+        remaining = set(kept.values())
+        removed = tuple(one for one in self.subchannels if one not in remaining)
+        for one in removed:
+            one.removed = True
+            if one.connection is not None:
+                self.leaving.append(one)
+        self._by_id = kept
+        self.subchannels = tuple(kept[name] for name in sorted(kept))
+        self._refresh()
+        return removed
+
+    def _with_protocol(self, given: dict[str, ServiceInstance]) -> list[ServiceInstance]:
+        """The instances that this channel may connect to.
+
+        A channel without TLS uses none while some instances want TLS: an attacker who can write to
+        the registry could otherwise have requests sent in plain text.
+        """
+        self._mixed = None
+        wanted = self._protocol
+        if wanted is None:
+            return list(given.values())
+        usable = [one for one in given.values() if one.protocol == wanted]
+        others = len(given) - len(usable)
+        if wanted == "grpc" and others:
+            which = "all" if not usable else f"{others} of {len(given)}"
+            details = (
+                f"{which} instances of {self.name} require TLS, and this channel has no "
+                "credentials; use rpcwheel.secure_channel(target, credentials)"
+            )
+            usable = []
+        elif given and not usable:
+            details = (
+                f"no instance of {self.name} is published with TLS (protocol='grpcs'), and this "
+                "channel has credentials; publish the servers with protocol='grpcs', or use "
+                "rpcwheel.insecure_channel(target)"
+            )
+        else:
+            return usable
+        self._mixed = Refusal(grpc.StatusCode.FAILED_PRECONDITION, details, final=True)
+        return usable
+
+    def _subset(self, instances: list[ServiceInstance]) -> list[ServiceInstance]:
+        """Those that get a subchannel, by rendezvous hashing: a change moves as few as possible."""
+        size, zone = self.settings.subset_size, self.settings.zone
+        if size is None or len(instances) <= size or self._picker.sees_all_states:
+            self._hashes = {}
+            return instances
+        known, self._hashes = self._hashes, {}
+        for one in instances:
+            hashed = known.get(one.id)
+            if hashed is None:
+                data = one.id.encode(errors="surrogatepass")
+                hashed = blake2b(data, digest_size=8, key=self._seed).digest()
+            self._hashes[one.id] = hashed
+
+        def order(one: ServiceInstance) -> tuple[bool, bool, bytes]:
+            unwanted = one.status == "DRAINING" or not one.weight
+            return unwanted, bool(zone) and one.zone != zone, self._hashes[one.id]
+
+        return heapq.nsmallest(size, instances, key=order)
+
+    def _started_ns(self, instance: ServiceInstance) -> int:
+        """When it started, on the timer's clock; not in the future, whatever its own clock says."""
+        if not instance.started_at:
+            return -NEVER
+        return self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
+
+    def report_error(self, error: str, *, wait: bool) -> None:
+        """Note why the instances are not known; nothing if they are."""
+        with self.lock:
+            if self._known:
+                return
+            self._error, self._error_is_final = error, not wait
+        self.changed()
+
+    def removed_closed(self, subchannel: S) -> None:
+        """Forget a removed subchannel whose connection is closed."""
+        with self.lock:
+            subchannel.multicallables.clear()
+            if subchannel in self.leaving:
+                self.leaving.remove(subchannel)
+
+    def close_all(self) -> tuple[S, ...]:
+        """Have no subchannels any more. Returns those to close; a second time, none."""
+        with self.lock:
+            if self.closed:
+                return ()
+            self.closed = True
+            gone = (*self.subchannels, *self.leaving)
+            for one in gone:
+                one.removed = True
+            self.subchannels, self.leaving, self._by_id, self._pick = (), [], {}, None
+            return gone
+
+    # --- Picking ---
+
+    def pick(self, method: str, request: Any, metadata: Any) -> S | None:
+        """Pick a READY subchannel for a call; None if there is none now.
+
+        Raises:
+            Exception: What the key function of a picker raised.
+        """
+        if self._unsettled:
+            self._settle()
+        pick = self._pick
+        if pick is not None:
+            chosen = pick(method, request, metadata)
+            if chosen is not None and chosen.is_ready():
+                return chosen
+        return self._pick_anew(method, request, metadata)
+
+    def _pick_anew(self, method: str, request: Any, metadata: Any) -> S | None:
+        """Pick after the states were read."""
+        for _ in range(MAX_REPICKS):
+            self.refresh()
+            pick = self._pick
+            chosen = None if pick is None else pick(method, request, metadata)
+            if chosen is None:
+                return None
+            if chosen.is_ready():
+                return chosen
+            if self._picker.sees_all_states:
+                self.connect((chosen,))
+                return None
+        return None
+
+    def pick_other(
+        self, tried: Sequence[object], method: str, request: Any, metadata: Any
+    ) -> S | None:
+        """Pick one that is not among those tried, if there is one; else as `pick`."""
+        picked = self.pick(method, request, metadata)
+        if picked is None or picked not in tried:
+            return picked
+        for one in self._chosen[0]:
+            if one not in tried and one.is_ready():
+                return one
+        return picked
+
+    def _settle(self) -> None:
+        """Read states and weights again if it is time to."""
+        if time.monotonic_ns() >= self._recheck_ns or self.now_ns() >= self._reweigh_ns:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read all states, prepare the picker anew if needed, and connect what is to be."""
+        with self.lock:
+            idle = self._refresh()
+        if idle:
+            self.connect(idle)
+
+    def _refresh(self) -> list[S]:
+        """Read all states. Returns the subchannels that are to connect. Under the lock."""
+        now_ns = time.monotonic_ns()
+        levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]] = {}
+        for one in self.subchannels:
+            state = one.state
+            if one.ejected and state is not READY:
+                one.set_healthy(self.now_ns())  # the state of the connection tells from now on
+            levels.setdefault(one.level(self.settings.zone), []).append((one, state))
+        ready_level = min(
+            (level for level, found in levels.items() if any(s is READY for _, s in found)),
+            default=None,
+        )
+        if ready_level is not None:
+            self._unready_ns = None
+        elif self._unready_ns is None:
+            self._unready_ns = now_ns
+        idle = self._idle(levels, now_ns)
+        self._choose(levels, ready_level)
+        all_ready = all(s is READY for found in levels.values() for _, s in found)
+        self._reweigh_ns = self._next_weights_ns()
+        self._unsettled = (
+            not (
+                all_ready
+                or (self._picker.sees_all_states and ready_level == min(levels, default=0))
+            )
+            or self._reweigh_ns != NEVER
+            or any(one.ejected for one in self.subchannels)
+        )
+        self._recheck_ns = now_ns + RECHECK_NS
+        return idle
+
+    def _idle(
+        self, levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]], now_ns: int
+    ) -> list[S]:
+        """Those that are to connect: level by level, until one is READY or may become so."""
+        if self._picker.sees_all_states:
+            return []  # connected when picked
+        idle = []
+        since_ns = now_ns if self._unready_ns is None else self._unready_ns
+        waits = now_ns - since_ns < FAILOVER_NS
+        for level in sorted(levels):
+            states = [state for _, state in levels[level]]
+            idle += [one for one, state in levels[level] if state is IDLE]
+            if READY in states or (waits and (IDLE in states or CONNECTING in states)):
+                break
+        return idle
+
+    def _choose(
+        self,
+        levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]],
+        ready_level: int | None,
+    ) -> None:
+        """Prepare the picker with the candidates, if they or their weights have changed."""
+        if self._picker.sees_all_states:
+            best = min(
+                (
+                    level
+                    for level, found in levels.items()
+                    if any(s is not FAILING for _, s in found)
+                ),
+                default=max(levels, default=0),
+            )
+            chosen = [one for level, found in levels.items() if level <= best for one, _ in found]
+        elif ready_level is None:
+            chosen = []
+        else:
+            chosen = [one for one, state in levels[ready_level] if state is READY]
+        weights = [self._weight(one) for one in chosen]
+        if (chosen, weights) != self._chosen or self._pick is None:
+            self._chosen = chosen, weights
+            self._pick = self._picker.prepare(chosen, weights) if chosen else None
+
+    def _weight(self, subchannel: S) -> int:
+        """Its weight now, 1 at least (Dubbo `AbstractLoadBalance`)."""
+        weight, slow_start_ns = subchannel.instance.weight, self.settings.slow_start_ns
+        if slow_start_ns:
+            uptime_ns = self.now_ns() - subchannel.started_ns
+            if uptime_ns < slow_start_ns:
+                weight = weight * max(0, uptime_ns) // slow_start_ns
+        return max(1, weight)
+
+    def _next_weights_ns(self) -> int:
+        """When weights have grown by a step, on the timer's clock; `NEVER`: none grows."""
+        slow_start_ns = self.settings.slow_start_ns
+        if not slow_start_ns:
+            return NEVER
+        now_ns = self.now_ns()
+        if all(now_ns - one.started_ns >= slow_start_ns for one in self.subchannels):
+            return NEVER
+        return now_ns + max(1, slow_start_ns // SLOW_START_STEPS)
+
+    def refusal(self) -> Refusal | None:
+        """Why a call that got no subchannel fails now; None: it waits.
+
+        Raises:
+            ValueError: The channel is closed.
+        """
+        if self._mixed is not None:
+            return self._mixed
+        unavailable = grpc.StatusCode.UNAVAILABLE
+        if not self._known:
+            if self._error and self._error_is_final:
+                return Refusal(unavailable, f"no instance of {self.name} is known: {self._error}")
+            return None
+        subchannels = self.subchannels
+        if not subchannels:
+            return Refusal(unavailable, f"no instance of {self.name} is known")
+        if any(one.state is not FAILING for one in subchannels):
+            return None
+        return Refusal(unavailable, self._unreachable(), unreachable=True)
+
+    def _unreachable(self) -> str:
+        texts = dict.fromkeys(
+            f"{one.address}: {one.error_text}" for one in self.subchannels if one.error_text
+        )
+        said = "; ".join(list(texts)[:MAX_EXPLAINED])
+        more = f" and {len(texts) - MAX_EXPLAINED} more" if len(texts) > MAX_EXPLAINED else ""
+        count = len(self.subchannels)
+        which = "the only server" if count == 1 else f"none of {count} servers"
+        verb = "can't be reached" if count == 1 else "can be reached"
+        return f"{which} of {self.name} {verb}" + (f": {said}{more}" if said else "")
+
+    def limit_of(self, timeout: float | None, *, wait_for_ready: bool) -> float | None:
+        """How many seconds a call may wait for a subchannel; None: without limit."""
+        if wait_for_ready:
+            return timeout
+        limit_s = to_seconds(self.settings.pick_timeout_ns)
+        return limit_s if timeout is None else min(timeout, limit_s)
+
+    def timed_out(self) -> str:
+        """The status details of a call that has waited for too long."""
+        if not self._known:
+            said = f"no instance of {self.name} is known yet"
+            return f"{said}: {self._error}" if self._error else said
+        return f"no connection to a server of {self.name} became ready in time"
+
+    # --- The ends of calls ---
+
+    def failed(self, subchannel: S, code: str) -> None:
+        """Note a call that did not succeed, with the name of its status code. Any thread."""
+        if code in UNDECIDED:
+            return
+        if code not in FAILURES:
+            subchannel.succeeded()
+            return
+        if subchannel.stale:
+            self.checker.check_later(subchannel, 0)
+        if not subchannel.is_ready():
+            self._unsettled, self._recheck_ns = True, 0  # its connection broke
+        elif self._is_outlier(subchannel):
+            self.mark_unhealthy(
+                subchannel, f"{subchannel.failures} calls failed: {code}", ejects=True
+            )
+
+    def _is_outlier(self, subchannel: S) -> bool:
+        """Count a failure; whether the subchannel is to be ejected."""
+        ejection = self.settings.ejection
+        if ejection is None or subchannel.removed:
+            return False
+        with self.lock:
+            now_ns = self.now_ns()
+            subchannel.failures += 1
+            if now_ns - subchannel.window_ns >= ejection.interval_ns:
+                subchannel.window_ns = now_ns
+                subchannel.window_failures = 0
+                subchannel.window_successes = subchannel.successes
+            subchannel.window_failures += 1
+            succeeded = subchannel.successes - subchannel.window_successes
+            calls = subchannel.window_failures + succeeded
+            by_count = (
+                ejection.consecutive is not None and subchannel.failures >= ejection.consecutive
+            )
+            by_share = (
+                ejection.percentage is not None
+                and calls >= ejection.min_calls
+                and subchannel.window_failures * 100 >= ejection.percentage * calls
+            )
+            if not (by_count or by_share) or not subchannel.healthy:
+                return False
+            ejected = sum(one.ejected for one in self.subchannels) + 1
+            return ejected * 100 <= ejection.max_percent * len(self.subchannels)
+
+    # --- Health ---
+
+    def mark_unhealthy(self, subchannel: S, reason: str, *, ejects: bool = False) -> None:
+        """Give it no calls while a healthy one is READY, until a health check is answered."""
+        with self.lock:
+            if subchannel.removed or not subchannel.healthy or self.closed:
+                return
+            now_ns = self.now_ns()
+            subchannel.set_unhealthy(reason, now_ns)
+            ejection = self.settings.ejection
+            eject_ns = 0
+            if ejects and ejection is not None:
+                if now_ns - subchannel.taken_back_ns >= ejection.max_ns:
+                    subchannel.ejections = 0
+                subchannel.ejections += 1
+                subchannel.ejected = True
+                eject_ns = min(ejection.max_ns, ejection.base_ns * subchannel.ejections)
+            idle = self._refresh()
+        emit(SubchannelUnhealthy(self.name, subchannel.id, reason))
+        self.connect(idle)
+        self.checker.check_later(subchannel, eject_ns or None)
+        self.changed()
+
+    def mark_healthy(self, subchannel: S) -> None:
+        """Let it get calls again; nothing if it is healthy."""
+        with self.lock:
+            if subchannel.removed or subchannel.healthy or self.closed:
+                return
+            after_ns = subchannel.set_healthy(self.now_ns())
+            self._refresh()
+        self.checker.forget(subchannel)
+        emit(SubchannelHealthy(self.name, subchannel.id, to_seconds(after_ns)))
+        self.changed()
+
+    def wants_check(self, subchannel: S, generation: int) -> bool:
+        """Whether a health check that belongs to this generation is still wanted."""
+        if subchannel.removed or self.closed or subchannel.generation != generation:
+            return False
+        return subchannel.stale or not subchannel.healthy
+
+    def check_delay_ns(self, subchannel: S) -> int:
+        """How long to wait before the next health check.
+
+        Raises:
+            Exception: What a wait object of the user's raised.
+        """
+        attempt = min(subchannel.checks + 1, MAX_BACKOFF_ATTEMPTS)
+        delay_ns = self.settings.check_backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
+        return NEVER if delay_ns is None else delay_ns
+
+    def whole_state(self) -> grpc.ChannelConnectivity:
+        """The best state of any subchannel, as gRPC's round_robin has it."""
+        if self.closed:
+            return SHUTDOWN
+        if not self._known and not (self._error and self._error_is_final):
+            return CONNECTING
+        states = {one.state for one in self.subchannels}
+        return next((state for state in ORDER if state in states), FAILING)
+
+
+def _place(instance: ServiceInstance) -> tuple[str, int, str]:
+    return instance.host, instance.port, instance.protocol
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a service.
+
+    Raises:
+        TypeError, ConfigurationError: It is no string, or an empty one.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string such as 'shop.Orders', not {name!r}")
+    if not name:
+        raise ConfigurationError("name must not be empty; give that of the service: 'shop.Orders'")
+    return name

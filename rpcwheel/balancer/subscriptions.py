@@ -1,0 +1,148 @@
+"""Subscriptions to the state of a balanced channel of `grpc`.
+
+gRPC's own way costs a thread for each subchannel. Here the states are read five times a second, and
+whenever something is known to have changed, as long as somebody subscribes. A worker reads them and
+calls the subscribers one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel._concurrency.callbacks import run_callback, weak_callback
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel.errors import TimerError
+from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.timer import shared_timer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    State = grpc.ChannelConnectivity
+    Callback = Callable[[State], object]
+
+__all__ = ["Subscriptions"]
+
+LOOK_INTERVAL_S: Final = 0.2
+
+
+class _Subscription:
+    __slots__ = ("callback", "connects", "last")
+
+    def __init__(self, callback: Callback, *, connects: bool) -> None:
+        self.callback = callback
+        self.connects = connects
+        self.last: State | None = None
+
+
+class Subscriptions:
+    """The subscribers to one channel's state. Thread-safe."""
+
+    def __init__(self, name: str, get_state: Callable[[bool], State], timer: Timer | None) -> None:
+        """Begin without subscribers.
+
+        Args:
+            name: Of the channel.
+            get_state: Gives the state; `get_state(True)` lets subchannels connect.
+            timer: When to look again; None for `shared_timer()`.
+        """
+        self._name = name
+        self._get_state = get_state
+        self._timer = timer
+        self._lock = threading.RLock()
+        self._all: list[_Subscription] = []
+        self._timeout: Timeout | None = None
+        self._looking = self._again = self._closed = False
+
+    def add(self, callback: Callback, *, try_to_connect: bool) -> None:
+        """Call `callback(state)` now, and at each change."""
+        with self._lock:
+            if self._closed:
+                return
+            self._all.append(_Subscription(callback, connects=try_to_connect))
+        self.look_soon()
+
+    def remove(self, callback: Callback) -> None:
+        """Remove it once, if it was added more than once. Unknown ones are no error."""
+        with self._lock:
+            for one in self._all:
+                if one.callback == callback:
+                    self._all.remove(one)
+                    break
+            timeout = None if self._all else self._timeout
+            self._timeout = self._timeout if self._all else None
+        if timeout is not None:
+            timeout.cancel()
+
+    def close(self) -> None:
+        """Call none any more."""
+        with self._lock:
+            self._closed = True
+            self._all = []
+            timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
+
+    def look_soon(self) -> None:
+        """Read the state soon, because something may have changed."""
+        with self._lock:
+            if not self._all:
+                return
+            self._again = self._looking
+            starts, self._looking = not self._looking, True
+        if starts:
+            EXECUTOR.submit(self, self._look)
+
+    def _look(self) -> None:
+        """On a worker, one at a time."""
+        while True:
+            self._report()
+            with self._lock:
+                if not self._again:
+                    self._looking = False
+                    break
+                self._again = False
+        self._look_later()
+
+    def _report(self) -> None:
+        with self._lock:
+            connects = any(one.connects for one in self._all)
+        try:
+            state = self._get_state(connects)
+        except Exception as error:  # noqa: BLE001 - of a channel that `connect` made
+            emit(CallbackFailed(self._name, "get_state", error))
+            return
+        with self._lock:
+            changed = [one for one in self._all if one.last is not state]
+            for one in changed:
+                one.last = state
+        for one in changed:
+            run_callback(self._name, one.callback, state, catch=BaseException)
+
+    def _look_later(self) -> None:
+        with self._lock:
+            if not self._all or self._timeout is not None:
+                return
+        look = weak_callback(self._due)
+        try:
+            timer = shared_timer() if self._timer is None else self._timer
+            timeout: Timeout | None = timer.new_timeout(look, LOOK_INTERVAL_S)
+        except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
+            emit(CallbackFailed(self._name, "the timer of subscriptions", error))
+            return
+        with self._lock:
+            if self._all and self._timeout is None:
+                self._timeout, timeout = timeout, None
+        if timeout is not None:
+            timeout.cancel()
+
+    def _due(self, _: Timeout) -> None:
+        with self._lock:
+            self._timeout = None
+        self.look_soon()
