@@ -120,6 +120,16 @@ def test_a_pick_reads_one_state_if_the_owner_has_not_failed():
     assert sum(one.reads for one in ours) == len(KEYS)
 
 
+def test_if_all_failed_the_owner_is_returned_and_each_state_is_read_about_once():
+    ours = subchannels(50)
+    pick = RingHash("x-user").prepare(ours, [100] * 50)
+    before = owners_of_keys(pick)
+    for one in ours:
+        one.now_state, one.reads = TRANSIENT_FAILURE, 0
+    assert owners_of_keys(pick) == before
+    assert sum(one.reads for one in ours) <= 60 * len(KEYS)
+
+
 # Keys
 
 
