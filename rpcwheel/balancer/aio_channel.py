@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -138,7 +139,9 @@ class _Pool(SubchannelPool[Subchannel]):
         """Interceptors that were appended to the channel's; they run on each subchannel's."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: list[Job] = []  # until there is a loop
-        self._waiting: dict[_BalancedCall, None] = {}
+        self._held: dict[_BalancedCall, None] = {}
+        self._held_weakly: weakref.WeakSet[_BalancedCall] = weakref.WeakSet()
+        # Response streams: one that its caller drops while it waits is not begun.
         self._poll_handle: asyncio.TimerHandle | None = None
         self._poll_s = FIRST_POLL_S
         self._explained_s = -EXPLAIN_AGAIN_S
@@ -253,20 +256,29 @@ class _Pool(SubchannelPool[Subchannel]):
 
     def hold(self, call: _BalancedCall) -> None:
         """Let a call wait: its `look_for_subchannel` is called until it returns True."""
-        self._waiting[call] = None
+        if call.kind.streams_responses:
+            self._held_weakly.add(call)
+        else:
+            self._held[call] = None
         self._poll_s = FIRST_POLL_S
         self._poll_soon(0)
 
     def release(self, call: _BalancedCall) -> None:
         """A call waits no more."""
-        self._waiting.pop(call, None)
+        self._held.pop(call, None)
+        self._held_weakly.discard(call)
+
+    @property
+    def waiting(self) -> tuple[_BalancedCall, ...]:
+        """The calls that wait for a subchannel."""
+        return (*self._held, *self._held_weakly)
 
     def changed(self) -> None:
         self.run_soon(self._changed)
 
     def _changed(self) -> None:
         self.signal.give()
-        if self._waiting:
+        if self.waiting:
             self._poll_soon(0)
 
     def _poll_soon(self, delay_s: float) -> None:
@@ -280,9 +292,9 @@ class _Pool(SubchannelPool[Subchannel]):
         self._poll_handle = None
         if not self.closed:
             self.refresh()
-        for call in tuple(self._waiting):
+        for call in self.waiting:
             call.look_for_subchannel()
-        if self._waiting:
+        if self.waiting:
             self._poll_soon(self._poll_s)
             self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
 
@@ -358,7 +370,7 @@ class _Pool(SubchannelPool[Subchannel]):
         self.closing = True
         until_s = time.monotonic() + (grace or 0)
         try:
-            while self._waiting and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
+            while self.waiting and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
                 await asyncio.sleep(MAX_POLL_S)
         except asyncio.CancelledError:
             await self._close_now(None)
@@ -383,7 +395,7 @@ class _Pool(SubchannelPool[Subchannel]):
 
     async def _close(self, grace: float | None) -> None:
         """End the waiting calls, close all connections, and wait for what was probing."""
-        for call in tuple(self._waiting):
+        for call in self.waiting:
             call.cancel()
         self.signal.give()
         closing = [asyncio.ensure_future(one.close(grace)) for one in self._to_close]
@@ -540,10 +552,6 @@ class _BalancedCall(TransportCall):
         if answered and subchannel is not None:
             subchannel.succeeded()
         super().finish(call, source)
-
-    def __del__(self) -> None:
-        if self._waiting is not None:
-            self._method.pool.release(self)
 
 
 class _UnaryUnaryCall(_BalancedCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):

@@ -141,6 +141,7 @@ class _Pool(SubchannelPool[Subchannel]):
         self._held: dict[WaitingCall, None] = {}
         self._polling = False
         self._poll_s = FIRST_POLL_S
+        self._wake = threading.Event()  # for the worker that polls
         self._explaining = threading.Lock()
         self._explained_s = -EXPLAIN_AGAIN_S
         self.close_callbacks = CloseCallbacks(name)
@@ -266,12 +267,13 @@ class _Pool(SubchannelPool[Subchannel]):
         """
         began_s = time.monotonic()
         limit_s = self.limit_of(timeout, wait_for_ready=wait_for_ready)
+        is_first = True
         with self.lock:
             self._blocked += 1
         try:
             while True:
-                version = self._start_polling()
-                subchannel = self.pick(*call)
+                version = self._start_polling() if is_first else self._polls
+                subchannel = self.pick(*call) if is_first or self.has_candidates else None
                 if subchannel is not None:
                     left_s = None if timeout is None else began_s + timeout - time.monotonic()
                     return subchannel, None if left_s is None else max(0.0, left_s)
@@ -284,6 +286,7 @@ class _Pool(SubchannelPool[Subchannel]):
                 with self._version:
                     if self._polls == version:
                         self._version.wait(left_s)
+                is_first = False
         finally:
             with self.lock:
                 self._blocked -= 1
@@ -331,7 +334,7 @@ class _Pool(SubchannelPool[Subchannel]):
             self._polling = True
             version = self._polls
         if starts:
-            EXECUTOR.submit(self, partial(_poll, weakref.ref(self)))
+            EXECUTOR.submit(self, partial(_poll, weakref.ref(self), self._wake))
         return version
 
     _polls = 0
@@ -372,10 +375,7 @@ class _Pool(SubchannelPool[Subchannel]):
 
     def changed(self) -> None:
         self.on_change()
-        with self.lock:
-            waits = bool(self._blocked or self._held)
-        if waits:
-            EXECUTOR.submit(self, self.poll)
+        self._wake.set()
 
     # --- Health checks ---
 
@@ -408,10 +408,10 @@ class _Pool(SubchannelPool[Subchannel]):
         probe.add_done_callback(ended)
 
 
-def _poll(pool: weakref.ref[_Pool]) -> None:
+def _poll(pool: weakref.ref[_Pool], wake: threading.Event) -> None:
     """On a worker, which does not keep the channel alive."""
-    wake = threading.Event()
     while True:
+        wake.clear()
         alive = pool()
         poll_s = None if alive is None else alive.poll()
         del alive

@@ -146,7 +146,10 @@ class SubchannelBase:
         connection = self.connection
         if connection is None:
             return FAILING if time.monotonic_ns() < self.connect_after_ns else IDLE
-        state = connection.get_state()
+        try:
+            state = connection.get_state()
+        except Exception:  # noqa: BLE001 - of a channel that `connect` made
+            return READY
         if state is None:
             return READY
         return IDLE if state is SHUTDOWN else state  # closed by the user: it gets another one
@@ -358,8 +361,12 @@ class SubchannelPool(Generic[S]):
         with self.lock:
             if self.closed:
                 return _Change((), ())
-            if not given and self._keep_stale():
-                return _Change((), self.subchannels, stale=True)
+            if not given and self._keeps_stale():
+                news = tuple(one for one in self.subchannels if not one.stale)
+                for subchannel in news:
+                    subchannel.stale = True
+                    subchannel.generation += 1
+                return _Change((), news, stale=bool(news))
             self._known, self._error = True, ""
             usable = self._with_protocol(given)
             kept: dict[str, S] = {}
@@ -379,14 +386,9 @@ class SubchannelPool(Generic[S]):
             removed = self._replace(kept)
         return _Change(removed, tuple(renewed))
 
-    def _keep_stale(self) -> bool:
-        """Keep the last subchannels although no instance is left in the registry."""
-        if not self.settings.self_preservation or not self.subchannels:
-            return False
-        for one in self.subchannels:
-            one.stale = True
-            one.generation += 1
-        return True
+    def _keeps_stale(self) -> bool:
+        """Whether the last subchannels stay although no instance is left in the registry."""
+        return self.settings.self_preservation and bool(self.subchannels)
 
     def _replace(self, kept: dict[str, S]) -> tuple[S, ...]:
         """Use these subchannels from now on. Returns those that are not among them."""
@@ -516,6 +518,11 @@ class SubchannelPool(Generic[S]):
                 return None
         return None
 
+    @property
+    def has_candidates(self) -> bool:
+        """Whether the last reading of the states found subchannels to pick from."""
+        return self._pick is not None
+
     def pick_other(
         self, tried: Sequence[object], method: str, request: Any, metadata: Any
     ) -> S | None:
@@ -530,8 +537,14 @@ class SubchannelPool(Generic[S]):
 
     def _settle(self) -> None:
         """Read states and weights again if it is time to."""
-        if time.monotonic_ns() >= self._recheck_ns or self.now_ns() >= self._reweigh_ns:
-            self.refresh()
+        if time.monotonic_ns() < self._recheck_ns and self.now_ns() < self._reweigh_ns:
+            return
+        with self.lock:
+            if time.monotonic_ns() < self._recheck_ns and self.now_ns() < self._reweigh_ns:
+                return  # another thread was first
+            idle = self._refresh()
+        if idle:
+            self.connect(idle)
 
     def refresh(self) -> None:
         """Read all states, prepare the picker anew if needed, and connect what is to be."""
@@ -546,8 +559,6 @@ class SubchannelPool(Generic[S]):
         levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]] = {}
         for one in self.subchannels:
             state = one.state
-            if one.ejected and state is not READY:
-                one.set_healthy(self.now_ns())  # the state of the connection tells from now on
             levels.setdefault(one.level(self.settings.zone), []).append((one, state))
         ready_level = min(
             (level for level, found in levels.items() if any(s is READY for _, s in found)),
@@ -567,7 +578,6 @@ class SubchannelPool(Generic[S]):
                 or (self._picker.sees_all_states and ready_level == min(levels, default=0))
             )
             or self._reweigh_ns != NEVER
-            or any(one.ejected for one in self.subchannels)
         )
         self._recheck_ns = now_ns + RECHECK_NS
         return idle
