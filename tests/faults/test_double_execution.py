@@ -23,7 +23,17 @@ from fixtures.dying_servers import RELAYED, DyingServers
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.proxy import Proxy
 from fixtures.waiting import WAIT_S
-from rpcwheel import HeartbeatPolicy, Kit, MethodPolicy, ReconnectingChannel, RetryPolicy, aio
+from rpcwheel import (
+    HeartbeatPolicy,
+    Kit,
+    MethodPolicy,
+    ReconnectingChannel,
+    RetryPolicy,
+    ServiceInstance,
+    aio,
+)
+from rpcwheel.balancer import BalancedChannel
+from rpcwheel.balancer.aio_channel import BalancedChannel as AioBalancedChannel
 
 DEATHS, RELAYS = 105, 35
 """Of servers, in each of the two worlds; and how many relayed failures clients must have seen."""
@@ -163,15 +173,25 @@ def interceptors_of(kit):
 # --- Threads ---
 
 
-def doors_of(kit, target, options, opened):
+def instances_at(target):
+    """The server as a service of one instance, and again under another id."""
+    host, _, port = target.rpartition(":")
+    ids = ("one", "two")
+    return [ServiceInstance(service="storm", host=host, port=int(port), id=id_) for id_ in ids]
+
+
+def channels_of(kit, target, options, opened):
     """The channels through which calls are made, by name."""
     given = [opened.enter_context(grpc.insecure_channel(target, options)) for _ in range(2)]
     own = opened.enter_context(ReconnectingChannel(target, options=options, backoff=0))
+    balanced = BalancedChannel("storm", instances_at(target), options=options)
+    opened.enter_context(balanced)
     channels = {
         "client_interceptors": grpc.intercept_channel(given[0], *interceptors_of(kit)),
         "intercept_channel": kit.intercept_channel(given[1]),
         "kit.channel": opened.enter_context(kit.channel(target, options=options)),
         "ReconnectingChannel": kit.intercept_channel(own),
+        "BalancedChannel": kit.intercept_channel(balanced),
     }
     return channels, own
 
@@ -214,9 +234,9 @@ def test_no_call_is_executed_twice_unless_its_method_is_idempotent(servers, prox
         kit = opened.enter_context(Kit(**SETTINGS))
         jobs, replaced = [], []
         for target, options in ((servers.target, ROUND_ROBIN), (proxy.target, IMPATIENT)):
-            doors, own = doors_of(kit, target, options, opened)
+            channels, own = channels_of(kit, target, options, opened)
             replaced.append(own)
-            jobs += [partial(call, *door) for door in doors.items()] * CALLERS
+            jobs += [partial(call, *channel) for channel in channels.items()] * CALLERS
         threads = [threading.Thread(target=job) for job in (*jobs, partial(disturb, replaced))]
         for thread in threads:
             thread.start()
@@ -234,19 +254,21 @@ def test_no_call_is_executed_twice_unless_its_method_is_idempotent(servers, prox
 # --- grpc.aio ---
 
 
-async def aio_doors_of(kit, target, options, opened):
+async def aio_channels_of(kit, target, options, opened):
     inner = interceptors_of(kit)
     bare = grpc.aio.insecure_channel(target, options, interceptors=inner)
     given = grpc.aio.insecure_channel(target, options)
     own = aio.ReconnectingChannel(target, options=options, backoff=0)
     named = kit.channel(target, options=options)
-    for channel in (bare, given, own, named):
+    balanced = AioBalancedChannel("storm", instances_at(target), options=options)
+    for channel in (bare, given, own, named, balanced):
         await opened.enter_async_context(channel)
     channels = {
         "client_interceptors": bare,
         "intercept_channel": kit.intercept_channel(given),
         "kit.channel": named,
         "ReconnectingChannel": kit.intercept_channel(own),
+        "BalancedChannel": kit.intercept_channel(balanced),
     }
     return channels, own
 
@@ -315,10 +337,10 @@ async def test_no_call_of_grpc_aio_is_executed_twice_unless_its_method_is_idempo
         kit = await opened.enter_async_context(aio.Kit(**SETTINGS))
         tasks, replaced = [], []
         for target, options in ((servers.target, ROUND_ROBIN), (proxy.target, IMPATIENT)):
-            doors, own = await aio_doors_of(kit, target, options, opened)
+            channels, own = await aio_channels_of(kit, target, options, opened)
             replaced.append(own)
-            callers = [door for door in doors.items() for _ in range(CALLERS)]
-            tasks += [asyncio.create_task(call(*door)) for door in callers]
+            callers = [channel for channel in channels.items() for _ in range(CALLERS)]
+            tasks += [asyncio.create_task(call(*channel)) for channel in callers]
         tasks.append(asyncio.create_task(disturb(replaced)))
         try:
             await asyncio.to_thread(storm.ride_out)
