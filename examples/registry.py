@@ -55,7 +55,7 @@ def story(url: str, program: str = __file__) -> bool:
     with (
         Server(program, "one", url) as one,
         Server(program, "two", url) as two,
-        rpcwheel.channel(url, policy=POLICY) as channel,
+        rpcwheel.insecure_channel(url, registry_policy=POLICY) as channel,
     ):
         audit = AuditStub(channel)
         both = called(audit, lambda seen: seen["one"] > 0 < seen["two"])

@@ -56,7 +56,7 @@ async def called(audit: AuditStub, enough: Callable[[Counter[str]], bool]) -> Co
 async def story(url: str) -> bool:
     """Stop one in order, have it back, kill two (SIGKILL); whether all went well."""
     with Server(__file__, "one", url) as one, Server(__file__, "two", url) as two:
-        async with rpcwheel.aio.channel(url, policy=POLICY) as channel:
+        async with rpcwheel.aio.insecure_channel(url, registry_policy=POLICY) as channel:
             audit = AuditStub(channel)
             both = await called(audit, lambda seen: seen["one"] > 0 < seen["two"])
             print("both answer:", *sorted(both.keys() - {"failed"}))

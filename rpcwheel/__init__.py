@@ -10,7 +10,7 @@ The map, from what you import down to what it stands on:
 `heartbeat`     Silent connections are asked whether they live: `HeartbeatManager`.
 `idle`          Connections of a server that nobody uses are closed: `IdleConnectionDetector`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
-`registry`      Services that stay published, and channels that find them: `channel("etcd://...")`.
+`registry`      Services that stay published, and channels to them: `insecure_channel("etcd://..")`.
 `cluster`       One channel over many servers, and who is called: `ClusterChannel`.
 `transport`     Channels whose connection can be replaced: `ReconnectingChannel`.
 `options`       Options of grpc that do what they say, and a check of yours: `channel_options`.
@@ -129,8 +129,9 @@ if TYPE_CHECKING:
         ServiceInstance,
         Snapshot,
         Subscription,
-        channel,
+        insecure_channel,
         open_registry,
+        secure_channel,
     )
     from rpcwheel.timer import (
         AsyncWheelTimer,
@@ -184,7 +185,8 @@ else:
             ".pending": "CallFuture PendingCalls PendingStats",
             ".registry": (
                 "FailbackRegistry Provider Publisher Registration Registry RegistryPolicy "
-                "ServiceInstance Snapshot Subscription channel open_registry"
+                "ServiceInstance Snapshot Subscription insecure_channel open_registry "
+                "secure_channel"
             ),
             ".transport": "ReconnectingChannel",
             ".timer": (
@@ -198,6 +200,7 @@ else:
             "interceptors kit methods observe options pending policy probe registry rpc timer "
             "transport"
         ),
+        renamed={"channel": "insecure_channel(target) or secure_channel(target, credentials)"},
     )
 
 __version__ = "0.1.0"
@@ -290,14 +293,15 @@ __all__ = [
     "__version__",
     "aio",
     "call_options",
-    "channel",
     "channel_options",
     "check_options",
     "client_interceptors",
     "current_deadline",
     "deadline_scope",
+    "insecure_channel",
     "intercept_channel",
     "open_registry",
+    "secure_channel",
     "server_interceptors",
     "server_options",
     "shared_timer",

@@ -18,7 +18,10 @@ __all__ = ["lazy_names"]
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], submodules: str = ""
+    package: str,
+    modules: Mapping[str, str],
+    submodules: str = "",
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Make the `__getattr__` and `__dir__` of a module.
 
@@ -26,6 +29,7 @@ def lazy_names(
         package: The module's `__name__`.
         modules: By module, absolute or relative to `package`, its names, separated by spaces.
         submodules: Modules of the package that are its attributes before something imports them.
+        renamed: By former name, what to use instead; for the error.
     """
     loadable = frozenset(submodules.split())
     where = {name: module for module, names in modules.items() for name in names.split()}
@@ -37,8 +41,9 @@ def lazy_names(
         elif name in loadable:
             value = import_module(f".{name}", package)
         else:
+            now = (renamed or {}).get(name)
             raise AttributeError(
-                f"module {package!r} has no attribute {name!r}",
+                f"module {package!r} has no attribute {name!r}{f'; use {now}' if now else ''}",
                 name=name,
                 obj=sys.modules[package],
             )

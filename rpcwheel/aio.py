@@ -97,8 +97,9 @@ if TYPE_CHECKING:
         Registration,
         Registry,
         Subscription,
-        channel,
+        insecure_channel,
         open_registry,
+        secure_channel,
     )
     from rpcwheel.timer import (
         AsyncWheelTimer,
@@ -204,14 +205,15 @@ __all__ = [
     "WeightedRandom",
     "WheelTimer",
     "call_options",
-    "channel",
     "channel_options",
     "check_options",
     "client_interceptors",
     "current_deadline",
     "deadline_scope",
+    "insecure_channel",
     "intercept_channel",
     "open_registry",
+    "secure_channel",
     "server_interceptors",
     "server_options",
     "shared_timer",
@@ -234,8 +236,9 @@ if not TYPE_CHECKING:
             ),
             "rpcwheel.kit.aio": "Kit",
             "rpcwheel.registry.aio": (
-                "FailbackRegistry Publisher Registration Registry Subscription channel "
-                "open_registry"
+                "FailbackRegistry Publisher Registration Registry Subscription insecure_channel "
+                "open_registry secure_channel"
             ),
         },
+        renamed={"channel": "insecure_channel(target) or secure_channel(target, credentials)"},
     )

@@ -16,7 +16,17 @@ from pydantic import Field, StrictInt, StrictStr, field_validator, model_validat
 from rpcwheel.errors import ConfigurationError, short_repr
 from rpcwheel.policy import Number, Policy
 
-__all__ = ["ServiceInstance", "Snapshot", "Source", "checked_host", "grpc_target"]
+__all__ = [
+    "GRPC_SCHEMES",
+    "ServiceInstance",
+    "Snapshot",
+    "Source",
+    "checked_host",
+    "explicit_target",
+    "grpc_target",
+]
+
+LARGEST_PORT: Final = 65535
 
 VERSION: Final = 1
 """Of the JSON; a newer one is read as far as it is understood."""
@@ -31,6 +41,12 @@ _LAST_LABEL: Final = r"(?![0-9]+\.?\Z|0[xX])" + _LABEL  # of digits: resolvers r
 _DNS_NAME: Final = re.compile(rf"(?:{_LABEL}\.)*{_LAST_LABEL}\.?")
 _LONGEST_DNS_NAME: Final = 253
 _ZONE: Final = re.compile(r"[A-Za-z0-9._~\-]+")
+
+
+GRPC_SCHEMES: Final = frozenset(
+    {"dns", "google-c2p", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"}
+)
+"""Schemes of targets that gRPC resolves itself. It ignores their case (grpcio 1.85)."""
 
 
 class _Epoch:
@@ -252,6 +268,20 @@ def grpc_target(host: str, port: int) -> str:
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
         return f"dns:///{joined(host.replace('%', '%25'), port)}"
     return f"ipv{address.version}:{joined(host, port)}"
+
+
+def explicit_target(target: str) -> str:
+    """Return a target of gRPC in which no host name is read as a scheme.
+
+    gRPC reads one in `unix:50051` and in `dns:50051`: it connects to the Unix socket `50051` of the
+    working directory, and to the host `50051`. If what follows a scheme and a colon is a port, the
+    target is `host:port` here: `dns:///unix:50051`. That Unix socket is `unix:./50051`.
+
+    All other targets are returned as they are.
+    """
+    host, _, port = target.partition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= LARGEST_PORT
+    return f"dns:///{target}" if is_port and host.lower() in GRPC_SCHEMES else target
 
 
 def _is_unspecified(host: str) -> bool:

@@ -20,18 +20,18 @@ from benchmarks.connections.far import Far
 from benchmarks.registries.by_hand import AioInTurn, InTurn
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import (
-    BALANCES,
     BARE,
     BY_HAND,
     CALLERS,
     GRPC_FEW,
+    LB_POLICIES,
     MANY,
     ONE,
     RECONNECTING,
     UNARY,
 )
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import RegistryPolicy, aio_named, named, open_registry
+from rpcwheel.registry import RegistryPolicy, aio_resolved_channel, open_registry, resolved_channel
 from rpcwheel.transport import ReconnectingChannel
 from rpcwheel.transport.aio import ReconnectingChannel as AioReconnectingChannel
 
@@ -70,7 +70,7 @@ def _target(name: str, targets: Sequence[str], scale: Scale) -> str:
         return targets[0]
     if name == BY_HAND:
         return ",".join(targets[: scale.few])
-    if name in BALANCES:
+    if name in LB_POLICIES:
         size = {ONE: 1, MANY: scale.many}.get(name, scale.few)
         return f"{_registry(size)}/{SERVICE}"
     size = scale.few if name == GRPC_FEW else scale.many
@@ -83,8 +83,10 @@ LISTED = [*OWN_CONNECTION, ("grpc.service_config", IN_TURN)]
 def _channel(name: str, target: str) -> Any:
     if name == BY_HAND:
         return InTurn([_channel(BARE, one) for one in target.split(",")])
-    if name in BALANCES:
-        return named.channel(target, balance=BALANCES[name], policy=POLICY)
+    if name in LB_POLICIES:
+        return resolved_channel.insecure_channel(
+            target, lb_policy=LB_POLICIES[name], registry_policy=POLICY
+        )
     if name == RECONNECTING:
         return ReconnectingChannel(target)
     return grpc.insecure_channel(target, options=OWN_CONNECTION if name == BARE else LISTED)
@@ -93,8 +95,10 @@ def _channel(name: str, target: str) -> Any:
 def _aio_channel(name: str, target: str) -> Any:
     if name == BY_HAND:
         return AioInTurn([_aio_channel(BARE, one) for one in target.split(",")])
-    if name in BALANCES:
-        return aio_named.channel(target, balance=BALANCES[name], policy=POLICY)
+    if name in LB_POLICIES:
+        return aio_resolved_channel.insecure_channel(
+            target, lb_policy=LB_POLICIES[name], registry_policy=POLICY
+        )
     if name == RECONNECTING:
         return AioReconnectingChannel(target)
     return grpc.aio.insecure_channel(target, options=OWN_CONNECTION if name == BARE else LISTED)

@@ -10,8 +10,8 @@ BY_HAND = "bare channels in turn, few"
 """What calls that go to several connections cost grpc itself: the least that is possible."""
 GRPC_FEW, GRPC_MANY = "grpc: ipv4: list, few", "grpc: ipv4: list, many"
 ONE, FEW, MANY = "rpcwheel: by name, one", "rpcwheel: by name, few", "rpcwheel: by name, many"
-RANDOM, LEAST = "rpcwheel: few, weighted_random", "rpcwheel: few, least_active"
-HASH = "rpcwheel: few, consistent_hash"
+RANDOM, LEAST = "rpcwheel: few, weighted_random", "rpcwheel: few, least_request"
+HASH = "rpcwheel: few, ring_hash"
 CALLERS = (
     BARE,
     BY_HAND,
@@ -27,13 +27,13 @@ CALLERS = (
 )
 """Through whom unary calls are made."""
 
-BALANCES = {
-    ONE: "round_robin",
-    FEW: "round_robin",
-    MANY: "round_robin",
+LB_POLICIES = {
+    ONE: "weighted_round_robin",
+    FEW: "weighted_round_robin",
+    MANY: "weighted_round_robin",
     RANDOM: "weighted_random",
-    LEAST: "least_active",
-    HASH: "consistent_hash:x-user-id",
+    LEAST: "least_request",
+    HASH: "ring_hash:x-user-id",
 }
 """Of the channels by name."""
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from rpcwheel.instance import explicit_target
+
 from . import health, peer
 from .diagnosis import Level, Note, Trouble, as_json, as_lines, healthy, spread, verdict
 from .target import Target, connect, parse_target, resolve
@@ -208,13 +210,14 @@ def _hangs(answer: health.Answer) -> bool:
 
 def _channel(settings: Settings) -> grpc.Channel:
     options: list[tuple[str, object]] = [("grpc.use_local_subchannel_pool", 1)]
+    target = explicit_target(str(settings.target))
     if not settings.tls.wanted:
-        plain: grpc.Channel = grpc.insecure_channel(str(settings.target), options=options)
+        plain: grpc.Channel = grpc.insecure_channel(target, options=options)
         return plain
     if settings.tls.servername:
         options.append(("grpc.ssl_target_name_override", settings.tls.servername))
     credentials = grpc.ssl_channel_credentials(*settings.tls.pem())
-    channel: grpc.Channel = grpc.secure_channel(str(settings.target), credentials, options=options)
+    channel: grpc.Channel = grpc.secure_channel(target, credentials, options=options)
     return channel
 
 

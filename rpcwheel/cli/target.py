@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Final, cast
 
+from rpcwheel.instance import explicit_target
+
 from .diagnosis import Trouble
 
 __all__ = ["Address", "Target", "connect", "explained", "parse_target", "resolve"]
@@ -48,11 +50,12 @@ class Address:
 
 
 def parse_target(text: str) -> Target:
-    """Read it as gRPC would.
+    """Read it as `rpcwheel.insecure_channel`: `unix:50051` is the host `unix`.
 
     Raises:
         ValueError: It is none; the message says what to give.
     """
+    text = explicit_target(text)
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path:
@@ -61,8 +64,8 @@ def parse_target(text: str) -> Target:
     if "://" in text and not text.startswith(_PREFIXES):
         scheme, _, rest = text.partition("://")
         raise ValueError(f"leave out {scheme}://, and give HOST:PORT: {rest.rstrip('/')}")
-    for prefix in _PREFIXES:
-        text = text.removeprefix(prefix)
+    prefix = next(filter(text.startswith, _PREFIXES), "")
+    text = text.removeprefix(prefix)
     host, port = _parts(text)
     if not host:
         raise ValueError(f"{text!r} has no host; give HOST:PORT, such as localhost:50051")

@@ -5,8 +5,8 @@ are; it touches only what has changed: new ones are called from then on, those t
 new calls and end those in flight. A member that can't be reached is not called any more until it
 has answered a probe; a call that it did not get goes to another one, unseen by the caller.
 
-`rpcwheel.cluster.aio` has the same for `grpc.aio`. `rpcwheel.registry.channel` makes one that
-follows a registry by itself.
+`rpcwheel.cluster.aio` has the same for `grpc.aio`. `rpcwheel.insecure_channel` makes
+one that follows a registry by itself.
 
 ================  ==================================================================================
 `core.py`         Which members there are and which is called: pure, for both worlds.

@@ -231,7 +231,7 @@ def _checked(channel: Any) -> Channels:
     if not several or not all(isinstance(one, grpc.aio.Channel) for one in channel):
         way_out = (
             "interceptors hide its members, also those of kit.channel. Give it the channel of "
-            "rpcwheel.aio.channel(url), and put what intercepts in front of it: "
+            "rpcwheel.aio.insecure_channel(url), and put what intercepts in front of it: "
             "kit.intercept_channel(BroadcastInvoker(channel))"
         )
         raise TypeError(

@@ -273,7 +273,7 @@ def _checked(channel: Any) -> Channels:
     if not several or not all(isinstance(one, grpc.Channel) for one in channel):
         way_out = (
             "interceptors hide its members, also those of kit.channel. Give it the channel of "
-            "rpcwheel.channel(url), and put what intercepts in front of it: "
+            "rpcwheel.insecure_channel(url), and put what intercepts in front of it: "
             "kit.intercept_channel(BroadcastInvoker(channel)), or grpc.intercept_channel"
         )
         raise TypeError(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from rpcwheel.errors import ConfigurationError
-
 from .base import INTERCEPTORS_UNWATCHED, KitBase, check_served
 
 if TYPE_CHECKING:
@@ -61,35 +59,39 @@ class Kit(
         interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
         probe: Probe | None = None,
         service: str | None = None,
-        balance: str | Picker | None = None,
+        lb_policy: str | Picker | None = None,
         group: str | None = None,
         version: str | None = None,
         zone: str | None = None,
-        cluster: ClusterPolicy | None = None,
+        balancer: ClusterPolicy | None = None,
     ) -> grpc.aio.Channel:
         """Make a channel with the policies in front, whose connection is replaced when it is dead.
 
         As in the sync twin; on a running loop. `interceptors` are grpc's, inside the policies.
         """
         self._check_probe(probe)
-        named: dict[str, Any] = {"service": service, "balance": balance, "group": group}
-        named |= {"version": version, "zone": zone, "cluster": cluster}
+        named: dict[str, Any] = {"service": service, "lb_policy": lb_policy, "group": group}
+        named |= {"version": version, "zone": zone, "balancer": balancer}
         by_name = self._by_name(target, named, probe)
-        given: dict[str, Any] = {"options": options, "compression": compression}
         channel: grpc.aio.Channel
         if by_name:
-            if interceptors is not None:
-                raise ConfigurationError(
-                    "interceptors: a channel by name takes none inside; put yours on top"
-                )
-            from rpcwheel.registry.aio_named import channel as channel_by_name
+            from rpcwheel.registry.aio_resolved_channel import resolved_channel
 
-            channel = channel_by_name(target, credentials, **given, **by_name)
+            channel = resolved_channel(
+                target, credentials, options, compression, interceptors, **by_name
+            )
         else:
+            from rpcwheel.instance import explicit_target
             from rpcwheel.transport.aio import ReconnectingChannel
+            from rpcwheel.transport.arguments import checked_target
 
             channel = ReconnectingChannel(
-                target, credentials, **given, interceptors=interceptors, timer=self._timer
+                explicit_target(checked_target(target)),
+                credentials,
+                options=options,
+                compression=compression,
+                interceptors=interceptors,
+                timer=self._timer,
             )
             if self._manager is not None:  # refused, it was never used: no connection
                 self._manager.attach(channel, probe=probe)

@@ -362,31 +362,26 @@ class KitBase(Generic[Q, M, T, D]):
             )
 
     def _by_name(self, target: str, named: dict[str, Any], probe: Probe | None) -> dict[str, Any]:
-        """What a channel by name is made with; {} if the target is an address.
+        """The settings of a channel by name; {} if the target is an address.
 
         Raises:
-            ConfigurationError: It is an address, and `named` has what only a name can have.
+            ConfigurationError: It is an address, and `named` has settings of channels by name.
             RuntimeError: The kit has `heartbeat` and is closed.
         """
-        from rpcwheel.registry.selecting import is_by_name
+        from rpcwheel.registry.target import names_service
 
         if self._manager is not None and self._manager.closed:
             raise RuntimeError("this kit is closed; make another one")
-        given = {name: value for name, value in named.items() if value is not None}
-        if not is_by_name(target):
-            if given:
-                raise ConfigurationError(
-                    f"{', '.join(given)}: for a channel to a service by its name, such as "
-                    f"'etcd://127.0.0.1:2379/shop.Orders'; {target!r} is an address"
-                )
+        if not names_service(target, named):
             return {}
-        given |= {"policy": self._policy.registry, "timer": self._timer}
+        settings = {"policy" if name == "balancer" else name: named[name] for name in named}
+        settings |= {"registry_policy": self._policy.registry, "timer": self._timer}
         if self._manager is not None:
-            from .members import MemberHeartbeats
+            from .subchannels import SubchannelHeartbeats
 
-            heartbeats = MemberHeartbeats(self._manager, probe)
-            given |= {"on_member": heartbeats.made, "on_removed": heartbeats.removed}
-        return given
+            heartbeats = SubchannelHeartbeats(self._manager, probe)
+            settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
+        return settings
 
     def _beside(
         self,

@@ -69,51 +69,59 @@ class Kit(
         compression: grpc.Compression | None = None,
         probe: Probe | None = None,
         service: str | None = None,
-        balance: str | Picker | None = None,
+        lb_policy: str | Picker | None = None,
         group: str | None = None,
         version: str | None = None,
         zone: str | None = None,
-        cluster: ClusterPolicy | None = None,
+        balancer: ClusterPolicy | None = None,
     ) -> grpc.Channel:
         """Make a channel with the policies in front, whose connection is replaced when it is dead.
 
-        To one server: a `ReconnectingChannel`, with a heartbeat if this kit has `heartbeat`. To a
-        service by its name: `rpcwheel.channel`, each of whose members has a heartbeat, and is not
-        called while that is missed. It is yours to close. For more of its settings make one
-        yourself, and give it to `intercept_channel`.
+        To an address: a `ReconnectingChannel`, with a heartbeat if this kit has `heartbeat`. To a
+        service by its name: a channel as of `rpcwheel.insecure_channel` or `secure_channel`, each
+        of whose subchannels has a heartbeat, and gets no calls while that is missed. Close it. For
+        other settings make a channel yourself, and give it to `intercept_channel`.
 
         Args:
-            target: As grpc takes it, `"127.0.0.1:50051"`, `"dns:///orders:50051"`; or the URL of a
-                registry, with the service: `"etcd://127.0.0.1:2379/shop.Orders"`.
+            target: As in `rpcwheel.insecure_channel`: `"127.0.0.1:50051"`, `"dns:///orders:50051"`,
+                `"etcd://127.0.0.1:2379/shop.Orders"`.
             credentials: None for a channel without encryption.
             options: As grpc takes them; `rpcwheel.channel_options()` has some that work.
             compression: As grpc takes it.
             probe: What its heartbeats ask; None: the standard health service.
-            service: This and the others are for channels by name; see `rpcwheel.channel`.
-            balance: How calls are spread.
-            group: Which instances are meant.
-            version: The same.
-            zone: Which of them are preferred.
-            cluster: How members are treated.
+            service: This and the following are for channels by name; see
+                `rpcwheel.insecure_channel`.
+            lb_policy: As there.
+            group: As there.
+            version: As there.
+            zone: As there.
+            balancer: As `policy` there.
 
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
             RuntimeError: The kit has `heartbeat` and is closed.
         """
         self._check_probe(probe)
-        named: dict[str, Any] = {"service": service, "balance": balance, "group": group}
-        named |= {"version": version, "zone": zone, "cluster": cluster}
+        named: dict[str, Any] = {"service": service, "lb_policy": lb_policy, "group": group}
+        named |= {"version": version, "zone": zone, "balancer": balancer}
         by_name = self._by_name(target, named, probe)
-        given: dict[str, Any] = {"options": options, "compression": compression}
         channel: grpc.Channel
         if by_name:
-            from rpcwheel.registry.named import channel as channel_by_name
+            from rpcwheel.registry.resolved_channel import resolved_channel
 
-            channel = channel_by_name(target, credentials, **given, **by_name)
+            channel = resolved_channel(target, credentials, options, compression, **by_name)
         else:
+            from rpcwheel.instance import explicit_target
+            from rpcwheel.transport.arguments import checked_target
             from rpcwheel.transport.sync import ReconnectingChannel
 
-            channel = ReconnectingChannel(target, credentials, **given, timer=self._timer)
+            channel = ReconnectingChannel(
+                explicit_target(checked_target(target)),
+                credentials,
+                options=options,
+                compression=compression,
+                timer=self._timer,
+            )
         try:
             if self._manager is not None and not by_name:
                 self._manager.attach(channel, probe=probe)

@@ -19,9 +19,9 @@ lost is held for a while, and what an earlier run saw is read from a file while 
 Which part does what: `core.py` decides what to tell the engine, `seen.py` what to believe of it;
 `session.py` and `following.py` make the requests, on worker threads, through a `Provider`
 (`provider.py`: the contract; `providers/`: ours; yours by an entry point); `face.py` is what users
-call. On it stand `publisher.py`, which publishes a server while it serves, and `named.py`, the
-channel that finds a service by its name. Their twins for coroutines are called `aio_...`; `sync.py`
-and `aio.py` have the names of either world.
+call. On it stand `publisher.py`, which publishes a server while it serves, and
+`resolved_channel.py`, the channels to a service by its name. Their variants for coroutines are
+called `aio_...`; `sync.py` and `aio.py` have the names of either world.
 
 Nothing runs on the timer's thread or the caller's; each thing that is open is closed, and a dead
 engine keeps nobody from that for longer than `close(timeout)`.
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
         Registration,
         Registry,
         Subscription,
-        channel,
+        insecure_channel,
         open_registry,
+        secure_channel,
     )
 else:
     __getattr__, __dir__ = lazy_names(
@@ -56,8 +57,8 @@ else:
             ".policy": "RegistryPolicy",
             ".provider": "Provider",
             ".sync": (
-                "FailbackRegistry Publisher Registration Registry Subscription channel "
-                "open_registry"
+                "FailbackRegistry Publisher Registration Registry Subscription insecure_channel "
+                "open_registry secure_channel"
             ),
         },
         submodules="aio provider providers sync",
@@ -73,6 +74,7 @@ __all__ = [
     "ServiceInstance",
     "Snapshot",
     "Subscription",
-    "channel",
+    "insecure_channel",
     "open_registry",
+    "secure_channel",
 ]

@@ -1,8 +1,8 @@
 """The names for coroutines: the registry (`aio_face.py`), and what stands on it."""
 
 from .aio_face import FailbackRegistry, Registration, Registry, Subscription, open_registry
-from .aio_named import channel
 from .aio_publisher import Publisher
+from .aio_resolved_channel import insecure_channel, secure_channel
 
 __all__ = [
     "FailbackRegistry",
@@ -10,6 +10,7 @@ __all__ = [
     "Registration",
     "Registry",
     "Subscription",
-    "channel",
+    "insecure_channel",
     "open_registry",
+    "secure_channel",
 ]

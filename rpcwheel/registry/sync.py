@@ -1,8 +1,8 @@
 """The names for threads: the registry (`face.py`), and what stands on it."""
 
 from .face import FailbackRegistry, Registration, Registry, Subscription, open_registry
-from .named import channel
 from .publisher import Publisher
+from .resolved_channel import insecure_channel, secure_channel
 
 __all__ = [
     "FailbackRegistry",
@@ -10,6 +10,7 @@ __all__ = [
     "Registration",
     "Registry",
     "Subscription",
-    "channel",
+    "insecure_channel",
     "open_registry",
+    "secure_channel",
 ]

@@ -25,7 +25,7 @@ from rpcwheel.instance import checked_host
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RegistryUrl", "parse_url"]
+__all__ = ["RegistryUrl", "masked_url", "parse_url"]
 
 Hosts = tuple[tuple[str, int | None], ...]
 
@@ -141,7 +141,7 @@ def parse_url(url: str) -> RegistryUrl:
     """
     if not isinstance(url, str):
         raise TypeError(f'a registry is named by a URL, such as "memory://", not {url!r}')
-    shown = _masked(url)
+    shown = masked_url(url)
     scheme, colon, rest = url.partition("://")
     if not colon or not _SCHEME.fullmatch(scheme):
         raise ConfigurationError(
@@ -154,7 +154,7 @@ def parse_url(url: str) -> RegistryUrl:
         raise ConfigurationError(f"{shown!r}: {error}") from None
 
 
-def _masked(url: str) -> str:
+def masked_url(url: str) -> str:
     """For errors: without anything in it that may be secret."""
     scheme, slashes, rest = url.partition("//")
     if not slashes:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_BACKOFF",
     "checked_backoff",
+    "checked_credentials",
     "checked_drain_ns",
     "checked_options",
     "checked_reason",
@@ -45,6 +46,15 @@ def checked_target(target: object) -> str:
     if not target:
         raise ConfigurationError('target must not be empty; give one such as "127.0.0.1:50051"')
     return target
+
+
+def checked_credentials(credentials: object) -> None:
+    """Raise `TypeError` if these are no credentials of a channel."""
+    if not isinstance(credentials, grpc.ChannelCredentials):
+        raise TypeError(
+            f"credentials must be grpc.ChannelCredentials, not {credentials!r}; without any use "
+            "insecure_channel"
+        )
 
 
 def refuse_both(connect: object, **others: object) -> None:

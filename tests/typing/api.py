@@ -147,10 +147,10 @@ def options() -> None:
 
 
 def registries(server: grpc.Server, mine: rpcwheel.Registry) -> None:
-    """`channel` is the function, and `rpcwheel.channel` a room all the same."""
-    channel = rpcwheel.channel("etcd://127.0.0.1:2379/shop.Orders", balance="least_active")
-    assert_type(channel, grpc.Channel)
-    assert_type(rpcwheel.channel("shop.Orders", registry=mine), grpc.Channel)
+    url, credentials = "etcd://127.0.0.1:2379/shop.Orders", grpc.ssl_channel_credentials()
+    assert_type(rpcwheel.insecure_channel(url, lb_policy="least_request"), grpc.Channel)
+    assert_type(rpcwheel.insecure_channel("shop.Orders", registry=mine), grpc.Channel)
+    assert_type(rpcwheel.secure_channel("orders:50051", credentials, [], None), grpc.Channel)
     assert_type(ReconnectingChannel("orders:50051").number, int)
     with rpcwheel.open_registry("memory://", policy=rpcwheel.RegistryPolicy(lease=5)) as registry:
         assert_type(registry, rpcwheel.FailbackRegistry)
@@ -162,11 +162,14 @@ def registries(server: grpc.Server, mine: rpcwheel.Registry) -> None:
         assert_type(published, rpcwheel.Publisher)
         assert_type(published.wait_published(5.0), bool)
         assert_type(published.instances, tuple[rpcwheel.ServiceInstance, ...])
-    rpcwheel.channel(7)  # type: ignore[arg-type]
+    rpcwheel.insecure_channel(7)  # type: ignore[arg-type]
 
 
 async def registries_on_a_loop(server: grpc.aio.Server) -> None:
-    assert_type(rpcwheel_aio.channel("memory://a/shop.Orders"), grpc.aio.Channel)
+    channel = rpcwheel_aio.insecure_channel("memory://a/shop.Orders", [], None, [])
+    assert_type(channel, grpc.aio.Channel)
+    with_tls = rpcwheel_aio.secure_channel("orders:50051", grpc.ssl_channel_credentials())
+    assert_type(with_tls, grpc.aio.Channel)
     async with rpcwheel_aio.open_registry("memory://") as registry:
         assert_type(await registry.lookup("shop.Orders"), rpcwheel.Snapshot)
     async with rpcwheel_aio.Publisher(server, registry, "shop.Orders", port=1) as published:

@@ -80,7 +80,7 @@ def at_work(mine: grpc.Channel) -> None:
         assert_type(kit.heartbeats, tuple[Heartbeat, ...])
         server = grpc.server(ThreadPoolExecutor(), options=kit.server_options())
         assert_type(kit.detect_idle(server, 50051), IdleConnectionDetector)
-        assert_type(kit.channel("etcd://a/shop.Orders", balance="least_active"), grpc.Channel)
+        assert_type(kit.channel("etcd://a/shop.Orders", lb_policy="least_request"), grpc.Channel)
         serving = kit.serve(server, publish="etcd://a", service="shop.Orders", port=50051)
         with serving as published:
             assert_type(published, Publisher)

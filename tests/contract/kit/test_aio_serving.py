@@ -2,7 +2,6 @@
 
 import asyncio
 
-import grpc.aio
 import pytest
 
 from fixtures.shops import HOLD, SERVICE, WHO
@@ -11,7 +10,7 @@ from rpcwheel import ClusterPolicy, aio
 from rpcwheel.aio import ConfigurationError, HeartbeatState, ServiceInstance
 
 QUICK = {"port": 0, "lame_duck": 0.05}
-PATIENT = {"cluster": ClusterPolicy(wait=WAIT_S)}
+PATIENT = ClusterPolicy(wait=WAIT_S)
 
 
 async def test_a_server_is_published_watched_and_ended_in_order(make_aio_shop, memory):
@@ -23,7 +22,10 @@ async def test_a_server_is_published_watched_and_ended_in_order(make_aio_shop, m
             assert await published.wait_published(WAIT_S)
             (detector,) = kit._detectors
             url = f"{memory}/{SERVICE}"
-            for channel in (kit.channel(url, **PATIENT), aio.channel(url, **PATIENT)):
+            for channel in (
+                kit.channel(url, balancer=PATIENT),
+                aio.insecure_channel(url, policy=PATIENT),
+            ):
                 async with channel:
                     assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
             published.begin_stop()
@@ -32,26 +34,20 @@ async def test_a_server_is_published_watched_and_ended_in_order(make_aio_shop, m
 
 
 async def test_a_channel_by_name_takes_what_only_a_name_can_have(memory):
-    class Mine(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation, details, request):
-            return await continuation(details, request)
-
     async with aio.Kit() as kit:
-        async with kit.channel(memory, service=SERVICE, balance="least_active", zone="eu-1"):
+        async with kit.channel(memory, service=SERVICE, lb_policy="least_request", zone="eu-1"):
             pass
         with pytest.raises(ConfigurationError, match="for a channel to a service by its name"):
             kit.channel("127.0.0.1:50051", service=SERVICE)
-        with pytest.raises(ConfigurationError, match="takes none inside; put yours on top"):
-            kit.channel(f"{memory}/{SERVICE}", interceptors=[Mine()])
 
 
-async def test_of_a_member_that_is_gone_nothing_more_is_asked(make_aio_shop, memory):
+async def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_aio_shop, memory):
     shop = make_aio_shop()
     instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
     await shop.server.start()
     async with aio.open_registry(memory) as registry, aio.Kit(heartbeat=60.0) as kit:
         await registry.register(instance, wait=WAIT_S)
-        async with kit.channel(f"{memory}/{SERVICE}", **PATIENT) as channel:
+        async with kit.channel(f"{memory}/{SERVICE}", balancer=PATIENT) as channel:
             call = channel.unary_unary(HOLD)(b"", timeout=WAIT_S)
             waiting = asyncio.ensure_future(call)
             await asyncio.wait_for(shop.held.wait(), WAIT_S)

@@ -1,4 +1,4 @@
-"""A kit serves under a name, and calls by one: the policies in front, heartbeats on each member."""
+"""A kit publishes servers, and makes channels by name with its policies and heartbeats."""
 
 import socket
 
@@ -19,7 +19,8 @@ from rpcwheel import (
 )
 
 QUICK = {"port": 0, "lame_duck": 0.05}
-PATIENT = {"cluster": ClusterPolicy(wait=WAIT_S)}
+PATIENT = ClusterPolicy(wait=WAIT_S)
+"""Calls wait for instances for longer than a machine stands still."""
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
 
@@ -38,7 +39,10 @@ def test_the_design_s_first_page_works_as_it_is_written(make_shop, tmp_path):
         assert isinstance(published, Publisher)
         assert published.wait_published(WAIT_S)
         by_name = f"{url}?service=shop.Orders"
-        for channel in (kit.channel(by_name, **PATIENT), rpcwheel.channel(by_name, **PATIENT)):
+        for channel in (
+            kit.channel(by_name, balancer=PATIENT),
+            rpcwheel.insecure_channel(by_name, policy=PATIENT),
+        ):
             with channel:
                 assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
         published.begin_stop()
@@ -54,7 +58,7 @@ def free_port():
 def test_a_call_by_name_has_the_policies_of_the_kit(kit, make_shop, memory):
     with kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK) as published:
         assert published.wait_published(WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}", **PATIENT) as channel:
+        with kit.channel(f"{memory}/{SERVICE}", balancer=PATIENT) as channel:
             assert channel.unary_unary(WHO)(b"") == b"a"
 
 
@@ -65,11 +69,11 @@ def test_the_registry_s_policy_is_the_kit_s(kit, make_shop, memory):
 
 
 def test_a_channel_by_name_takes_what_only_a_name_can_have(kit, memory):
-    settings = {"balance": "least_active", "group": "blue", "version": "1", "zone": "eu-1"}
-    with kit.channel(memory, service=SERVICE, cluster=ClusterPolicy(wait=1), **settings):
+    settings = {"lb_policy": "least_request", "group": "blue", "version": "1", "zone": "eu-1"}
+    with kit.channel(memory, service=SERVICE, balancer=ClusterPolicy(wait=1), **settings):
         pass
-    with pytest.raises(ConfigurationError, match=r"balance, zone: for a channel .* by its name"):
-        kit.channel("127.0.0.1:50051", balance="least_active", zone="eu-1")
+    with pytest.raises(ConfigurationError, match=r"lb_policy, zone: for a channel .* by its name"):
+        kit.channel("127.0.0.1:50051", lb_policy="least_request", zone="eu-1")
 
 
 @pytest.mark.parametrize(
@@ -116,13 +120,13 @@ def test_of_several_servers_it_is_to_be_said_which(make_shop, memory):
                 pass
 
 
-def test_of_a_member_that_is_gone_nothing_more_is_asked(make_shop, memory):
+def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_shop, memory):
     shop = make_shop()
     instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
     shop.server.start()
     with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=60.0) as kit:
         registry.register(instance, wait=WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}", **PATIENT) as channel:
+        with kit.channel(f"{memory}/{SERVICE}", balancer=PATIENT) as channel:
             hold = channel.unary_unary(f"/{SERVICE}/Hold").future(b"", timeout=WAIT_S)
             assert shop.held.wait(WAIT_S)
             (heartbeat,) = kit.heartbeats

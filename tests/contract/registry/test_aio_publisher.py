@@ -16,7 +16,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe import CallbackFailed, ServingEnds, add_sink, remove_sink
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry import open_registry as open_sync_registry
-from rpcwheel.registry.aio import FailbackRegistry, Publisher, channel, open_registry
+from rpcwheel.registry.aio import FailbackRegistry, Publisher, insecure_channel, open_registry
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
@@ -143,7 +143,7 @@ async def test_no_call_fails_while_servers_are_replaced(make_aio_shop, memory, t
         return any(one.instance.port == published.port for one in to_service.members)
 
     old = await start("a")
-    async with channel(f"{memory}/{SERVICE}") as to_service:
+    async with insecure_channel(f"{memory}/{SERVICE}") as to_service:
         who = to_service.unary_unary(WHO)
         answers, over = [], False
 

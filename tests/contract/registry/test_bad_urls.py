@@ -31,10 +31,10 @@ async def test_a_bad_url_is_refused_at_once_by_everything_that_takes_one():
     named = {"service": SERVICE}
     doors = {
         "open_registry": open_registry,
-        "channel": lambda url: rpcwheel.channel(url, **named),
+        "insecure_channel": lambda url: rpcwheel.insecure_channel(url, **named),
         "kit": lambda url: kit.channel(url, **named),
         "aio.open_registry": aio.open_registry,
-        "aio.channel": lambda url: aio.channel(url, **named),
+        "aio.insecure_channel": lambda url: aio.insecure_channel(url, **named),
         "aio.kit": lambda url: aio_kit.channel(url, **named),
         "publisher": lambda url: rpcwheel.Publisher(grpc.server(None), url, port=1),
     }
@@ -44,7 +44,7 @@ async def test_a_bad_url_is_refused_at_once_by_everything_that_takes_one():
             with pytest.raises(ConfigurationError) as refused:
                 door(url)
             said = str(refused.value)
-            is_address = "://" not in url and "kit" in name  # what is no URL is one for a kit
+            is_address = "://" not in url and "service: for a channel to a service" in said
             if (why not in said and not is_address) or "pa@ss" in said:
                 wrong.append((url, name, said))
     assert wrong == []

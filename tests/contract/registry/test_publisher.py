@@ -24,7 +24,7 @@ from rpcwheel.registry import (
     Publisher,
     Registry,
     RegistryPolicy,
-    channel,
+    insecure_channel,
     open_registry,
 )
 from rpcwheel.registry.provider import Settings
@@ -360,7 +360,7 @@ def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
         return any(one.instance.port == published.port for one in to_service.members)
 
     servers = [start("a")]
-    with channel(f"{memory}/{SERVICE}") as to_service:
+    with insecure_channel(f"{memory}/{SERVICE}") as to_service:
         who = to_service.unary_unary(WHO)
         answers, over = [], threading.Event()
 

@@ -75,7 +75,7 @@ def test_a_frozen_member_is_not_called_until_it_answers_again(memory, events):
             for one in (frozen, other):
                 instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
                 registry.register(instance, wait=WAIT_S)
-            with kit.channel(f"{memory}/{SERVICE}", cluster=ClusterPolicy(probe=600)) as channel:
+            with kit.channel(f"{memory}/{SERVICE}", balancer=ClusterPolicy(probe=600)) as channel:
                 ping = channel.unary_unary(PING)
 
                 def pids():
@@ -101,8 +101,8 @@ async def test_a_frozen_member_of_aio_is_not_called_until_it_answers_again(memor
             for one in (frozen, other):
                 instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
                 await registry.register(instance, wait=WAIT_S)
-            cluster = ClusterPolicy(probe=600)
-            async with kit.channel(f"{memory}/{SERVICE}", cluster=cluster) as channel:
+            balancer = ClusterPolicy(probe=600)
+            async with kit.channel(f"{memory}/{SERVICE}", balancer=balancer) as channel:
                 ping = channel.unary_unary(PING)
 
                 async def pids():

@@ -77,8 +77,8 @@ def serve(opened, make_shop):
 def load(world):
     url = world.url(SERVICE)
     return Load(
-        lambda: rpcwheel.channel(url, policy=world.policy),
-        lambda: aio.channel(url, policy=world.policy),
+        lambda: rpcwheel.insecure_channel(url, registry_policy=world.policy),
+        lambda: aio.insecure_channel(url, registry_policy=world.policy),
     )
 
 
@@ -169,7 +169,7 @@ def beside(world):
 
 def new_clients_start_from_the_snapshot_file(world, opened):
     policy = world.policy.changed(timeout=0.9)  # of another session than those that run
-    with rpcwheel.channel(world.url(SERVICE), policy=policy) as to_service:
+    with rpcwheel.insecure_channel(world.url(SERVICE), registry_policy=policy) as to_service:
         assert to_service.unary_unary(WHO)(b"", timeout=WAIT_S) in {b"a", b"b", b"c"}
     found = opened().lookup(SERVICE)
     assert found.source == "cache"
@@ -201,17 +201,17 @@ from rpcwheel import aio
 
 url, path, timeout = sys.argv[1:]
 timeout = float(timeout)
-settings = {"policy": rpcwheel.RegistryPolicy(timeout=1.0, snapshot=path)}
+settings = {"registry_policy": rpcwheel.RegistryPolicy(timeout=1.0, snapshot=path)}
 
 def show(answers):
     print(*sorted({answer.decode() for answer in answers}))
 
-with rpcwheel.channel(url, **settings) as channel:
+with rpcwheel.insecure_channel(url, **settings) as channel:
     ask = channel.unary_unary("/shop.Orders/Who")
     show(ask(b"", timeout=timeout) for _ in range(12))
 
 async def main():
-    async with aio.channel(url, **settings) as channel:
+    async with aio.insecure_channel(url, **settings) as channel:
         ask = channel.unary_unary("/shop.Orders/Who")
         show([await ask(b"", timeout=timeout) for _ in range(12)])
 

@@ -45,15 +45,15 @@ LONG = ClusterPolicy(wait=600)
 """Who is told something, is told at once."""
 
 
-async def refusals(url, cluster, why, policy):
+async def refusals(url, balancer, why, policy):
     """Have calls made through channels of both worlds, which end with this reason."""
 
     def blocking():
-        with Kit(registry=policy) as kit, kit.channel(url, cluster=cluster) as to_service:
+        with Kit(registry=policy) as kit, kit.channel(url, balancer=balancer) as to_service:
             return ends(to_service.unary_unary(WHO), why)
 
     async def awaiting():
-        async with aio.channel(url, policy=policy, cluster=cluster) as to_service:
+        async with aio.insecure_channel(url, registry_policy=policy, policy=balancer) as to_service:
             return await ends_soon(to_service.unary_unary(WHO), why)
 
     return await asyncio.gather(asyncio.to_thread(blocking), awaiting())
@@ -248,9 +248,13 @@ async def test_unreadable_records_are_skipped_and_reported_and_the_others_are_ca
                 assert [one.id for one in found.instances] == ["good"]
             assert wait_until(lambda: skipped(events) >= FOREIGN.keys())
             assert wait_until(lambda: "is skipped: ValueError" in caplog.text)
-            with rpcwheel.channel(engine.url(SERVICE), policy=POLICY) as to_service:
+            with rpcwheel.insecure_channel(
+                engine.url(SERVICE), registry_policy=POLICY
+            ) as to_service:
                 assert to_service.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
-            async with aio.channel(engine.url(SERVICE), policy=POLICY) as to_service:
+            async with aio.insecure_channel(
+                engine.url(SERVICE), registry_policy=POLICY
+            ) as to_service:
                 assert await to_service.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
             assert SERVICE in other.services()
             assert all(isinstance(service, str) for service in other.services())

@@ -29,8 +29,8 @@ def start():
 
 def load(url, threads=1, policy=POLICY):
     return Load(
-        lambda: rpcwheel.channel(url, policy=policy),
-        lambda: aio.channel(url, policy=policy),
+        lambda: rpcwheel.insecure_channel(url, registry_policy=policy),
+        lambda: aio.insecure_channel(url, registry_policy=policy),
         threads=threads,
     )
 
@@ -42,7 +42,10 @@ def test_a_rolling_restart_under_load_fails_no_call(tmp_path, start):
         pids = {server.pid for server in old}
         new = []
         url = engine.url(SERVICE)
-        with load(url, threads=3) as calls, rpcwheel.channel(url, policy=POLICY) as by_name:
+        with (
+            load(url, threads=3) as calls,
+            rpcwheel.insecure_channel(url, registry_policy=POLICY) as by_name,
+        ):
             assert calls.wait_for_answers_of(*pids)
             for server, world in zip(old, worlds, strict=True):
                 slow = [by_name.unary_unary(WHO).future(SLOW, timeout=WAIT_S) for _ in range(6)]

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.serving_process import WHO, ServingProcess
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.registry import channel
+from rpcwheel.registry import insecure_channel
 
 STEPS = ["withdraw", "not serving", "wait", "stop", "closed"]
 
@@ -27,7 +27,10 @@ def test_no_call_fails_in_a_rolling_restart_under_load(url):
     def start(world):
         return processes.enter_context(ServingProcess(world, url, lame_duck=600.0))
 
-    with contextlib.ExitStack() as processes, channel(f"{url}?service=shop.Orders") as to_service:
+    with (
+        contextlib.ExitStack() as processes,
+        insecure_channel(f"{url}?service=shop.Orders") as to_service,
+    ):
         old = [start(world) for world in ("sync", "aio")]
         who = to_service.unary_unary(WHO)
         answers, failures, over = ([], []), [], threading.Event()

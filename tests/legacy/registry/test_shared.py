@@ -8,10 +8,10 @@ import pytest
 from fixtures.waiting import aio_wait_until, wait_until
 from rpcwheel import aio
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.registry import aio_named
+from rpcwheel.registry import aio_resolved_channel
 from rpcwheel.registry._shared import Shared, provider_of
-from rpcwheel.registry.named import SESSIONS, channel
 from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.registry.resolved_channel import SESSIONS, insecure_channel
 from rpcwheel.registry.url import parse_url
 
 
@@ -61,14 +61,17 @@ def test_a_provider_is_made_as_the_policy_says():
 def none_stays_open():
     yield
     gc.collect()
-    assert wait_until(lambda: len(SESSIONS) == len(aio_named.SESSIONS) == 0)
+    assert wait_until(lambda: len(SESSIONS) == len(aio_resolved_channel.SESSIONS) == 0)
 
 
 @pytest.mark.usefixtures("none_stays_open")
 def test_channels_by_one_url_share_a_session_until_the_last_is_closed_or_dropped(memory):
-    one, other = channel(f"{memory}/shop.Orders"), channel(f"{memory}/shop.Audit?group=blue")
+    one, other = (
+        insecure_channel(f"{memory}/shop.Orders"),
+        insecure_channel(f"{memory}/shop.Audit?group=blue"),
+    )
     assert len(SESSIONS) == 1
-    apart = channel(f"{memory}/shop.Orders", policy=RegistryPolicy(lease=20.0))
+    apart = insecure_channel(f"{memory}/shop.Orders", registry_policy=RegistryPolicy(lease=20.0))
     assert len(SESSIONS) == 2
     apart.close()
     one.close()
@@ -79,11 +82,14 @@ def test_channels_by_one_url_share_a_session_until_the_last_is_closed_or_dropped
 
 @pytest.mark.usefixtures("none_stays_open")
 async def test_channels_of_aio_share_a_session_until_the_last_is_closed_or_dropped(memory):
-    one, other = aio.channel(f"{memory}/shop.Orders"), aio.channel(f"{memory}/shop.Audit")
-    assert len(aio_named.SESSIONS) == 1
+    one, other = (
+        aio.insecure_channel(f"{memory}/shop.Orders"),
+        aio.insecure_channel(f"{memory}/shop.Audit"),
+    )
+    assert len(aio_resolved_channel.SESSIONS) == 1
     await one.close()
     await one.close()
-    assert len(aio_named.SESSIONS) == 1
+    assert len(aio_resolved_channel.SESSIONS) == 1
     del other
     gc.collect()
-    await aio_wait_until(lambda: len(aio_named.SESSIONS) == 0)
+    await aio_wait_until(lambda: len(aio_resolved_channel.SESSIONS) == 0)

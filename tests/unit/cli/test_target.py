@@ -11,7 +11,7 @@ from rpcwheel.cli.diagnosis import Trouble
 from rpcwheel.cli.target import Address, Target, connect, explained, parse_target, resolve
 
 
-def test_a_target_is_read_as_grpc_does():
+def test_targets_of_grpc_are_parsed():
     for text, target in [
         ("localhost:50051", Target("localhost", 50051)),
         ("[::1]:1", Target("::1", 1)),
@@ -23,6 +23,9 @@ def test_a_target_is_read_as_grpc_does():
         ("unix:/run/app.sock", Target("", 0, "/run/app.sock")),
         ("unix:///run/app.sock", Target("", 0, "/run/app.sock")),
         ("unix:app.sock", Target("", 0, "app.sock")),
+        ("unix:50051", Target("unix", 50051)),
+        ("dns:50051", Target("dns", 50051)),
+        ("unix:./50051", Target("", 0, "./50051")),
     ]:
         assert parse_target(text) == target
         assert parse_target(str(target)) == target

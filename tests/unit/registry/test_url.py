@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import channel, open_registry
+from rpcwheel.registry import insecure_channel, open_registry
 from rpcwheel.registry.providers import OURS
 from rpcwheel.registry.url import WITH_A_FILE, WITH_A_SERVICE, RegistryUrl, parse_url
 
@@ -174,7 +174,7 @@ def test_a_provider_with_a_path_is_opened_and_named_by_it():
         assert registry.url == "file:///run/a.json"
         registry.register(ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1), wait=9)
     with pytest.raises(ConfigurationError, match=r"file:///run/a\.json\?service=shop\.Orders"):
-        channel("file:///run/a.json")
+        insecure_channel("file:///run/a.json")
 
 
 @pytest.mark.usefixtures("provider_in_files")

@@ -1,4 +1,4 @@
-"""A channel by name calls the servers of a service, as the registry has them at each moment."""
+"""A channel by name calls the instances that the registry has."""
 
 import functools
 
@@ -11,8 +11,13 @@ from rpcwheel.cluster import ClusterChannel, ClusterPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import CallbackFailed
-from rpcwheel.registry import FailbackRegistry, RegistryPolicy, open_registry
-from rpcwheel.registry import channel as channel_by_name
+from rpcwheel.registry import (
+    FailbackRegistry,
+    RegistryPolicy,
+    insecure_channel,
+    open_registry,
+    secure_channel,
+)
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
@@ -20,7 +25,7 @@ from rpcwheel.testing import FlakyProvider
 POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
-channel = functools.partial(channel_by_name, cluster=ClusterPolicy(wait=WAIT_S))
+channel = functools.partial(insecure_channel, policy=ClusterPolicy(wait=WAIT_S))
 """Its first call waits for instances for longer than a machine stands still."""
 
 
@@ -121,7 +126,7 @@ def test_weights_are_those_of_the_registry(serve, memory):
 def test_calls_outlive_a_change_of_addresses(make_shop, serve, registry, memory):
     shop = make_shop("a")
     one = serve("a", shop)
-    with channel(f"{memory}/{SERVICE}", cluster=ClusterPolicy(drain=NEVER_S)) as to_service:
+    with channel(f"{memory}/{SERVICE}", policy=ClusterPolicy(drain=NEVER_S)) as to_service:
         call = to_service.unary_unary(HOLD).future(b"", timeout=WAIT_S)
         assert shop.held.wait(WAIT_S)
         serve("b")
@@ -131,21 +136,21 @@ def test_calls_outlive_a_change_of_addresses(make_shop, serve, registry, memory)
         assert call.result() == b"a"
 
 
-def test_on_member_and_on_removed_are_called_even_if_they_raise(serve, registry, memory, events):
+def test_on_subchannel_and_on_removed_are_called_if_they_raise(serve, registry, memory, events):
     instances = [serve("a"), serve("b")]
     made, gone = [], []
 
-    def forget(member):
-        gone.append(member)
+    def forget(subchannel):
+        gone.append(subchannel)
         raise KeyError("a bug")
 
     def failures():
         return [one for one in events if isinstance(one, CallbackFailed)]
 
-    settings = {"on_member": made.append, "on_removed": forget}
+    settings = {"on_subchannel": made.append, "on_removed": forget}
     with channel(f"{memory}/{SERVICE}", **settings) as to_service:
         assert wait_until(lambda: who(to_service, 4) == {b"a", b"b"})
-        assert {member.id for member in made} == {one.id for one in instances}
+        assert {one.id for one in made} == {one.id for one in instances}
         for one in instances:
             registry.unregister(one, wait=WAIT_S)
         assert wait_until(lambda: set(gone) == set(made))
@@ -160,7 +165,8 @@ def test_with_credentials_it_calls_over_tls(make_shop, registry, memory, certifi
     shop.server.start()
     one = ServiceInstance(service=SERVICE, host="127.0.0.1", port=port, protocol="grpcs")
     registry.register(one, wait=WAIT_S)
-    with channel(f"{memory}/{SERVICE}", certificates.channel_credentials()) as to_service:
+    credentials, policy = certificates.channel_credentials(), ClusterPolicy(wait=WAIT_S)
+    with secure_channel(f"{memory}/{SERVICE}", credentials, policy=policy) as to_service:
         assert who(to_service) == {b"a"}
     with channel(f"{memory}/{SERVICE}") as to_service:  # grpc's own roots
         assert error_text(to_service)
@@ -182,8 +188,8 @@ def test_a_registry_that_goes_away_harms_no_call(serve, flaky):
 def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(flaky, timer):
     provider, registry = flaky
     provider.down("the cable is cut")
-    cluster = ClusterPolicy(wait=30.0)
-    with channel(SERVICE, registry=registry, cluster=cluster, timer=timer) as to_service:
+    policy = ClusterPolicy(wait=30.0)
+    with channel(SERVICE, registry=registry, policy=policy, timer=timer) as to_service:
         assert wait_until(lambda: timer.pending)
         timer.advance(30.0)
         assert "the cable is cut" in error_text(to_service)
@@ -193,8 +199,8 @@ def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(
 def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, timer):
     provider, registry = flaky
     provider.down("the cable is cut")
-    cluster = ClusterPolicy(wait=0.2)
-    with channel(SERVICE, registry=registry, cluster=cluster, timer=timer) as to_service:
+    policy = ClusterPolicy(wait=0.2)
+    with channel(SERVICE, registry=registry, policy=policy, timer=timer) as to_service:
         assert wait_until(lambda: timer.pending)  # its time does not pass
         said = error_text(to_service)
     assert said.startswith(f"no instance of {SERVICE} is known yet: ")
@@ -231,10 +237,10 @@ def test_a_refusal_fails_calls_at_once_and_is_over_when_the_registry_allows_it(s
     serve("a")
     locked = Locked(open_provider(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
     locked.refuse("no rights")
-    cluster = ClusterPolicy(wait=NEVER_S)
+    policy = ClusterPolicy(wait=NEVER_S)
     with (
         FailbackRegistry(locked, policy=POLICY) as registry,
-        channel(SERVICE, registry=registry, cluster=cluster) as to_service,
+        channel(SERVICE, registry=registry, policy=policy) as to_service,
     ):
         assert "no rights" in error_text(to_service)
         locked.unlock()
@@ -256,24 +262,28 @@ def test_a_registry_of_the_user_stays_open(registry):
 URL = "memory://a/shop.Orders"
 
 REFUSED = [
-    ({"url": "memory://a"}, ConfigurationError, "which service is meant"),
-    ({"url": "shop.Orders"}, ConfigurationError, "is no URL of a registry"),
-    ({"url": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
-    ({"url": f"{URL}?tls=1"}, ConfigurationError, "there is no option 'tls'"),
-    ({"url": URL, "service": "shop.Audit"}, ConfigurationError, "names the service 'shop.Orders'"),
-    ({"url": URL, "registry": 7}, TypeError, "registry must be"),
-    ({"url": URL, "balance": "best"}, ConfigurationError, "balance"),
-    ({"url": URL, "on_removed": 7}, TypeError, "on_removed must be"),
-    ({"url": URL, "cluster": 7}, TypeError, "must be a ClusterPolicy"),
-    ({"url": URL, "policy": 7}, TypeError, "policy must be a RegistryPolicy or None, not"),
-    ({"url": URL, "timer": 7}, TypeError, "timer must be"),
-    ({"url": 7}, TypeError, "named by a URL"),
+    ({"target": "memory://a"}, ConfigurationError, "which service is meant"),
+    ({"target": "shop.Orders", "zone": "a"}, ConfigurationError, "is an address"),
+    ({"target": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
+    ({"target": f"{URL}?tls=1"}, ConfigurationError, "there is no option 'tls'"),
+    (
+        {"target": URL, "service": "shop.Audit"},
+        ConfigurationError,
+        "names the service 'shop.Orders'",
+    ),
+    ({"target": URL, "registry": 7}, TypeError, "registry must be"),
+    ({"target": URL, "lb_policy": "best"}, ConfigurationError, "balance"),
+    ({"target": URL, "on_removed": 7}, TypeError, "on_removed must be"),
+    ({"target": URL, "policy": 7}, TypeError, "must be a ClusterPolicy"),
+    ({"target": URL, "registry_policy": 7}, TypeError, "policy must be a RegistryPolicy or None"),
+    ({"target": URL, "timer": 7}, TypeError, "timer must be"),
+    ({"target": 7}, ConfigurationError, "7 is an address"),
 ]
 
 
 def test_arguments_that_make_no_sense_are_refused_at_once(registry, memory):
-    both = {"url": f"{memory}/{SERVICE}", "registry": registry}
-    two = {"url": SERVICE, "service": "shop.Audit", "registry": registry}
+    both = {"target": f"{memory}/{SERVICE}", "registry": registry}
+    two = {"target": SERVICE, "service": "shop.Audit", "registry": registry}
     for arguments, error, said in [
         *REFUSED,
         (both, ConfigurationError, "a URL or registry=, not both"),

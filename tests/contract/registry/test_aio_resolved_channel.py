@@ -1,4 +1,4 @@
-"""The channel by name of grpc.aio keeps the rules of the sync one, on a loop."""
+"""A channel by name of grpc.aio calls the instances that the registry has."""
 
 import asyncio
 import functools
@@ -15,8 +15,12 @@ from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry import RegistryPolicy
-from rpcwheel.registry.aio import FailbackRegistry, open_registry
-from rpcwheel.registry.aio import channel as channel_by_name
+from rpcwheel.registry.aio import (
+    FailbackRegistry,
+    insecure_channel,
+    open_registry,
+    secure_channel,
+)
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
@@ -24,7 +28,7 @@ from rpcwheel.testing import FlakyProvider
 POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
-channel = functools.partial(channel_by_name, cluster=ClusterPolicy(wait=WAIT_S))
+channel = functools.partial(insecure_channel, policy=ClusterPolicy(wait=WAIT_S))
 """Its first call waits for instances for longer than a machine stands still."""
 
 
@@ -105,7 +109,7 @@ async def test_group_and_version_select_the_servers(serve, memory):
 async def test_calls_outlive_a_change_of_addresses(make_aio_shop, serve, registry, memory):
     shop = make_aio_shop("a")
     one = await serve("a", shop)
-    async with channel(f"{memory}/{SERVICE}", cluster=ClusterPolicy(drain=NEVER_S)) as to_service:
+    async with channel(f"{memory}/{SERVICE}", policy=ClusterPolicy(drain=NEVER_S)) as to_service:
         call = to_service.unary_unary(HOLD)(b"", timeout=WAIT_S)
         await asyncio.wait_for(shop.held.wait(), WAIT_S)
         await serve("b")
@@ -127,23 +131,23 @@ async def test_a_stub_whose_channel_was_dropped_follows_the_changes(serve, regis
             await asyncio.sleep(0.01)
 
 
-async def test_on_member_and_on_removed_are_called_even_if_they_raise(
+async def test_on_subchannel_and_on_removed_are_called_if_they_raise(
     serve, registry, memory, events
 ):
     instances = [await serve("a"), await serve("b")]
     made, gone = [], []
 
-    def forget(member):
-        gone.append(member)
+    def forget(subchannel):
+        gone.append(subchannel)
         raise KeyError("a bug")
 
     def failures():
         return [one for one in events if isinstance(one, CallbackFailed)]
 
-    settings = {"on_member": made.append, "on_removed": forget}
+    settings = {"on_subchannel": made.append, "on_removed": forget}
     async with channel(f"{memory}/{SERVICE}", **settings) as to_service:
         await wait_until_called(to_service, {b"a", b"b"})
-        assert {member.id for member in made} == {one.id for one in instances}
+        assert {one.id for one in made} == {one.id for one in instances}
         for one in instances:
             await registry.unregister(one, wait=WAIT_S)
         await aio_wait_until(lambda: set(gone) == set(made))
@@ -158,7 +162,8 @@ async def test_with_credentials_it_calls_over_tls(make_aio_shop, registry, memor
     await shop.server.start()
     one = ServiceInstance(service=SERVICE, host="127.0.0.1", port=port, protocol="grpcs")
     await registry.register(one, wait=WAIT_S)
-    async with channel(f"{memory}/{SERVICE}", certificates.channel_credentials()) as to_service:
+    credentials, policy = certificates.channel_credentials(), ClusterPolicy(wait=WAIT_S)
+    async with secure_channel(f"{memory}/{SERVICE}", credentials, policy=policy) as to_service:
         assert await who(to_service) == {b"a"}
 
 
@@ -168,7 +173,7 @@ async def test_with_credentials_it_calls_over_tls(make_aio_shop, registry, memor
 async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(flaky, timer):
     provider, registry = flaky
     provider.down("the cable is cut")
-    settings = {"cluster": ClusterPolicy(wait=30.0), "timer": timer}
+    settings = {"policy": ClusterPolicy(wait=30.0), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
         await aio_wait_until(lambda: timer.pending)
         timer.advance(30.0)
@@ -179,7 +184,7 @@ async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the
 async def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, timer):
     provider, registry = flaky
     provider.down("the cable is cut")
-    settings = {"cluster": ClusterPolicy(wait=5.0), "timer": timer}
+    settings = {"policy": ClusterPolicy(wait=5.0), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
         waits = asyncio.ensure_future(error_text(to_service))
         await aio_wait_until(lambda: timer.pending == 2)  # the call's, and that of the last lookup
@@ -203,11 +208,11 @@ URL = "memory://a/shop.Orders"
 
 async def test_arguments_that_make_no_sense_are_refused_at_once():
     for arguments, error, said in (
-        ({"url": "memory://a"}, ConfigurationError, "which service is meant"),
-        ({"url": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
-        ({"url": URL, "registry": 7}, TypeError, "registry must be"),
-        ({"url": URL, "policy": 7}, TypeError, "policy must be a RegistryPolicy or None, not"),
-        ({"url": URL, "on_removed": 7}, TypeError, "on_removed must be"),
+        ({"target": "memory://a"}, ConfigurationError, "which service is meant"),
+        ({"target": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
+        ({"target": URL, "registry": 7}, TypeError, "registry must be"),
+        ({"target": URL, "registry_policy": 7}, TypeError, "policy must be a RegistryPolicy or"),
+        ({"target": URL, "on_removed": 7}, TypeError, "on_removed must be"),
     ):
         with pytest.raises(error, match=said):
             channel(**arguments)

@@ -1,0 +1,411 @@
+"""Channels of `grpc.aio` to an address, or to a service by its name; see `resolved_channel.py`.
+
+The resolver updates its channel on the event loop on which the channel was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+
+from rpcwheel._concurrency.callbacks import run_callback
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
+from rpcwheel.cluster.aio import ClusterChannel
+from rpcwheel.cluster.arguments import credentials_for
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.instance import explicit_target
+from rpcwheel.transport.aio import ReconnectingChannel
+from rpcwheel.transport.arguments import checked_credentials, checked_target
+
+from ._balancing import cluster_settings
+from ._shared import Shared, check_policy, provider_of
+from .aio_face import FailbackRegistry, Registry
+from .alarm import Alarm
+from .target import Target, names_service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from rpcwheel.cluster._aio_member import Member
+    from rpcwheel.cluster.pickers import Picker
+    from rpcwheel.cluster.policy import ClusterPolicy
+    from rpcwheel.errors import TimerError
+    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.timer.api import Timer
+
+    from .aio_face import Subscription
+    from .policy import RegistryPolicy
+    from .url import RegistryUrl
+
+__all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
+
+SESSIONS: Final[Shared[FailbackRegistry]] = Shared()
+"""Of this process, for channels."""
+
+
+def insecure_channel(
+    target: str,
+    options: Sequence[tuple[str, Any]] | None = None,
+    compression: grpc.Compression | None = None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
+    *,
+    service: str | None = None,
+    registry: Registry | None = None,
+    lb_policy: str | Picker | None = None,
+    group: str | None = None,
+    version: str | None = None,
+    zone: str | None = None,
+    policy: ClusterPolicy | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    on_subchannel: Callable[[Member], object] | None = None,
+    on_removed: Callable[[Member], object] | None = None,
+    timer: Timer | None = None,
+) -> grpc.aio.Channel:
+    """Make a channel without encryption, as `grpc.aio.insecure_channel`.
+
+    The arguments are those of `rpcwheel.insecure_channel`, and `interceptors` as in `grpc.aio`: by
+    name, those of the connection to each instance. A channel by name needs a running event loop,
+    on which `on_subchannel` and `on_removed` are called.
+
+    Raises:
+        RuntimeError: A channel by name is made where no event loop runs.
+        ConfigurationError, ExtraMissing, TypeError: As `rpcwheel.insecure_channel`.
+    """
+    return new_channel(
+        target,
+        None,
+        options,
+        compression,
+        interceptors,
+        timer,
+        {
+            "service": service,
+            "registry": registry,
+            "lb_policy": lb_policy,
+            "group": group,
+            "version": version,
+            "zone": zone,
+            "policy": policy,
+            "registry_policy": registry_policy,
+            "on_subchannel": on_subchannel,
+            "on_removed": on_removed,
+        },
+    )
+
+
+def secure_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials,
+    options: Sequence[tuple[str, Any]] | None = None,
+    compression: grpc.Compression | None = None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
+    *,
+    service: str | None = None,
+    registry: Registry | None = None,
+    lb_policy: str | Picker | None = None,
+    group: str | None = None,
+    version: str | None = None,
+    zone: str | None = None,
+    policy: ClusterPolicy | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    on_subchannel: Callable[[Member], object] | None = None,
+    on_removed: Callable[[Member], object] | None = None,
+    timer: Timer | None = None,
+) -> grpc.aio.Channel:
+    """Make a channel with these credentials, as `grpc.aio.secure_channel`.
+
+    All other arguments, the result and the errors are those of `insecure_channel`.
+    """
+    checked_credentials(credentials)
+    return new_channel(
+        target,
+        credentials,
+        options,
+        compression,
+        interceptors,
+        timer,
+        {
+            "service": service,
+            "registry": registry,
+            "lb_policy": lb_policy,
+            "group": group,
+            "version": version,
+            "zone": zone,
+            "policy": policy,
+            "registry_policy": registry_policy,
+            "on_subchannel": on_subchannel,
+            "on_removed": on_removed,
+        },
+    )
+
+
+def new_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: Sequence[tuple[str, Any]] | None,
+    compression: grpc.Compression | None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
+    timer: Timer | None,
+    named: dict[str, Any],
+) -> ReconnectingChannel | ResolvedChannel:
+    """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
+
+    Raises:
+        ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
+    """
+    if names_service(target, named):
+        return resolved_channel(
+            target, credentials, options, compression, interceptors, timer=timer, **named
+        )
+    return ReconnectingChannel(
+        explicit_target(checked_target(target)),
+        credentials,
+        options=options,
+        compression=compression,
+        interceptors=interceptors,
+        timer=timer,
+    )
+
+
+def resolved_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: Sequence[tuple[str, Any]] | None,
+    compression: grpc.Compression | None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
+    *,
+    service: str | None = None,
+    registry: Registry | None = None,
+    group: str | None = None,
+    version: str | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    timer: Timer | None = None,
+    **settings: Any,
+) -> ResolvedChannel:
+    """Make a channel by name. `settings` are those of `ResolvedChannel`.
+
+    Raises:
+        RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
+    """
+    if running_loop() is None:
+        raise RuntimeError("no event loop runs here: make the channel in a coroutine")
+    if registry is not None and not isinstance(registry, Registry):
+        raise TypeError(f"registry must be a rpcwheel.aio.Registry or None, not {registry!r}")
+    check_policy(registry_policy)
+    named = Target.of(
+        target, has_registry=registry is not None, service=service, group=group, version=version
+    )
+    channel = ResolvedChannel(
+        named.service,
+        credentials=credentials,
+        options=options,
+        compression=compression,
+        interceptors=interceptors,
+        timer=timer,
+        **settings,
+    )
+    channel.start(Resolver(channel, named, registry, registry_policy, timer))
+    return channel
+
+
+class ResolvedChannel(ClusterChannel):
+    """A channel that spreads its calls over the instances that a registry has of a service.
+
+    Made by `insecure_channel` and `secure_channel`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        compression: grpc.Compression | None = None,
+        interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
+        lb_policy: str | Picker | None = None,
+        policy: ClusterPolicy | None = None,
+        zone: str | None = None,
+        on_subchannel: Callable[[Member], object] | None = None,
+        on_removed: Callable[[Member], object] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Make the channel; see `rpcwheel.registry.resolved_channel.ResolvedChannel`."""
+        if on_removed is not None and not callable(on_removed):
+            raise TypeError(
+                f"on_removed must be callable as on_removed(subchannel), not {on_removed!r}"
+            )
+        own = cluster_settings(lb_policy, policy, zone, on_subchannel)
+        if interceptors:
+            own["connect"] = partial(_connect, credentials, compression, list(interceptors))
+            credentials = compression = None
+        self.pick_timeout_ns: int = to_ns(own["policy"].wait)
+        """How long calls wait for instances."""
+        super().__init__(name, credentials=credentials, compression=compression, **own, **settings)
+        self._on_removed = on_removed
+        self._resolver: Resolver | None = None
+
+    def start(self, resolver: Resolver) -> None:
+        """Have a resolver update this channel until it is closed or dropped.
+
+        Raises:
+            RegistryClosed: The registry is closed.
+        """
+        self._resolver = resolver
+        self._dropped = weakref.finalize(
+            self, EXECUTOR.submit, resolver, partial(_run, resolver.close)
+        )
+        self._dropped.atexit = False
+        resolver.start()
+
+    def update(self, instances: Iterable[ServiceInstance]) -> None:
+        """As in the base; for the resolver."""
+        before = self.members
+        super().update(instances)
+        if self._on_removed is not None:
+            for member in set(before).difference(self.members):
+                run_callback(self.name, self._on_removed, member)
+
+    def report_error(self, error: Exception, *, wait: bool = False) -> None:
+        """Tell calls why no instances are known; for the resolver.
+
+        Args:
+            error: Its text is in their status.
+            wait: Whether they go on waiting. Otherwise they end now.
+        """
+        if wait:
+            self._fleet.roster.doubt(str(error))
+        else:
+            self.fail(str(error))
+
+    async def close(self, grace: float | None = None) -> None:
+        """End all calls, close all connections, and release the registry. Idempotent.
+
+        Args:
+            grace: Seconds that calls in flight may go on, as in `grpc.aio`.
+        """
+        try:
+            await super().close(grace)
+        finally:
+            if self._resolver is not None and self._dropped.detach():
+                await self._resolver.close()
+
+
+class Resolver:
+    """Updates one channel, which it holds weakly, with the instances of a service."""
+
+    def __init__(
+        self,
+        channel: ResolvedChannel,
+        target: Target,
+        registry: Registry | None,
+        policy: RegistryPolicy | None,
+        timer: Timer | None,
+    ) -> None:
+        """Open the registry of the target if none is given. Does nothing else before `start`.
+
+        Raises:
+            ConfigurationError, ExtraMissing: The registry can't be opened.
+        """
+        self._channel = weakref.ref(channel)
+        self._target = target
+        self._wait_ns = channel.pick_timeout_ns
+        self._key = target.registry_key, policy, id(timer)
+        if target.url is not None:
+            registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))
+        self._registry: Any = registry
+        self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(timer, self._ring, _ignore)
+        self._subscription: Subscription | None = None
+        self._lookup: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Subscribe.
+
+        Raises:
+            RegistryClosed: The registry is closed.
+        """
+        self._subscription = self._registry.subscribe(self._target.service, self._update)
+        self._begin_lookup(wait=True)
+
+    async def close(self) -> None:
+        """End the subscription, and close the registry if no other channel uses it. Idempotent.
+
+        Also on another loop, if the channel was dropped.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._alarm.clear()
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._lookup is not None:
+            call_on_loop(self._loop, self._lookup.cancel)
+        if self._target.url is not None and SESSIONS.release(self._key, self._registry):
+            await self._registry.close()
+
+    def _update(self, snapshot: Snapshot) -> None:
+        channel = self._channel()
+        if channel is not None:
+            channel.update(self._target.select(snapshot))
+
+    def _begin_lookup(self, *, wait: bool) -> None:
+        if not self._closed:
+            self._lookup = self._loop.create_task(self._look_up(wait=wait))
+
+    async def _look_up(self, *, wait: bool) -> None:
+        """Find out whether the registry answers, and report to calls why not.
+
+        Args:
+            wait: Whether calls wait, and the registry is asked again, if it is unavailable.
+        """
+        try:
+            await self._registry.lookup(self._target.service)
+        except RegistryError as error:
+            channel = self._channel()
+            wait = wait and channel is not None and not isinstance(error, RegistryRefused)
+            if channel is not None:
+                channel.report_error(error, wait=wait)
+            if wait and not self._closed:
+                self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
+
+    def _ring(self) -> None:
+        """Runs on the timer's thread."""
+        call_on_loop(self._loop, self._wait_is_over)
+
+    def _wait_is_over(self) -> None:
+        self._alarm.rang()
+        self._begin_lookup(wait=False)
+
+
+def _open(url: RegistryUrl, policy: RegistryPolicy | None, timer: Timer | None) -> FailbackRegistry:
+    provider, policy = provider_of(url, policy, timer)
+    return FailbackRegistry(provider, policy=policy, timer=timer)
+
+
+def _ignore(_: TimerError) -> None:
+    """Without a timer, waiting calls get the reason only when their own wait is over."""
+
+
+def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs on a worker, where there is no loop."""
+    asyncio.run(close())
+
+
+def _connect(
+    credentials: grpc.ChannelCredentials | None,
+    compression: grpc.Compression | None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor],
+    instance: ServiceInstance,
+    options: list[tuple[str, Any]],
+) -> grpc.aio.Channel:
+    credentials = credentials_for(instance.protocol, credentials)
+    if credentials is None:
+        return grpc.aio.insecure_channel(instance.target, options, compression, interceptors)
+    return grpc.aio.secure_channel(instance.target, credentials, options, compression, interceptors)

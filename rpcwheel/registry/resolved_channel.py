@@ -1,0 +1,412 @@
+"""Channels to an address, or to a service by its name: `insecure_channel` and `secure_channel`.
+
+An address gets a `ReconnectingChannel`. A registry URL gets a `ResolvedChannel`, which spreads its
+calls over the instances of the service. Its `Resolver` subscribes to the service and updates the
+channel, on a worker thread. Channels with the URL of one registry share its session.
+
+The resolver holds the channel weakly, so a channel that is dropped without `close()` releases its
+registry by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel._concurrency.callbacks import run_callback
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel.cluster.sync import ClusterChannel
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.instance import explicit_target
+from rpcwheel.transport.arguments import checked_credentials, checked_target
+from rpcwheel.transport.sync import ReconnectingChannel
+
+from ._balancing import cluster_settings
+from ._shared import Shared, check_policy, provider_of
+from .alarm import Alarm
+from .face import FailbackRegistry, Registry
+from .target import Target, names_service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import grpc
+
+    from rpcwheel.cluster._fleet import Member
+    from rpcwheel.cluster.pickers import Picker
+    from rpcwheel.cluster.policy import ClusterPolicy
+    from rpcwheel.errors import TimerError
+    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.timer.api import Timer
+
+    from .face import Subscription
+    from .policy import RegistryPolicy
+    from .url import RegistryUrl
+
+__all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
+
+SESSIONS: Final[Shared[FailbackRegistry]] = Shared()
+"""Of this process, for channels."""
+
+
+def insecure_channel(
+    target: str,
+    options: Sequence[tuple[str, Any]] | None = None,
+    compression: grpc.Compression | None = None,
+    *,
+    service: str | None = None,
+    registry: Registry | None = None,
+    lb_policy: str | Picker | None = None,
+    group: str | None = None,
+    version: str | None = None,
+    zone: str | None = None,
+    policy: ClusterPolicy | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    on_subchannel: Callable[[Member], object] | None = None,
+    on_removed: Callable[[Member], object] | None = None,
+    timer: Timer | None = None,
+) -> grpc.Channel:
+    """Make a channel without encryption, as `grpc.insecure_channel`.
+
+        channel = rpcwheel.insecure_channel("etcd://127.0.0.1:2379/shop.Orders")
+        orders = OrdersStub(channel)
+
+    Contacts nothing yet. Calls by name wait until the instances are known, at most
+    `policy.pick_timeout`; then they end with UNAVAILABLE and the reason. If the registry fails
+    later, the last known instances stay.
+
+    Args:
+        target: An address, `"127.0.0.1:50051"` or a URI of gRPC such as `"dns:///orders:50051"`; or
+            a registry's URL with the service, `"etcd://127.0.0.1:2379/shop.Orders"`; or with
+            `registry`, the name of the service. In `"unix:50051"` and `"dns:50051"` the word before
+            the colon is a host name here, not a scheme as for gRPC.
+        options: As in gRPC; by name, for the connection to each instance.
+        compression: As in gRPC.
+        service: This and the following, except `timer`, are for channels by name only. The
+            service's name, if the URL does not have it.
+        registry: A registry of yours, which stays open. Channels by URL share one session for each
+            registry.
+        lb_policy: How calls are spread: `"weighted_round_robin"` (the default), `"round_robin"`,
+            `"weighted_random"`, `"least_request"`, `"ring_hash:HEADER"`, or a `Picker`.
+        group: Only instances of this group; `"*"`: of any. None: what the URL says (`?group=`), or
+            any.
+        version: The same for the version.
+        zone: Where this client is: instances of the zone are preferred.
+        policy: How subchannels are treated; None: the defaults.
+        registry_policy: Of the registry, if it is given by URL; None: the defaults.
+        on_subchannel: Called with each new subchannel.
+        on_removed: Called with each subchannel whose instance is gone.
+        timer: Any rpcwheel timer; None takes `shared_timer()`.
+
+    Returns:
+        A `ReconnectingChannel` to an address, a `ResolvedChannel` to a service. Close it.
+
+    Raises:
+        ConfigurationError: An argument makes no sense; the message says what does.
+        ExtraMissing: A package that the registry needs is not installed.
+        TypeError: An argument is of a wrong type.
+    """
+    return new_channel(
+        target,
+        None,
+        options,
+        compression,
+        timer,
+        {
+            "service": service,
+            "registry": registry,
+            "lb_policy": lb_policy,
+            "group": group,
+            "version": version,
+            "zone": zone,
+            "policy": policy,
+            "registry_policy": registry_policy,
+            "on_subchannel": on_subchannel,
+            "on_removed": on_removed,
+        },
+    )
+
+
+def secure_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials,
+    options: Sequence[tuple[str, Any]] | None = None,
+    compression: grpc.Compression | None = None,
+    *,
+    service: str | None = None,
+    registry: Registry | None = None,
+    lb_policy: str | Picker | None = None,
+    group: str | None = None,
+    version: str | None = None,
+    zone: str | None = None,
+    policy: ClusterPolicy | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    on_subchannel: Callable[[Member], object] | None = None,
+    on_removed: Callable[[Member], object] | None = None,
+    timer: Timer | None = None,
+) -> grpc.Channel:
+    """Make a channel with these credentials, as `grpc.secure_channel`; by name, to all instances.
+
+    All other arguments, the result and the errors are those of `insecure_channel`.
+    """
+    checked_credentials(credentials)
+    return new_channel(
+        target,
+        credentials,
+        options,
+        compression,
+        timer,
+        {
+            "service": service,
+            "registry": registry,
+            "lb_policy": lb_policy,
+            "group": group,
+            "version": version,
+            "zone": zone,
+            "policy": policy,
+            "registry_policy": registry_policy,
+            "on_subchannel": on_subchannel,
+            "on_removed": on_removed,
+        },
+    )
+
+
+def new_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: Sequence[tuple[str, Any]] | None,
+    compression: grpc.Compression | None,
+    timer: Timer | None,
+    named: dict[str, Any],
+) -> ReconnectingChannel | ResolvedChannel:
+    """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
+
+    Raises:
+        ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
+    """
+    if names_service(target, named):
+        return resolved_channel(target, credentials, options, compression, timer=timer, **named)
+    return ReconnectingChannel(
+        explicit_target(checked_target(target)),
+        credentials,
+        options=options,
+        compression=compression,
+        timer=timer,
+    )
+
+
+def resolved_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: Sequence[tuple[str, Any]] | None,
+    compression: grpc.Compression | None,
+    *,
+    service: str | None = None,
+    registry: Registry | None = None,
+    group: str | None = None,
+    version: str | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    timer: Timer | None = None,
+    **settings: Any,
+) -> ResolvedChannel:
+    """Make a channel by name. `settings` are those of `ResolvedChannel`.
+
+    Raises:
+        ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
+    """
+    if registry is not None and not isinstance(registry, Registry):
+        raise TypeError(f"registry must be a rpcwheel.Registry or None, not {registry!r}")
+    check_policy(registry_policy)
+    named = Target.of(
+        target, has_registry=registry is not None, service=service, group=group, version=version
+    )
+    channel = ResolvedChannel(
+        named.service,
+        credentials=credentials,
+        options=options,
+        compression=compression,
+        timer=timer,
+        **settings,
+    )
+    try:
+        channel.start(Resolver(channel, named, registry, registry_policy, timer))
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+class ResolvedChannel(ClusterChannel):
+    """A channel that spreads its calls over the instances that a registry has of a service.
+
+    Made by `insecure_channel` and `secure_channel`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lb_policy: str | Picker | None = None,
+        policy: ClusterPolicy | None = None,
+        zone: str | None = None,
+        on_subchannel: Callable[[Member], object] | None = None,
+        on_removed: Callable[[Member], object] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Make the channel; it has no instances before `start`.
+
+        Args:
+            name: Of the service.
+            lb_policy: As in `insecure_channel`.
+            policy: As there.
+            zone: As there.
+            on_subchannel: As there.
+            on_removed: As there.
+            **settings: Others of the balanced channel.
+
+        Raises:
+            ConfigurationError, TypeError: An argument makes no sense.
+        """
+        if on_removed is not None and not callable(on_removed):
+            raise TypeError(
+                f"on_removed must be callable as on_removed(subchannel), not {on_removed!r}"
+            )
+        own = cluster_settings(lb_policy, policy, zone, on_subchannel)
+        self.pick_timeout_ns: int = to_ns(own["policy"].wait)
+        """How long calls wait for instances."""
+        super().__init__(name, **own, **settings)
+        self._on_removed = on_removed
+        self._resolver: Resolver | None = None
+
+    def start(self, resolver: Resolver) -> None:
+        """Have a resolver update this channel until it is closed or dropped.
+
+        Raises:
+            RegistryClosed: The registry is closed.
+        """
+        self._resolver = resolver
+        self._dropped = weakref.finalize(self, EXECUTOR.submit, resolver, resolver.close)
+        self._dropped.atexit = False
+        resolver.start()
+
+    def update(self, instances: Iterable[ServiceInstance]) -> None:
+        """As in the base; for the resolver."""
+        before = self.members
+        super().update(instances)
+        if self._on_removed is not None:
+            for member in set(before).difference(self.members):
+                run_callback(self.name, self._on_removed, member)
+
+    def report_error(self, error: Exception, *, wait: bool = False) -> None:
+        """Tell calls why no instances are known; for the resolver.
+
+        Args:
+            error: Its text is in their status.
+            wait: Whether they go on waiting. Otherwise they end now.
+        """
+        if wait:
+            self._fleet.roster.doubt(str(error))
+        else:
+            self.fail(str(error))
+
+    def close(self) -> None:
+        """End all calls, close all connections, and release the registry. Idempotent.
+
+        Not to be called where gRPC runs done-callbacks, as for any channel of gRPC.
+        """
+        super().close()
+        if self._resolver is not None and self._dropped.detach():
+            self._resolver.close()
+
+
+class Resolver:
+    """Updates one channel, which it holds weakly, with the instances of a service. Thread-safe."""
+
+    def __init__(
+        self,
+        channel: ResolvedChannel,
+        target: Target,
+        registry: Registry | None,
+        policy: RegistryPolicy | None,
+        timer: Timer | None,
+    ) -> None:
+        """Open the registry of the target if none is given. Does nothing else before `start`.
+
+        Raises:
+            ConfigurationError, ExtraMissing: The registry can't be opened.
+        """
+        self._channel = weakref.ref(channel)
+        self._target = target
+        self._wait_ns = channel.pick_timeout_ns
+        self._key = target.registry_key, policy, id(timer)
+        if target.url is not None:
+            registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))
+        self._registry: Any = registry
+        self._lock = threading.RLock()
+        self._alarm = Alarm(timer, self._wait_is_over, _ignore)
+        self._subscription: Subscription | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Subscribe.
+
+        Raises:
+            RegistryClosed: The registry is closed.
+        """
+        self._subscription = self._registry.subscribe(self._target.service, self._update)
+        EXECUTOR.submit(self, self._look_up)
+
+    def close(self) -> None:
+        """End the subscription, and close the registry if no other channel uses it. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._alarm.clear()
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._target.url is not None and SESSIONS.release(self._key, self._registry):
+            self._registry.close()
+
+    def _update(self, snapshot: Snapshot) -> None:
+        """Runs on a worker."""
+        channel = self._channel()
+        if channel is not None:
+            channel.update(self._target.select(snapshot))
+
+    def _look_up(self, *, wait: bool = True) -> None:
+        """Find out whether the registry answers, and report to calls why not. Runs on a worker.
+
+        Args:
+            wait: Whether calls wait, and the registry is asked again, if it is unavailable.
+        """
+        if self._closed:
+            return
+        try:
+            self._registry.lookup(self._target.service)
+        except RegistryError as error:
+            channel = self._channel()
+            wait = wait and channel is not None and not isinstance(error, RegistryRefused)
+            if channel is not None:
+                channel.report_error(error, wait=wait)
+            with self._lock:
+                if wait and not self._closed:
+                    self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
+
+    def _wait_is_over(self) -> None:
+        """Runs on the timer's thread."""
+        with self._lock:
+            self._alarm.rang()
+        EXECUTOR.submit(self, partial(self._look_up, wait=False))
+
+
+def _open(url: RegistryUrl, policy: RegistryPolicy | None, timer: Timer | None) -> FailbackRegistry:
+    provider, policy = provider_of(url, policy, timer)
+    return FailbackRegistry(provider, policy=policy, timer=timer)
+
+
+def _ignore(_: TimerError) -> None:
+    """Without a timer, waiting calls get the reason only when their own wait is over."""

@@ -1,0 +1,141 @@
+"""`insecure_channel` and `secure_channel` take what gRPC's functions take, and registry URLs."""
+
+import inspect
+
+import grpc
+import grpc.aio
+import pytest
+
+import rpcwheel
+import rpcwheel.aio
+from fixtures.shops import SERVICE, WHO
+from fixtures.waiting import WAIT_S
+from rpcwheel import ConfigurationError, ServiceInstance
+
+NAMES = ("insecure_channel", "secure_channel")
+WORLDS = ((rpcwheel, grpc), (rpcwheel.aio, grpc.aio))
+
+
+@pytest.fixture
+def shop(make_shop, certificates, tmp_path):
+    """A server, and its targets without TLS."""
+    shop = make_shop()
+    port = shop.listen()
+    path = tmp_path / "shop.sock"
+    shop.server.add_insecure_port(f"unix:{path}")
+    shop.tls_port = shop.server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
+    shop.targets = [f"127.0.0.1:{port}", f"ipv4:127.0.0.1:{port}", f"unix:{path}"]
+    shop.instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=port)
+    shop.server.start()
+    return shop
+
+
+def positional(function):
+    parameters = inspect.signature(function).parameters.values()
+    return [(one.name, one.default) for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+
+def keyword_only(function):
+    parameters = inspect.signature(function).parameters.values()
+    return [(one.name, one.default) for one in parameters if one.kind is one.KEYWORD_ONLY]
+
+
+def test_the_positional_parameters_are_those_of_grpc():
+    for ours, grpcs in WORLDS:
+        for name in NAMES:
+            assert positional(getattr(ours, name)) == positional(getattr(grpcs, name))
+
+
+def test_the_keyword_only_parameters_are_the_same_everywhere():
+    functions = [getattr(ours, name) for ours, _ in WORLDS for name in NAMES]
+    assert all(keyword_only(each) == keyword_only(functions[0]) for each in functions)
+    assert {default for _, default in keyword_only(functions[0])} == {None}
+
+
+def test_an_address_gets_a_reconnecting_channel(shop):
+    options = [("grpc.max_send_message_length", -1)]
+    for target in shop.targets:
+        with rpcwheel.insecure_channel(target, options, grpc.Compression.Gzip) as channel:
+            assert isinstance(channel, rpcwheel.ReconnectingChannel)
+            assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+
+
+async def test_an_address_gets_a_reconnecting_channel_in_aio(shop):
+    options = [("grpc.max_send_message_length", -1)]
+    for target in shop.targets:
+        made = rpcwheel.aio.insecure_channel(target, options, grpc.Compression.Gzip, [])
+        async with made as channel:
+            assert isinstance(channel, rpcwheel.aio.ReconnectingChannel)
+            assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+
+
+def test_secure_channel_calls_over_tls(shop, certificates):
+    target, credentials = f"localhost:{shop.tls_port}", certificates.channel_credentials()
+    with rpcwheel.secure_channel(target, credentials) as channel:
+        assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+
+
+async def test_secure_channel_calls_over_tls_in_aio(shop, certificates):
+    target, credentials = f"localhost:{shop.tls_port}", certificates.channel_credentials()
+    async with rpcwheel.aio.secure_channel(target, credentials) as channel:
+        assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+
+
+class Count(grpc.aio.UnaryUnaryClientInterceptor):
+    """Counts calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.calls += 1
+        return await continuation(details, request)
+
+
+async def test_interceptors_run_in_calls_to_addresses_and_by_name(shop, memory):
+    async with rpcwheel.aio.open_registry(memory) as registry, rpcwheel.aio.Kit() as kit:
+        await registry.register(shop.instance, wait=WAIT_S)
+        for target in (shop.targets[0], f"{memory}/{SERVICE}"):
+            interceptor = Count()
+            for channel in (
+                rpcwheel.aio.insecure_channel(target, None, None, [interceptor]),
+                kit.channel(target, interceptors=[interceptor]),
+            ):
+                async with channel:
+                    assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+            assert interceptor.calls == 2, target
+
+
+async def test_settings_of_channels_by_name_are_refused_for_an_address():
+    credentials = grpc.ssl_channel_credentials()
+    named = dict.fromkeys(dict(keyword_only(rpcwheel.insecure_channel)).keys() - {"timer"}, "a")
+    del named["registry"]
+    for world, _ in WORLDS:
+        for name, value in named.items():
+            with pytest.raises(ConfigurationError, match=rf"^{name}: for a channel to a service"):
+                world.insecure_channel("127.0.0.1:50051", **{name: value})
+            with pytest.raises(ConfigurationError, match=rf"^{name}: for a channel to a service"):
+                world.secure_channel("dns:///orders:50051", credentials, **{name: value})
+
+
+async def test_secure_channel_needs_credentials():
+    for world, _ in WORLDS:
+        for target in ("127.0.0.1:50051", "memory://a/shop.Orders"):
+            with pytest.raises(TypeError, match="without any use insecure_channel"):
+                world.secure_channel(target, None)
+
+
+async def test_a_target_is_a_string():
+    for world, _ in WORLDS:
+        with pytest.raises(TypeError, match="target must be a string"):
+            world.insecure_channel(7)
+        with pytest.raises(ConfigurationError, match="target must not be empty"):
+            world.insecure_channel("")
+
+
+async def test_the_former_function_names_its_successors():
+    for world, _ in WORLDS:
+        with pytest.raises(AttributeError, match=r"; use insecure_channel\(target\) or secure_"):
+            world.channel("memory://a/shop.Orders")
+    with pytest.raises(ImportError, match="cannot import name 'channel'"):
+        from rpcwheel import channel  # noqa: F401

@@ -1,0 +1,147 @@
+"""A host that is named as a scheme of gRPC does not select that scheme.
+
+The calls go through an HTTP proxy, which gRPC uses for DNS names and not for Unix sockets. So the
+tests do not depend on the DNS of the machine. `tests/unit/test_instance.py` has all schemes.
+"""
+
+import socket
+import threading
+from contextlib import suppress
+
+import grpc
+import pytest
+
+import rpcwheel
+import rpcwheel.aio
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shops import SERVICE, WHO
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import RegistryPolicy, RegistryUnavailable, ServiceInstance
+
+AUTHORIZATION = (("authorization", "Bearer secret"),)
+
+
+class UnixSocket:
+    """A Unix socket in the working directory, named as a port."""
+
+    port = 50051
+    target = f"unix:{port}"
+
+    def __init__(self) -> None:
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(self.port))
+        self._listening.listen()
+        self._listening.setblocking(False)
+
+    @property
+    def was_called(self) -> bool:
+        """Whether a client connected to it."""
+        with suppress(BlockingIOError):
+            self._listening.accept()[0].close()
+            return True
+        return False
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+@pytest.fixture
+def unix_socket(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    unix_socket = UnixSocket()
+    yield unix_socket
+    unix_socket.close()
+
+
+class Proxy:
+    """An HTTP proxy that notes which address it is to connect to, and closes the connection."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        self._closed = False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.options = [("grpc.http_proxy", f"http://127.0.0.1:{self.port}"), *IMPATIENT]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return self._listening.getsockname()[1]
+
+    def _serve(self) -> None:
+        while not self._closed:
+            connection, _ = self._listening.accept()
+            with connection, suppress(OSError), connection.makefile("rb") as lines:
+                if line := lines.readline():  # "CONNECT shop.example:50051 HTTP/1.1"
+                    self.asked.add(line.split()[1].decode())
+
+    def close(self) -> None:
+        self._closed = True
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._thread.join(WAIT_S)
+        self._listening.close()
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    proxy = Proxy()
+    yield proxy
+    proxy.close()
+
+
+def call(channel):
+    with channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary(WHO)(b"x", timeout=WAIT_S, metadata=AUTHORIZATION)
+
+
+async def aio_call(channel):
+    async with channel:
+        with pytest.raises(grpc.RpcError):
+            await channel.unary_unary(WHO)(b"x", timeout=WAIT_S, metadata=AUTHORIZATION)
+
+
+def published(unix_socket):
+    return ServiceInstance(service=SERVICE, host="unix", port=unix_socket.port)
+
+
+def test_grpc_itself_reads_a_scheme(unix_socket, proxy):
+    with grpc.insecure_channel(unix_socket.target, proxy.options) as channel:
+        channel.unary_unary(WHO).future(b"x")
+        assert wait_until(lambda: unix_socket.was_called)
+    assert proxy.asked == set()
+
+
+def test_the_host_of_a_target_is_a_dns_name(unix_socket, proxy):
+    call(rpcwheel.insecure_channel(unix_socket.target, proxy.options))
+    call(rpcwheel.Kit().channel(unix_socket.target, options=proxy.options))
+    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
+
+
+async def test_the_host_of_a_target_is_a_dns_name_in_aio(unix_socket, proxy):
+    await aio_call(rpcwheel.aio.insecure_channel(unix_socket.target, proxy.options))
+    await aio_call(rpcwheel.aio.Kit().channel(unix_socket.target, options=proxy.options))
+    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
+
+
+def test_the_host_of_an_instance_is_a_dns_name(unix_socket, proxy, memory):
+    with rpcwheel.open_registry(memory) as registry:
+        registry.register(published(unix_socket), wait=WAIT_S)
+        call(rpcwheel.insecure_channel(SERVICE, proxy.options, registry=registry))
+    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
+
+
+async def test_the_host_of_an_instance_is_a_dns_name_in_aio(unix_socket, proxy, memory):
+    async with rpcwheel.aio.open_registry(memory) as registry:
+        await registry.register(published(unix_socket), wait=WAIT_S)
+        await aio_call(rpcwheel.aio.insecure_channel(SERVICE, proxy.options, registry=registry))
+    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
+
+
+def test_the_host_of_a_registry_url_is_a_dns_name(unix_socket):
+    policy = RegistryPolicy(timeout=WAIT_S, lease=10 * WAIT_S, snapshot=False)
+    with rpcwheel.open_registry(f"etcd://{unix_socket.target}", policy=policy) as registry:
+        with pytest.raises(RegistryUnavailable):
+            registry.lookup(SERVICE)
+        assert not unix_socket.was_called
