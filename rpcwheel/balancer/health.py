@@ -18,7 +18,7 @@ from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import UNANSWERED, HealthProbe
 from rpcwheel.timer import shared_timer
 
-from .subchannels import READY, SubchannelBase
+from .subchannels import FAILING, READY, SubchannelBase
 
 if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
@@ -141,7 +141,8 @@ class HealthChecker(Generic[S]):
                 self.check_later(subchannel)
             return
         done = partial(self._checked, subchannel, generation)
-        self._prober.probe(subchannel, wait_for_ready=subchannel.stale, done=done)
+        waits = subchannel.stale and subchannel.state is not FAILING
+        self._prober.probe(subchannel, wait_for_ready=waits, done=done)
 
     def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
         pool = self._pool()

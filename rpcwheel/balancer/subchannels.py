@@ -361,15 +361,13 @@ class SubchannelPool(Generic[S]):
         with self.lock:
             if self.closed:
                 return _Change((), ())
-            if not given and self._keeps_stale():
-                news = tuple(one for one in self.subchannels if not one.stale)
-                for subchannel in news:
-                    subchannel.stale = True
-                    subchannel.generation += 1
-                return _Change((), news, stale=bool(news))
+            if not given and self.settings.self_preservation:
+                kept = {name: one for name, one in self._by_id.items() if _vanished(one.instance)}
+                if kept:
+                    return self._keep_stale(kept)
             self._known, self._error = True, ""
             usable = self._with_protocol(given)
-            kept: dict[str, S] = {}
+            kept = {}
             renewed: list[S] = []
             for instance in self._subset(usable):
                 known = self._by_id.get(instance.id)
@@ -386,9 +384,13 @@ class SubchannelPool(Generic[S]):
             removed = self._replace(kept)
         return _Change(removed, tuple(renewed))
 
-    def _keeps_stale(self) -> bool:
-        """Whether the last subchannels stay although no instance is left in the registry."""
-        return self.settings.self_preservation and bool(self.subchannels)
+    def _keep_stale(self, kept: dict[str, S]) -> _Change[S]:
+        """Keep the last subchannels although no instance is left in the registry."""
+        found = tuple(one for one in kept.values() if not one.stale)
+        for one in found:
+            one.stale = True
+            one.generation += 1
+        return _Change(self._replace(kept), found, stale=bool(found))
 
     def _replace(self, kept: dict[str, S]) -> tuple[S, ...]:
         """Use these subchannels from now on. Returns those that are not among them."""
@@ -543,15 +545,20 @@ class SubchannelPool(Generic[S]):
             if time.monotonic_ns() < self._recheck_ns and self.now_ns() < self._reweigh_ns:
                 return  # another thread was first
             idle = self._refresh()
-        if idle:
-            self.connect(idle)
+        self._act_on_states(idle)
 
     def refresh(self) -> None:
         """Read all states, prepare the picker anew if needed, and connect what is to be."""
         with self.lock:
             idle = self._refresh()
+        self._act_on_states(idle)
+
+    def _act_on_states(self, idle: list[S]) -> None:
         if idle:
             self.connect(idle)
+        for one in self.subchannels:
+            if one.stale and one.state is FAILING:
+                self.checker.check_later(one, 0)  # which removes it if it still can't be reached
 
     def _refresh(self) -> list[S]:
         """Read all states. Returns the subchannels that are to connect. Under the lock."""
@@ -791,6 +798,11 @@ class SubchannelPool(Generic[S]):
             return CONNECTING
         states = {one.state for one in self.subchannels}
         return next((state for state in ORDER if state in states), FAILING)
+
+
+def _vanished(instance: ServiceInstance) -> bool:
+    """Whether an instance that is gone from the registry did not announce its end."""
+    return instance.status != "DRAINING"
 
 
 def _place(instance: ServiceInstance) -> tuple[str, int, str]:
