@@ -5,19 +5,21 @@ A picker chooses one that is READY for each call. `update()` sets the instances 
 what differs. `rpcwheel.insecure_channel` and `rpcwheel.secure_channel` make one that follows a
 registry.
 
-===================  ===============================================================================
-`policy.py`          `BalancerPolicy`, `OutlierEjectionPolicy`.
-`pickers.py`         Round robin, weighted round robin, weighted random, least request.
-`ring_hash.py`       `RingHash`.
-`lb_policy.py`       The names of the pickers.
-`subchannels.py`     The subchannels of a channel and which of them gets a call; for both worlds.
-`health.py`          Health checks of unhealthy and stale subchannels; for both worlds.
-`channel.py`         `BalancedChannel` for `grpc`.
-`aio_channel.py`     `BalancedChannel` for `grpc.aio`.
-`subscriptions.py`   Subscriptions to the state of a channel of `grpc`.
-`broadcast.py`       `BroadcastChannel` for `grpc`: each call goes to all servers.
-`aio_broadcast.py`   `BroadcastChannel` for `grpc.aio`.
-===================  ===============================================================================
+=====================  =============================================================================
+`policy.py`            `BalancerPolicy`, `OutlierEjectionPolicy`.
+`pickers.py`           Round robin, weighted round robin, weighted random, least request.
+`ring_hash.py`         `RingHash`.
+`lb_policy.py`         The names of the pickers.
+`subchannels.py`       The subchannels of a channel and which of them gets a call; for both worlds.
+`health.py`            Health checks of unhealthy and stale subchannels; for both worlds.
+`channel.py`           `BalancedChannel` for `grpc`.
+`aio_channel.py`       `BalancedChannel` for `grpc.aio`.
+`subscriptions.py`     Subscriptions to the state of a channel of `grpc`.
+`broadcast.py`         `BroadcastChannel` for `grpc`: each call goes to all servers.
+`aio_broadcast.py`     `BroadcastChannel` for `grpc.aio`.
+`broadcast_failed.py`  `BroadcastFailed`; for both worlds.
+`aio.py`               The names for `grpc.aio`.
+=====================  =============================================================================
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +27,9 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .channel import BalancedChannel
+    from .broadcast import BroadcastChannel
+    from .broadcast_failed import BroadcastFailed
+    from .channel import BalancedChannel, Subchannel
     from .pickers import LeastRequest, Picker, RoundRobin, WeightedRandom, WeightedRoundRobin
     from .policy import BalancerPolicy, OutlierEjectionPolicy
     from .ring_hash import RingHash
@@ -33,7 +37,9 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".channel": "BalancedChannel",
+            ".broadcast": "BroadcastChannel",
+            ".broadcast_failed": "BroadcastFailed",
+            ".channel": "BalancedChannel Subchannel",
             ".pickers": "LeastRequest Picker RoundRobin WeightedRandom WeightedRoundRobin",
             ".policy": "BalancerPolicy OutlierEjectionPolicy",
             ".ring_hash": "RingHash",
@@ -44,11 +50,14 @@ else:
 __all__ = [
     "BalancedChannel",
     "BalancerPolicy",
+    "BroadcastChannel",
+    "BroadcastFailed",
     "LeastRequest",
     "OutlierEjectionPolicy",
     "Picker",
     "RingHash",
     "RoundRobin",
+    "Subchannel",
     "WeightedRandom",
     "WeightedRoundRobin",
 ]

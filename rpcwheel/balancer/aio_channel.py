@@ -27,6 +27,7 @@ from rpcwheel._grpc.aio_finished import (
     CANCELLED_HERE,
     FinishedCall,
     failed_call,
+    failed_with,
     finished_call,
 )
 from rpcwheel._grpc.aio_interceptors import give_lists
@@ -55,7 +56,6 @@ from .subchannels import (
     MAX_EXPLAINED,
     MAX_POLL_S,
     READY,
-    RECONNECT_NS,
     SHUTDOWN,
     SubchannelBase,
     SubchannelPool,
@@ -73,15 +73,13 @@ if TYPE_CHECKING:
 
     from .pickers import Picker
     from .policy import BalancerPolicy
+    from .subchannels import Refusal
 
     Options: TypeAlias = list[tuple[str, Any]]
     Connect: TypeAlias = Callable[[ServiceInstance], ReconnectingChannel]
     Job: TypeAlias = Callable[[], object]
 
 __all__ = ["BalancedChannel", "Subchannel"]
-
-UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
-DEADLINE_EXCEEDED: Final = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Subchannel(SubchannelBase):
@@ -202,9 +200,7 @@ class _Pool(SubchannelPool[Subchannel]):
                 self.connection_of(one).get_state(try_to_connect=True)
             except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
                 if not one.removed:
-                    one.error_text = f"connect raised {error!r}"
-                    one.connect_after_ns = time.monotonic_ns() + RECONNECT_NS
-                    emit(CallbackFailed(self.name, f"connect {one.id}", error))
+                    self.connect_failed(one, error)
 
     def connection_of(self, subchannel: Subchannel) -> ReconnectingChannel:
         """The channel of a subchannel; a new one if there is none, or the user has closed it.
@@ -272,6 +268,41 @@ class _Pool(SubchannelPool[Subchannel]):
     def waiting(self) -> tuple[_BalancedCall, ...]:
         """The calls that wait for a subchannel."""
         return (*self._held, *self._held_weakly)
+
+    async def wait_for_subchannels(
+        self,
+        timeout: float | None,  # noqa: ASYNC109 - that of the call, for its status
+        *,
+        wait_for_ready: bool,
+    ) -> tuple[Subchannel, ...]:
+        """Wait until there are subchannels, whatever their states.
+
+        Raises:
+            grpc.aio.AioRpcError: The call fails.
+            asyncio.CancelledError: The channel was closed.
+        """
+        self.enter()
+        began_s = time.monotonic()
+        limit_s = self.limit_of(timeout, wait_for_ready=wait_for_ready)
+        while not self.subchannels:
+            if self.closed:
+                raise asyncio.CancelledError
+            refusal = self.refusal()
+            left_s = None if limit_s is None else began_s + limit_s - time.monotonic()
+            if refusal is None or (wait_for_ready and not refusal.final):
+                is_late = left_s is not None and left_s <= 0
+                refusal = self.timed_out(timeout, limit_s) if is_late else None
+            if refusal is not None:
+                raise failed_with(refusal.code, refusal.details)
+            changed = self.signal.waiter()
+            try:
+                async with asyncio.timeout(left_s):
+                    await changed
+            except TimeoutError:
+                pass
+            finally:
+                self.signal.forget(changed)
+        return self.subchannels
 
     def changed(self) -> None:
         self.run_soon(self._changed)
@@ -509,15 +540,14 @@ class _BalancedCall(TransportCall):
         refusal = pool.refusal()
         if refusal is not None and (refusal.final or not patient):
             if not refusal.unreachable or not pool.explains():
-                self._fail(refusal.code, refusal.details)
+                self._fail(refusal)
             return
         limit_s = pool.limit_of(self._timeout_s, wait_for_ready=patient)
         if limit_s is not None and time.monotonic() - self._began_s >= limit_s:
-            code = DEADLINE_EXCEEDED if limit_s == self._timeout_s else UNAVAILABLE
-            self._fail(code, pool.timed_out())
+            self._fail(pool.timed_out(self._timeout_s, limit_s))
 
-    def _fail(self, code: grpc.StatusCode, details: str) -> None:
-        self._end_waiting(finished_call(self.kind, code, details))
+    def _fail(self, refusal: Refusal) -> None:
+        self._end_waiting(finished_call(self.kind, refusal.code, refusal.details))
 
     def _end_waiting(self, call: Any) -> None:
         self._waiting = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.transport.arguments import checked_options
 
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["checked_callback", "protocol_for", "subchannel_options"]
+__all__ = ["checked_broadcast", "checked_callback", "protocol_for", "subchannel_options"]
 
 MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
 """gRPC's default lets a server that was away for long wait up to two minutes for its calls."""
@@ -42,3 +43,36 @@ def protocol_for(connect: object, credentials: grpc.ChannelCredentials | None) -
     if connect is not None:
         return None
     return "grpc" if credentials is None else "grpcs"
+
+
+def checked_broadcast(
+    channel: Any, balanced: type[Any], plain: type[Any], names: tuple[str, str]
+) -> Any:
+    """Return what a `BroadcastChannel` is made of: a balanced channel, or a tuple of channels.
+
+    Args:
+        channel: What the user gave.
+        balanced: The `BalancedChannel` of this world.
+        plain: The channels of this world.
+        names: Of the modules of this world and of the other one, for errors.
+
+    Raises:
+        TypeError: It is neither.
+        ConfigurationError: There are no channels.
+    """
+    if isinstance(channel, balanced):
+        return channel
+    if isinstance(channel, (list, tuple)) and all(isinstance(one, plain) for one in channel):
+        if not channel:
+            raise ConfigurationError("channel must not be an empty list")
+        return tuple(channel)
+    here, other = names
+    hint = f"for channels of the other kind there is {other}.BroadcastChannel"
+    if isinstance(channel, plain):
+        hint = (
+            "interceptors hide the subchannels of a channel, so put them in front: "
+            "kit.intercept_channel(BroadcastChannel(channel))"
+        )
+    raise TypeError(
+        f"channel must be a {here}.BalancedChannel, or a list of channels, not {channel!r}; {hint}"
+    )

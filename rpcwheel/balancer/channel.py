@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import grpc
 
@@ -48,7 +48,6 @@ from .subchannels import (
     FIRST_POLL_S,
     MAX_EXPLAINED,
     MAX_POLL_S,
-    RECONNECT_NS,
     SubchannelBase,
     SubchannelPool,
     checked_name,
@@ -79,8 +78,7 @@ MAX_MULTICALLABLES: Final = 512
 WAKE_INTERVAL_S: Final = 1.0
 """How long a blocked call waits at most before it looks by itself."""
 
-UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
-DEADLINE_EXCEEDED: Final = grpc.StatusCode.DEADLINE_EXCEEDED
+T = TypeVar("T")
 
 
 class Subchannel(SubchannelBase):
@@ -172,9 +170,7 @@ class _Pool(SubchannelPool[Subchannel]):
                 if not one.removed:
                     raise
             except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
-                one.error_text = f"connect raised {error!r}"
-                one.connect_after_ns = time.monotonic_ns() + RECONNECT_NS
-                emit(CallbackFailed(self.name, f"connect {one.id}", error))
+                self.connect_failed(one, error)
             finally:
                 with self.lock:
                     self._connecting.discard(one)
@@ -248,17 +244,13 @@ class _Pool(SubchannelPool[Subchannel]):
 
     # --- Calls that wait ---
 
-    def wait_for_pick(
-        self,
-        call: tuple[str, Any, Any],
-        timeout: float | None,
-        *,
-        wait_for_ready: bool,
-    ) -> tuple[Subchannel, float | None]:
-        """Wait on this thread until a subchannel is READY.
+    def wait_for(
+        self, find: Callable[[], T | None], timeout: float | None, *, wait_for_ready: bool
+    ) -> tuple[T, float | None]:
+        """Wait on this thread until `find()` returns what a call needs: a READY subchannel.
 
         Returns:
-            The subchannel, and what is left of the timeout.
+            What it returned, and what is left of the timeout.
 
         Raises:
             FinishedError: The call fails.
@@ -273,16 +265,16 @@ class _Pool(SubchannelPool[Subchannel]):
         try:
             while True:
                 version = self._start_polling() if is_first else self._polls
-                subchannel = self.pick(*call) if is_first or self.has_candidates else None
-                if subchannel is not None:
+                found = find()
+                if found is not None:
                     left_s = None if timeout is None else began_s + timeout - time.monotonic()
-                    return subchannel, None if left_s is None else max(0.0, left_s)
+                    return found, None if left_s is None else max(0.0, left_s)
                 self.check_refusal(wait_for_ready=wait_for_ready)
                 left_s = WAKE_INTERVAL_S
                 if limit_s is not None:
                     left_s = min(left_s, began_s + limit_s - time.monotonic())
-                if left_s <= 0:
-                    raise self.late(timeout, limit_s)
+                    if left_s <= 0:
+                        raise self.late(timeout, limit_s)
                 with self._version:
                     if self._polls == version:
                         self._version.wait(left_s)
@@ -291,10 +283,10 @@ class _Pool(SubchannelPool[Subchannel]):
             with self.lock:
                 self._blocked -= 1
 
-    def late(self, timeout: float | None, limit_s: float | None) -> FinishedError:
-        """The end of a call that has waited for too long."""
-        code = UNAVAILABLE if timeout != limit_s else DEADLINE_EXCEEDED
-        return FinishedError(code, self.timed_out())
+    def late(self, timeout: float | None, limit: float | None) -> FinishedError:
+        """The end of a call that has waited for too long; see `timed_out`."""
+        end = self.timed_out(timeout, limit)
+        return FinishedError(end.code, end.details)
 
     def check_refusal(self, *, wait_for_ready: bool) -> None:
         """Return if a call that got no subchannel is to wait.
@@ -635,9 +627,9 @@ class _Method:
         seen = None if self.kind.streams_requests else request
         subchannel = pool.pick(self.name, seen, metadata)
         if subchannel is None:
-            call = self.name, seen, metadata
-            patient = bool(wait_for_ready)
-            subchannel, timeout = pool.wait_for_pick(call, timeout, wait_for_ready=patient)
+            pick = partial(pool.pick_again, self.name, seen, metadata)
+            found, timeout = pool.wait_for(pick, timeout, wait_for_ready=bool(wait_for_ready))
+            subchannel = found
         ready = False if wait_for_ready else wait_for_ready  # or it might wait at this server
         began_s = time.monotonic()
         try:

@@ -32,7 +32,13 @@ import grpc
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import StaleInstancesKept, SubchannelHealthy, SubchannelUnhealthy, emit
+from rpcwheel.observe import (
+    CallbackFailed,
+    StaleInstancesKept,
+    SubchannelHealthy,
+    SubchannelUnhealthy,
+    emit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -322,6 +328,12 @@ class SubchannelPool(Generic[S]):
         """Wake calls and subscribers that wait for a change."""
         raise NotImplementedError
 
+    def connect_failed(self, subchannel: S, error: BaseException) -> None:
+        """Note that the user's `connect` raised."""
+        subchannel.error_text = f"connect raised {error!r}"
+        subchannel.connect_after_ns = time.monotonic_ns() + RECONNECT_NS
+        emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
+
     # --- Instances ---
 
     def update(self, instances: Iterable[ServiceInstance]) -> None:
@@ -520,10 +532,9 @@ class SubchannelPool(Generic[S]):
                 return None
         return None
 
-    @property
-    def has_candidates(self) -> bool:
-        """Whether the last reading of the states found subchannels to pick from."""
-        return self._pick is not None
+    def pick_again(self, method: str, request: Any, metadata: Any) -> S | None:
+        """As `pick`, for a call that waits: the states are read for all that wait."""
+        return None if self._pick is None else self.pick(method, request, metadata)
 
     def pick_other(
         self, tried: Sequence[object], method: str, request: Any, metadata: Any
@@ -687,12 +698,19 @@ class SubchannelPool(Generic[S]):
         limit_s = to_seconds(self.settings.pick_timeout_ns)
         return limit_s if timeout is None else min(timeout, limit_s)
 
-    def timed_out(self) -> str:
-        """The status details of a call that has waited for too long."""
-        if not self._known:
-            said = f"no instance of {self.name} is known yet"
-            return f"{said}: {self._error}" if self._error else said
-        return f"no connection to a server of {self.name} became ready in time"
+    def timed_out(self, timeout: float | None, limit: float | None) -> Refusal:
+        """The end of a call that has waited for too long.
+
+        Args:
+            timeout: That of the call, in seconds.
+            limit: What `limit_of` returned for it.
+        """
+        late = grpc.StatusCode.DEADLINE_EXCEEDED
+        code = late if limit == timeout else grpc.StatusCode.UNAVAILABLE
+        if self._known:
+            return Refusal(code, f"no connection to a server of {self.name} became ready in time")
+        details = f"no instance of {self.name} is known yet"
+        return Refusal(code, f"{details}: {self._error}" if self._error else details)
 
     # --- The ends of calls ---
 

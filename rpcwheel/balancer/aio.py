@@ -1,0 +1,6 @@
+"""The names of `rpcwheel.balancer` for `grpc.aio`."""
+
+from .aio_broadcast import BroadcastChannel
+from .aio_channel import BalancedChannel, Subchannel
+
+__all__ = ["BalancedChannel", "BroadcastChannel", "Subchannel"]

@@ -1,0 +1,245 @@
+"""`BroadcastChannel` for `grpc.aio`: each unary call goes to all servers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+import grpc
+
+from rpcwheel._grpc.aio_finished import (
+    CANCELLED,
+    CANCELLED_HERE,
+    OK,
+    failed_call,
+    failed_with,
+    finished_call,
+    status_of,
+)
+from rpcwheel._grpc.aio_relay import AwaitedRelay, cancels_of_task
+from rpcwheel._grpc.calls import metadata_of
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import Kind
+from rpcwheel.transport.aio import CLOSED
+
+from .aio_channel import BalancedChannel
+from .arguments import checked_broadcast
+from .broadcast_failed import BroadcastFailed, distinct_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from .aio_channel import Subchannel
+
+__all__ = ["BroadcastChannel"]
+
+KIND: Final = Kind.UNARY_UNARY
+
+
+class BroadcastChannel(grpc.aio.Channel):
+    """A channel whose unary calls go to all servers at once, and return a dict of the responses.
+
+    Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
+    it was made of several (`channel` for those of `grpc.aio`, which do not tell theirs). If two are
+    the same, the second key is `"10.0.0.7:50051 #2"`, and so on. If the call fails on a server,
+    raises `BroadcastFailed`, which has the other responses.
+
+    Each server gets the call over the connection of its own, whatever its state: also unhealthy
+    ones and those that are DRAINING. With more instances than `BalancerPolicy.subset_size` the
+    channel has subchannels for some of them only; set it to None to reach all.
+
+    Streams are refused. (Dubbo's `broadcast` asks the servers one after the other.)
+    """
+
+    def __init__(self, channel: BalancedChannel | Sequence[grpc.aio.Channel]) -> None:
+        """Make the channel; closing it does not close what it is made of.
+
+        Args:
+            channel: A `BalancedChannel`; or channels, one for each server.
+
+        Raises:
+            TypeError, ConfigurationError: It is neither.
+        """
+        self._channel: BalancedChannel | tuple[grpc.aio.Channel, ...] = checked_broadcast(
+            channel, BalancedChannel, grpc.aio.Channel, ("rpcwheel.aio", "rpcwheel")
+        )
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable."""
+        if isinstance(self._channel, BalancedChannel):
+            of_all = self._channel.unary_unary(method, *args, **options)
+            return _Broadcast(method, partial(_begin_on_subchannels, of_all), of_all.pool)
+        methods = [one.unary_unary(method, *args, **options) for one in self._channel]
+        names = distinct_names(str(getattr(one, "target", "channel")) for one in self._channel)
+        return _Broadcast(method, partial(_begin_on_channels, names, methods))
+
+    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
+        return partial(_refuse, f"{method} streams; a BroadcastChannel is for unary calls")
+
+    unary_stream = stream_unary = stream_stream = _refuse
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """The state of the `BalancedChannel`.
+
+        Raises:
+            ConfigurationError: It was made of several channels.
+        """
+        return self._balanced().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """As `get_state`."""
+        await self._balanced().wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """As `get_state`."""
+        await self._balanced().channel_ready()
+
+    def _balanced(self) -> BalancedChannel:
+        if isinstance(self._channel, BalancedChannel):
+            return self._channel
+        raise ConfigurationError("each of the channels has a state of its own; ask there")
+
+    async def close(self, grace: float | None = None) -> None:
+        """Do nothing: what it is made of is yours to close."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class _Broadcast(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+    """One method of a stub."""
+
+    def __init__(self, method: str, begin: Callable[..., Any], pool: Any = None) -> None:
+        self._method = method
+        self._begin = begin
+        self._pool = pool
+
+    def __call__(
+        self,
+        request: Any,
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        if self._pool is not None and (self._pool.closed or self._pool.closing):
+            raise grpc.aio.UsageError(CLOSED)
+        options = {
+            "timeout": timeout,
+            "metadata": None if metadata is None else metadata_of(metadata),  # for each server
+            "credentials": credentials,
+            "wait_for_ready": wait_for_ready,
+            "compression": compression,
+        }
+        return _BroadcastCall(self._method, timeout, partial(self._begin, request, options))
+
+
+class _BroadcastCall(AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
+    """The call that the caller holds. A task begins those on the servers and awaits them."""
+
+    kind = KIND
+
+    def __init__(self, method: str, timeout: float | None, begin: Callable[..., Any]) -> None:
+        self.method = method
+        self._until_s = None if timeout is None else time.monotonic() + timeout
+        self._task = asyncio.get_running_loop().create_task(self._run(begin))
+
+    async def _run(self, begin: Callable[..., Any]) -> None:
+        calls: dict[str, Any] = {}
+        try:
+            await begin(calls)
+            outcomes = await asyncio.gather(*map(_outcome_of, calls.values()))
+        except asyncio.CancelledError:
+            self.cancel()
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            self.finish(failed_call(KIND, error))
+        else:
+            self._finish_with(dict(zip(calls, outcomes, strict=True)))
+        finally:
+            for call in calls.values():
+                call.cancel()  # those that still run
+
+    def _finish_with(self, outcomes: dict[str, tuple[Any, grpc.RpcError | None]]) -> None:
+        responses = {name: response for name, (response, error) in outcomes.items() if not error}
+        errors = {name: error for name, (_, error) in outcomes.items() if error}
+        if errors:
+            self.finish(failed_call(KIND, BroadcastFailed(self.method, responses, errors)))
+        else:
+            self.finish(finished_call(KIND, OK, "", result=responses))
+
+    def _release(self) -> None:
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def time_remaining(self) -> float | None:
+        return None if self._until_s is None else max(0.0, self._until_s - time.monotonic())
+
+
+async def _begin_on_subchannels(
+    method: Any, request: Any, options: dict[str, Any], calls: dict[str, Any]
+) -> None:
+    """Begin a call on each subchannel; waits until there are subchannels."""
+    pool, timeout, began_s = method.pool, options["timeout"], time.monotonic()
+    subchannels = await pool.wait_for_subchannels(
+        timeout, wait_for_ready=bool(options["wait_for_ready"])
+    )
+    if timeout is not None:
+        options["timeout"] = max(0.0, began_s + timeout - time.monotonic())
+    names = distinct_names(one.address for one in subchannels)
+    for name, one in zip(names, subchannels, strict=True):
+        calls[name] = _begin_on(method, one, request, options)
+
+
+def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[str, Any]) -> Any:
+    try:
+        method.on(subchannel)
+    except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
+        if not subchannel.removed:
+            method.pool.connect_failed(subchannel, error)
+    else:
+        call = method.call_class(method)
+        if call.start_on(subchannel, (request,), options):
+            return call
+    text = "its instance was removed" if subchannel.removed else subchannel.error_text
+    return finished_call(KIND, grpc.StatusCode.UNAVAILABLE, text)
+
+
+async def _begin_on_channels(
+    names: Sequence[str],
+    methods: Sequence[Any],
+    request: Any,
+    options: dict[str, Any],
+    calls: dict[str, Any],
+) -> None:
+    for name, method in zip(names, methods, strict=True):
+        calls[name] = method(request, **options)
+
+
+async def _outcome_of(call: Any) -> tuple[Any, grpc.RpcError | None]:
+    """The response of a call, or its error."""
+    cancels = cancels_of_task()
+    try:
+        return await call, None
+    except asyncio.CancelledError:
+        if cancels_of_task() > cancels:
+            raise
+        return None, failed_with(CANCELLED, CANCELLED_HERE)  # its channel was closed
+    except Exception as error:  # noqa: BLE001 - of an interceptor, too
+        return None, status_of(error)
+
+
+def _refuse(text: str, *_: Any, **__: Any) -> NoReturn:
+    raise ConfigurationError(text)

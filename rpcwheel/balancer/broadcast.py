@@ -1,0 +1,216 @@
+"""`BroadcastChannel` for `grpc`: each unary call goes to all servers at once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import grpc
+
+from rpcwheel._grpc.calls import failure_of, metadata_of
+from rpcwheel._grpc.connectivity import target_below
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse
+from rpcwheel.errors import ConfigurationError
+
+from .arguments import checked_broadcast
+from .broadcast_failed import BroadcastFailed, distinct_names
+from .channel import BalancedChannel, report_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+    from .channel import Subchannel
+
+__all__ = ["BroadcastChannel"]
+
+
+class BroadcastChannel(grpc.Channel):
+    """A channel whose unary calls go to all servers at once, and return a dict of the responses.
+
+    Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
+    it was made of several. If two are the same, the second key is `"10.0.0.7:50051 #2"`, and so on.
+    If the call fails on a server, raises `BroadcastFailed`, which has the other responses.
+
+    Each server gets the call over the connection of its own, whatever its state: also unhealthy
+    ones and those that are DRAINING. With more instances than `BalancerPolicy.subset_size` the
+    channel has subchannels for some of them only; set it to None to reach all.
+
+    The calls block: `.future()` and streams are refused. (Dubbo's `broadcast` asks the servers one
+    after the other.)
+    """
+
+    def __init__(self, channel: BalancedChannel | Sequence[grpc.Channel]) -> None:
+        """Make the channel; closing it does not close what it is made of.
+
+        Args:
+            channel: A `BalancedChannel`; or channels, one for each server.
+
+        Raises:
+            TypeError, ConfigurationError: It is neither.
+        """
+        self._channel: BalancedChannel | tuple[grpc.Channel, ...] = checked_broadcast(
+            channel, BalancedChannel, grpc.Channel, ("rpcwheel", "rpcwheel.aio")
+        )
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
+        """Make a multicallable."""
+        if isinstance(self._channel, BalancedChannel):
+            of_all = self._channel.unary_unary(method, *args, **options)
+            return _Broadcast(method, partial(_begin_on_subchannels, of_all))
+        methods = [one.unary_unary(method, *args, **options) for one in self._channel]
+        names = distinct_names(map(_target, self._channel))
+        return _Broadcast(method, partial(_begin_on_channels, names, methods))
+
+    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
+        return partial(_refuse, f"{method} streams; a BroadcastChannel is for unary calls")
+
+    unary_stream = stream_unary = stream_stream = _refuse
+
+    def subscribe(
+        self,
+        callback: Callable[[grpc.ChannelConnectivity], None],
+        try_to_connect: bool | None = False,
+    ) -> None:
+        """Subscribe to the state of the `BalancedChannel`.
+
+        Raises:
+            ConfigurationError: It was made of several channels.
+        """
+        if not isinstance(self._channel, BalancedChannel):
+            raise ConfigurationError("each of the channels has a state of its own; subscribe there")
+        self._channel.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
+        """Call it no more."""
+        if isinstance(self._channel, BalancedChannel):
+            self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        """Do nothing: what it is made of is yours to close."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class BroadcastFailedRpc(BroadcastFailed, FinishedError):
+    """`BroadcastFailed` as a call, which is what interceptors of grpc get of one that failed."""
+
+    def __init__(self, method: str, responses: dict[str, Any], errors: dict[str, Any]) -> None:
+        BroadcastFailed.__init__(self, method, responses, errors)
+        FinishedError.__init__(self, self.code(), str(self))
+
+
+class _Broadcast(grpc.UnaryUnaryMultiCallable):
+    """One method of a stub."""
+
+    def __init__(self, method: str, begin: Callable[..., Iterator[tuple[str, Any]]]) -> None:
+        self._method = method
+        self._begin = begin
+
+    def __call__(self, request: Any, *args: Any, **options: Any) -> Any:
+        return self.with_call(request, *args, **options)[0]
+
+    def with_call(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        metadata = None if metadata is None else metadata_of(metadata)  # read once for each server
+        options = timeout, metadata, credentials, wait_for_ready, compression
+        calls: dict[str, Any] = {}
+        responses, errors = {}, {}
+        try:
+            for name, call in self._begin(request, *options):
+                calls[name] = call  # noqa: PERF403 - if one can't begin, the others are canceled
+            for name, call in calls.items():
+                error = failure_of(call)
+                if error is None:
+                    responses[name] = call.result()
+                else:
+                    errors[name] = _as_rpc_error(error)
+        finally:
+            for call in calls.values():
+                call.cancel()  # those that still run: the wait was interrupted
+        if errors:
+            raise BroadcastFailedRpc(self._method, responses, errors)
+        return responses, FinishedResponse(responses, "")
+
+    def future(self, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigurationError(
+            f"{self._method}: a BroadcastChannel has no .future(); its calls block"
+        )
+
+
+def _begin_on_subchannels(
+    method: Any, request: Any, timeout: float | None, *options: Any
+) -> Iterator[tuple[str, Any]]:
+    """Begin a call on each subchannel; waits on this thread until there are subchannels."""
+    pool, wait_for_ready = method.pool, bool(options[2])
+    subchannels = pool.subchannels
+    if not subchannels:
+        subchannels, timeout = pool.wait_for(
+            lambda: pool.subchannels or None, timeout, wait_for_ready=wait_for_ready
+        )
+    names = distinct_names(one.address for one in subchannels)
+    for name, one in zip(names, subchannels, strict=True):
+        yield name, _begin_on(method, one, request, timeout, *options)
+
+
+def _begin_on(method: Any, subchannel: Subchannel, *given: Any) -> Any:
+    pool = method.pool
+    try:
+        multicallable = method.on(subchannel)
+    except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
+        if not subchannel.removed:
+            pool.connect_failed(subchannel, error)
+        return _unavailable(subchannel)
+    try:
+        call = multicallable.future(*given)
+    except ValueError as error:
+        if not pool.was_closed(subchannel, error):
+            raise
+        return _unavailable(subchannel)
+    report_end(call, pool, subchannel)
+    return call
+
+
+def _unavailable(subchannel: Subchannel) -> FinishedError:
+    text = "its instance was removed" if subchannel.removed else subchannel.error_text
+    return FinishedError(grpc.StatusCode.UNAVAILABLE, text)
+
+
+def _begin_on_channels(
+    names: Sequence[str], methods: Sequence[Any], *given: Any
+) -> Iterator[tuple[str, Any]]:
+    for name, method in zip(names, methods, strict=True):
+        yield name, method.future(*given)
+
+
+def _as_rpc_error(error: BaseException) -> BaseException:
+    """An error with a status; that of an interceptor may be any exception."""
+    if isinstance(error, grpc.RpcError) and hasattr(error, "code"):
+        return error
+    if isinstance(error, grpc.FutureCancelledError):
+        return FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!")
+    return FinishedError(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}", error=error)
+
+
+def _target(channel: grpc.Channel) -> str:
+    return getattr(channel, "target", None) or target_below(channel) or "channel"
+
+
+def _refuse(text: str, *_: Any, **__: Any) -> NoReturn:
+    raise ConfigurationError(text)

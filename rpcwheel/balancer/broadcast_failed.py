@@ -1,0 +1,73 @@
+"""The error of a broadcast, and how its servers are named. For both worlds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["BroadcastFailed", "distinct_names"]
+
+
+class BroadcastFailed(grpc.RpcError):
+    """A broadcast failed on one server at least; the others have carried it out.
+
+    Its code and metadata are those of the first error, in the order of the keys of `errors`.
+    """
+
+    def __init__(
+        self, method: str, responses: Mapping[str, Any], errors: Mapping[str, grpc.RpcError]
+    ) -> None:
+        """Make it.
+
+        Args:
+            method: The method's full name.
+            responses: By server, with the keys that `BroadcastChannel` uses.
+            errors: By server; one at least.
+        """
+        grpc.RpcError.__init__(self)
+        self.method = method
+        self.responses = dict(responses)
+        """By server, with the keys that `BroadcastChannel` uses."""
+        self.errors = dict(errors)
+        """By server, with the same keys."""
+        self._first: Any = self.errors[min(self.errors)]
+
+    def code(self) -> grpc.StatusCode:
+        """The status code of the first error."""
+        code: grpc.StatusCode = self._first.code()
+        return code
+
+    def details(self) -> str:
+        """How many servers failed, and the status of each."""
+        return str(self)
+
+    def initial_metadata(self) -> Any:
+        """Of the first error."""
+        return self._first.initial_metadata()
+
+    def trailing_metadata(self) -> Any:
+        """Of the first error."""
+        return self._first.trailing_metadata()
+
+    def __str__(self) -> str:
+        errors: dict[str, Any] = dict(sorted(self.errors.items()))
+        texts = [f"{name}: {error.code().name} {error.details()}" for name, error in errors.items()]
+        count = len(self.errors) + len(self.responses)
+        return f"{self.method}: {len(self.errors)} of {count} servers failed: {'; '.join(texts)}"
+
+    def __repr__(self) -> str:
+        return f"BroadcastFailed({str(self)!r})"
+
+
+def distinct_names(names: Iterable[str]) -> list[str]:
+    """Return the names in their order; the second of the same name is `"name #2"`, and so on."""
+    counts: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        counts[name] = number = counts.get(name, 0) + 1
+        distinct.append(name if number == 1 else f"{name} #{number}")
+    return distinct
