@@ -56,6 +56,6 @@ def _state_changed(
     if subchannel is None:
         return
     if state in UNHEALTHY:
-        subchannel.down(UNHEALTHY[state])
+        subchannel.mark_unhealthy(UNHEALTHY[state])
     elif state is HeartbeatState.ALIVE:
-        subchannel.up()
+        subchannel.mark_healthy()

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from rpcwheel.cluster.pickers import Picker
-    from rpcwheel.cluster.policy import ClusterPolicy
+    from rpcwheel.balancer.pickers import Picker
+    from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.durations import Duration
     from rpcwheel.failback.entry import FailedCall
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
@@ -73,7 +73,7 @@ class Kit(
         group: str | None = None,
         version: str | None = None,
         zone: str | None = None,
-        balancer: ClusterPolicy | None = None,
+        balancer: BalancerPolicy | None = None,
     ) -> grpc.Channel:
         """Make a channel with the policies in front, whose connection is replaced when it is dead.
 
@@ -261,9 +261,9 @@ class Kit(
         """
         intercepted = self._intercept(channel)
         if self._manager is not None:
-            from rpcwheel.cluster.sync import ClusterChannel
+            from rpcwheel.balancer.channel import BalancedChannel
 
-            self._watch(channel, intercepted, ClusterChannel)
+            self._watch(channel, intercepted, BalancedChannel)
         return intercepted
 
     def _intercept(self, channel: grpc.Channel) -> grpc.Channel:

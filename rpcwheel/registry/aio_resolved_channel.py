@@ -10,34 +10,31 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import grpc
-import grpc.aio
-
-from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
-from rpcwheel.cluster.aio import ClusterChannel
-from rpcwheel.cluster.arguments import credentials_for
+from rpcwheel.balancer.aio_channel import BalancedChannel
+from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.aio import ReconnectingChannel
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 
-from ._balancing import cluster_settings
 from ._shared import Shared, check_policy, provider_of
 from .aio_face import FailbackRegistry, Registry
 from .alarm import Alarm
 from .target import Target, names_service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
-    from rpcwheel.cluster._aio_member import Member
-    from rpcwheel.cluster.pickers import Picker
-    from rpcwheel.cluster.policy import ClusterPolicy
+    import grpc.aio
+
+    from rpcwheel.balancer.aio_channel import Subchannel
+    from rpcwheel.balancer.pickers import Picker
+    from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.errors import TimerError
-    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from .aio_face import Subscription
@@ -62,10 +59,10 @@ def insecure_channel(
     group: str | None = None,
     version: str | None = None,
     zone: str | None = None,
-    policy: ClusterPolicy | None = None,
+    policy: BalancerPolicy | None = None,
     registry_policy: RegistryPolicy | None = None,
-    on_subchannel: Callable[[Member], object] | None = None,
-    on_removed: Callable[[Member], object] | None = None,
+    on_subchannel: Callable[[Subchannel], object] | None = None,
+    on_removed: Callable[[Subchannel], object] | None = None,
     timer: Timer | None = None,
 ) -> grpc.aio.Channel:
     """Make a channel without encryption, as `grpc.aio.insecure_channel`.
@@ -113,10 +110,10 @@ def secure_channel(
     group: str | None = None,
     version: str | None = None,
     zone: str | None = None,
-    policy: ClusterPolicy | None = None,
+    policy: BalancerPolicy | None = None,
     registry_policy: RegistryPolicy | None = None,
-    on_subchannel: Callable[[Member], object] | None = None,
-    on_removed: Callable[[Member], object] | None = None,
+    on_subchannel: Callable[[Subchannel], object] | None = None,
+    on_removed: Callable[[Subchannel], object] | None = None,
     timer: Timer | None = None,
 ) -> grpc.aio.Channel:
     """Make a channel with these credentials, as `grpc.aio.secure_channel`.
@@ -186,10 +183,14 @@ def resolved_channel(
     group: str | None = None,
     version: str | None = None,
     registry_policy: RegistryPolicy | None = None,
+    lb_policy: str | Picker | None = None,
+    zone: str | None = None,
+    policy: BalancerPolicy | None = None,
+    on_subchannel: Callable[[Subchannel], object] | None = None,
+    on_removed: Callable[[Subchannel], object] | None = None,
     timer: Timer | None = None,
-    **settings: Any,
 ) -> ResolvedChannel:
-    """Make a channel by name. `settings` are those of `ResolvedChannel`.
+    """Make a channel by name.
 
     Raises:
         RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
@@ -202,53 +203,31 @@ def resolved_channel(
     named = Target.of(
         target, has_registry=registry is not None, service=service, group=group, version=version
     )
+    policy = checked_policy(policy)
+    wait_ns = to_ns(policy.pick_timeout)
     channel = ResolvedChannel(
         named.service,
+        lb_policy="weighted_round_robin" if lb_policy is None else lb_policy,
         credentials=credentials,
         options=options,
         compression=compression,
         interceptors=interceptors,
+        on_subchannel=on_subchannel,
+        on_removed=on_removed,
+        policy=policy if zone is None else policy.changed(zone=zone),
         timer=timer,
-        **settings,
     )
-    channel.start(Resolver(channel, named, registry, registry_policy, timer))
+    channel.start(Resolver(channel, named, registry, registry_policy, wait_ns, timer))
     return channel
 
 
-class ResolvedChannel(ClusterChannel):
+class ResolvedChannel(BalancedChannel):
     """A channel that spreads its calls over the instances that a registry has of a service.
 
     Made by `insecure_channel` and `secure_channel`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-        compression: grpc.Compression | None = None,
-        interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
-        lb_policy: str | Picker | None = None,
-        policy: ClusterPolicy | None = None,
-        zone: str | None = None,
-        on_subchannel: Callable[[Member], object] | None = None,
-        on_removed: Callable[[Member], object] | None = None,
-        **settings: Any,
-    ) -> None:
-        """Make the channel; see `rpcwheel.registry.resolved_channel.ResolvedChannel`."""
-        if on_removed is not None and not callable(on_removed):
-            raise TypeError(
-                f"on_removed must be callable as on_removed(subchannel), not {on_removed!r}"
-            )
-        own = cluster_settings(lb_policy, policy, zone, on_subchannel)
-        if interceptors:
-            own["connect"] = partial(_connect, credentials, compression, list(interceptors))
-            credentials = compression = None
-        self.pick_timeout_ns: int = to_ns(own["policy"].wait)
-        """How long calls wait for instances."""
-        super().__init__(name, credentials=credentials, compression=compression, **own, **settings)
-        self._on_removed = on_removed
-        self._resolver: Resolver | None = None
+    _resolver: Resolver | None = None
 
     def start(self, resolver: Resolver) -> None:
         """Have a resolver update this channel until it is closed or dropped.
@@ -262,26 +241,6 @@ class ResolvedChannel(ClusterChannel):
         )
         self._dropped.atexit = False
         resolver.start()
-
-    def update(self, instances: Iterable[ServiceInstance]) -> None:
-        """As in the base; for the resolver."""
-        before = self.members
-        super().update(instances)
-        if self._on_removed is not None:
-            for member in set(before).difference(self.members):
-                run_callback(self.name, self._on_removed, member)
-
-    def report_error(self, error: Exception, *, wait: bool = False) -> None:
-        """Tell calls why no instances are known; for the resolver.
-
-        Args:
-            error: Its text is in their status.
-            wait: Whether they go on waiting. Otherwise they end now.
-        """
-        if wait:
-            self._fleet.roster.doubt(str(error))
-        else:
-            self.fail(str(error))
 
     async def close(self, grace: float | None = None) -> None:
         """End all calls, close all connections, and release the registry. Idempotent.
@@ -305,6 +264,7 @@ class Resolver:
         target: Target,
         registry: Registry | None,
         policy: RegistryPolicy | None,
+        wait_ns: int,
         timer: Timer | None,
     ) -> None:
         """Open the registry of the target if none is given. Does nothing else before `start`.
@@ -314,7 +274,7 @@ class Resolver:
         """
         self._channel = weakref.ref(channel)
         self._target = target
-        self._wait_ns = channel.pick_timeout_ns
+        self._wait_ns = wait_ns
         self._key = target.registry_key, policy, id(timer)
         if target.url is not None:
             registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))
@@ -371,7 +331,7 @@ class Resolver:
             channel = self._channel()
             wait = wait and channel is not None and not isinstance(error, RegistryRefused)
             if channel is not None:
-                channel.report_error(error, wait=wait)
+                channel.report_error(str(error), wait=wait)
             if wait and not self._closed:
                 self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
 
@@ -396,16 +356,3 @@ def _ignore(_: TimerError) -> None:
 def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs on a worker, where there is no loop."""
     asyncio.run(close())
-
-
-def _connect(
-    credentials: grpc.ChannelCredentials | None,
-    compression: grpc.Compression | None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor],
-    instance: ServiceInstance,
-    options: list[tuple[str, Any]],
-) -> grpc.aio.Channel:
-    credentials = credentials_for(instance.protocol, credentials)
-    if credentials is None:
-        return grpc.aio.insecure_channel(instance.target, options, compression, interceptors)
-    return grpc.aio.secure_channel(instance.target, credentials, options, compression, interceptors)

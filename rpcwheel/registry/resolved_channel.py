@@ -15,31 +15,30 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel.cluster.sync import ClusterChannel
+from rpcwheel.balancer.channel import BalancedChannel
+from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 from rpcwheel.transport.sync import ReconnectingChannel
 
-from ._balancing import cluster_settings
 from ._shared import Shared, check_policy, provider_of
 from .alarm import Alarm
 from .face import FailbackRegistry, Registry
 from .target import Target, names_service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     import grpc
 
-    from rpcwheel.cluster._fleet import Member
-    from rpcwheel.cluster.pickers import Picker
-    from rpcwheel.cluster.policy import ClusterPolicy
+    from rpcwheel.balancer.channel import Subchannel
+    from rpcwheel.balancer.pickers import Picker
+    from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.errors import TimerError
-    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from .face import Subscription
@@ -63,10 +62,10 @@ def insecure_channel(
     group: str | None = None,
     version: str | None = None,
     zone: str | None = None,
-    policy: ClusterPolicy | None = None,
+    policy: BalancerPolicy | None = None,
     registry_policy: RegistryPolicy | None = None,
-    on_subchannel: Callable[[Member], object] | None = None,
-    on_removed: Callable[[Member], object] | None = None,
+    on_subchannel: Callable[[Subchannel], object] | None = None,
+    on_removed: Callable[[Subchannel], object] | None = None,
     timer: Timer | None = None,
 ) -> grpc.Channel:
     """Make a channel without encryption, as `grpc.insecure_channel`.
@@ -142,10 +141,10 @@ def secure_channel(
     group: str | None = None,
     version: str | None = None,
     zone: str | None = None,
-    policy: ClusterPolicy | None = None,
+    policy: BalancerPolicy | None = None,
     registry_policy: RegistryPolicy | None = None,
-    on_subchannel: Callable[[Member], object] | None = None,
-    on_removed: Callable[[Member], object] | None = None,
+    on_subchannel: Callable[[Subchannel], object] | None = None,
+    on_removed: Callable[[Subchannel], object] | None = None,
     timer: Timer | None = None,
 ) -> grpc.Channel:
     """Make a channel with these credentials, as `grpc.secure_channel`; by name, to all instances.
@@ -209,10 +208,14 @@ def resolved_channel(
     group: str | None = None,
     version: str | None = None,
     registry_policy: RegistryPolicy | None = None,
+    lb_policy: str | Picker | None = None,
+    zone: str | None = None,
+    policy: BalancerPolicy | None = None,
+    on_subchannel: Callable[[Subchannel], object] | None = None,
+    on_removed: Callable[[Subchannel], object] | None = None,
     timer: Timer | None = None,
-    **settings: Any,
 ) -> ResolvedChannel:
-    """Make a channel by name. `settings` are those of `ResolvedChannel`.
+    """Make a channel by name.
 
     Raises:
         ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
@@ -223,63 +226,34 @@ def resolved_channel(
     named = Target.of(
         target, has_registry=registry is not None, service=service, group=group, version=version
     )
+    policy = checked_policy(policy)
+    wait_ns = to_ns(policy.pick_timeout)
     channel = ResolvedChannel(
         named.service,
+        lb_policy="weighted_round_robin" if lb_policy is None else lb_policy,
         credentials=credentials,
         options=options,
         compression=compression,
+        on_subchannel=on_subchannel,
+        on_removed=on_removed,
+        policy=policy if zone is None else policy.changed(zone=zone),
         timer=timer,
-        **settings,
     )
     try:
-        channel.start(Resolver(channel, named, registry, registry_policy, timer))
+        channel.start(Resolver(channel, named, registry, registry_policy, wait_ns, timer))
     except BaseException:
         channel.close()
         raise
     return channel
 
 
-class ResolvedChannel(ClusterChannel):
+class ResolvedChannel(BalancedChannel):
     """A channel that spreads its calls over the instances that a registry has of a service.
 
     Made by `insecure_channel` and `secure_channel`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        lb_policy: str | Picker | None = None,
-        policy: ClusterPolicy | None = None,
-        zone: str | None = None,
-        on_subchannel: Callable[[Member], object] | None = None,
-        on_removed: Callable[[Member], object] | None = None,
-        **settings: Any,
-    ) -> None:
-        """Make the channel; it has no instances before `start`.
-
-        Args:
-            name: Of the service.
-            lb_policy: As in `insecure_channel`.
-            policy: As there.
-            zone: As there.
-            on_subchannel: As there.
-            on_removed: As there.
-            **settings: Others of the balanced channel.
-
-        Raises:
-            ConfigurationError, TypeError: An argument makes no sense.
-        """
-        if on_removed is not None and not callable(on_removed):
-            raise TypeError(
-                f"on_removed must be callable as on_removed(subchannel), not {on_removed!r}"
-            )
-        own = cluster_settings(lb_policy, policy, zone, on_subchannel)
-        self.pick_timeout_ns: int = to_ns(own["policy"].wait)
-        """How long calls wait for instances."""
-        super().__init__(name, **own, **settings)
-        self._on_removed = on_removed
-        self._resolver: Resolver | None = None
+    _resolver: Resolver | None = None
 
     def start(self, resolver: Resolver) -> None:
         """Have a resolver update this channel until it is closed or dropped.
@@ -292,34 +266,16 @@ class ResolvedChannel(ClusterChannel):
         self._dropped.atexit = False
         resolver.start()
 
-    def update(self, instances: Iterable[ServiceInstance]) -> None:
-        """As in the base; for the resolver."""
-        before = self.members
-        super().update(instances)
-        if self._on_removed is not None:
-            for member in set(before).difference(self.members):
-                run_callback(self.name, self._on_removed, member)
-
-    def report_error(self, error: Exception, *, wait: bool = False) -> None:
-        """Tell calls why no instances are known; for the resolver.
-
-        Args:
-            error: Its text is in their status.
-            wait: Whether they go on waiting. Otherwise they end now.
-        """
-        if wait:
-            self._fleet.roster.doubt(str(error))
-        else:
-            self.fail(str(error))
-
     def close(self) -> None:
         """End all calls, close all connections, and release the registry. Idempotent.
 
         Not to be called where gRPC runs done-callbacks, as for any channel of gRPC.
         """
-        super().close()
-        if self._resolver is not None and self._dropped.detach():
-            self._resolver.close()
+        try:
+            super().close()
+        finally:
+            if self._resolver is not None and self._dropped.detach():
+                self._resolver.close()
 
 
 class Resolver:
@@ -331,6 +287,7 @@ class Resolver:
         target: Target,
         registry: Registry | None,
         policy: RegistryPolicy | None,
+        wait_ns: int,
         timer: Timer | None,
     ) -> None:
         """Open the registry of the target if none is given. Does nothing else before `start`.
@@ -340,7 +297,7 @@ class Resolver:
         """
         self._channel = weakref.ref(channel)
         self._target = target
-        self._wait_ns = channel.pick_timeout_ns
+        self._wait_ns = wait_ns
         self._key = target.registry_key, policy, id(timer)
         if target.url is not None:
             registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))
@@ -391,7 +348,7 @@ class Resolver:
             channel = self._channel()
             wait = wait and channel is not None and not isinstance(error, RegistryRefused)
             if channel is not None:
-                channel.report_error(error, wait=wait)
+                channel.report_error(str(error), wait=wait)
             with self._lock:
                 if wait and not self._closed:
                     self._alarm.wake(self._alarm.now_ns() + self._wait_ns)

@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from fixtures.clusters import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.proxy import Proxy
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import aio_wait_until
-from rpcwheel import ConfigurationError, ManualTimer
-from rpcwheel.aio import ClusterChannel, HeartbeatPolicy, HeartbeatState, Kit, ReconnectingChannel
+from rpcwheel import ConfigurationError, ManualTimer, ServiceInstance
+from rpcwheel.aio import HeartbeatPolicy, HeartbeatState, Kit, ReconnectingChannel
+from rpcwheel.balancer.aio_channel import BalancedChannel
 from rpcwheel.observe import ConnectionAlive, ConnectionClosed, ConnectionDead
 
 
@@ -154,12 +154,16 @@ async def test_interceptors_of_a_kit_with_a_heartbeat_warn_once():
     Kit().client_interceptors()
 
 
-async def test_a_channel_of_many_members_warns_that_it_has_no_heartbeat(shop):
-    async with Kit(heartbeat=10.0) as kit, ClusterChannel("shop", [instance(shop)]) as cluster:
+def instance_of(shop):
+    return ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
+
+
+async def test_a_balanced_channel_warns_that_it_has_no_heartbeat(shop):
+    async with Kit(heartbeat=10.0) as kit, BalancedChannel("shop", [instance_of(shop)]) as balanced:
         with pytest.warns(
-            RuntimeWarning, match="a channel by name or of a ClusterChannel"
+            RuntimeWarning, match="a channel by name or of a BalancedChannel"
         ) as caught:
-            channel = kit.intercept_channel(cluster)
+            channel = kit.intercept_channel(balanced)
         assert [one.filename for one in caught] == [__file__]
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
         assert kit.heartbeats == ()

@@ -6,11 +6,12 @@ import pytest
 
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel import ClusterPolicy, aio
+from rpcwheel import aio
 from rpcwheel.aio import ConfigurationError, HeartbeatState, ServiceInstance
+from rpcwheel.balancer import BalancerPolicy
 
 QUICK = {"port": 0, "lame_duck": 0.05}
-PATIENT = ClusterPolicy(wait=WAIT_S)
+PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
 
 
 async def test_a_server_is_published_watched_and_ended_in_order(make_aio_shop, memory):
@@ -43,11 +44,12 @@ async def test_a_channel_by_name_takes_what_only_a_name_can_have(memory):
 
 async def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_aio_shop, memory):
     shop = make_aio_shop()
+    policy = PATIENT.changed(self_preservation=False)
     instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
     await shop.server.start()
     async with aio.open_registry(memory) as registry, aio.Kit(heartbeat=60.0) as kit:
         await registry.register(instance, wait=WAIT_S)
-        async with kit.channel(f"{memory}/{SERVICE}", balancer=PATIENT) as channel:
+        async with kit.channel(f"{memory}/{SERVICE}", balancer=policy) as channel:
             call = channel.unary_unary(HOLD)(b"", timeout=WAIT_S)
             waiting = asyncio.ensure_future(call)
             await asyncio.wait_for(shop.held.wait(), WAIT_S)

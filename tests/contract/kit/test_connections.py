@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from fixtures.clusters import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.proxy import Proxy
 from fixtures.server_process import PING
@@ -14,7 +13,6 @@ from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
-    ClusterChannel,
     ConfigurationError,
     ConnectionTable,
     HeartbeatPolicy,
@@ -23,7 +21,9 @@ from rpcwheel import (
     ManualTimer,
     MethodProbe,
     ReconnectingChannel,
+    ServiceInstance,
 )
+from rpcwheel.balancer import BalancedChannel
 from rpcwheel.observe import ConnectionAlive, ConnectionClosed, ConnectionDead, IdleLimited
 
 
@@ -144,16 +144,20 @@ def test_interceptors_of_a_kit_with_a_heartbeat_warn_once(shop):
     Kit(heartbeat=HeartbeatPolicy(interval=None)).client_interceptors()
 
 
-def test_a_channel_of_many_members_warns_that_it_has_no_heartbeat(shop):
+def instance_of(shop):
+    return ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
+
+
+def test_a_balanced_channel_warns_that_it_has_no_heartbeat(shop):
     with (
         ManualTimer() as timer,
         Kit(heartbeat=10.0, timer=timer) as kit,
-        ClusterChannel("shop", [instance(shop)]) as cluster,
+        BalancedChannel("shop", [instance_of(shop)]) as balanced,
     ):
         with pytest.warns(
-            RuntimeWarning, match="a channel by name or of a ClusterChannel"
+            RuntimeWarning, match="a channel by name or of a BalancedChannel"
         ) as caught:
-            assert kit.intercept_channel(cluster).unary_unary(UNARY_UNARY)(b"a") == b"a"
+            assert kit.intercept_channel(balanced).unary_unary(UNARY_UNARY)(b"a") == b"a"
         assert [one.filename for one in caught] == [__file__]
         assert kit.heartbeats == ()
 

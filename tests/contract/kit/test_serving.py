@@ -8,7 +8,6 @@ import rpcwheel
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
-    ClusterPolicy,
     ConfigurationError,
     HeartbeatState,
     Kit,
@@ -17,9 +16,10 @@ from rpcwheel import (
     RetryPolicy,
     ServiceInstance,
 )
+from rpcwheel.balancer import BalancerPolicy
 
 QUICK = {"port": 0, "lame_duck": 0.05}
-PATIENT = ClusterPolicy(wait=WAIT_S)
+PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
 """Calls wait for instances for longer than a machine stands still."""
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
@@ -70,7 +70,7 @@ def test_the_registry_s_policy_is_the_kit_s(kit, make_shop, memory):
 
 def test_a_channel_by_name_takes_what_only_a_name_can_have(kit, memory):
     settings = {"lb_policy": "least_request", "group": "blue", "version": "1", "zone": "eu-1"}
-    with kit.channel(memory, service=SERVICE, balancer=ClusterPolicy(wait=1), **settings):
+    with kit.channel(memory, service=SERVICE, balancer=BalancerPolicy(pick_timeout=1), **settings):
         pass
     with pytest.raises(ConfigurationError, match=r"lb_policy, zone: for a channel .* by its name"):
         kit.channel("127.0.0.1:50051", lb_policy="least_request", zone="eu-1")
@@ -122,11 +122,12 @@ def test_of_several_servers_it_is_to_be_said_which(make_shop, memory):
 
 def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_shop, memory):
     shop = make_shop()
+    policy = PATIENT.changed(self_preservation=False)
     instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
     shop.server.start()
     with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=60.0) as kit:
         registry.register(instance, wait=WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}", balancer=PATIENT) as channel:
+        with kit.channel(f"{memory}/{SERVICE}", balancer=policy) as channel:
             hold = channel.unary_unary(f"/{SERVICE}/Hold").future(b"", timeout=WAIT_S)
             assert shop.held.wait(WAIT_S)
             (heartbeat,) = kit.heartbeats

@@ -139,8 +139,8 @@ async def test_no_call_fails_while_servers_are_replaced(make_aio_shop, memory, t
         assert await published.wait_published(WAIT_S)
         return published
 
-    def is_member(published):
-        return any(one.instance.port == published.port for one in to_service.members)
+    def is_known(published):
+        return any(one.instance.port == published.port for one in to_service.subchannels)
 
     old = await start("a")
     async with insecure_channel(f"{memory}/{SERVICE}") as to_service:
@@ -160,7 +160,7 @@ async def test_no_call_fails_while_servers_are_replaced(make_aio_shop, memory, t
             new = await start(name)
             await aio_wait_until(lambda: answered(name.encode()))  # noqa: B023
             old.begin_stop()
-            await aio_wait_until(lambda: not is_member(old))  # noqa: B023
+            await aio_wait_until(lambda: not is_known(old))  # noqa: B023
             await aio_wait_until(lambda: timer.advance(1.0) >= 0 and old.state == "closed")  # noqa: B023
             old = new
         over = True

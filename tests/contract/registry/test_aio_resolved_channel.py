@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.aio import ClusterChannel
-from rpcwheel.cluster import ClusterPolicy
+from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.balancer.aio_channel import BalancedChannel
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import CallbackFailed
@@ -19,7 +19,6 @@ from rpcwheel.registry.aio import (
     FailbackRegistry,
     insecure_channel,
     open_registry,
-    secure_channel,
 )
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
@@ -28,7 +27,7 @@ from rpcwheel.testing import FlakyProvider
 POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
-channel = functools.partial(insecure_channel, policy=ClusterPolicy(wait=WAIT_S))
+channel = functools.partial(insecure_channel, policy=BalancerPolicy(pick_timeout=WAIT_S))
 """Its first call waits for instances for longer than a machine stands still."""
 
 
@@ -84,7 +83,7 @@ async def error_text(to_service):
 async def test_it_calls_all_that_are_published_and_follows_the_changes(serve, registry, memory):
     one = await serve("a")
     async with channel(f"{memory}/{SERVICE}") as to_service:
-        assert isinstance(to_service, ClusterChannel)
+        assert isinstance(to_service, BalancedChannel)
         assert await who(to_service) == {b"a"}
         await serve("b")
         await wait_until_called(to_service, {b"a", b"b"})
@@ -109,7 +108,9 @@ async def test_group_and_version_select_the_servers(serve, memory):
 async def test_calls_outlive_a_change_of_addresses(make_aio_shop, serve, registry, memory):
     shop = make_aio_shop("a")
     one = await serve("a", shop)
-    async with channel(f"{memory}/{SERVICE}", policy=ClusterPolicy(drain=NEVER_S)) as to_service:
+    async with channel(
+        f"{memory}/{SERVICE}", policy=BalancerPolicy(drain_timeout=NEVER_S)
+    ) as to_service:
         call = to_service.unary_unary(HOLD)(b"", timeout=WAIT_S)
         await asyncio.wait_for(shop.held.wait(), WAIT_S)
         await serve("b")
@@ -144,7 +145,8 @@ async def test_on_subchannel_and_on_removed_are_called_if_they_raise(
     def failures():
         return [one for one in events if isinstance(one, CallbackFailed)]
 
-    settings = {"on_subchannel": made.append, "on_removed": forget}
+    policy = BalancerPolicy(pick_timeout=WAIT_S, self_preservation=False)
+    settings = {"on_subchannel": made.append, "on_removed": forget, "policy": policy}
     async with channel(f"{memory}/{SERVICE}", **settings) as to_service:
         await wait_until_called(to_service, {b"a", b"b"})
         assert {one.id for one in made} == {one.id for one in instances}
@@ -156,24 +158,13 @@ async def test_on_subchannel_and_on_removed_are_called_if_they_raise(
     assert "forget" in failures()[0].callback
 
 
-async def test_with_credentials_it_calls_over_tls(make_aio_shop, registry, memory, certificates):
-    shop = make_aio_shop("a")
-    port = shop.server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
-    await shop.server.start()
-    one = ServiceInstance(service=SERVICE, host="127.0.0.1", port=port, protocol="grpcs")
-    await registry.register(one, wait=WAIT_S)
-    credentials, policy = certificates.channel_credentials(), ClusterPolicy(wait=WAIT_S)
-    async with secure_channel(f"{memory}/{SERVICE}", credentials, policy=policy) as to_service:
-        assert await who(to_service) == {b"a"}
-
-
 # The registry
 
 
 async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(flaky, timer):
     provider, registry = flaky
     provider.down("the cable is cut")
-    settings = {"policy": ClusterPolicy(wait=30.0), "timer": timer}
+    settings = {"policy": BalancerPolicy(pick_timeout=30.0), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
         await aio_wait_until(lambda: timer.pending)
         timer.advance(30.0)
@@ -184,12 +175,12 @@ async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the
 async def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, timer):
     provider, registry = flaky
     provider.down("the cable is cut")
-    settings = {"policy": ClusterPolicy(wait=5.0), "timer": timer}
+    settings = {"policy": BalancerPolicy(pick_timeout=0.2), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
-        waits = asyncio.ensure_future(error_text(to_service))
-        await aio_wait_until(lambda: timer.pending == 2)  # the call's, and that of the last lookup
-        timer.advance(5.0)
-        assert "the cable is cut" in await waits
+        await aio_wait_until(lambda: timer.pending)  # its time does not pass
+        said = await error_text(to_service)
+    assert said.startswith(f"no instance of {SERVICE} is known yet: ")
+    assert said.endswith("the cable is cut")
 
 
 async def test_a_registry_of_the_user_stays_open(registry):

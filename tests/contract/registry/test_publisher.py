@@ -356,8 +356,8 @@ def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
         assert published.wait_published(WAIT_S)
         return published
 
-    def is_member(published):
-        return any(one.instance.port == published.port for one in to_service.members)
+    def is_known(published):
+        return any(one.instance.port == published.port for one in to_service.subchannels)
 
     servers = [start("a")]
     with insecure_channel(f"{memory}/{SERVICE}") as to_service:
@@ -376,7 +376,7 @@ def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
                     servers.append(start(name))
                     assert wait_until(lambda: name.encode() in answers)  # noqa: B023
                     old.begin_stop()
-                    assert wait_until(lambda: not is_member(old))  # noqa: B023
+                    assert wait_until(lambda: not is_known(old))  # noqa: B023
                     assert wait_until(lambda: timer.advance(1.0) >= 0 and old.wait(0.001))  # noqa: B023
             finally:
                 over.set()

@@ -7,7 +7,6 @@ from fixtures.server_process import PING, KillableServer
 from fixtures.shops import SERVICE
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel import (
-    ClusterPolicy,
     HeartbeatPolicy,
     HeartbeatState,
     Kit,
@@ -15,9 +14,14 @@ from rpcwheel import (
     ServiceInstance,
     aio,
 )
-from rpcwheel.observe import ConnectionReplaced, MemberDown, MemberUp
+from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.observe import ConnectionReplaced, SubchannelHealthy, SubchannelUnhealthy
 
 QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
+
+
+def has(events, kind):
+    return any(isinstance(event, kind) for event in tuple(events))
 
 
 def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
@@ -37,7 +41,7 @@ def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(
         first = ping(b"")
         server.stop()
         late = ping.future(b"")
-        assert wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
+        assert wait_until(lambda: has(events, ConnectionReplaced))
         server.cont()
         assert late.result(WAIT_S) == first
         (heartbeat,) = kit.heartbeats
@@ -58,7 +62,7 @@ async def test_an_aio_channel_of_a_kit_outlives_a_frozen_connection_and_its_poli
             first = await ping(b"")
             server.stop()
             late = ping(b"")
-            await aio_wait_until(lambda: any(isinstance(one, ConnectionReplaced) for one in events))
+            await aio_wait_until(lambda: has(events, ConnectionReplaced))
             server.cont()
             assert await late == first
             (heartbeat,) = kit.heartbeats
@@ -67,15 +71,16 @@ async def test_an_aio_channel_of_a_kit_outlives_a_frozen_connection_and_its_poli
         assert kit.heartbeats == ()
 
 
-def test_a_frozen_member_is_not_called_until_it_answers_again(memory, events):
-    """Its heartbeat tells, before any call has found out."""
+def test_a_frozen_server_is_not_called_until_it_answers_again(memory, events):
+    """Its heartbeat reports it before any call has failed."""
     frozen, other = KillableServer(), KillableServer()
     try:
         with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=0.6) as kit:
             for one in (frozen, other):
                 instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
                 registry.register(instance, wait=WAIT_S)
-            with kit.channel(f"{memory}/{SERVICE}", balancer=ClusterPolicy(probe=600)) as channel:
+            balancer = BalancerPolicy(health_check_backoff=600)
+            with kit.channel(f"{memory}/{SERVICE}", balancer=balancer) as channel:
                 ping = channel.unary_unary(PING)
 
                 def pids():
@@ -84,24 +89,28 @@ def test_a_frozen_member_is_not_called_until_it_answers_again(memory, events):
                 assert wait_until(lambda: pids() == {frozen.pid, other.pid})
                 assert len(kit.heartbeats) == 2
                 frozen.stop()
-                assert wait_until(lambda: [one for one in events if isinstance(one, MemberDown)])
+                assert wait_until(
+                    lambda: [one for one in events if isinstance(one, SubchannelUnhealthy)]
+                )
                 assert pids() == {other.pid}
                 frozen.cont()
-                assert wait_until(lambda: [one for one in events if isinstance(one, MemberUp)])
+                assert wait_until(
+                    lambda: [one for one in events if isinstance(one, SubchannelHealthy)]
+                )
                 assert wait_until(lambda: pids() == {frozen.pid, other.pid})
     finally:
         frozen.kill()
         other.kill()
 
 
-async def test_a_frozen_member_of_aio_is_not_called_until_it_answers_again(memory, events):
+async def test_a_frozen_server_is_not_called_in_aio_until_it_answers_again(memory, events):
     frozen, other = KillableServer(), KillableServer()
     try:
         async with aio.open_registry(memory) as registry, aio.Kit(heartbeat=0.6) as kit:
             for one in (frozen, other):
                 instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
                 await registry.register(instance, wait=WAIT_S)
-            balancer = ClusterPolicy(probe=600)
+            balancer = BalancerPolicy(health_check_backoff=600)
             async with kit.channel(f"{memory}/{SERVICE}", balancer=balancer) as channel:
                 ping = channel.unary_unary(PING)
 
@@ -116,10 +125,14 @@ async def test_a_frozen_member_of_aio_is_not_called_until_it_answers_again(memor
                 await at_last({frozen.pid, other.pid})
                 assert len(kit.heartbeats) == 2
                 frozen.stop()
-                await aio_wait_until(lambda: any(isinstance(one, MemberDown) for one in events))
+                await aio_wait_until(
+                    lambda: any(isinstance(one, SubchannelUnhealthy) for one in events)
+                )
                 assert await pids() == {other.pid}
                 frozen.cont()
-                await aio_wait_until(lambda: any(isinstance(one, MemberUp) for one in events))
+                await aio_wait_until(
+                    lambda: any(isinstance(one, SubchannelHealthy) for one in events)
+                )
                 await at_last({frozen.pid, other.pid})
     finally:
         frozen.kill()

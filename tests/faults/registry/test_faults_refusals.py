@@ -23,7 +23,6 @@ from fixtures.fault_worlds import KINDS, running
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
-    ClusterPolicy,
     Kit,
     NotPublished,
     RegistryPolicy,
@@ -33,6 +32,7 @@ from rpcwheel import (
     aio,
     open_registry,
 )
+from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.observe import RecordSkipped
 
 POLICY = RegistryPolicy(lease=60.0, timeout=WAIT_S / 2, snapshot=False)
@@ -41,7 +41,7 @@ POLICY = RegistryPolicy(lease=60.0, timeout=WAIT_S / 2, snapshot=False)
 IMPATIENT = POLICY.changed(timeout=0.4)
 
 ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
-LONG = ClusterPolicy(wait=600)
+LONG = BalancerPolicy(pick_timeout=600)
 """Who is told something, is told at once."""
 
 
@@ -180,7 +180,7 @@ async def test_each_error_of_an_engine_that_is_not_there_names_its_address(schem
             assert registration.state == "PENDING"
             assert not registry.up
             address = f"127.0.0.1:{port}"
-            await refusals(f"{url}/{SERVICE}", ClusterPolicy(wait=0.1), address, IMPATIENT)
+            await refusals(f"{url}/{SERVICE}", BalancerPolicy(pick_timeout=0.1), address, IMPATIENT)
         assert late.value.__cause__ is None or isinstance(late.value.__cause__, RegistryUnavailable)
 
 

@@ -52,19 +52,19 @@ def test_no_call_fails_in_a_rolling_restart_under_load(url):
                 )
             )
 
-        def is_member(process):
-            return any(member.instance.port == process.port for member in to_service.members)
+        def is_known(process):
+            return any(one.instance.port == process.port for one in to_service.subchannels)
 
-        assert wait_until(lambda: len(to_service.members) == 2)
+        assert wait_until(lambda: len(to_service.subchannels) == 2)
         callers = [threading.Thread(target=call, args=(mine,), daemon=True) for mine in answers]
         for one in callers:
             one.start()
         try:
             for one, world in zip(old, ("aio", "sync"), strict=True):
                 new = start(world)
-                assert wait_until(lambda: is_member(new))  # noqa: B023
+                assert wait_until(lambda: is_known(new))  # noqa: B023
                 one.send(signal.SIGTERM)
-                assert wait_until(lambda: not is_member(one))  # noqa: B023
+                assert wait_until(lambda: not is_known(one))  # noqa: B023
                 all_call_anew()
                 one.send(signal.SIGINT)  # the second ends it at once
                 assert one.wait() == 0
