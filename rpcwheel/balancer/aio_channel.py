@@ -218,6 +218,7 @@ class _Pool(SubchannelPool[Subchannel]):
             self.enter()
         made = self._connect(subchannel.instance)
         made.append_to(self.appended)
+        self._replaced = [one for one in self._replaced if not one.closed]
         if known is not None and not known.closed:
             self._replaced.append(known)  # its calls go on
         subchannel.connection, subchannel.multicallables = made, {}
@@ -449,8 +450,7 @@ async def _connect_error(connection: ReconnectingChannel) -> str:
         probe = connection.heartbeat_call(PROBE.method)
         await probe(PROBE.request, timeout=EXPLAIN_TIMEOUT_S, metadata=MARK)
     except grpc.RpcError as error:
-        details = getattr(error, "details", None)
-        return error_text(details() if callable(details) else None)
+        return error_text(error)
     except Exception:  # noqa: BLE001 - closed meanwhile, or an interceptor's
         return ""
     return ""

@@ -48,6 +48,7 @@ from .subchannels import (
     FIRST_POLL_S,
     MAX_EXPLAINED,
     MAX_POLL_S,
+    SHUTDOWN,
     SubchannelBase,
     SubchannelPool,
     checked_name,
@@ -165,10 +166,9 @@ class _Pool(SubchannelPool[Subchannel]):
             self._connecting.update(mine)
         for one in mine:
             try:
-                self.connection_of(one).get_state(try_to_connect=True)
-            except ValueError:
-                if not one.removed:
-                    raise
+                connection = self.connection_of(one)
+                if connection.get_state(try_to_connect=True) is SHUTDOWN:
+                    connection.close()  # the user closed what `connect` made: it gets another one
             except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
                 self.connect_failed(one, error)
             finally:
@@ -191,9 +191,11 @@ class _Pool(SubchannelPool[Subchannel]):
             is_used = made is not None and not subchannel.removed
             is_used = is_used and (known is None or not known.accepts_calls)
             if is_used:
+                self._replaced = [one for one in self._replaced if not one.closed]
                 if known is not None and not known.closed:
                     self._replaced.append(known)  # its calls go on
-                subchannel.connection, subchannel.multicallables = made, {}
+                subchannel.multicallables = {}  # first: see `was_closed`
+                subchannel.connection = made
         if made is None:
             raise ValueError(CLOSED)
         if not is_used:
@@ -216,15 +218,21 @@ class _Pool(SubchannelPool[Subchannel]):
             if self._on_removed is not None:
                 run_callback(self.name, self._on_removed, one)
 
-    def was_closed(self, subchannel: Subchannel, error: ValueError) -> bool:
+    def was_closed(self, subchannel: Subchannel, before: Any, error: ValueError) -> bool:
         """Whether a call was refused because its subchannel was removed, or its channel closed.
 
         gRPC has begun nothing then.
+
+        Args:
+            subchannel: The one that it was to begin on.
+            before: The connection of it, read before its multicallable.
+            error: What was raised.
         """
         if not str(error).startswith("Cannot invoke RPC"):
             return False
         connection = subchannel.connection
-        return subchannel.removed or connection is None or not connection.accepts_calls
+        replaced = connection is not before or connection is None or not connection.accepts_calls
+        return subchannel.removed or replaced
 
     def close(self) -> None:
         """See `BalancedChannel.close`."""
@@ -314,8 +322,9 @@ class _Pool(SubchannelPool[Subchannel]):
             if now_s - self._explained_s >= EXPLAIN_AGAIN_S:
                 self._explained_s = now_s
                 for one in self.subchannels[:MAX_EXPLAINED]:
-                    if one.connection is not None and one.state is FAILING:
-                        one.error_text = _connect_error(one.connection) or one.error_text
+                    left_s = now_s + EXPLAIN_TIMEOUT_S - time.monotonic()
+                    if left_s > 0 and one.connection is not None and one.state is FAILING:
+                        one.error_text = _connect_error(one.connection, left_s) or one.error_text
         return self.refusal()
 
     def _start_polling(self) -> int:
@@ -326,7 +335,7 @@ class _Pool(SubchannelPool[Subchannel]):
             self._polling = True
             version = self._polls
         if starts:
-            EXECUTOR.submit(self, partial(_poll, weakref.ref(self), self._wake))
+            EXECUTOR.submit(self._wake, partial(_poll, weakref.ref(self), self._wake))
         return version
 
     _polls = 0
@@ -372,7 +381,7 @@ class _Pool(SubchannelPool[Subchannel]):
     # --- Health checks ---
 
     def run_soon(self, check: Callable[[], object]) -> None:
-        EXECUTOR.submit(self, check)
+        EXECUTOR.submit(("health checks", self), check)
 
     def probe(
         self,
@@ -391,12 +400,12 @@ class _Pool(SubchannelPool[Subchannel]):
             probe = call.future(PROBE.request, timeout_s, MARK, None, wait_for_ready)
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
             BACKGROUND.end_call(background)
-            if not isinstance(error, ValueError):
+            if not subchannel.removed:
                 emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
             done(False)
             return
         background.cancel = probe.cancel
-        ended = InternalCallback(_probed, background, partial(EXECUTOR.submit, self.name), done)
+        ended = InternalCallback(_probed, background, self.run_soon, done)
         probe.add_done_callback(ended)
 
 
@@ -433,13 +442,12 @@ def _is_answered(probe: Any) -> bool:
         return False
 
 
-def _connect_error(connection: ReconnectingChannel) -> str:
+def _connect_error(connection: ReconnectingChannel, timeout_s: float) -> str:
     """Why a connection that is in TRANSIENT_FAILURE can't be made; "" if that can't be known."""
     try:
-        connection.heartbeat_call(PROBE.method)(PROBE.request, EXPLAIN_TIMEOUT_S, MARK)
+        connection.heartbeat_call(PROBE.method)(PROBE.request, timeout_s, MARK)
     except grpc.RpcError as error:
-        details = getattr(error, "details", None)
-        return error_text(details() if callable(details) else None)
+        return error_text(error)
     except Exception:  # noqa: BLE001 - closed meanwhile, or an interceptor's
         return ""
     return ""
@@ -631,7 +639,7 @@ class _Method:
             found, timeout = pool.wait_for(pick, timeout, wait_for_ready=bool(wait_for_ready))
             subchannel = found
         ready = False if wait_for_ready else wait_for_ready  # or it might wait at this server
-        began_s = time.monotonic()
+        began_s, before = time.monotonic(), subchannel.connection
         try:
             known = subchannel.multicallables.get(self._key)
             made = self.on(subchannel) if known is None else known[0]
@@ -642,7 +650,7 @@ class _Method:
             pool.failed(subchannel, _code_of(error))
             raise
         except ValueError as error:
-            if not pool.was_closed(subchannel, error):
+            if not pool.was_closed(subchannel, before, error):
                 raise
         else:
             subchannel.succeeded()
@@ -679,11 +687,12 @@ class _Method:
         """Begin a call on a subchannel; None if that was removed or closed meanwhile."""
         metadata, credentials, wait_for_ready, compression = options
         ready = False if wait_for_ready else wait_for_ready
+        before = subchannel.connection
         try:
             begin = getattr(self.on(subchannel), name)
             call = begin(request, timeout, metadata, credentials, ready, compression)
         except ValueError as error:
-            if not self.pool.was_closed(subchannel, error):
+            if not self.pool.was_closed(subchannel, before, error):
                 raise
             return None
         report_end(call, self.pool, subchannel)

@@ -12,6 +12,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
+import grpc
+
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.observe import CallbackFailed, emit
@@ -131,6 +133,7 @@ class HealthChecker(Generic[S]):
         """On a worker, or on the loop."""
         pool = self._pool()
         if pool is None or not pool.wants_check(subchannel, generation):
+            subchannel.checking = False
             return
         if not subchannel.stale and subchannel.state is not READY:
             # Its state keeps calls away until it is connected; only then an answer is possible.
@@ -140,11 +143,13 @@ class HealthChecker(Generic[S]):
                 pool.connect((subchannel,))
                 self.check_later(subchannel)
             return
+        subchannel.checking = True
         done = partial(self._checked, subchannel, generation)
         waits = subchannel.stale and subchannel.state is not FAILING
         self._prober.probe(subchannel, wait_for_ready=waits, done=done)
 
     def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
+        subchannel.checking = False
         pool = self._pool()
         if pool is None or not pool.wants_check(subchannel, generation):
             return
@@ -184,11 +189,14 @@ def is_answered(response: bytes | None, code: str) -> bool:
     return PROBE.judge(response).serving is not False
 
 
-def error_text(details: str | None) -> str:
-    """The part of gRPC's status details that says why an address could not be reached.
+def error_text(error: Any) -> str:
+    """Why an address could not be reached, from the error of a call; "" if it does not say that.
 
     From `failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.7:50051: Failed to
     connect to remote host: connect: Connection refused (111)` (grpcio 1.60 to 1.85).
     """
-    text = (details or "").rpartition("last error: ")[2]
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if not callable(code) or not callable(details) or code() is not grpc.StatusCode.UNAVAILABLE:
+        return ""  # the call was too short, for one
+    text = (details() or "").rpartition("last error: ")[2]
     return text.rpartition("Failed to connect to remote host: ")[2].strip()

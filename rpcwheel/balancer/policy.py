@@ -22,8 +22,8 @@ class OutlierEjectionPolicy(Policy):
 
     Calls that end with UNAVAILABLE or DEADLINE_EXCEEDED count as failures. Any other status is an
     answer, which shows that the server works. A call that fails because its connection broke does
-    not count: the state of the connection shows that. A server is taken back when its time is over
-    and it answers a health check, or when its connection is lost.
+    not count: the state of the connection shows that. When its time is over, a server is taken back
+    as soon as it answers a health check, or at once if it has no connection by then.
     """
 
     short: ClassVar[str | None] = "consecutive_failures"

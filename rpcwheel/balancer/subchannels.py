@@ -24,6 +24,7 @@ import heapq
 import secrets
 import threading
 import time
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -78,7 +79,7 @@ MAX_POLL_S: Final = 0.05
 EXPLAIN_TIMEOUT_S: Final = 0.03
 MAX_EXPLAINED: Final = 3
 EXPLAIN_AGAIN_S: Final = 1.0
-"""How long a probe may take that asks why a server can't be reached; of how many servers; and for
+"""How long the probes may take that ask why servers can't be reached; of how many servers; and for
 how long the answer holds."""
 
 SLOW_START_STEPS: Final = 20
@@ -86,6 +87,13 @@ SLOW_START_STEPS: Final = 20
 
 MAX_BACKOFF_ATTEMPTS: Final = 64
 """Health checks after which the backoff grows no more: wait objects may overflow."""
+
+SPARE_SHARE: Final = 4
+"""One of so many instances of a subset is of another zone than the preferred one, for the case
+that all of that fail."""
+
+MIN_CHECK_DELAY_NS: Final = 10_000_000
+"""Between health checks of a subchannel, whatever the backoff is."""
 
 MAX_REPICKS: Final = 3
 """Picks of one call whose subchannel turns out not to be READY."""
@@ -122,6 +130,8 @@ class SubchannelBase:
         checks belong to an earlier one."""
         self.checks = 0
         """Internal: health checks since then that failed."""
+        self.checking = False
+        """Internal: whether a health check is under way."""
         self.failures = 0
         """Internal: calls that failed in a row."""
         self.successes = 0
@@ -150,7 +160,7 @@ class SubchannelBase:
         if self.removed:
             return SHUTDOWN
         connection = self.connection
-        if connection is None:
+        if connection is None or not connection.accepts_calls:  # or the user closed or drained it
             return FAILING if time.monotonic_ns() < self.connect_after_ns else IDLE
         try:
             state = connection.get_state()
@@ -158,7 +168,7 @@ class SubchannelBase:
             return READY
         if state is None:
             return READY
-        return IDLE if state is SHUTDOWN else state  # closed by the user: it gets another one
+        return IDLE if state is SHUTDOWN else state  # the user closed what `connect` made
 
     @property
     def healthy(self) -> bool:
@@ -204,6 +214,7 @@ class SubchannelBase:
         self.generation += 1
         self.ejected = False
         self.failures = self.window_failures = 0
+        self.window_ns, self.window_successes = now_ns, self.successes
         self.taken_back_ns = now_ns
         return now_ns - since_ns
 
@@ -228,6 +239,8 @@ class _Change(NamedTuple, Generic[S]):
     to_check: tuple[S, ...]
     """They are to be checked now: they are stale, or unhealthy and were published again by another
     process."""
+    returned: tuple[S, ...] = ()
+    """They were stale, and were published again."""
     stale: bool = False
     """Whether `to_check` are kept although no instance is left."""
 
@@ -329,7 +342,9 @@ class SubchannelPool(Generic[S]):
         raise NotImplementedError
 
     def connect_failed(self, subchannel: S, error: BaseException) -> None:
-        """Note that the user's `connect` raised."""
+        """Note that the user's `connect` raised; nothing if the subchannel was removed."""
+        if subchannel.removed:
+            return
         subchannel.error_text = f"connect raised {error!r}"
         subchannel.connect_after_ns = time.monotonic_ns() + RECONNECT_NS
         emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
@@ -342,9 +357,12 @@ class SubchannelPool(Generic[S]):
         Raises:
             TypeError: One is no `ServiceInstance`; nothing has changed.
         """
-        removed, to_check, stale = self._update(instances)
+        removed, to_check, returned, stale = self._update(instances)
         if stale:
             emit(StaleInstancesKept(self.name, tuple(one.id for one in to_check)))
+        for one in returned:
+            if one.healthy:
+                self.checker.forget(one)
         self._drop(removed)
         for one in to_check:
             self.checker.check_later(one, 0)
@@ -381,12 +399,15 @@ class SubchannelPool(Generic[S]):
             usable = self._with_protocol(given)
             kept = {}
             renewed: list[S] = []
+            returned: list[S] = []
             for instance in self._subset(usable):
                 known = self._by_id.get(instance.id)
                 if known is None or _place(known.instance) != _place(instance):
                     kept[instance.id] = self.new_subchannel(instance, self._started_ns(instance))
                     continue
-                known.stale = False
+                if known.stale:
+                    known.stale = False
+                    returned.append(known)
                 if not known.healthy and known.instance.epoch != instance.epoch:
                     known.generation += 1
                     known.checks = 0
@@ -394,7 +415,7 @@ class SubchannelPool(Generic[S]):
                 known.instance = instance
                 kept[instance.id] = known
             removed = self._replace(kept)
-        return _Change(removed, tuple(renewed))
+        return _Change(removed, tuple(renewed), tuple(returned))
 
     def _keep_stale(self, kept: dict[str, S]) -> _Change[S]:
         """Keep the last subchannels although no instance is left in the registry."""
@@ -414,7 +435,7 @@ class SubchannelPool(Generic[S]):
                 self.leaving.append(one)
         self._by_id = kept
         self.subchannels = tuple(kept[name] for name in sorted(kept))
-        self._refresh()
+        self._choose_anew()
         return removed
 
     def _with_protocol(self, given: dict[str, ServiceInstance]) -> list[ServiceInstance]:
@@ -465,7 +486,12 @@ class SubchannelPool(Generic[S]):
             unwanted = one.status == "DRAINING" or not one.weight
             return unwanted, bool(zone) and one.zone != zone, self._hashes[one.id]
 
-        return heapq.nsmallest(size, instances, key=order)
+        chosen = heapq.nsmallest(size, instances, key=order)
+        if zone and all(one.zone == zone for one in chosen):
+            others = [one for one in instances if one.zone != zone and not order(one)[0]]
+            spare = heapq.nsmallest(size // SPARE_SHARE, others, key=order)
+            chosen[size - len(spare) :] = spare
+        return chosen
 
     def _started_ns(self, instance: ServiceInstance) -> int:
         """When it started, on the timer's clock; not in the future, whatever its own clock says."""
@@ -569,7 +595,17 @@ class SubchannelPool(Generic[S]):
             self.connect(idle)
         for one in self.subchannels:
             if one.stale and one.state is FAILING:
-                self.checker.check_later(one, 0)  # which removes it if it still can't be reached
+                self._check_stale(one)  # which removes it if it still can't be reached
+
+    def _check_stale(self, subchannel: S) -> None:
+        if subchannel.stale and not subchannel.checking:
+            subchannel.checking = True
+            self.checker.check_later(subchannel, 0)
+
+    def _choose_anew(self) -> None:
+        """Read all states after a change; the next call connects what is to be. Under the lock."""
+        if self._refresh():
+            self._recheck_ns = 0
 
     def _refresh(self) -> list[S]:
         """Read all states. Returns the subchannels that are to connect. Under the lock."""
@@ -637,9 +673,13 @@ class SubchannelPool(Generic[S]):
         else:
             chosen = [one for one, state in levels[ready_level] if state is READY]
         weights = [self._weight(one) for one in chosen]
-        if (chosen, weights) != self._chosen or self._pick is None:
-            self._chosen = chosen, weights
+        if (chosen, weights) == self._chosen and self._pick is not None:
+            return
+        self._chosen = chosen, weights
+        try:
             self._pick = self._picker.prepare(chosen, weights) if chosen else None
+        except Exception as error:  # noqa: BLE001 - of a picker of the user's: for its calls
+            self._pick = partial(_raise, error.with_traceback(None))
 
     def _weight(self, subchannel: S) -> int:
         """Its weight now, 1 at least (Dubbo `AbstractLoadBalance`)."""
@@ -707,6 +747,9 @@ class SubchannelPool(Generic[S]):
         """
         late = grpc.StatusCode.DEADLINE_EXCEEDED
         code = late if limit == timeout else grpc.StatusCode.UNAVAILABLE
+        refusal = self.refusal()
+        if refusal is not None:  # the call has waited nevertheless, with `wait_for_ready`
+            return Refusal(code, refusal.details)
         if self._known:
             return Refusal(code, f"no connection to a server of {self.name} became ready in time")
         details = f"no instance of {self.name} is known yet"
@@ -721,20 +764,19 @@ class SubchannelPool(Generic[S]):
         if code not in FAILURES:
             subchannel.succeeded()
             return
-        if subchannel.stale:
-            self.checker.check_later(subchannel, 0)
+        self._check_stale(subchannel)
         if not subchannel.is_ready():
             self._unsettled, self._recheck_ns = True, 0  # its connection broke
-        elif self._is_outlier(subchannel):
-            self.mark_unhealthy(
-                subchannel, f"{subchannel.failures} calls failed: {code}", ejects=True
-            )
+            return
+        failures = self._outlier_failures(subchannel)
+        if failures:
+            self.mark_unhealthy(subchannel, f"{failures} calls failed: {code}", ejects=True)
 
-    def _is_outlier(self, subchannel: S) -> bool:
-        """Count a failure; whether the subchannel is to be ejected."""
+    def _outlier_failures(self, subchannel: S) -> str:
+        """Count a failure. If the subchannel is to be ejected, returns which calls failed."""
         ejection = self.settings.ejection
         if ejection is None or subchannel.removed:
-            return False
+            return ""
         with self.lock:
             now_ns = self.now_ns()
             subchannel.failures += 1
@@ -754,9 +796,13 @@ class SubchannelPool(Generic[S]):
                 and subchannel.window_failures * 100 >= ejection.percentage * calls
             )
             if not (by_count or by_share) or not subchannel.healthy:
-                return False
+                return ""
             ejected = sum(one.ejected for one in self.subchannels) + 1
-            return ejected * 100 <= ejection.max_percent * len(self.subchannels)
+            if ejected * 100 > ejection.max_percent * len(self.subchannels):
+                return ""
+            if by_count:
+                return f"{subchannel.failures}"
+            return f"{subchannel.window_failures} of {calls}"
 
     # --- Health ---
 
@@ -775,9 +821,8 @@ class SubchannelPool(Generic[S]):
                 subchannel.ejections += 1
                 subchannel.ejected = True
                 eject_ns = min(ejection.max_ns, ejection.base_ns * subchannel.ejections)
-            idle = self._refresh()
+            self._choose_anew()
         emit(SubchannelUnhealthy(self.name, subchannel.id, reason))
-        self.connect(idle)
         self.checker.check_later(subchannel, eject_ns or None)
         self.changed()
 
@@ -787,7 +832,7 @@ class SubchannelPool(Generic[S]):
             if subchannel.removed or subchannel.healthy or self.closed:
                 return
             after_ns = subchannel.set_healthy(self.now_ns())
-            self._refresh()
+            self._choose_anew()
         self.checker.forget(subchannel)
         emit(SubchannelHealthy(self.name, subchannel.id, to_seconds(after_ns)))
         self.changed()
@@ -806,7 +851,7 @@ class SubchannelPool(Generic[S]):
         """
         attempt = min(subchannel.checks + 1, MAX_BACKOFF_ATTEMPTS)
         delay_ns = self.settings.check_backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
-        return NEVER if delay_ns is None else delay_ns
+        return NEVER if delay_ns is None else max(delay_ns, MIN_CHECK_DELAY_NS)
 
     def whole_state(self) -> grpc.ChannelConnectivity:
         """The best state of any subchannel, as gRPC's round_robin has it."""
@@ -821,6 +866,10 @@ class SubchannelPool(Generic[S]):
 def _vanished(instance: ServiceInstance) -> bool:
     """Whether an instance that is gone from the registry did not announce its end."""
     return instance.status != "DRAINING"
+
+
+def _raise(error: Exception, *_: object) -> Any:
+    raise error
 
 
 def _place(instance: ServiceInstance) -> tuple[str, int, str]:

@@ -1,0 +1,220 @@
+"""When unhealthy and stale subchannels are checked, and what follows from the answer."""
+
+import gc
+
+import grpc
+import pytest
+
+from fixtures.subchannel_pools import FAILING, IDLE, READY, FakePool, at
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.balancer.health import HealthChecker, error_text, is_answered
+from rpcwheel.observe import CallbackFailed
+
+
+class Prober:
+    """Runs checks at once, and answers as it is told; `None`: later."""
+
+    def __init__(self):
+        self.answers = []
+        self.probes = []
+        self.done = None
+
+    def run_soon(self, check):
+        check()
+
+    def probe(self, subchannel, *, wait_for_ready, done):
+        self.probes.append((subchannel.instance.port, wait_for_ready))
+        self.done = done
+        if self.answers:
+            done(self.answers.pop(0))
+
+
+class Checked:
+    """A pool with two READY subchannels, its health checks, and the first subchannel."""
+
+    def __init__(self, pool, timer):
+        self.pool = pool
+        self.prober = Prober()
+        pool.checker = HealthChecker(pool, self.prober, timer)
+        pool.update([at(1), at(2)])
+        pool.all_ready()
+        self.one = pool.subchannel(1)
+
+    def mark_unhealthy(self):
+        self.pool.mark_unhealthy(self.one, "the test")
+
+
+@pytest.fixture
+def make_checked(make_pool, timer):
+    return lambda **policy: Checked(
+        make_pool(**{"health_check_backoff": lambda state: float(state.attempt_number)} | policy),
+        timer,
+    )
+
+
+@pytest.fixture
+def checked(make_checked):
+    return make_checked()
+
+
+def test_an_unhealthy_subchannel_is_checked_with_a_growing_wait_until_it_answers(checked, timer):
+    checked.prober.answers = [False, False, True]
+    checked.mark_unhealthy()
+    for wait_s, count in ((1, 1), (2, 2), (3, 3)):
+        timer.advance(wait_s - 0.3)
+        assert len(checked.prober.probes) == count - 1
+        timer.advance(0.4)
+        assert checked.prober.probes == [(1, False)] * count
+    assert (checked.one.healthy, timer.pending) == (True, 0)
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    assert len(checked.prober.probes) == 4  # the wait begins anew
+
+
+def test_a_late_answer_of_an_earlier_check_means_nothing(checked, timer):
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    checked.pool.mark_healthy(checked.one)
+    checked.mark_unhealthy()
+    checked.prober.done(True)
+    assert not checked.one.healthy
+
+
+def test_without_a_connection_an_unhealthy_subchannel_connects_before_it_is_probed(checked, timer):
+    checked.one.connection.state = IDLE
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    assert (checked.pool.connected, checked.prober.probes) == ([1], [])
+    checked.one.connection.state = READY
+    checked.prober.answers = [True]
+    timer.advance(1.1)
+    assert (checked.one.healthy, checked.prober.probes) == (True, [(1, False)])
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_an_ejected_server_is_taken_back_after_its_time(make_checked, timer, connected):
+    checked = make_checked(outlier_ejection=1)
+    checked.prober.answers = [True]
+    checked.pool.failed(checked.one, "UNAVAILABLE")
+    if not connected:
+        checked.one.connection.state = FAILING
+    timer.advance(9)
+    assert not checked.one.healthy
+    timer.advance(1.1)
+    assert checked.one.healthy
+    assert checked.prober.probes == [(1, False)] * connected
+
+
+def test_a_stale_subchannel_is_checked_every_five_seconds_until_it_does_not_answer(checked, timer):
+    checked.prober.answers = [True, True]  # of both
+    checked.pool.update([])
+    assert checked.prober.probes == [(1, True), (2, True)]
+    checked.prober.answers = [True, False, True]
+    timer.advance(5.1)
+    assert checked.pool.subchannels == (checked.one,)
+    timer.advance(5.1)
+    assert checked.prober.probes[4:] == [(1, True)]
+    assert timer.pending == 1
+
+
+def test_a_stale_subchannel_that_is_published_again_is_checked_no_more(checked, timer):
+    checked.prober.answers = [True, True]
+    checked.pool.update([])
+    checked.pool.update([at(1), at(2)])
+    assert timer.pending == 0
+
+
+def test_an_unhealthy_stale_subchannel_that_answers_is_healthy_and_stale(checked, timer):
+    checked.mark_unhealthy()
+    checked.prober.answers = [True, True]
+    checked.pool.update([])
+    assert (checked.one.healthy, checked.one.stale) == (True, True)
+    checked.pool.update([at(1), at(2)])
+    timer.advance(60)
+    assert len(checked.prober.probes) == 2
+
+
+def test_removed_subchannels_and_closed_pools_are_not_checked(checked, timer):
+    checked.mark_unhealthy()
+    checked.pool.update([at(2)])
+    assert timer.pending == 0
+    checked.pool.mark_unhealthy(checked.pool.subchannel(2), "the test")
+    checked.pool.close_all()
+    checked.pool.checker.close()
+    assert timer.pending == 0
+
+
+def test_an_answer_that_comes_after_the_removal_means_nothing(checked, timer):
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    checked.pool.update([at(2)])
+    checked.prober.done(False)
+    assert timer.pending == 0
+
+
+def test_at_the_end_of_the_process_an_unhealthy_subchannel_becomes_healthy(checked, timer):
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    checked.prober.done(None)
+    assert (checked.one.healthy, timer.pending) == (True, 0)
+
+
+def test_a_wait_object_that_raises_is_reported_and_a_second_is_used(make_checked, timer, events):
+    def wait(_):
+        raise RuntimeError("no")
+
+    checked = make_checked(health_check_backoff=wait)
+    checked.prober.answers = [True]
+    checked.mark_unhealthy()
+    failure = events[1]
+    assert isinstance(failure, CallbackFailed)
+    assert failure.callback == "health_check_backoff"
+    timer.advance(1.1)
+    assert checked.one.healthy
+
+
+def test_with_a_stopped_timer_subchannels_become_healthy_at_once(checked, timer, events):
+    timer.stop()
+    checked.mark_unhealthy()
+    assert checked.one.healthy
+    assert [type(event).__name__ for event in events][1] == "CallbackFailed"
+
+
+def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):
+    checked.mark_unhealthy()
+    assert timer.pending == 1
+    prober = checked.prober
+    del checked.pool, checked.one
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is FakePool]
+    timer.advance(60)
+    assert (prober.probes, timer.pending) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("response", "code", "answered"),
+    [
+        (b"", "OK", True),
+        (b"\x08\x01", "OK", True),
+        (b"\x08\x02", "OK", False),
+        (None, "UNIMPLEMENTED", True),
+        (None, "INTERNAL", True),
+        (None, "UNAVAILABLE", False),
+        (None, "DEADLINE_EXCEEDED", False),
+        (None, "CANCELLED", False),
+    ],
+)
+def test_any_answer_but_that_the_server_does_not_serve_is_one(response, code, answered):
+    assert is_answered(response, code) is answered
+
+
+def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():
+    def text(details, code=grpc.StatusCode.UNAVAILABLE):
+        return error_text(FinishedError(code, details))
+
+    failed = "failed to connect to all addresses; last error: UNKNOWN: "
+    refused = "ipv4:10.0.0.7:1: Failed to connect to remote host: connect: Connection refused (111)"
+    assert text(failed + refused) == "connect: Connection refused (111)"
+    assert text(failed + "name resolution failed") == "UNKNOWN: name resolution failed"
+    assert text("Socket closed") == "Socket closed"
+    assert text("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED) == ""

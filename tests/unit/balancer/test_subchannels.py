@@ -1,0 +1,759 @@
+"""Which subchannels there are, and which of them gets a call."""
+
+import random
+from collections import Counter
+
+import grpc
+import pytest
+
+from fixtures.subchannel_pools import (
+    CALL,
+    CONNECTING,
+    FAILING,
+    IDLE,
+    READY,
+    SECOND,
+    SHUTDOWN,
+    FakeConnection,
+    at,
+)
+from rpcwheel.balancer import Picker, RingHash
+from rpcwheel.balancer.policy import OutlierEjectionPolicy
+from rpcwheel.observe import StaleInstancesKept, SubchannelHealthy, SubchannelUnhealthy
+
+
+class First(Picker):
+    """Always the first one. Notes what it is prepared with."""
+
+    def __init__(self):
+        self.seen = []
+
+    def prepare(self, subchannels, weights):
+        self.seen.append(([one.instance.port for one in subchannels], list(weights)))
+        return lambda *_: subchannels[0]
+
+
+def ports(subchannels):
+    return [one.instance.port for one in subchannels]
+
+
+# Instances
+
+
+def test_before_instances_are_known_calls_wait(pool):
+    assert (pool.pick(*CALL), pool.refusal(), pool.whole_state()) == (None, None, CONNECTING)
+    details = "no instance of shop.Orders is known yet"
+    assert pool.timed_out(7, 5) == (grpc.StatusCode.UNAVAILABLE, details, False, False)
+    assert pool.timed_out(5, 5).code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_an_error_refuses_calls_until_instances_are_known(pool):
+    pool.report_error("the registry is away", wait=False)
+    details = "no instance of shop.Orders is known: the registry is away"
+    assert pool.refusal()[:2] == (grpc.StatusCode.UNAVAILABLE, details)
+    assert pool.whole_state() is FAILING
+    pool.update([at(1)])
+    pool.report_error("the registry is away", wait=False)
+    assert pool.refusal() is None
+
+
+def test_an_error_for_calls_that_wait_is_in_their_status(pool):
+    pool.report_error("the registry is away", wait=True)
+    assert (pool.refusal(), pool.whole_state()) == (None, CONNECTING)
+    details = "no instance of shop.Orders is known yet: the registry is away"
+    assert pool.timed_out(7, 5).details == details
+
+
+def test_without_instances_calls_are_refused(pool):
+    pool.update([])
+    assert pool.refusal()[:2] == (
+        grpc.StatusCode.UNAVAILABLE,
+        "no instance of shop.Orders is known",
+    )
+    assert (pool.pick(*CALL), pool.whole_state()) == (None, FAILING)
+
+
+def test_subchannels_are_in_the_order_of_their_ids(pool):
+    pool.update([at(3), at(1), at(2)])
+    assert ports(pool.subchannels) == [1, 2, 3]
+
+
+def test_an_update_changes_only_what_differs(pool):
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    kept = pool.subchannel(2)
+    pool.update([at(2), at(3)])
+    assert (pool.drained, pool.subchannel(2), kept.state) == ([1], kept, READY)
+    pool.all_ready()
+    assert pool.picked() == {2, 3}
+
+
+@pytest.mark.parametrize(
+    "change", [{"weight": 7}, {"zone": "b"}, {"metadata": {"a": "b"}}, {"status": "DRAINING"}]
+)
+def test_a_change_of_what_an_instance_publishes_keeps_its_subchannel(pool, change):
+    pool.update([at(1)])
+    kept = pool.subchannel(1)
+    pool.update([changed := at(1, **change)])
+    assert (pool.subchannels, kept.instance, pool.drained) == ((kept,), changed, [])
+
+
+@pytest.mark.parametrize("change", [{"host": "10.0.0.8"}, {"port": 2}, {"protocol": "grpcs"}])
+def test_a_change_of_the_address_makes_another_subchannel(make_pool, change):
+    pool = make_pool(protocol=None)
+    pool.update([at(1, id="a")])
+    old = pool.subchannel(1)
+    pool.update([at(1, id="a").changed(**change)])
+    assert old.removed
+    assert pool.subchannels != (old,)
+    assert len(pool.subchannels) == 1
+
+
+def test_of_two_instances_with_the_same_id_the_last_counts(pool):
+    pool.update([at(1, id="a"), at(2, id="a")])
+    assert ports(pool.subchannels) == [2]
+
+
+def test_an_update_with_something_else_changes_nothing(pool):
+    pool.update([at(1)])
+    with pytest.raises(TypeError, match="ServiceInstance"):
+        pool.update([at(2), "10.0.0.7:3"])
+    assert ports(pool.subchannels) == [1]
+
+
+def test_a_removed_subchannel_is_known_until_its_connection_is_closed(pool):
+    pool.update([at(1), at(2), at(3)])
+    used, unused = pool.subchannel(1), pool.subchannel(2)
+    used.connection = FakeConnection()
+    pool.update([at(3)])
+    assert (pool.leaving, pool.drained, unused.state) == ([used], [1, 2], SHUTDOWN)
+    pool.removed_closed(used)
+    assert pool.leaving == []
+
+
+def test_a_closed_pool_does_not_change(pool):
+    pool.update([at(1)])
+    pool.all_ready()
+    one = pool.subchannel(1)
+    assert pool.close_all() == (one,)
+    assert pool.close_all() == ()
+    pool.update([at(2)])
+    pool.mark_unhealthy(one, "late")
+    assert (pool.subchannels, pool.pick(*CALL), pool.whole_state()) == ((), None, SHUTDOWN)
+    assert (one.state, one.healthy, pool.checks) == (SHUTDOWN, True, [])
+
+
+# TLS
+
+
+def test_without_credentials_a_service_with_tls_instances_is_refused(pool):
+    pool.update([at(1), at(2, protocol="grpcs")])
+    assert pool.subchannels == ()
+    refusal = pool.refusal()
+    assert (refusal.code, refusal.final) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+    assert refusal.details.startswith("1 of 2 instances of shop.Orders require TLS")
+    assert "secure_channel" in refusal.details
+    pool.update([at(1)])
+    assert (pool.refusal(), ports(pool.subchannels)) == (None, [1])
+
+
+def test_with_credentials_only_tls_instances_are_used(make_pool):
+    pool = make_pool(protocol="grpcs")
+    pool.update([at(1), at(2, protocol="grpcs")])
+    assert (pool.refusal(), ports(pool.subchannels)) == (None, [2])
+    pool.update([at(1)])
+    assert pool.refusal().code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "no instance of shop.Orders is published with TLS" in pool.refusal().details
+
+
+def test_a_connect_function_gets_instances_of_both_protocols(make_pool):
+    pool = make_pool(protocol=None)
+    pool.update([at(1), at(2, protocol="grpcs")])
+    assert ports(pool.subchannels) == [1, 2]
+
+
+# Picking
+
+
+def test_the_first_call_connects_all_and_waits(pool):
+    pool.update([at(1), at(2)])
+    assert pool.connected == []
+    assert (pool.pick(*CALL), pool.connected, pool.refusal()) == (None, [1, 2], None)
+
+
+def test_only_ready_subchannels_are_picked(pool):
+    pool.update([at(port) for port in (1, 2, 3, 4)])
+    pool.set_states(p1=READY, p2=CONNECTING, p3=FAILING, p4=READY)
+    assert pool.picked() == {1, 4}
+    assert pool.whole_state() is READY
+
+
+def test_a_subchannel_that_is_ready_later_gets_calls(pool, clock):
+    pool.update([at(1), at(2)])
+    pool.set_states(p1=READY, p2=FAILING)
+    pool.subchannel(2).connection.state = READY
+    assert pool.picked() == {1}
+    clock.pass_(0.1)
+    assert pool.picked() == {1, 2}
+
+
+def test_a_subchannel_that_loses_its_connection_gets_no_call_and_connects(pool):
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    pool.subchannel(1).connection.state = IDLE
+    assert pool.picked() == {2}
+    assert pool.connected == [1]
+
+
+def test_a_subchannel_whose_connection_takes_no_calls_gets_another(pool):
+    pool.update([at(1)])
+    pool.all_ready()
+    pool.subchannel(1).connection.accepts_calls = False  # closed or drained by the user
+    assert pool.subchannel(1).state is IDLE
+    assert (pool.pick(*CALL), pool.connected) == (None, [1])
+
+
+def test_a_connection_that_hides_its_state_counts_as_ready(pool):
+    pool.update([at(1)])
+    pool.set_states(p1=None)
+    assert pool.subchannel(1).state is READY
+
+
+def test_if_all_have_failed_calls_are_refused_with_the_reasons(pool):
+    pool.update([at(port) for port in (1, 2, 3, 4)])
+    pool.set_states(p1=FAILING, p2=FAILING, p3=FAILING, p4=FAILING)
+    assert pool.refusal()[1:] == ("none of 4 servers of shop.Orders can be reached", True, False)
+    for one in pool.subchannels:
+        one.error_text = "Connection refused"
+    assert pool.refusal().details.endswith(
+        "10.0.0.7:1: Connection refused; 10.0.0.7:2: Connection refused; "
+        "10.0.0.7:3: Connection refused and 1 more"
+    )
+    assert pool.timed_out(5, 5).details == pool.refusal().details
+    pool.set_states(p3=IDLE)
+    assert pool.refusal() is None
+    details = "no connection to a server of shop.Orders became ready in time"
+    assert pool.timed_out(5, 5).details == details
+
+
+def test_a_server_whose_connect_raised_counts_as_failed_for_a_while(pool, clock):
+    pool.update([at(1)])
+    pool.subchannel(1).connect_after_ns = clock.now_ns + SECOND
+    assert (pool.pick(*CALL), pool.connected, pool.refusal().unreachable) == (None, [], True)
+    clock.pass_(1)
+    assert (pool.pick(*CALL), pool.connected) == (None, [1])
+
+
+LEVELS = {
+    1: {"zone": "near"},
+    2: {"zone": "far"},
+    3: {"zone": "near", "weight": 0},
+    4: {"zone": "near", "status": "DRAINING"},
+    5: {"zone": "near"},
+}
+"""By port, from the first to be picked to the last; 5 is unhealthy."""
+
+
+@pytest.mark.parametrize("failed", range(5))
+def test_subchannels_of_the_best_level_with_a_ready_one_are_picked(make_pool, failed):
+    pool = make_pool(zone="near")
+    pool.update([at(port, **settings) for port, settings in LEVELS.items()])
+    pool.mark_unhealthy(pool.subchannel(5), "its heartbeats are missed")
+    pool.all_ready()
+    pool.set_states(**{f"p{port}": FAILING for port in range(1, failed + 1)})
+    assert pool.picked() == {failed + 1}
+
+
+def test_without_a_preferred_zone_all_zones_are_alike(pool):
+    pool.update([at(1, zone="a"), at(2)])
+    pool.all_ready()
+    assert pool.picked() == {1, 2}
+
+
+def test_the_next_level_connects_when_all_of_the_first_have_failed(make_pool):
+    pool = make_pool(zone="near")
+    pool.update([at(1, zone="near"), at(2, zone="near"), at(3, zone="far"), at(4, weight=0)])
+    pool.pick(*CALL)
+    assert pool.connected == [1, 2]
+    pool.set_states(p1=FAILING)
+    assert pool.connected == [1, 2]
+    pool.set_states(p2=FAILING)
+    assert pool.connected == [1, 2, 3]
+    pool.set_states(p3=READY)
+    assert (pool.picked(), pool.connected) == ({3}, [1, 2, 3])
+
+
+def test_the_next_level_connects_when_the_first_takes_longer_than_a_second(make_pool, clock):
+    pool = make_pool(zone="near")
+    pool.update([at(1, zone="near"), at(2, zone="far")])
+    pool.pick(*CALL)
+    clock.pass_(0.9)
+    pool.pick(*CALL)
+    assert pool.connected == [1]
+    clock.pass_(0.1)
+    pool.pick(*CALL)
+    assert pool.connected == [1, 2]
+
+
+def test_calls_return_to_the_preferred_zone(make_pool, clock):
+    pool = make_pool(zone="near")
+    pool.update([at(1, zone="near"), at(2, zone="far")])
+    pool.set_states(p1=FAILING, p2=READY)
+    assert pool.picked() == {2}
+    pool.subchannel(1).connection.state = READY
+    clock.pass_(0.1)
+    assert pool.picked() == {1}
+
+
+def test_a_picker_is_prepared_again_only_after_a_change(make_pool):
+    pool = make_pool(picker := First())
+    pool.update([at(1, weight=7), at(2), at(3, weight=0)])
+    pool.all_ready()
+    pool.picked()
+    pool.update([at(1, weight=7), at(2), at(3, weight=0)])
+    assert picker.seen == [([1, 2], [7, 100])]
+    pool.set_states(p1=FAILING)
+    assert picker.seen[1:] == [([2], [100])]
+
+
+def test_what_a_picker_raises_in_prepare_is_raised_by_calls_until_a_change(make_pool):
+    class Broken(First):
+        def prepare(self, subchannels, weights):
+            if 1 in ports(subchannels):
+                raise RuntimeError("not with the server at port 1")
+            return super().prepare(subchannels, weights)
+
+    pool = make_pool(Broken())
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not with"):
+            pool.pick(*CALL)
+    pool.update([at(2)])
+    assert (pool.drained, pool.picked()) == ([1], {2})
+
+
+def test_a_picker_may_return_nothing_or_one_that_is_not_ready(make_pool):
+    class Fixed(Picker):
+        def prepare(self, subchannels, weights):
+            return lambda *_: chosen
+
+    pool = make_pool(Fixed())
+    pool.update([at(1), at(2)])
+    pool.set_states(p1=READY, p2=CONNECTING)
+    for chosen in (None, pool.subchannel(2)):  # noqa: B007 - read by the picker
+        assert pool.pick(*CALL) is None
+
+
+def test_another_attempt_goes_to_another_subchannel_if_there_is_one(pool):
+    pool.update([at(1), at(2), at(3)])
+    pool.set_states(p1=READY, p2=READY, p3=FAILING)
+    tried = []
+    for _ in range(2):
+        tried.append(pool.pick_other(tried, *CALL))
+    assert sorted(ports(tried)) == [1, 2]
+    assert pool.pick_other(tried, *CALL) in tried
+
+
+# Ring hash sees all states
+
+
+def test_a_ring_connects_the_owner_only_and_waits_for_it(make_pool):
+    pool = make_pool(RingHash("x-user"))
+    pool.update([at(1), at(2), at(3)])
+    assert pool.pick(*CALL) is None
+    (owner,) = pool.connected
+    assert (pool.pick(*CALL), pool.connected) == (None, [owner, owner])
+    pool.set_states(**{f"p{owner}": READY})
+    assert pool.picked() == {owner}
+
+
+def test_a_ring_passes_over_an_owner_that_has_failed_and_returns_to_it(make_pool):
+    pool = make_pool(RingHash("x-user"))
+    pool.update([at(1), at(2), at(3)])
+    pool.connects_as = READY
+    (owner,) = pool.picked() - {None}
+    pool.set_states(**{f"p{owner}": FAILING})
+    (other,) = pool.picked() - {None}
+    assert other != owner
+    pool.set_states(**{f"p{owner}": READY})
+    assert pool.picked() == {owner}
+
+
+def test_a_ring_of_which_all_have_failed_refuses_calls(make_pool):
+    pool = make_pool(RingHash("x-user"))
+    pool.update([at(1), at(2)])
+    pool.set_states(p1=FAILING, p2=FAILING)
+    assert pool.pick(*CALL) is None
+    assert pool.refusal().unreachable
+
+
+# Slow start
+
+
+def weights_over(pool, clock, picker, seconds):
+    got = []
+    for _ in range(seconds):
+        pool.pick(*CALL)
+        got.append(picker.seen[-1][1][0])
+        clock.pass_(1)
+    return got
+
+
+def test_slow_start_lets_the_weight_of_a_young_instance_grow(make_pool, clock):
+    pool = make_pool(picker := First(), slow_start=10)
+    now_s = clock.now_ns / SECOND
+    pool.update([at(1, weight=50, started_at=now_s - 2), at(2)])
+    pool.all_ready()
+    assert weights_over(pool, clock, picker, 10) == [10, 15, 20, 25, 30, 35, 40, 45, 50, 50]
+    assert {weights[1] for _, weights in picker.seen} == {100}
+    prepared = len(picker.seen)
+    clock.pass_(100)
+    pool.picked()
+    assert len(picker.seen) == prepared
+
+
+def test_slow_start_of_an_instance_whose_clock_is_ahead_begins_now(make_pool, clock):
+    pool = make_pool(picker := First(), slow_start=10)
+    pool.update([at(1, started_at=clock.now_ns / SECOND + 9000)])
+    pool.all_ready()
+    assert weights_over(pool, clock, picker, 3) == [1, 10, 20]
+
+
+def test_without_slow_start_weights_are_full_at_once(make_pool, clock):
+    pool = make_pool(picker := First())
+    pool.update([at(1, started_at=clock.now_ns / SECOND)])
+    pool.all_ready()
+    assert picker.seen == [([1], [100])]
+
+
+# Subsets
+
+MANY = [at(port) for port in range(1, 2001)]
+
+
+def subset(pool, instances):
+    pool.update(instances)
+    return {one.instance.port for one in pool.subchannels}
+
+
+def test_with_very_many_instances_a_channel_connects_to_some(pool):
+    assert len(subset(pool, MANY)) == 32
+    pool.pick(*CALL)
+    assert sorted(pool.connected) == sorted(ports(pool.subchannels))
+    assert len(subset(pool, MANY[:32])) == 32
+
+
+def test_a_subset_changes_by_at_most_one_when_an_instance_comes_or_goes(pool):
+    first = subset(pool, MANY)
+    member = min(first)
+    without = subset(pool, [one for one in MANY if one.port != member])
+    assert len(first & without) == 31
+    assert member not in without
+    assert subset(pool, MANY) == first
+    outsider = next(one.port for one in MANY if one.port not in first)
+    assert subset(pool, [one for one in MANY if one.port != outsider]) == first
+    assert len(subset(pool, [*MANY, at(5000)]) - first) <= 1
+
+
+def test_subsets_of_many_channels_are_even(make_pool, monkeypatch):
+    seeds = random.Random(1)
+    monkeypatch.setattr("secrets.token_bytes", seeds.randbytes)
+    counts = Counter()
+    for _ in range(400):
+        counts.update(subset(make_pool(subset_size=8), MANY[:100]))
+    # 32 on average, with a standard deviation of 5.4
+    assert len(counts) == 100
+    assert max(counts.values()) < 32 + 5 * 5.4
+    assert min(counts.values()) > 32 - 5 * 5.4
+
+
+def test_a_subset_takes_the_preferred_zone_and_keeps_some_of_another(make_pool):
+    pool = make_pool(zone="near", subset_size=8)
+    instances = [at(port, zone="near" if port <= 50 else "far") for port in range(1, 101)]
+    chosen = subset(pool, instances)
+    assert len([port for port in chosen if port <= 50]) == 6
+    assert len(chosen) == 8
+    few = [*instances[:3], *instances[50:]]
+    assert {1, 2, 3} < subset(pool, few)
+    assert len(subset(pool, instances[:50])) == 8
+
+
+def test_a_subset_prefers_instances_that_want_calls(make_pool):
+    pool = make_pool(subset_size=4)
+    unwanted = [{"weight": 0}, {"status": "DRAINING"}]
+    instances = [at(port, **unwanted[port % 2]) for port in range(1, 50)]
+    assert {98, 99} < subset(pool, [*instances, at(98), at(99)])
+
+
+def test_ring_hash_and_none_use_all_instances(make_pool):
+    assert len(subset(make_pool(RingHash("x-user")), MANY[:100])) == 100
+    assert len(subset(make_pool(subset_size=None), MANY[:100])) == 100
+
+
+# Health
+
+
+def test_an_unhealthy_subchannel_gets_calls_only_if_no_healthy_one_is_ready(pool, events):
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    one = pool.subchannel(1)
+    pool.mark_unhealthy(one, "its heartbeats are missed")
+    pool.mark_unhealthy(one, "again")
+    assert (one.healthy, one.unhealthy_reason) == (False, "its heartbeats are missed")
+    assert (pool.picked(), pool.checks) == ({2}, [(1, None)])
+    pool.set_states(p2=FAILING)
+    assert pool.picked() == {1}
+    pool.clock.pass_(2.5)
+    pool.mark_healthy(one)
+    pool.mark_healthy(one)
+    assert (one.healthy, one.unhealthy_reason, pool.checks) == (True, "", [])
+    assert events == [
+        SubchannelUnhealthy("shop.Orders", "10.0.0.7:1", "its heartbeats are missed"),
+        SubchannelHealthy("shop.Orders", "10.0.0.7:1", 2.5),
+    ]
+
+
+def test_a_removed_subchannel_can_not_become_unhealthy(pool, events):
+    pool.update([at(1), at(2)])
+    one = pool.subchannel(1)
+    pool.mark_unhealthy(one, "its heartbeats are missed")
+    pool.update([at(2)])
+    assert pool.checks == []
+    pool.mark_healthy(one)
+    pool.mark_unhealthy(one, "late")
+    assert len(events) == 1
+
+
+def test_a_check_is_wanted_only_by_the_subchannel_as_it_was_when_it_began(pool):
+    pool.update([at(1)])
+    one = pool.subchannel(1)
+    pool.mark_unhealthy(one, "its heartbeats are missed")
+    generation = one.generation
+    assert pool.wants_check(one, generation)
+    pool.mark_healthy(one)
+    assert not pool.wants_check(one, one.generation)
+    pool.mark_unhealthy(one, "again")
+    assert not pool.wants_check(one, generation)
+    assert pool.wants_check(one, one.generation)
+
+
+def test_an_unhealthy_subchannel_published_by_another_process_is_checked_now(pool):
+    pool.update([at(1, epoch="a"), at(2, epoch="a")])
+    one = pool.subchannel(1)
+    pool.mark_unhealthy(one, "its heartbeats are missed")
+    generation, one.checks = one.generation, 9
+    pool.update([at(1, epoch="b"), at(2, epoch="b")])
+    assert pool.checks == [(1, None), (1, 0.0)]
+    assert (one.checks, pool.wants_check(one, generation)) == (0, False)
+    pool.update([at(1, epoch="b"), at(2, epoch="b")])
+    assert len(pool.checks) == 2
+
+
+def test_the_waits_between_checks_follow_the_policy_and_are_never_zero(make_pool):
+    pool = make_pool(health_check_backoff=lambda state: 10.0 * (state.attempt_number - 1))
+    pool.update([at(1)])
+    one, delays = pool.subchannel(1), []
+    for one.checks in range(3):
+        delays.append(pool.check_delay_ns(one) / SECOND)
+    assert delays == [0.01, 10, 20]
+
+
+def test_the_default_wait_between_checks_does_not_overflow(pool):
+    pool.update([at(1)])
+    pool.subchannel(1).checks = 100_000
+    assert 0 < pool.check_delay_ns(pool.subchannel(1)) <= 10 * SECOND
+
+
+# Outlier ejection
+
+
+def fail(pool, port, times=1, code="UNAVAILABLE"):
+    for _ in range(times):
+        pool.failed(pool.subchannel(port), code)
+
+
+def ready_pool(make_pool, count=4, **outlier):
+    pool = make_pool(outlier_ejection=OutlierEjectionPolicy(**outlier))
+    pool.update([at(port) for port in range(1, count + 1)])
+    pool.all_ready()
+    return pool
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
+def test_failures_in_a_row_eject_a_server(make_pool, events, code):
+    pool = ready_pool(make_pool)
+    fail(pool, 1, 4, code)
+    assert pool.picked() == {1, 2, 3, 4}
+    fail(pool, 1, 1, code)
+    one = pool.subchannel(1)
+    assert (pool.picked(), one.healthy, one.ejected) == ({2, 3, 4}, False, True)
+    assert events == [SubchannelUnhealthy("shop.Orders", one.id, f"5 calls failed: {code}")]
+
+
+def test_an_answer_between_failures_keeps_a_server(make_pool):
+    pool = ready_pool(make_pool)
+    for answer in ("NOT_FOUND", "INTERNAL"):
+        fail(pool, 1, 4)
+        fail(pool, 1, 1, answer)
+    fail(pool, 1, 4)
+    pool.subchannel(1).succeeded()
+    fail(pool, 1, 4)
+    for undecided in ("CANCELLED", ""):
+        fail(pool, 1, 9, undecided)
+    assert pool.subchannel(1).healthy
+    fail(pool, 1)
+    assert not pool.subchannel(1).healthy
+
+
+def test_failures_of_a_lost_connection_do_not_count(make_pool):
+    pool = ready_pool(make_pool)
+    pool.subchannel(1).connection.state = IDLE
+    fail(pool, 1, 9)
+    assert pool.subchannel(1).healthy
+    assert pool.picked() == {2, 3, 4}
+
+
+def test_a_share_of_failures_within_an_interval_ejects_a_server(make_pool, events, clock):
+    settings = {"consecutive_failures": None, "failure_percentage": 50, "min_calls": 10}
+    pool = ready_pool(make_pool, **settings)
+    one = pool.subchannel(1)
+    for _ in range(5):
+        fail(pool, 1)
+        one.succeeded()
+    clock.pass_(10)  # a new interval
+    for _ in range(4):
+        fail(pool, 1)
+        one.succeeded()
+    fail(pool, 1)
+    assert one.healthy  # 5 of 9
+    one.succeeded()
+    one.succeeded()
+    fail(pool, 1)
+    assert not one.healthy
+    assert events[0].reason == "6 of 12 calls failed: UNAVAILABLE"
+
+
+def test_no_more_than_the_stated_share_of_servers_is_ejected(make_pool):
+    pool = ready_pool(make_pool, count=5, consecutive_failures=1)
+    for port in range(1, 6):
+        fail(pool, port)
+    assert [one.ejected for one in pool.subchannels] == [True, True, False, False, False]
+    alone = ready_pool(make_pool, count=1, consecutive_failures=1)
+    fail(alone, 1, 9)
+    assert alone.subchannel(1).healthy
+    all_may = ready_pool(make_pool, count=1, consecutive_failures=1, max_ejection_percent=100)
+    fail(all_may, 1)
+    assert (all_may.subchannel(1).healthy, all_may.picked()) == (False, {1})
+
+
+def test_the_ejection_time_grows_with_each_ejection_up_to_its_maximum(make_pool, clock):
+    settings = {"consecutive_failures": 1, "base_ejection_time": 10, "max_ejection_time": 25}
+    pool = ready_pool(make_pool, **settings)
+    delays = []
+    for pause in (1, 1, 1, 30, 0):
+        fail(pool, 1)
+        delays.append(pool.checks[-1][1])
+        pool.mark_healthy(pool.subchannel(1))
+        clock.pass_(pause)
+    assert delays == [10, 20, 25, 25, 10]
+
+
+def test_failures_before_an_ejection_do_not_count_after_it(make_pool):
+    pool = ready_pool(make_pool)
+    fail(pool, 1, 5)
+    pool.mark_healthy(pool.subchannel(1))
+    fail(pool, 1, 4)
+    assert pool.subchannel(1).healthy
+
+
+def test_outlier_ejection_can_be_turned_off(make_pool):
+    pool = make_pool(outlier_ejection=None)
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    fail(pool, 1, 100)
+    assert pool.subchannel(1).healthy
+
+
+# Self-preservation
+
+
+def test_an_update_without_instances_keeps_the_subchannels_and_checks_them(pool, events):
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    pool.update([])
+    pool.update([])
+    assert [one.stale for one in pool.subchannels] == [True, True]
+    assert (pool.picked(), pool.checks) == ({1, 2}, [(1, 0.0), (2, 0.0)])
+    assert events == [StaleInstancesKept("shop.Orders", ("10.0.0.7:1", "10.0.0.7:2"))]
+
+
+def test_a_draining_instance_is_not_kept(pool, events):
+    pool.update([at(1, status="DRAINING"), at(2)])
+    pool.update([])
+    assert (ports(pool.subchannels), pool.drained) == ([2], [1])
+    pool.update([at(2, status="DRAINING")])
+    pool.update([])
+    assert (pool.subchannels, len(events)) == ((), 1)
+
+
+def test_a_stale_subchannel_that_does_not_answer_is_removed(pool):
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    pool.update([])
+    one = pool.subchannel(1)
+    for _ in range(2):
+        pool.remove_stale(one)
+    assert (pool.picked(), pool.drained, one.removed) == ({2}, [1], True)
+    pool.remove_stale(pool.subchannel(2))
+    assert pool.refusal().details == "no instance of shop.Orders is known"
+
+
+def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
+    pool.update([at(1)])
+    pool.all_ready()
+    one = pool.subchannel(1)
+    pool.update([])
+    pool.checks.clear()
+    fail(pool, 1, 9)
+    assert pool.checks == [(1, 0.0)]
+    one.checking = False
+    fail(pool, 1)
+    assert len(pool.checks) == 2
+
+
+def test_a_stale_subchannel_that_is_published_again_is_an_ordinary_one(pool):
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    kept = pool.subchannel(1)
+    pool.update([])
+    pool.update([at(1), at(3)])
+    assert (pool.subchannel(1), kept.stale, pool.checks) == (kept, False, [])
+    assert pool.drained == [2]
+    pool.remove_stale(kept)
+    assert not kept.removed
+
+
+def test_self_preservation_can_be_turned_off(make_pool, events):
+    pool = make_pool(self_preservation=False)
+    pool.update([at(1)])
+    pool.update([])
+    assert (pool.subchannels, pool.drained, events) == ((), [1], [])
+
+
+def test_calls_in_flight_are_those_of_the_connection(pool):
+    pool.update([at(1)])
+    one = pool.subchannel(1)
+    assert one.calls == 0
+    one.connection = FakeConnection()
+    one.connection.calls = 3
+    assert one.calls == 3
+
+
+def test_the_representation_shows_the_state_and_what_is_wrong(pool):
+    pool.update([at(1)])
+    one = pool.subchannel(1)
+    assert repr(one) == "<SubchannelBase 10.0.0.7:1 of 'shop.Orders', IDLE>"
+    pool.mark_unhealthy(one, "its heartbeats are missed")
+    one.stale = True
+    assert "IDLE, unhealthy: its heartbeats are missed, stale>" in repr(one)

@@ -1,0 +1,189 @@
+"""A pool of subchannels through random changes, next to a plain model of it."""
+
+import time
+from types import SimpleNamespace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fixtures.subchannel_pools import (
+    CALL,
+    CONNECTING,
+    FAILING,
+    IDLE,
+    READY,
+    Clock,
+    FakeConnection,
+    FakePool,
+)
+from rpcwheel.balancer import (
+    LeastRequest,
+    RingHash,
+    RoundRobin,
+    WeightedRandom,
+    WeightedRoundRobin,
+    subchannels,
+)
+from rpcwheel.instance import ServiceInstance
+
+INSTANCES = st.builds(
+    ServiceInstance,
+    service=st.just("s"),
+    host=st.just("h"),
+    port=st.integers(1, 5),
+    id=st.sampled_from(["", "a", "b"]),
+    weight=st.sampled_from([0, 1, 3, 100]),
+    zone=st.sampled_from(["", "near", "far"]),
+    status=st.sampled_from(["UP", "UP", "DRAINING"]),
+    epoch=st.sampled_from(["1", "2"]),
+    started_at=st.sampled_from([0.0, 995.0, 2000.0]),
+)
+PICKERS = [
+    RoundRobin,
+    WeightedRoundRobin,
+    WeightedRandom,
+    LeastRequest,
+    lambda: RingHash("x-user"),
+]
+NUMBERS = st.integers(0, 9)
+
+
+class Pool(RuleBasedStateMachine):
+    @initialize(
+        picker=st.sampled_from(PICKERS),
+        zone=st.sampled_from(["", "near"]),
+        slow_start=st.sampled_from([None, 10]),
+        self_preservation=st.booleans(),
+    )
+    def begin(self, picker, **policy):
+        self.clock = Clock()
+        clock = SimpleNamespace(
+            monotonic_ns=lambda: self.clock.now_ns, time=lambda: self.clock.now_ns / 1e9
+        )
+        subchannels.time = clock
+        self.pool = FakePool(self.clock, picker(), outlier_ejection=3, **policy)
+        self.published, self.unhealthy, self.removed = {}, set(), []
+
+    def teardown(self):
+        subchannels.time = time
+
+    def any_of(self, number):
+        known = self.pool.subchannels
+        return known[number % len(known)] if known else None
+
+    @rule(instances=st.lists(INSTANCES, max_size=6))
+    def update(self, instances):
+        before = {one.id: one for one in self.pool.subchannels}
+        published = {one.id: one for one in instances}
+        self.pool.update(instances)
+        after = {one.id: one for one in self.pool.subchannels}
+        kept = {name for name in before if self.published[name].status != "DRAINING"}
+        if not published and kept and self.pool.settings.self_preservation:
+            assert all(one.stale for one in after.values())
+            published = {name: self.published[name] for name in kept}
+        else:
+            assert not any(one.stale for one in after.values())
+        same = {
+            name
+            for name in before.keys() & published.keys()
+            if self.published[name].target == published[name].target
+        }
+        assert {name for name in before if after.get(name) is before[name]} == same
+        self.removed += [before[name] for name in before.keys() - same]
+        self.published = published
+        self.unhealthy &= same
+
+    @rule(number=NUMBERS)
+    def remove_if_stale(self, number):
+        one = self.any_of(number)
+        if one is not None and one.stale:
+            self.pool.remove_stale(one)
+            self.removed.append(one)
+            del self.published[one.id]
+            self.unhealthy.discard(one.id)
+
+    @rule(seconds=st.integers(0, 20))
+    def time_passes(self, seconds):
+        self.clock.pass_(seconds)
+
+    @rule(number=NUMBERS, state=st.sampled_from([IDLE, CONNECTING, READY, READY, FAILING]))
+    def change_state(self, number, state):
+        one = self.any_of(number)
+        if one is not None:
+            one.connection = one.connection or FakeConnection()
+            one.connection.state = state
+
+    @rule(number=NUMBERS)
+    def mark_unhealthy(self, number):
+        one = self.any_of(number)
+        if one is not None:
+            self.pool.mark_unhealthy(one, "x")
+            self.unhealthy.add(one.id)
+
+    @rule(number=NUMBERS)
+    def mark_healthy(self, number):
+        one = self.any_of(number)
+        if one is not None:
+            self.pool.mark_healthy(one)
+            self.unhealthy.discard(one.id)
+
+    @rule(number=NUMBERS, code=st.sampled_from(["UNAVAILABLE", "NOT_FOUND"]), times=NUMBERS)
+    def end_calls(self, number, code, times):
+        one = self.any_of(number)
+        if one is not None:
+            for _ in range(times):
+                self.pool.failed(one, code)
+            if one.ejected:
+                self.unhealthy.add(one.id)
+
+    @rule(number=NUMBERS)
+    def use_a_removed_one(self, number):
+        if self.removed:
+            one = self.removed[number % len(self.removed)]
+            self.pool.mark_unhealthy(one, "late")
+            self.pool.failed(one, "UNAVAILABLE")
+            self.pool.remove_stale(one)
+            assert not self.pool.wants_check(one, one.generation)
+
+    @invariant()
+    def a_pick_is_ready_and_of_the_best_level(self):
+        self.clock.pass_(0.1)  # states are read again
+        picked = self.pool.pick(*CALL)
+        ready = {one.id: self.level(one) for one in self.pool.subchannels if one.state is READY}
+        if picked is not None:
+            assert self.pool.subchannels.count(picked) == 1
+            assert picked.state is READY
+            if not isinstance(self.pool._picker, RingHash):
+                assert ready[picked.id] == min(ready.values())
+        elif ready:
+            assert isinstance(self.pool._picker, RingHash)  # it may wait for the owner of a key
+
+    def level(self, one):
+        instance = self.published[one.id]
+        if one.id in self.unhealthy:
+            return 4
+        if instance.status == "DRAINING":
+            return 3
+        if not instance.weight:
+            return 2
+        zone = self.pool.settings.zone
+        return int(bool(zone) and instance.zone != zone)
+
+    @invariant()
+    def subchannels_are_as_published(self):
+        pool = self.pool
+        assert {one.id: one.instance for one in pool.subchannels} == self.published
+        for one in pool.subchannels:
+            assert one.healthy is (one.id not in self.unhealthy)
+            assert not one.removed
+            assert not (one.ejected and one.healthy)
+        assert not set(self.removed) & set(pool.subchannels)
+        assert all(one.removed for one in self.removed)
+        chosen, weights = pool._chosen
+        for one, weight in zip(chosen, weights, strict=True):
+            assert 1 <= weight <= max(1, one.instance.weight)
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=50, stateful_step_count=30)
