@@ -10,7 +10,6 @@ import pytest
 
 from rpcwheel import (
     CallPolicy,
-    ClusterPolicy,
     DeadlinePolicy,
     DefaultResponsePolicy,
     FailbackPolicy,
@@ -24,6 +23,7 @@ from rpcwheel import (
     RetryThrottling,
     observe,
 )
+from rpcwheel.balancer import BalancerPolicy, OutlierEjectionPolicy
 from rpcwheel.kit.config import policy_from_env, policy_from_file
 from rpcwheel.observe.logs import _LINES
 
@@ -102,7 +102,8 @@ def test_each_setting_stands_on_the_page_with_its_default():
         HeartbeatPolicy,
         IdlePolicy,
         RegistryPolicy,
-        ClusterPolicy,
+        BalancerPolicy,
+        OutlierEjectionPolicy,
     )
     assert [line for kind in kinds for line in missing_or_wrong(kind)] == []
 
