@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import time
 import weakref
+from collections.abc import Iterable
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -63,7 +64,7 @@ from .subchannels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from rpcwheel._grpc.aio_interceptors import Interceptors
@@ -137,9 +138,8 @@ class _Pool(SubchannelPool[Subchannel]):
         """Interceptors that were appended to the channel's; they run on each subchannel's."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: list[Job] = []  # until there is a loop
-        self._held: dict[_BalancedCall, None] = {}
-        self._held_weakly: weakref.WeakSet[_BalancedCall] = weakref.WeakSet()
-        # Response streams: one that its caller drops while it waits is not begun.
+        self._waiting: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
+        # Without the call itself for a response stream: if its caller drops it, it is not begun.
         self._poll_handle: asyncio.TimerHandle | None = None
         self._poll_s = FIRST_POLL_S
         self._explained_s = -EXPLAIN_AGAIN_S
@@ -164,8 +164,8 @@ class _Pool(SubchannelPool[Subchannel]):
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop = loop
             with self.lock:
+                self._loop = loop
                 jobs, self._jobs = self._jobs, []
             for job in jobs:
                 job()
@@ -173,15 +173,17 @@ class _Pool(SubchannelPool[Subchannel]):
 
     def run_soon(self, check: Job) -> None:
         """Run a job on the loop: now if this is the loop's thread, else soon."""
-        loop, here = self._loop, running_loop()
+        here = running_loop()
+        with self.lock:
+            loop = self._loop
+            if loop is None and here is None:
+                self._jobs.append(check)
+                return
         if here is not None and (here is loop or loop is None or loop.is_closed()):
             self.enter()
             check()
         elif loop is not None:
             call_on_loop(loop, check)
-        else:
-            with self.lock:
-                self._jobs.append(check)
 
     # --- Connections ---
 
@@ -197,10 +199,13 @@ class _Pool(SubchannelPool[Subchannel]):
             if time.monotonic_ns() < one.connect_after_ns:
                 continue
             try:
-                self.connection_of(one).get_state(try_to_connect=True)
+                connection = self.connection_of(one)
             except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
                 if not one.removed:
                     self.connect_failed(one, error)
+            else:
+                with contextlib.suppress(Exception):  # a channel of `connect` that hides its state
+                    connection.get_state(try_to_connect=True)
 
     def connection_of(self, subchannel: Subchannel) -> ReconnectingChannel:
         """The channel of a subchannel; a new one if there is none, or the user has closed it.
@@ -251,24 +256,17 @@ class _Pool(SubchannelPool[Subchannel]):
 
     # --- Calls that wait ---
 
-    def hold(self, call: _BalancedCall) -> None:
-        """Let a call wait: its `look_for_subchannel` is called until it returns True."""
-        if call.kind.streams_responses:
-            self._held_weakly.add(call)
-        else:
-            self._held[call] = None
-        self._poll_s = FIRST_POLL_S
-        self._poll_soon(0)
+    def hold(self, call: _BalancedCall, *, weakly: bool) -> None:
+        """Let a call wait: its `look_for_subchannel` is called until it is released."""
+        reference = weakref.ref(call)
+        if reference not in self._waiting:
+            self._poll_s = FIRST_POLL_S
+            self._poll_soon(0)
+        self._waiting[reference] = None if weakly else call
 
     def release(self, call: _BalancedCall) -> None:
         """A call waits no more."""
-        self._held.pop(call, None)
-        self._held_weakly.discard(call)
-
-    @property
-    def waiting(self) -> tuple[_BalancedCall, ...]:
-        """The calls that wait for a subchannel."""
-        return (*self._held, *self._held_weakly)
+        self._waiting.pop(weakref.ref(call), None)
 
     async def wait_for_subchannels(
         self,
@@ -310,23 +308,27 @@ class _Pool(SubchannelPool[Subchannel]):
 
     def _changed(self) -> None:
         self.signal.give()
-        if self.waiting:
+        if self._waiting:
             self._poll_soon(0)
 
     def _poll_soon(self, delay_s: float) -> None:
         if self._poll_handle is not None:
             self._poll_handle.cancel()
-        poll = weak_callback(self.poll)
-        self._poll_handle = self.enter().call_later(delay_s, poll)
+        self._poll_handle = self.enter().call_later(delay_s, self._poll)
 
-    def poll(self) -> None:
+    def _poll(self) -> None:
         """Read the states, and let calls that wait look again."""
         self._poll_handle = None
         if not self.closed:
             self.refresh()
-        for call in self.waiting:
-            call.look_for_subchannel()
-        if self.waiting:
+        refusal = self.refusal()
+        for reference in tuple(self._waiting):
+            call = reference()
+            if call is None:  # dropped by its caller
+                del self._waiting[reference]
+            else:
+                call.look_for_subchannel(refusal)
+        if self._waiting and self._poll_handle is None:
             self._poll_soon(self._poll_s)
             self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
 
@@ -402,7 +404,7 @@ class _Pool(SubchannelPool[Subchannel]):
         self.closing = True
         until_s = time.monotonic() + (grace or 0)
         try:
-            while self.waiting and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
+            while self._waiting and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
                 await asyncio.sleep(MAX_POLL_S)
         except asyncio.CancelledError:
             await self._close_now(None)
@@ -427,8 +429,11 @@ class _Pool(SubchannelPool[Subchannel]):
 
     async def _close(self, grace: float | None) -> None:
         """End the waiting calls, close all connections, and wait for what was probing."""
-        for call in self.waiting:
-            call.cancel()
+        for reference in tuple(self._waiting):
+            call = reference()
+            if call is not None:
+                call.cancel()
+        self._waiting.clear()
         self.signal.give()
         closing = [asyncio.ensure_future(one.close(grace)) for one in self._to_close]
         others = [*self._probes, *(() if self._explaining is None else (self._explaining,))]
@@ -498,26 +503,47 @@ class _BalancedCall(TransportCall):
         wait_for_ready: bool,
     ) -> None:
         """Begin when a subchannel is READY."""
-        if request and not self.kind.streams_requests:
-            request = (copy_of(request[0]),)  # its caller may change it before it is sent
         self._began_s = time.monotonic()
-        self._timeout_s = options["timeout"]
+        timeout_s, metadata = options["timeout"], options["metadata"]
+        self._timeout_s = None if timeout_s is None else max(0.0, timeout_s)
+        if not self.kind.streams_requests:  # its caller may change it before it is sent
+            request = (copy_of(request[0]),)
+        options["metadata"] = None if metadata is None else grpc.aio.Metadata(*metadata)
         self._waiting = request, options, wait_for_ready, TRIED.get(), copy_context()
-        self._method.pool.hold(self)
+        self._method.pool.hold(self, weakly=self._ends_forgotten)
 
-    def look_for_subchannel(self) -> None:
-        """Begin the attempt if a subchannel is READY; end the call if it is to wait no longer."""
+    async def _change(self) -> None:
+        if self._waiting is not None:  # somebody awaits the call, maybe in a task that only it has
+            self._method.pool.hold(self, weakly=False)
+        await super()._change()
+
+    def look_for_subchannel(self, refusal: Refusal | None) -> None:
+        """Begin the attempt if a subchannel is READY; end the call if it is to wait no longer.
+
+        Args:
+            refusal: Why a call without `wait_for_ready` fails if none is.
+        """
         if self._waiting is None:
-            self._method.pool.release(self)
             return
-        request, options, patient, tried, context = self._waiting
+        request, options, wait_for_ready, tried, context = self._waiting
+        pool = self._method.pool
+        if pool.closed:
+            self.cancel()
+            return
         try:
-            begun = context.run(self._look, request, options, tried)
+            begun = pool.has_candidates and context.run(self._look, request, options, tried)
         except BaseException as error:  # noqa: BLE001 - a key function's, or an interceptor's
             self._end_waiting(failed_call(self.kind, error))
             return
-        if not begun:
-            self._check_refusal(patient=patient)
+        if begun:
+            return
+        if refusal is not None and (refusal.final or not wait_for_ready):
+            if not refusal.unreachable or not pool.explains():
+                self._fail(refusal)
+            return
+        limit_s = pool.limit_of(self._timeout_s, wait_for_ready=wait_for_ready)
+        if limit_s is not None and time.monotonic() - self._began_s >= limit_s:
+            self._fail(pool.timed_out(self._timeout_s, limit_s))
 
     def _look(
         self, request: tuple[Any, ...], options: dict[str, Any], tried: list[object] | None
@@ -531,20 +557,6 @@ class _BalancedCall(TransportCall):
                 self._waiting = None
                 self._method.pool.release(self)
                 return True
-
-    def _check_refusal(self, *, patient: bool) -> None:
-        pool = self._method.pool
-        if pool.closed:
-            self.cancel()
-            return
-        refusal = pool.refusal()
-        if refusal is not None and (refusal.final or not patient):
-            if not refusal.unreachable or not pool.explains():
-                self._fail(refusal)
-            return
-        limit_s = pool.limit_of(self._timeout_s, wait_for_ready=patient)
-        if limit_s is not None and time.monotonic() - self._began_s >= limit_s:
-            self._fail(pool.timed_out(self._timeout_s, limit_s))
 
     def _fail(self, refusal: Refusal) -> None:
         self._end_waiting(finished_call(self.kind, refusal.code, refusal.details))
@@ -632,11 +644,14 @@ class _Method:
             made = self._made[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
         return made
 
-    def pick(self, request: Any, metadata: Any, tried: list[object] | None) -> Subchannel | None:
+    def pick(
+        self, request: tuple[Any, ...], metadata: Any, tried: list[object] | None
+    ) -> Subchannel | None:
         """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
+        message = None if self.kind.streams_requests else request[0]
         if tried is None:
-            return self.pool.pick(self.name, request, metadata)
-        picked = self.pool.pick_other(tried, self.name, request, metadata)
+            return self.pool.pick(self.name, message, metadata)
+        picked = self.pool.pick_other(tried, self.name, message, metadata)
         if picked is not None:
             tried.append(picked)
         return picked
@@ -646,23 +661,18 @@ class _Method:
         pool = self.pool
         if pool.closed or pool.closing:
             raise grpc.aio.UsageError(CLOSED)
-        patient = bool(options["wait_for_ready"])
-        if patient:
+        wait_for_ready = bool(options["wait_for_ready"])
+        if wait_for_ready:
             options["wait_for_ready"] = False  # or it might wait at one server
         tried = TRIED.get()
         call = self.call_class(self)
         while True:
-            subchannel = self.pick(_message(request, self.kind), options["metadata"], tried)
+            subchannel = self.pick(request, options["metadata"], tried)
             if subchannel is None:
-                call.wait_for(request, options, wait_for_ready=patient)
+                call.wait_for(request, options, wait_for_ready=wait_for_ready)
                 return call
             if call.start_on(subchannel, request, options):
                 return call
-
-
-def _message(request: tuple[Any, ...], kind: Kind) -> Any:
-    """What a picker sees of a request."""
-    return None if kind.streams_requests else request[0]
 
 
 class _OneRequest(_Method):
@@ -792,9 +802,8 @@ class BalancedChannel(grpc.aio.Channel):
             connect, credentials=credentials, compression=compression, interceptors=interceptors
         )
         given = subchannel_options(options)
-        new = partial(
-            _new_connection, credentials, compression, interceptors, connect, given, timer
-        )
+        checked = _checked_interceptors(interceptors)
+        new = partial(_new_connection, credentials, compression, checked, connect, given, timer)
         self._pool = _Pool(
             checked_name(name),
             checked_lb_policy(lb_policy),
@@ -857,7 +866,7 @@ class BalancedChannel(grpc.aio.Channel):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._pool.closed
+        return self._pool.closed or self._pool.closing
 
     # --- A channel of grpc.aio. It takes whatever gRPC's takes: `_registered_method`, for one. ---
 
@@ -967,6 +976,18 @@ class BalancedChannel(grpc.aio.Channel):
         return (
             f"<BalancedChannel of grpc.aio {self.name!r}, {state}, calls in flight: {self.calls}>"
         )
+
+
+def _checked_interceptors(interceptors: object) -> list[grpc.aio.ClientInterceptor] | None:
+    if interceptors is None:
+        return None
+    if isinstance(interceptors, Iterable):
+        checked = list(interceptors)
+        if all(isinstance(one, grpc.aio.ClientInterceptor) for one in checked):
+            return checked
+    raise TypeError(
+        f"interceptors must be interceptors of grpc.aio for clients, not {interceptors!r}"
+    )
 
 
 def _new_connection(

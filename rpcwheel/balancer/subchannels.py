@@ -562,6 +562,11 @@ class SubchannelPool(Generic[S]):
         """As `pick`, for a call that waits: the states are read for all that wait."""
         return None if self._pick is None else self.pick(method, request, metadata)
 
+    @property
+    def has_candidates(self) -> bool:
+        """Whether the last reading of the states found subchannels to pick from."""
+        return self._pick is not None
+
     def pick_other(
         self, tried: Sequence[object], method: str, request: Any, metadata: Any
     ) -> S | None:
