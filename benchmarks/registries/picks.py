@@ -1,4 +1,4 @@
-"""What a pick costs by itself, and what it costs to get ready for picking when members change."""
+"""What a pick costs, and what it costs to prepare a picker when the subchannels change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import partial
 from itertools import repeat
 from statistics import median
 from time import perf_counter_ns
+
+import grpc
 
 from benchmarks.calls.scale import Row
 from benchmarks.calls.turns import take_turns
@@ -25,29 +27,32 @@ from benchmarks.registries.subjects import (
     WEIGHTED,
 )
 from benchmarks.timer.clock import cost
-from rpcwheel.cluster.pickers import (
-    ConsistentHash,
-    LeastActive,
+from rpcwheel.balancer.pickers import (
+    LeastRequest,
     Pick,
     Picker,
     RoundRobin,
     WeightedRandom,
+    WeightedRoundRobin,
 )
+from rpcwheel.balancer.ring_hash import RingHash
 
 MADE: dict[str, Callable[[], Picker]] = {
     EQUAL: RoundRobin,
-    WEIGHTED: RoundRobin,
+    WEIGHTED: WeightedRoundRobin,
     BY_CHANCE: WeightedRandom,
-    IDLE: LeastActive,
-    BUSY: LeastActive,
-    BUSY_WEIGHTED: LeastActive,
-    RING: lambda: ConsistentHash("x-user-id"),
+    IDLE: LeastRequest,
+    BUSY: LeastRequest,
+    BUSY_WEIGHTED: LeastRequest,
+    RING: lambda: RingHash("x-user-id"),
 }
 METADATA = (("x-user-id", "a user"),)
 
 
-class Member:
-    """As far as pickers look at one."""
+class Subchannel:
+    """What pickers read of a subchannel."""
+
+    state = grpc.ChannelConnectivity.READY
 
     def __init__(self, number: int, calls: int) -> None:
         self.id, self.calls = f"10.0.0.1:{number}", calls
@@ -66,20 +71,20 @@ def measure(scale: Scale) -> list[Row]:
     return [Row("client", "sync", PICK, name, values[name]) for name in PICKERS]
 
 
-def _picker(name: str, size: int) -> Pick[Member]:
-    members, weights = _members(name, size)
+def _picker(name: str, size: int) -> Pick[Subchannel]:
+    subchannels, weights = _subchannels(name, size)
     if name == CHOICE:
-        return lambda _, __, ___: random.choice(members)
-    return MADE[name]().prepare(members, weights)
+        return lambda _, __, ___: random.choice(subchannels)
+    return MADE[name]().prepare(subchannels, weights)
 
 
-def _members(name: str, size: int) -> tuple[list[Member], list[int]]:
-    members = [Member(number, name in (BUSY, BUSY_WEIGHTED)) for number in range(size)]
+def _subchannels(name: str, size: int) -> tuple[list[Subchannel], list[int]]:
+    subchannels = [Subchannel(number, name in (BUSY, BUSY_WEIGHTED)) for number in range(size)]
     alike = name not in (WEIGHTED, BUSY_WEIGHTED, BY_CHANCE)
-    return members, [100 if alike else 50 + number % 100 for number in range(size)]
+    return subchannels, [100 if alike else 50 + number % 100 for number in range(size)]
 
 
-def _burst(pick: Pick[Member]) -> Callable[[int], None]:
+def _burst(pick: Pick[Subchannel]) -> Callable[[int], None]:
     def work(times: int) -> None:
         for _ in repeat(None, times):
             pick("/bench.Shop/UnaryUnary", None, METADATA)
@@ -88,11 +93,11 @@ def _burst(pick: Pick[Member]) -> Callable[[int], None]:
 
 
 def _prepare_us(name: str, scale: Scale) -> float:
-    members, weights = _members(name, max(scale.picked))
+    subchannels, weights = _subchannels(name, max(scale.picked))
     taken = []
     for _ in range(scale.prepared):
         picker = MADE[name]()
         began_ns = perf_counter_ns()
-        picker.prepare(members, weights)
+        picker.prepare(subchannels, weights)
         taken.append(perf_counter_ns() - began_ns)
     return median(taken) / 1e3

@@ -39,11 +39,11 @@ LB_POLICIES = {
 
 CHOICE = "random.choice"
 """What picks are compared with."""
-EQUAL, WEIGHTED = "RoundRobin, equal weights", "RoundRobin, other weights"
+EQUAL, WEIGHTED = "RoundRobin", "WeightedRoundRobin, other weights"
 BY_CHANCE = "WeightedRandom"
-IDLE, BUSY = "LeastActive, all idle", "LeastActive, all busy"
-BUSY_WEIGHTED = "LeastActive, busy, other weights"
-RING = "ConsistentHash"
+IDLE, BUSY = "LeastRequest, all idle", "LeastRequest, all busy"
+BUSY_WEIGHTED = "LeastRequest, busy, other weights"
+RING = "RingHash"
 PICKERS = (CHOICE, EQUAL, WEIGHTED, BY_CHANCE, IDLE, BUSY, BUSY_WEIGHTED, RING)
 
 ENGINES = ("memory", "sqlite", "etcd", "zookeeper", "redis")
