@@ -549,7 +549,8 @@ class _BalancedCall(TransportCall):
         self, request: tuple[Any, ...], options: dict[str, Any], tried: list[object] | None
     ) -> bool:
         while True:
-            subchannel = self._method.pick(request, options["metadata"], tried)
+            waited_s = time.monotonic() - self._began_s
+            subchannel = self._method.pick(request, options["metadata"], tried, waited_s)
             if subchannel is None:
                 return False
             left_s = self.time_remaining()
@@ -645,16 +646,17 @@ class _Method:
         return made
 
     def pick(
-        self, request: tuple[Any, ...], metadata: Any, tried: list[object] | None
+        self,
+        request: tuple[Any, ...],
+        metadata: Any,
+        tried: list[object] | None,
+        waited_s: float = 0.0,
     ) -> Subchannel | None:
         """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
         message = None if self.kind.streams_requests else request[0]
         if tried is None:
             return self.pool.pick(self.name, message, metadata)
-        picked = self.pool.pick_other(tried, self.name, message, metadata)
-        if picked is not None:
-            tried.append(picked)
-        return picked
+        return self.pool.pick_other(tried, self.name, message, metadata, waited_s)
 
     def begin(self, request: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Begin a call."""

@@ -508,7 +508,7 @@ class WaitingCall(CallAttempts):
         request, metadata, credentials, compression = self._given
         waited_s = time.monotonic() - self._began_s
         while True:
-            subchannel = method.pick(request, metadata, self._tried)
+            subchannel = method.pick(request, metadata, self._tried, waited_s)
             if subchannel is None:
                 break
             left_s = None if self._timeout_s is None else max(0.0, self._timeout_s - waited_s)
@@ -610,15 +610,14 @@ class _Method:
         all_known[self._key] = made, self._made_of  # what the key is made of must live as long
         return made
 
-    def pick(self, request: Any, metadata: Any, tried: list[Any] | None) -> Subchannel | None:
+    def pick(
+        self, request: Any, metadata: Any, tried: list[object] | None, waited_s: float = 0.0
+    ) -> Subchannel | None:
         """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
         seen = None if self.kind.streams_requests else request
         if tried is None:
             return self.pool.pick(self.name, seen, metadata)
-        picked = self.pool.pick_other(tried, self.name, seen, metadata)
-        if picked is not None:
-            tried.append(picked)
-        return picked
+        return self.pool.pick_other(tried, self.name, seen, metadata, waited_s)
 
     def _wait(
         self,

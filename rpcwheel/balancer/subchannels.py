@@ -42,7 +42,7 @@ from rpcwheel.observe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from .pickers import Pick, Picker
     from .policy import Settings
@@ -75,6 +75,9 @@ RECONNECT_NS: Final = 1_000_000_000
 FIRST_POLL_S: Final = 0.0005
 MAX_POLL_S: Final = 0.05
 """How often states are read while calls wait: at first, and after a while."""
+
+OTHER_TIMEOUT_S: Final = 1.0
+"""How long an attempt of a hedged call waits at most for a subchannel that was not tried."""
 
 EXPLAIN_TIMEOUT_S: Final = 0.03
 MAX_EXPLAINED: Final = 3
@@ -568,16 +571,45 @@ class SubchannelPool(Generic[S]):
         return self._pick is not None
 
     def pick_other(
-        self, tried: Sequence[object], method: str, request: Any, metadata: Any
+        self, tried: list[object], method: str, request: Any, metadata: Any, waited_s: float
     ) -> S | None:
-        """Pick one that is not among those tried, if there is one; else as `pick`."""
+        """Pick a subchannel that the call was not sent to, if there is one, and add it to `tried`.
+
+        Args:
+            tried: The subchannels that the attempts of the call were sent to.
+            method: As `pick`.
+            request: As `pick`.
+            metadata: As `pick`.
+            waited_s: For how long the attempt has waited. For `OTHER_TIMEOUT_S` it waits while
+                there is one that is connecting. Then it goes to one that was tried.
+        """
         picked = self.pick(method, request, metadata)
-        if picked is None or picked not in tried:
-            return picked
-        for one in self._chosen[0]:
-            if one not in tried and one.is_ready():
-                return one
+        if picked is None:
+            return None
+        connecting = None
+        with self.lock:  # for attempts that begin at the same time
+            if picked in tried:
+                others = self._others(picked, tried)
+                ready = [one for one in others if one.is_ready()]
+                if ready:
+                    picked = ready[0]
+                elif waited_s < min(OTHER_TIMEOUT_S, to_seconds(self.settings.pick_timeout_ns)):
+                    connecting = next((one for one in others if one.state is not FAILING), None)
+            if connecting is None:
+                tried.append(picked)
+        if connecting is not None:
+            self.connect((connecting,))
+            return None
         return picked
+
+    def _others(self, picked: S, tried: list[object]) -> list[S]:
+        """Those of the same level that were not tried, from the one that follows `picked`."""
+        zone, row = self.settings.zone, self.subchannels
+        at = row.index(picked) if picked in row else 0
+        level = picked.level(zone)
+        return [
+            one for one in (*row[at:], *row[:at]) if one not in tried and one.level(zone) <= level
+        ]
 
     def _settle(self) -> None:
         """Read states and weights again if it is time to."""

@@ -17,7 +17,7 @@ from fixtures.subchannel_pools import (
     FakeConnection,
     at,
 )
-from rpcwheel.balancer import Picker, RingHash
+from rpcwheel.balancer import Picker, RingHash, subchannels
 from rpcwheel.balancer.policy import OutlierEjectionPolicy
 from rpcwheel.observe import StaleInstancesKept, SubchannelHealthy, SubchannelUnhealthy
 
@@ -349,10 +349,36 @@ def test_another_attempt_goes_to_another_subchannel_if_there_is_one(pool):
     pool.update([at(1), at(2), at(3)])
     pool.set_states(p1=READY, p2=READY, p3=FAILING)
     tried = []
-    for _ in range(2):
-        tried.append(pool.pick_other(tried, *CALL))
-    assert sorted(ports(tried)) == [1, 2]
-    assert pool.pick_other(tried, *CALL) in tried
+    picked = [pool.pick_other(tried, *CALL, waited_s=0) for _ in range(2)]
+    assert (sorted(ports(picked)), tried) == ([1, 2], picked)
+    assert pool.pick_other(tried, *CALL, waited_s=0) in picked
+
+
+def test_another_attempt_waits_for_a_subchannel_that_is_connecting_for_a_while(pool):
+    pool.update([at(1), at(2)])
+    pool.set_states(p1=READY, p2=CONNECTING)
+    tried = []
+    picked = pool.pick_other(tried, *CALL, waited_s=0)
+    assert pool.pick_other(tried, *CALL, waited_s=0) is None
+    assert pool.pick_other(tried, *CALL, waited_s=subchannels.OTHER_TIMEOUT_S) is picked
+    pool.set_states(p1=READY, p2=READY)
+    assert ports([pool.pick_other(tried, *CALL, waited_s=0)]) == [2]
+
+
+def test_another_attempt_does_not_wait_for_a_subchannel_of_a_lower_level(pool):
+    pool.update([at(1), at(2, status="DRAINING")])
+    pool.set_states(p1=READY, p2=CONNECTING)
+    tried = []
+    picked = pool.pick_other(tried, *CALL, waited_s=0)
+    assert pool.pick_other(tried, *CALL, waited_s=0) is picked
+
+
+def test_the_other_subchannel_is_the_one_that_follows(make_pool):
+    pool = make_pool(First())
+    pool.update([at(1), at(2), at(3)])
+    pool.set_states(p1=READY, p2=READY, p3=READY)
+    tried = []
+    assert ports(pool.pick_other(tried, *CALL, waited_s=0) for _ in range(4)) == [1, 2, 3, 1]
 
 
 # Ring hash sees all states
