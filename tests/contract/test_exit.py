@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from fixtures.clusters import dead  # noqa: F401 - fixtures
+from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
 from fixtures.exiting_process import ends_beside_its_server, goes_on
 from fixtures.heartbeat_twins import asked  # noqa: F401
 from fixtures.waiting import aio_wait_until

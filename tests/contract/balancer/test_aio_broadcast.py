@@ -7,7 +7,7 @@ import pytest
 
 import rpcwheel
 from fixtures.aio_doors import others, refused
-from fixtures.clusters import instance
+from fixtures.balanced_channels import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang

@@ -18,7 +18,7 @@ from fixtures.aio_balanced_channels import (
 )
 from fixtures.aio_channels import KINDS, Stub, steps
 from fixtures.aio_doors import others, refused
-from fixtures.clusters import instance
+from fixtures.balanced_channels import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
