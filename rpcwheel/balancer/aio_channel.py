@@ -32,7 +32,13 @@ from rpcwheel._grpc.aio_finished import (
     finished_call,
 )
 from rpcwheel._grpc.aio_interceptors import give_lists
-from rpcwheel._grpc.aio_relay import AwaitedRelay, ReadRelay, Signal, WrittenRelay
+from rpcwheel._grpc.aio_relay import (
+    AwaitedRelay,
+    ReadRelay,
+    Signal,
+    WrittenRelay,
+    cancels_of_task,
+)
 from rpcwheel.call.config import copy_of
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -201,11 +207,11 @@ class _Pool(SubchannelPool[Subchannel]):
             try:
                 connection = self.connection_of(one)
             except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
-                if not one.removed:
-                    self.connect_failed(one, error)
-            else:
-                with contextlib.suppress(Exception):  # a channel of `connect` that hides its state
-                    connection.get_state(try_to_connect=True)
+                self.connect_failed(one, error)
+                continue
+            with contextlib.suppress(Exception):  # a channel of `connect` that hides its state
+                if connection.get_state(try_to_connect=True) is SHUTDOWN:
+                    connection.drain(0)  # the user closed what `connect` made: it gets another one
 
     def connection_of(self, subchannel: Subchannel) -> ReconnectingChannel:
         """The channel of a subchannel; a new one if there is none, or the user has closed it.
@@ -217,11 +223,13 @@ class _Pool(SubchannelPool[Subchannel]):
         known: ReconnectingChannel | None = subchannel.connection
         if known is not None and (known.accepts_calls or subchannel.removed):
             return known
-        if subchannel.removed:
-            raise grpc.aio.UsageError(CLOSED)
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
             self.enter()
-        made = self._connect(subchannel.instance)
+        made = None if subchannel.removed else self._connect(subchannel.instance)
+        if made is None or subchannel.removed:
+            if made is not None:
+                made.drain(0)
+            raise grpc.aio.UsageError(CLOSED)
         made.append_to(self.appended)
         self._replaced = [one for one in self._replaced if not one.closed]
         if known is not None and not known.closed:
@@ -345,10 +353,15 @@ class _Pool(SubchannelPool[Subchannel]):
 
     async def _explain(self) -> None:
         """Not with the user's request, which must not be sent now."""
+        failing = [
+            one
+            for one in self.subchannels[:MAX_EXPLAINED]
+            if one.connection is not None and one.state is FAILING
+        ]
         try:
-            for one in self.subchannels[:MAX_EXPLAINED]:
-                if one.connection is not None and one.state is FAILING:
-                    one.error_text = await _connect_error(one.connection) or one.error_text
+            found = await asyncio.gather(*(_connect_error(one.connection) for one in failing))
+            for one, text in zip(failing, found, strict=True):
+                one.error_text = text or one.error_text
         finally:
             self._explaining = None
             self._changed()
@@ -390,6 +403,10 @@ class _Pool(SubchannelPool[Subchannel]):
         except grpc.RpcError as error:
             code = error.code() if hasattr(error, "code") else None
             answered = is_answered(None, getattr(code, "name", "CANCELLED"))
+        except asyncio.CancelledError:
+            if cancels_of_task():
+                raise
+            answered = False  # the user closed its connection
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
             if not isinstance(error, grpc.aio.UsageError):
                 emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
