@@ -42,7 +42,7 @@ from rpcwheel.observe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from .pickers import Pick, Picker
     from .policy import Settings
@@ -68,6 +68,10 @@ RECHECK_NS: Final = 100_000_000
 
 FAILOVER_NS: Final = 1_000_000_000
 """How long the subchannels of a level may take to become READY before the next level connects."""
+
+LOST_NS: Final = 60_000_000_000
+"""How long instances that left the registry are remembered for self-preservation: longer than the
+leases of servers that are cut off at the same time differ."""
 
 RECONNECT_NS: Final = 1_000_000_000
 """How long to wait after `connect` raised before it is called again."""
@@ -316,6 +320,8 @@ class SubchannelPool(Generic[S]):
         self._error = ""
         self._error_is_final = False
         self._mixed: Refusal | None = None
+        self._lost: dict[str, tuple[int, ServiceInstance]] = {}
+        """Instances that left the registry without notice, and when."""
         self._pick: Pick[S] | None = None
         self._chosen: tuple[list[S], list[int]] = ([], [])
         """What `_pick` was prepared with."""
@@ -395,7 +401,7 @@ class SubchannelPool(Generic[S]):
             if self.closed:
                 return _Change((), ())
             if not given and self.settings.self_preservation:
-                kept = {name: one for name, one in self._by_id.items() if _vanished(one.instance)}
+                kept = self._last_ones()
                 if kept:
                     return self._keep_stale(kept)
             self._known, self._error = True, ""
@@ -418,7 +424,31 @@ class SubchannelPool(Generic[S]):
                 known.instance = instance
                 kept[instance.id] = known
             removed = self._replace(kept)
+            self._note_lost([one.instance for one in removed if one.id not in given], given)
         return _Change(removed, tuple(renewed), tuple(returned))
+
+    def _note_lost(self, lost: list[ServiceInstance], given: Container[str]) -> None:
+        """Remember instances that left without being DRAINING, for `LOST_NS`."""
+        now_ns = self.now_ns()
+        self._lost = {
+            id_: (since_ns, one)
+            for id_, (since_ns, one) in self._lost.items()
+            if id_ not in given and now_ns - since_ns < LOST_NS
+        }
+        self._lost |= {one.id: (now_ns, one) for one in lost if one.status != "DRAINING"}
+
+    def _last_ones(self) -> dict[str, S]:
+        """The subchannels to keep, now that no instance is left in the registry.
+
+        Also of instances that were lost just before: if all servers are cut off from the registry,
+        their leases end one after the other.
+        """
+        kept = {id_: one for id_, one in self._by_id.items() if one.instance.status != "DRAINING"}
+        self._note_lost([], kept)
+        lost, self._lost = self._lost, {}
+        for id_, (_, instance) in lost.items():
+            kept[id_] = self.new_subchannel(instance, self._started_ns(instance))
+        return kept
 
     def _keep_stale(self, kept: dict[str, S]) -> _Change[S]:
         """Keep the last subchannels although no instance is left in the registry."""
@@ -898,11 +928,6 @@ class SubchannelPool(Generic[S]):
             return CONNECTING
         states = {one.state for one in self.subchannels}
         return next((state for state in ORDER if state in states), FAILING)
-
-
-def _vanished(instance: ServiceInstance) -> bool:
-    """Whether an instance that is gone from the registry did not announce its end."""
-    return instance.status != "DRAINING"
 
 
 def _raise(error: Exception, *_: object) -> Any:

@@ -64,6 +64,7 @@ class Pool(RuleBasedStateMachine):
         subchannels.time = clock
         self.pool = FakePool(self.clock, picker(), outlier_ejection=3, **policy)
         self.published, self.unhealthy, self.removed = {}, set(), []
+        self.lost = {}  # by id: when, and the instance
 
     def teardown(self):
         subchannels.time = time
@@ -78,12 +79,21 @@ class Pool(RuleBasedStateMachine):
         published = {one.id: one for one in instances}
         self.pool.update(instances)
         after = {one.id: one for one in self.pool.subchannels}
-        kept = {name for name in before if self.published[name].status != "DRAINING"}
-        if not published and kept and self.pool.settings.self_preservation:
+        oldest_ns = self.clock.now_ns - 60_000_000_000
+        lost = {
+            name: (since_ns, one)
+            for name, (since_ns, one) in self.lost.items()
+            if name not in published and since_ns > oldest_ns
+        }
+        kept = {name: one for name, one in self.published.items() if one.status != "DRAINING"}
+        last = {name: one for name, (_, one) in lost.items()} | kept
+        if not published and last and self.pool.settings.self_preservation:
             assert all(one.stale for one in after.values())
-            published = {name: self.published[name] for name in kept}
+            published, self.lost = last, {}
         else:
             assert not any(one.stale for one in after.values())
+            gone = {name: one for name, one in kept.items() if name not in published}
+            self.lost = lost | {name: (self.clock.now_ns, one) for name, one in gone.items()}
         same = {
             name
             for name in before.keys() & published.keys()

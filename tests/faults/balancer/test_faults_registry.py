@@ -1,0 +1,59 @@
+"""Channels by name whose servers are cut off from the registry, and restarted in order."""
+
+import contextlib
+
+import pytest
+
+import rpcwheel
+from fixtures.fault_server import PublishedServer
+from fixtures.fault_worlds import Load, World, running
+from fixtures.shops import SERVICE
+from fixtures.waiting import wait_until
+from rpcwheel import BalancerPolicy, RegistryPolicy, aio
+from rpcwheel.observe import StaleInstancesKept
+
+POLICY = RegistryPolicy(lease=2.0, timeout=1.0, snapshot=False)
+
+
+@pytest.fixture
+def start():
+    """Starts servers; they are killed in the end."""
+    with contextlib.ExitStack() as started:
+        yield lambda url, **settings: started.enter_context(PublishedServer([url], **settings))
+
+
+def load_on(url, threads=1):
+    policy = BalancerPolicy(health_check_timeout=2.0)
+    settings = {"registry_policy": POLICY, "policy": policy}
+    return Load(
+        lambda: rpcwheel.insecure_channel(url, **settings),
+        lambda: aio.insecure_channel(url, **settings),
+        threads=threads,
+    )
+
+
+def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_answer(
+    tmp_path, start, events
+):
+    with running("etcd", tmp_path) as engine:
+        world = World(engine, tmp_path)
+        dies, stays = servers = [start(world.url(), lease=2.0) for _ in range(2)]
+        assert all(one.pid for one in servers)  # they are published
+        with load_on(engine.url(SERVICE)) as load:  # not through the proxy
+            assert load.wait_for_answers_of(dies.pid, stays.pid)
+            world.fail("cut off")
+
+            def channels_that_kept():
+                kept = (event for event in tuple(events) if isinstance(event, StaleInstancesKept))
+                return len({id(event) for event in kept})
+
+            assert wait_until(lambda: channels_that_kept() == 2)
+            assert load.wait_for_answers_of(dies.pid, stays.pid)
+            assert load.failures == []
+            dies.kill()
+            load.ends_what_is_on_its_way()
+            load.failures.clear()
+            assert load.wait_for_answers_of(stays.pid)
+            world.mend("cut off")
+            assert load.wait_for_answers_of(stays.pid)
+            assert load.failures == []
