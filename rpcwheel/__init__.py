@@ -11,7 +11,7 @@ The map, from what you import down to what it stands on:
 `idle`          Connections of a server that nobody uses are closed: `IdleConnectionDetector`.
 `failback`      Answer now, deliver later: `with_failback` queues a failed call and makes it again.
 `registry`      Services that stay published, and channels to them: `insecure_channel("etcd://..")`.
-`cluster`       One channel over many servers, and who is called: `ClusterChannel`.
+`balancer`      One channel for all servers of a service: `BalancedChannel`.
 `transport`     Channels whose connection can be replaced: `ReconnectingChannel`.
 `options`       Options of grpc that do what they say, and a check of yours: `channel_options`.
 `timer`         A million timeouts on one thread: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
@@ -32,9 +32,23 @@ To read the code, begin with `rpc.py` (the terms), `failback/core.py` (a decisio
 
 from typing import TYPE_CHECKING
 
-from rpcwheel._lazy import lazy_names
+from rpcwheel._lazy import RENAMED, lazy_names
 
 if TYPE_CHECKING:
+    from rpcwheel.balancer import (
+        BalancedChannel,
+        BalancerPolicy,
+        BroadcastChannel,
+        BroadcastFailed,
+        LeastRequest,
+        OutlierEjectionPolicy,
+        Picker,
+        RingHash,
+        RoundRobin,
+        Subchannel,
+        WeightedRandom,
+        WeightedRoundRobin,
+    )
     from rpcwheel.call import (
         CallPolicy,
         Deadline,
@@ -47,18 +61,6 @@ if TYPE_CHECKING:
         call_options,
         current_deadline,
         deadline_scope,
-    )
-    from rpcwheel.cluster import (
-        BroadcastFailed,
-        BroadcastInvoker,
-        ClusterChannel,
-        ClusterPolicy,
-        ConsistentHash,
-        ForkingInvoker,
-        LeastActive,
-        Picker,
-        RoundRobin,
-        WeightedRandom,
     )
     from rpcwheel.errors import (
         CallError,
@@ -156,9 +158,10 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".cluster": (
-                "BroadcastFailed BroadcastInvoker ClusterChannel ClusterPolicy ConsistentHash "
-                "ForkingInvoker LeastActive Picker RoundRobin WeightedRandom"
+            ".balancer": (
+                "BalancedChannel BalancerPolicy BroadcastChannel BroadcastFailed LeastRequest "
+                "OutlierEjectionPolicy Picker RingHash RoundRobin Subchannel WeightedRandom "
+                "WeightedRoundRobin"
             ),
             ".call": (
                 "CallPolicy Deadline DeadlinePolicy DefaultResponsePolicy HedgingPolicy "
@@ -196,30 +199,29 @@ else:
             ),
         },
         submodules=(
-            "aio backoff balancer call cluster durations errors failback heartbeat idle instance "
+            "aio backoff balancer call durations errors failback heartbeat idle instance "
             "interceptors kit methods observe options pending policy probe registry rpc timer "
             "transport"
         ),
-        renamed={"channel": "insecure_channel(target) or secure_channel(target, credentials)"},
+        renamed=RENAMED,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncWheelTimer",
+    "BalancedChannel",
+    "BalancerPolicy",
+    "BroadcastChannel",
     "BroadcastFailed",
-    "BroadcastInvoker",
     "CallError",
     "CallFuture",
     "CallPolicy",
     "CallTimeout",
     "CallsClosed",
-    "ClusterChannel",
-    "ClusterPolicy",
     "ConfigurationError",
     "Connection",
     "ConnectionTable",
-    "ConsistentHash",
     "Deadline",
     "DeadlineHeap",
     "DeadlinePolicy",
@@ -236,7 +238,6 @@ __all__ = [
     "FailbackStats",
     "FailedCall",
     "Finding",
-    "ForkingInvoker",
     "HashedWheel",
     "HealthProbe",
     "Heartbeat",
@@ -251,11 +252,12 @@ __all__ = [
     "Kit",
     "KitPolicy",
     "Lateness",
-    "LeastActive",
+    "LeastRequest",
     "ManualTimer",
     "MethodPolicy",
     "MethodProbe",
     "NotPublished",
+    "OutlierEjectionPolicy",
     "PendingCalls",
     "PendingStats",
     "PeriodicTask",
@@ -274,11 +276,13 @@ __all__ = [
     "RetryPolicy",
     "RetryTask",
     "RetryThrottling",
+    "RingHash",
     "RoundRobin",
     "RpcWheelError",
     "ServiceInstance",
     "Snapshot",
     "SparseWheel",
+    "Subchannel",
     "Subscription",
     "Timeout",
     "TimerError",
@@ -289,6 +293,7 @@ __all__ = [
     "TooManyTimeouts",
     "Verdict",
     "WeightedRandom",
+    "WeightedRoundRobin",
     "WheelTimer",
     "__version__",
     "aio",

@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["lazy_names"]
+__all__ = ["RENAMED", "lazy_names"]
+
+RENAMED: Final = {
+    "BroadcastInvoker": "BroadcastChannel",
+    "ClusterChannel": "BalancedChannel",
+    "ClusterPolicy": "BalancerPolicy",
+    "ConsistentHash": "RingHash",
+    "ForkingInvoker": "HedgingPolicy",
+    "LeastActive": "LeastRequest",
+    "channel": "insecure_channel(target) or secure_channel(target, credentials)",
+}
+"""Former public names, and what to use instead."""
 
 
 def lazy_names(

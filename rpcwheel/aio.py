@@ -13,9 +13,21 @@ rest (policies, errors, timers) is the same in both worlds, and stands here too,
 
 from typing import TYPE_CHECKING
 
-from rpcwheel._lazy import lazy_names
+from rpcwheel._lazy import RENAMED, lazy_names
 
 if TYPE_CHECKING:
+    from rpcwheel.balancer import (
+        BalancerPolicy,
+        BroadcastFailed,
+        LeastRequest,
+        OutlierEjectionPolicy,
+        Picker,
+        RingHash,
+        RoundRobin,
+        WeightedRandom,
+        WeightedRoundRobin,
+    )
+    from rpcwheel.balancer.aio import BalancedChannel, BroadcastChannel, Subchannel
     from rpcwheel.call import (
         CallPolicy,
         Deadline,
@@ -29,16 +41,6 @@ if TYPE_CHECKING:
         current_deadline,
         deadline_scope,
     )
-    from rpcwheel.cluster import (
-        BroadcastFailed,
-        ClusterPolicy,
-        ConsistentHash,
-        LeastActive,
-        Picker,
-        RoundRobin,
-        WeightedRandom,
-    )
-    from rpcwheel.cluster.aio import BroadcastInvoker, ClusterChannel, ForkingInvoker
     from rpcwheel.errors import (
         CallError,
         CallsClosed,
@@ -121,19 +123,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncWheelTimer",
+    "BalancedChannel",
+    "BalancerPolicy",
+    "BroadcastChannel",
     "BroadcastFailed",
-    "BroadcastInvoker",
     "CallError",
     "CallFuture",
     "CallPolicy",
     "CallTimeout",
     "CallsClosed",
-    "ClusterChannel",
-    "ClusterPolicy",
     "ConfigurationError",
     "Connection",
     "ConnectionTable",
-    "ConsistentHash",
     "Deadline",
     "DeadlineHeap",
     "DeadlinePolicy",
@@ -150,7 +151,6 @@ __all__ = [
     "FailbackStats",
     "FailedCall",
     "Finding",
-    "ForkingInvoker",
     "HashedWheel",
     "HealthProbe",
     "Heartbeat",
@@ -165,11 +165,12 @@ __all__ = [
     "Kit",
     "KitPolicy",
     "Lateness",
-    "LeastActive",
+    "LeastRequest",
     "ManualTimer",
     "MethodPolicy",
     "MethodProbe",
     "NotPublished",
+    "OutlierEjectionPolicy",
     "PendingCalls",
     "PendingStats",
     "PeriodicTask",
@@ -188,11 +189,13 @@ __all__ = [
     "RetryPolicy",
     "RetryTask",
     "RetryThrottling",
+    "RingHash",
     "RoundRobin",
     "RpcWheelError",
     "ServiceInstance",
     "Snapshot",
     "SparseWheel",
+    "Subchannel",
     "Subscription",
     "Timeout",
     "TimerError",
@@ -203,6 +206,7 @@ __all__ = [
     "TooManyTimeouts",
     "Verdict",
     "WeightedRandom",
+    "WeightedRoundRobin",
     "WheelTimer",
     "call_options",
     "channel_options",
@@ -226,7 +230,7 @@ if not TYPE_CHECKING:
         {
             "rpcwheel": " ".join(__all__),  # all that is the same in both worlds, but for:
             "rpcwheel.transport.aio": "ReconnectingChannel",
-            "rpcwheel.cluster.aio": "BroadcastInvoker ClusterChannel ForkingInvoker",
+            "rpcwheel.balancer.aio": "BalancedChannel BroadcastChannel Subchannel",
             "rpcwheel.pending.aio": "CallFuture PendingCalls",
             "rpcwheel.failback.aio": "FailbackInvoker",
             "rpcwheel.heartbeat.aio": "Heartbeat HeartbeatManager",
@@ -240,5 +244,5 @@ if not TYPE_CHECKING:
                 "open_registry secure_channel"
             ),
         },
-        renamed={"channel": "insecure_channel(target) or secure_channel(target, credentials)"},
+        renamed=RENAMED,
     )

@@ -23,12 +23,11 @@ import asyncio
 import contextlib
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from rpcwheel.observe import CallbackFailed, emit
-from rpcwheel.rpc import Kind
 
 from .aio_finished import (
     CANCELLED,
@@ -50,7 +49,6 @@ __all__ = [
     "BLURRED",
     "STATUS_LOOKS_S",
     "AwaitedRelay",
-    "Conductor",
     "NotAtOnceError",
     "ReadRelay",
     "Relay",
@@ -62,7 +60,6 @@ __all__ = [
     "give_up",
     "has_ended",
     "immediately",
-    "relay_of",
 ]
 
 BLURRED: Final = "Internal error from Core"
@@ -636,10 +633,6 @@ class ReadRelay(Relay):
 class WrittenRelay(Relay):
     """Requests that the caller may write, to the attempt that runs."""
 
-    moves = False
-    """Whether another attempt may follow one that has not taken a request yet: a request that was
-    about to be written goes to it. Only for channels of `rpcwheel.cluster`."""
-
     @property
     def _done_writing_flag(self) -> bool:
         """What grpc.aio (1.85) asks of whatever an interceptor returns."""
@@ -661,21 +654,12 @@ class WrittenRelay(Relay):
                 continue
             try:
                 await getattr(call, name)(*args)
-            except (Exception, asyncio.CancelledError) as error:
-                if self.moves and isinstance(error, Exception):
-                    await self._decided(call, name)
+            except (Exception, asyncio.CancelledError):
                 if not self._was_given_up(call, cancels):
                     raise
                 self._raise_end()
             else:
-                self.handed = self.handed or self.moves  # an attempt has taken it
                 return
-
-    async def _decided(self, call: Any, name: str) -> None:
-        """Wait until it is decided what follows, if this attempt has ended."""
-        if has_ended(call) or name == "done_writing":  # which fails for no other reason
-            while call is self._attempt:
-                await self._change()
 
     def _raise_end(self) -> None:
         """Raise that the call ended while a request was to be written, as grpc.aio does."""
@@ -686,78 +670,3 @@ class WrittenRelay(Relay):
                 if isinstance(failure, grpc.RpcError)
                 else asyncio.InvalidStateError(FINISHED)
             )
-
-
-# --- For `rpcwheel.cluster`, whose calls are decided about by another object ---
-
-
-class Conductor(Protocol):
-    """Decides about the attempts of one call, and makes them."""
-
-    @property
-    def kind(self) -> Kind:
-        """Which of the four."""
-
-    @property
-    def method(self) -> str:
-        """The method's full name."""
-
-    def failed(self, relay: Relay, call: Any, error: BaseException | None) -> None:
-        """As `Relay._attempt_failed`."""
-
-    def finished(self) -> None:
-        """As `Relay._release`."""
-
-    def time_remaining(self) -> float | None:
-        """As `Relay.time_remaining`."""
-
-    def listen(self, relay: Relay, call: object) -> Any:
-        """As `Relay._listen`."""
-
-
-class _Conducted(Relay):
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
-        self.kind = conductor.kind
-        self.method = conductor.method
-
-    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
-        self._conductor.failed(self, call, error)
-
-    def _release(self) -> None:
-        self._conductor.finished()
-
-    def time_remaining(self) -> float | None:
-        return self._conductor.time_remaining()
-
-    def _listen(self, call: object) -> Any:
-        return self._conductor.listen(self, call)
-
-
-class _UnaryUnary(_Conducted, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
-    pass
-
-
-class _UnaryStream(_Conducted, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):
-    pass
-
-
-class _StreamUnary(_Conducted, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall[Any, Any]):
-    pass
-
-
-class _StreamStream(_Conducted, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall[Any, Any]):
-    pass
-
-
-_RELAYS: Final[dict[Kind, type[_Conducted]]] = {
-    Kind.UNARY_UNARY: _UnaryUnary,
-    Kind.UNARY_STREAM: _UnaryStream,
-    Kind.STREAM_UNARY: _StreamUnary,
-    Kind.STREAM_STREAM: _StreamStream,
-}
-
-
-def relay_of(kind: Kind) -> type[_Conducted]:
-    """The class of relays of this kind, which are made with a conductor."""
-    return _RELAYS[kind]

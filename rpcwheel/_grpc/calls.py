@@ -176,10 +176,9 @@ _NEVER_SENT: Final = (
     "connections to all backends failing",
     "no children in weighted_target",
     "empty address list",
-    "no instance of ",
 )
 """How gRPC's core begins the details of a call that it had no connection for (grpcio 1.60 to
-1.85); the last one is how `rpcwheel.cluster` does."""
+1.85)."""
 
 _CLOSED: Final = {
     "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one answer
@@ -197,8 +196,8 @@ def is_unprocessed(code: str, details: str | None, trailing: object, initial: ob
     """Whether a status has the text of one that gRPC makes before any server sees the request.
 
     This proves nothing: a server that passes on the failure of its own upstream sends the same
-    text. Interceptors and channels do not use it. Users: `rpcwheel.cluster`, together with other
-    signs, and the etcd provider, whose requests may be applied twice without harm.
+    text. Interceptors and channels do not use it: only the etcd provider does, whose requests may
+    be applied twice without harm.
     """
     if trailing or initial or not details:
         return False

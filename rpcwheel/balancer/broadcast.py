@@ -63,6 +63,7 @@ class BroadcastChannel(grpc.Channel):
         return _Broadcast(method, partial(_begin_on_channels, names, methods))
 
     def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
+        """Make a multicallable that refuses to be called: only unary calls are broadcast."""
         return partial(_refuse, f"{method} streams; a BroadcastChannel is for unary calls")
 
     unary_stream = stream_unary = stream_stream = _refuse

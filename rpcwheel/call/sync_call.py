@@ -21,7 +21,7 @@ import time
 import weakref
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     Start = Callable[[Any, Any], AnyCall]
 
 __all__ = [
-    "Attempts",
     "CallAttempts",
     "ClientCall",
     "RetryingCall",
@@ -512,45 +511,13 @@ def _begin_plain(call: ClientCall) -> AnyCall:
     return attempt
 
 
-class Attempts(Protocol):
-    """What a `RetryingCall` needs of its attempts. Thread-safe."""
-
-    @property
-    def final(self) -> AnyCall:
-        """The call whose outcome is the caller's; None until it is known."""
-
-    def wait(self, timeout: float | None = None) -> AnyCall:
-        """Wait for the end, and give `final`; raises `grpc.FutureTimeoutError`."""
-
-    def initial_metadata(self) -> Metadata:
-        """Wait for the server's initial metadata."""
-
-    def next_message(self) -> Any:
-        """Give the next message of a response stream."""
-
-    def cancel(self) -> bool:
-        """End the call; False if it has ended."""
-
-    def drop(self) -> None:
-        """End the call because its caller has dropped it."""
-
-    def look(self) -> None:
-        """Check what no event reports, such as a stopped timer; called often."""
-
-    def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
-        """Call a function at the end, on a worker; False if the call has ended."""
-
-    def seconds_left(self) -> float | None:
-        """Until its deadline; None without one."""
-
-
 class RetryingCall(grpc.Call, grpc.Future):
     """One call, whatever number of attempts it takes. Dropping it cancels it, as with gRPC's own.
 
     Methods block where those of gRPC's own calls do.
     """
 
-    def __init__(self, attempts: Attempts) -> None:
+    def __init__(self, attempts: _CallEnd) -> None:
         self._attempts = attempts
 
     # --- grpc.Call ---
@@ -724,6 +691,7 @@ class _CallEnd:
         raise NotImplementedError
 
     def seconds_left(self) -> float | None:
+        """Until its deadline; None without one."""
         return self.call.seconds_left()
 
     def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
@@ -742,6 +710,14 @@ class _CallEnd:
         """End the call because its caller has dropped it."""
         if self.final is None:
             self.cancel(DROPPED)
+
+    def initial_metadata(self) -> Metadata:
+        """Wait for the server's initial metadata."""
+        raise NotImplementedError
+
+    def next_message(self) -> Any:
+        """Give the next message of a response stream."""
+        raise NotImplementedError
 
     def _end(self, call: AnyCall, failure: BaseException, *, handed: bool = False) -> None:
         """End the call after its last attempt, which failed. On a worker."""
@@ -1205,10 +1181,6 @@ class HedgedAttempts(_CallEnd):
     def initial_metadata(self) -> Metadata:
         """Wait for the end: before that it is not known which attempt is the caller's."""
         return metadata_of(self.wait().initial_metadata())
-
-    def next_message(self) -> Any:
-        """There are no messages: hedged calls have one response."""
-        raise NotImplementedError
 
 
 def _broken(error: BaseException) -> FinishedError:

@@ -413,24 +413,6 @@ class StaleInstancesKept(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberDown(Event):
-    """A channel of many members calls one of them no more until it answers a probe."""
-
-    channel: str
-    member: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class MemberUp(Event):
-    """A member that was down answers again, and is called again; `after_s` of it."""
-
-    channel: str
-    member: str
-    after_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class ServingEnds(Event):
     """A server's end goes a step on: "withdraw", "not serving", "wait", "stop", "closed"."""
 

@@ -340,21 +340,6 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "%(subchannels)s",
         every_s=RARELY_S,
     ),
-    events.MemberDown: _Line(
-        CONNECTION,
-        logging.WARNING,
-        "channel member",
-        "%(channel)s: %(member)s is down, and not called until it answers a probe: %(reason)s",
-        every_s=RARELY_S,
-    ),
-    events.MemberUp: _Line(
-        CONNECTION,
-        logging.INFO,
-        "channel member",
-        "%(channel)s: %(member)s is up again, after %(after_s).3g s",
-        every_s=RARELY_S,
-        ends=events.MemberDown,
-    ),
     events.ServingEnds: _Line(
         REGISTRY, logging.INFO, "server", "%(server)s ends, %(step)s: %(reason)s"
     ),

@@ -6,7 +6,7 @@ import threading
 import grpc
 import pytest
 
-from fixtures.clusters import instance
+from fixtures.balanced_channels import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until

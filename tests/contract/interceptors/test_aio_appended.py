@@ -7,7 +7,7 @@ from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S
 from rpcwheel import ConfigurationError, RetryPolicy, ServiceInstance
-from rpcwheel.aio import ClusterChannel, Kit, ReconnectingChannel, open_registry
+from rpcwheel.aio import BalancedChannel, Kit, ReconnectingChannel, open_registry
 
 SETTINGS = {
     "timeout": WAIT_S,
@@ -92,7 +92,7 @@ async def named(kit, url):
 
 CHANNELS = {
     "ReconnectingChannel": lambda kit, shop: ReconnectingChannel(shop.target),
-    "ClusterChannel": lambda kit, shop: ClusterChannel(SERVICE, [instance_of(shop)]),
+    "BalancedChannel": lambda kit, shop: BalancedChannel(SERVICE, [instance_of(shop)]),
     "kit.channel": lambda kit, shop: kit.channel(shop.target),
     "intercept_channel of grpc.aio": lambda kit, shop: kit.intercept_channel(
         grpc.aio.insecure_channel(shop.target)
@@ -170,8 +170,8 @@ async def test_appended_interceptors_run_on_each_connection_and_behind_those_giv
     assert seen == ["given", "appended"] * 2 + ["given", "appended", "last"]
 
 
-async def test_appended_interceptors_run_on_members_that_come_later(shop):
-    async with ClusterChannel(SERVICE) as channel:
+async def test_appended_interceptors_run_on_subchannels_that_are_added_later(shop):
+    async with BalancedChannel(SERVICE) as channel:
         appended = append(channel)
         channel.update([instance_of(shop)])
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"

@@ -17,7 +17,7 @@ def test_channels_take_none_for_options(shop, memory):
         url = f"{memory}/{SERVICE}"
         for channel in (
             rpcwheel.ReconnectingChannel(shop.target, options=None),
-            rpcwheel.ClusterChannel(SERVICE, [instance_of(shop)], options=None),
+            rpcwheel.BalancedChannel(SERVICE, [instance_of(shop)], options=None),
             rpcwheel.insecure_channel(url, options=None),
             kit.channel(shop.target, options=None),
             kit.channel(url, options=None),
@@ -32,7 +32,7 @@ async def test_aio_channels_take_none_for_options(shop, memory):
         url = f"{memory}/{SERVICE}"
         for channel in (
             rpcwheel.aio.ReconnectingChannel(shop.target, options=None),
-            rpcwheel.aio.ClusterChannel(SERVICE, [instance_of(shop)], options=None),
+            rpcwheel.aio.BalancedChannel(SERVICE, [instance_of(shop)], options=None),
             rpcwheel.aio.insecure_channel(url, options=None),
             kit.channel(shop.target, options=None),
             kit.channel(url, options=None),

@@ -189,9 +189,9 @@ def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
     ids=["refused", "not resolved", "no address"],
 )
 def test_a_call_without_a_connection_differs_only_in_its_details(target, details):
-    """`is_unprocessed` in _grpc/status.py has no better sign in a status.
+    """`is_unprocessed` has no better sign in a status.
 
-    If this fails, add the new text there, or a `ClusterChannel` moves fewer calls between members.
+    If this fails, add the new text there, or the etcd backend retries fewer requests.
     """
     failure = failure_of(target)
     told = failure.trailing_metadata(), failure.initial_metadata()

@@ -12,7 +12,14 @@ import pytest
 
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel._grpc.aio_finished import failed_call, finished_call
-from rpcwheel._grpc.aio_relay import Signal, cancels_of_task, relay_of
+from rpcwheel._grpc.aio_relay import (
+    AwaitedRelay,
+    ReadRelay,
+    Relay,
+    Signal,
+    WrittenRelay,
+    cancels_of_task,
+)
 from rpcwheel.observe import CallbackFailed
 from rpcwheel.rpc import Kind
 
@@ -42,6 +49,47 @@ class Conductor:
 
     def listen(self, relay, call):
         return None
+
+
+class Conducted(Relay):
+    """A relay that asks a `Conductor`."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+        self.kind = conductor.kind
+        self.method = conductor.method
+
+    def _attempt_failed(self, call, error):
+        self._conductor.failed(self, call, error)
+
+    def _release(self):
+        self._conductor.finished()
+
+    def time_remaining(self):
+        return self._conductor.time_remaining()
+
+    def _listen(self, call):
+        return self._conductor.listen(self, call)
+
+
+class ConductedUnary(Conducted, AwaitedRelay, grpc.aio.UnaryUnaryCall):
+    pass
+
+
+class ConductedStreamUnary(Conducted, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall):
+    pass
+
+
+class ConductedStreams(Conducted, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall):
+    pass
+
+
+def relay_of(kind):
+    return {
+        Kind.UNARY_UNARY: ConductedUnary,
+        Kind.STREAM_UNARY: ConductedStreamUnary,
+        Kind.STREAM_STREAM: ConductedStreams,
+    }[kind]
 
 
 class Going(grpc.aio.UnaryUnaryCall):

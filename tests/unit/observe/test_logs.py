@@ -85,8 +85,9 @@ EVENTS = [
     events.InstancesHeld(REGISTRY, "shop.Orders", 2, "the connection was lost"),
     events.RecordSkipped(REGISTRY, "shop.Orders", "lock", BOOM),
     events.SnapshotFailed(REGISTRY, "orders.json", BOOM),
-    events.MemberDown("shop.Orders", "10.0.0.7:1", "its connection was refused"),
-    events.MemberUp("shop.Orders", "10.0.0.7:1", after_s=1.5),
+    events.SubchannelUnhealthy("shop.Orders", "10.0.0.7:1", "5 calls failed: UNAVAILABLE"),
+    events.SubchannelHealthy("shop.Orders", "10.0.0.7:1", after_s=1.5),
+    events.StaleInstancesKept("shop.Orders", ("10.0.0.7:1", "10.0.0.8:1")),
     events.ServingEnds("shop.Orders", "withdraw", "SIGTERM"),
 ]
 
@@ -257,7 +258,7 @@ def test_each_method_is_limited_by_itself(caplog, monkeypatch):
         lambda n: events.CallbackFailed("/shop.Orders/Get", f"callback {n}", BOOM),
         lambda n: events.CallbackFailed("shop:1", f"listener {n}", BOOM),
         lambda n: events.SnapshotFailed(REGISTRY, f"{n}.json", BOOM),
-        lambda n: events.MemberDown("shop.Orders", f"10.0.0.{n}:1", "refused"),
+        lambda n: events.SubchannelUnhealthy("shop.Orders", f"10.0.0.{n}:1", "refused"),
     ],
 )
 def test_events_of_different_subjects_do_not_share_one_limit(caplog, monkeypatch, kind_of):
@@ -457,8 +458,8 @@ def test_what_is_skipped_is_said_once_a_minute_of_each_service(caplog, monkeypat
 def test_a_member_that_is_up_again_is_always_said_after_it_was_said_to_be_down(caplog, monkeypatch):
     caplog.set_level("INFO")
     monkeypatch.setattr(logs.time, "monotonic", iter(range(9)).__next__)
-    down = events.MemberDown("shop.Orders", "a:1", "refused")
-    up = events.MemberUp("shop.Orders", "a:1", after_s=1.0)
-    for event in (up, down, up, events.MemberDown("shop.Orders", "b:1", "refused")):
+    down = events.SubchannelUnhealthy("shop.Orders", "a:1", "refused")
+    up = events.SubchannelHealthy("shop.Orders", "a:1", after_s=1.0)
+    for event in (up, down, up, events.SubchannelUnhealthy("shop.Orders", "b:1", "refused")):
         log_event(event)
     assert len(caplog.records) == 4
