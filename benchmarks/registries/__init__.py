@@ -9,6 +9,6 @@ How to read the figures. A call's cost, and a pick's, is of subjects that take t
 in `benchmarks.calls`; the ratios are medians of those within a round. Converging is wall time on a
 machine whose processors engine, publisher and all subscribers share.
 
-`scale.py` says how much is measured, `subjects.py` who; `calls.py`, `picks.py`, `converge.py` (with
-`rivals.py`) and `republish.py` how. `verdict.py` holds the targets.
+`scale.py` says how much is measured, `subjects.py` who; `calls.py`, `picks.py`, `channel_picks.py`,
+`converge.py` (with `rivals.py`) and `republish.py` how. `verdict.py` holds the targets.
 """

@@ -11,7 +11,7 @@ import sys
 
 from benchmarks.calls.scale import Row
 from benchmarks.connections.far import make_room
-from benchmarks.registries import calls, converge, picks, republish
+from benchmarks.registries import calls, channel_picks, converge, picks, republish
 from benchmarks.registries.scale import SCALES
 
 
@@ -21,7 +21,7 @@ def main(scale: str, step: str, *who: str) -> None:
 
 
 def measure(scale: str, step: str, *who: str) -> list[Row]:
-    """Of calls, one world; of converging and republishing, one engine and subject."""
+    """Measure one world (calls, picks of channels), or one engine and subject."""
     logging.getLogger("rpcwheel").setLevel(logging.CRITICAL)  # engines die here on purpose
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     make_room()
@@ -30,6 +30,8 @@ def measure(scale: str, step: str, *who: str) -> list[Row]:
             return calls.measure(world, SCALES[scale])
         case "picks", ():
             return picks.measure(SCALES[scale])
+        case "picks", ("sync" | "aio" as world,):
+            return channel_picks.measure(world, SCALES[scale])
         case "converge", (engine, subject):
             return converge.measure(engine, subject, SCALES[scale])
         case "republish", (engine, subject):

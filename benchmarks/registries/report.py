@@ -9,7 +9,7 @@ from benchmarks.calls.scale import Results, Row
 from benchmarks.calls.subjects import Skipped
 from benchmarks.calls.wire import PAYLOAD
 from benchmarks.registries.scale import Scale
-from benchmarks.registries.subjects import CONVERGE, PICK, REPUBLISH, UNARY
+from benchmarks.registries.subjects import CHANNEL_PICK, CONVERGE, PICK, REPUBLISH, UNARY
 from benchmarks.registries.verdict import TARGETS
 from benchmarks.timer import machine
 from benchmarks.timer.tables import EMPTY, figure, table
@@ -27,8 +27,13 @@ How it is measured:
   many has as many connections, whose memory is cold when their turn comes: compare it with grpc's
   own list of as many.
 * A pick: the picker alone, CPU time, {picks} in a burst; the call of the function and the loop are
-  in it. Other weights: 50 to 149. Prepared: at each change of the members, for {most} of them. The
-  members stand in for real ones, of which *LeastActive* asks each for its calls: that takes more.
+  in it. Other weights: 50 to 149. Prepared: at each change of the subchannels, for {most} of them.
+  The subchannels stand in for real ones, of which `LeastRequest` asks each for its calls: that
+  takes more.
+* A pick of a channel: CPU time of all that happens between a call and its subchannel, whose state
+  is read; all instances are the same server, on real connections. Of {listed} instances the channel
+  connects to 32 (`subset_size`), with `ring_hash` to those that are picked. Updated: one instance
+  is replaced by another.
 * Converging: {instances:,} instances by one session, {subscribers:,} subscriptions in {sessions}
   sessions with a connection each, all in one process (one interpreter reads each record {sessions}
   times), and the engine beside it; until the last listener has been told. Changed: the weight of
@@ -75,7 +80,7 @@ def _tables(results: Results, what: str, columns: Sequence[tuple[str, Cell]]) ->
     for world, name in (("sync", "`grpc`"), ("aio", "`grpc.aio`")):
         rows = [row for row in results.rows if (row.measure, row.world) == (what, world)]
         if rows:
-            title = name if what == UNARY else ""
+            title = name if what in (UNARY, CHANNEL_PICK) else ""
             lines = [(row.subject, *(cell(row) for _, cell in columns)) for row in rows]
             yield table((title, *(header for header, _ in columns)), lines)
 
@@ -126,6 +131,9 @@ def _sections(scale: Scale) -> Iterator[tuple[str, str, Sequence[tuple[str, Cell
     )
     picked = [(f"of {size:,}, ns", _value(f"ns_{size}")) for size in scale.picked]
     yield "A pick", PICK, (*picked, ("prepared, µs", _value("prepare_us")))
+    listed = [(f"of {size:,}, ns", _value(f"ns_{size}")) for size in (scale.few, scale.listed)]
+    title = f"A pick of a channel with {scale.few} or {scale.listed:,} instances"
+    yield title, CHANNEL_PICK, (*listed, ("updated, ms", _value("update_ms")))
     yield (
         f"{scale.subscribers:,} subscribers see {scale.instances:,} instances",
         CONVERGE,
@@ -158,6 +166,7 @@ def _notes(scale: Scale) -> str:
         many=scale.many,
         picks=f"{scale.picks:,}",
         most=f"{max(scale.picked):,}",
+        listed=f"{scale.listed:,}",
         instances=scale.instances,
         subscribers=scale.subscribers,
         sessions=scale.sessions,

@@ -16,7 +16,7 @@ PATIENCE_S = 400.0
 
 STEPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "calls": (("sync",), ("aio",)),
-    "picks": ((),),
+    "picks": ((), ("sync",), ("aio",)),
     "converge": tuple((engine, who) for engine in ENGINES for who in watching(engine)),
     "republish": tuple((engine, who) for engine in WIPED for who in (SPREAD, AT_ONCE)),
 }

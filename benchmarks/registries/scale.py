@@ -16,7 +16,8 @@ class Scale:
     many: int
     picks: int  # timed in one go
     pick_rounds: int
-    picked: tuple[int, int, int]  # from so many members
+    picked: tuple[int, int, int]  # from so many subchannels
+    listed: int  # instances of a channel whose picks are measured
     prepared: int  # times for the largest of them
     instances: int  # that are published
     sessions: int  # of subscribers
@@ -37,6 +38,7 @@ FULL = Scale(
     picks=500,
     pick_rounds=31,
     picked=(3, 100, 1000),
+    listed=2000,
     prepared=21,
     instances=1000,
     sessions=20,
@@ -56,6 +58,7 @@ QUICK = Scale(
     picks=1000,
     pick_rounds=11,
     picked=(3, 100, 1000),
+    listed=2000,
     prepared=5,
     instances=1000,
     sessions=10,
@@ -75,6 +78,7 @@ TINY = Scale(
     picks=10,
     pick_rounds=2,
     picked=(2, 3, 4),
+    listed=5,
     prepared=2,
     instances=4,
     sessions=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 UNARY, PICK, CONVERGE, REPUBLISH = "unary", "pick", "converge", "republish"
+CHANNEL_PICK = "channel pick"
 """What rows are of."""
 
 BARE, RECONNECTING = "bare channel", "rpcwheel: ReconnectingChannel"
@@ -45,6 +46,15 @@ IDLE, BUSY = "LeastRequest, all idle", "LeastRequest, all busy"
 BUSY_WEIGHTED = "LeastRequest, busy, other weights"
 RING = "RingHash"
 PICKERS = (CHOICE, EQUAL, WEIGHTED, BY_CHANCE, IDLE, BUSY, BUSY_WEIGHTED, RING)
+
+STATE = "get_state() of one channel"
+"""What picks of channels are compared with."""
+CHANNEL_PICKERS = {
+    "weighted_round_robin": "weighted_round_robin",
+    "least_request": "least_request",
+    "ring_hash": "ring_hash:x-user-id",
+}
+"""Of the channels whose picks are measured."""
 
 ENGINES = ("memory", "sqlite", "etcd", "zookeeper", "redis")
 OURS = "rpcwheel"
