@@ -14,16 +14,17 @@ import grpc
 from grpc._cython import cygrpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = [
+    "READY_STATE",
     "channels_below",
     "core_below",
     "end_calls",
     "is_bare",
-    "is_core_ready",
     "is_polled",
     "state_below",
+    "state_reader",
     "target_below",
     "wait_unpolled",
 ]
@@ -60,16 +61,17 @@ def channels_below(channel: Any) -> Iterator[Any]:
         channel = getattr(channel, "_channel", None)
 
 
-def is_core_ready(core: Any) -> bool:
-    """Whether the connection below a channel is READY; quick, for each call.
+def state_reader(channel: Any) -> Callable[[bool], int]:
+    """A function that reads the state of the connection below a channel; quick, for each call.
 
-    Args:
-        core: What `core_below` gave. None, if the connection hides its state: True.
+    It gives `READY_STATE` if the connection is READY, or if its state can't be known. It raises
+    ValueError once the channel is closed. Its argument: whether to begin to connect.
     """
-    try:
-        return core is None or bool(core.check_connectivity_state(False) == READY_STATE)
-    except ValueError:  # closed
-        return False
+    core = core_below(channel)
+    if core is None:
+        return lambda _: READY_STATE
+    reader: Callable[[bool], int] = core.check_connectivity_state
+    return reader
 
 
 def core_below(channel: Any) -> Any:

@@ -153,18 +153,18 @@ class Transport(Generic[C]):
         "calls",
         "channel",
         "connection_wanted",
-        "core",
         "drain_until_ns",
         "ended",
         "number",
+        "read_state",
         "reason",
         "replaced",
     )
 
     def __init__(self, channel: C, now_ns: Callable[[], int]) -> None:
         self.channel = channel
-        self.core: Any = None
-        """What gRPC's core has below `channel`; None if it can't be found, or in grpc.aio."""
+        self.read_state: Callable[[bool], int]
+        """Reads the state of the connection; in `grpc` only."""
         self.number = 1
         """1 for the first of a `ReconnectingChannel`."""
         self.activity = ActivityStamps(now_ns)

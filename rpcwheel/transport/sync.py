@@ -24,11 +24,11 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import call_at_end, failure_of, has_ended, is_single_threaded
 from rpcwheel._grpc.connectivity import (
-    core_below,
+    READY_STATE,
     end_calls,
     is_bare,
-    is_core_ready,
     state_below,
+    state_reader,
     wait_unpolled,
 )
 from rpcwheel._grpc.finished import FinishedError
@@ -130,7 +130,7 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
                 "there is rpcwheel.transport.aio"
             )
         transport = Transport(channel, self._now_ns)
-        transport.core = core_below(channel)
+        transport.read_state = state_reader(channel)
         return transport
 
     # Reconnecting
@@ -334,7 +334,11 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         As `get_state`, but quicker: a balancer asks for each call.
         """
         connections = self.connections
-        return connections.accepts_calls and is_core_ready(connections.active.core)
+        try:
+            is_ready = connections.active.read_state(False) == READY_STATE
+        except ValueError:  # closed
+            return False
+        return is_ready and connections.accepts_calls
 
     def is_idle(self) -> bool:
         """Whether there is no connection and none is wanted; False where it can't be known."""
