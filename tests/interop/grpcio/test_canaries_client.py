@@ -20,8 +20,9 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
 from fixtures.shop import FOR_EVER, STREAM_UNARY, UNARY_UNARY, Hang
 from fixtures.small_servers import METHOD, serving
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.calls import is_unprocessed
+from rpcwheel._grpc.connectivity import state_below
 from rpcwheel.instance import grpc_target, joined
 
 
@@ -283,6 +284,38 @@ def test_a_target_that_names_its_scheme_has_the_authority_and_tls_name_of_host_a
             assert authorities == [joined(host, port)] * 2
             authorities.clear()
             server.stop(None).wait()
+
+
+def test_a_channel_of_grpc_has_no_get_state():
+    """So `state_below` of rpcwheel/_grpc/connectivity.py reads the state of gRPC's core."""
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        assert not hasattr(channel, "get_state")
+
+
+def test_a_channel_that_failed_to_connect_stays_in_transient_failure_while_it_tries_again():
+    """So a balanced channel takes TRANSIENT_FAILURE for a server that can't be reached now."""
+    failing, attempts = grpc.ChannelConnectivity.TRANSIENT_FAILURE, []
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        grpc.insecure_channel(target_of(server), options=IMPATIENT) as channel,
+    ):
+        server.setblocking(False)
+
+        def refuse_attempts() -> None:
+            with contextlib.suppress(BlockingIOError):
+                server.accept()[0].close()
+                attempts.append(state_below(channel))
+
+        wait_until(
+            lambda: refuse_attempts() or state_below(channel, try_to_connect=True) is failing
+        )
+        attempts.clear()
+        wait_until(lambda: refuse_attempts() or len(attempts) >= 5)
+        assert set(attempts) == {failing}
+
+
+def target_of(server: socket.socket) -> str:
+    return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def has_ipv6() -> bool:
