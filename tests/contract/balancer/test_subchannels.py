@@ -17,7 +17,6 @@ from fixtures.balanced_channels import (
     subchannel_of,
     wait_until_ready,
 )
-from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import (
     STREAM_STREAM,
     STREAM_UNARY,
@@ -186,18 +185,6 @@ def test_subchannels_have_the_address_of_their_instance_and_a_replaceable_connec
     assert one.channel.reconnect("the test")
     assert caller(channel)() == b"x"
     assert one.channel.number == 2
-
-
-def test_the_reconnect_backoff_of_grpc_is_limited_unless_an_option_sets_it(shops, open_balanced):
-    seen = []
-
-    def connect(one, options):
-        seen.append(dict(options))
-        return grpc.insecure_channel(one.target, options)
-
-    caller(open_balanced(shops[0], connect=connect, options=()))()
-    caller(open_balanced(shops[0], connect=connect, options=IMPATIENT))()
-    assert [one["grpc.max_reconnect_backoff_ms"] for one in seen] == [3_000, 50]
 
 
 def test_first_calls_on_several_threads_share_one_connection(shops, open_balanced):

@@ -1,6 +1,7 @@
 """Calls wait while no subchannel is READY but one may become so, no longer than they may."""
 
 import gc
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -207,6 +208,16 @@ def test_with_wait_for_ready_a_status_of_the_server_ends_a_call(shops, open_bala
     ends = all_at_once(channel, nothing, wait_for_ready=True)
     assert ends == dict.fromkeys(CALLS, ("UNAVAILABLE", "my database is away"))
     assert counts(shops) == [len(CALLS), 0, 0]
+
+
+def test_a_server_that_accepts_connections_and_never_answers_gets_no_call(shops, open_balanced):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        alone = open_balanced(port)
+        end = ("DEADLINE_EXCEEDED", "no connection to a server of test.Shop became ready in time")
+        assert all_at_once(alone, nothing, timeout=0.05) == dict.fromkeys(CALLS, end)
+        channel = open_balanced(port, shops[0])
+        assert all_at_once(channel, nothing) == dict.fromkeys(CALLS, b"ab")
 
 
 def test_calls_wait_on_while_the_instances_change(shops, dead, open_balanced):

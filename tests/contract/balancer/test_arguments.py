@@ -1,0 +1,57 @@
+"""Which arguments the channels of both worlds refuse, and with which message."""
+
+import grpc
+import pytest
+
+from fixtures.balanced_channels import instance
+from rpcwheel.balancer import BalancedChannel, BalancerPolicy, aio
+from rpcwheel.errors import ConfigurationError
+
+REFUSED = [
+    ({"name": ""}, ConfigurationError, r"name.*shop\.Orders"),
+    ({"name": 5}, TypeError, r"name.*shop\.Orders"),
+    ({"lb_policy": "nonsense"}, ConfigurationError, "lb_policy"),
+    ({"lb_policy": 5}, TypeError, "lb_policy"),
+    ({"instances": ["10.0.0.7:50051"]}, TypeError, r"ServiceInstance, not '10\.0\.0\.7"),
+    ({"policy": {"drain_timeout": 5}}, TypeError, "policy must be a BalancerPolicy"),
+    ({"policy": BalancerPolicy(health_check_backoff="often")}, TypeError, "wait"),
+    ({"on_subchannel": 5}, TypeError, "on_subchannel must be callable"),
+    ({"on_removed": 5}, TypeError, "on_removed must be callable"),
+    ({"connect": 5}, TypeError, "connect"),
+    ({"options": 5}, TypeError, "options"),
+    ({"options": {"a": 1}}, TypeError, "options must be pairs"),
+    ({"credentials": "secret"}, TypeError, "credentials"),
+    ({"timer": 5}, TypeError, "timer"),
+    (
+        {"connect": print, "compression": grpc.Compression.Gzip},
+        ConfigurationError,
+        "compression: not together with connect",
+    ),
+]
+
+
+@pytest.mark.parametrize("make", [BalancedChannel, aio.BalancedChannel])
+def test_wrong_arguments_are_refused(make):
+    for given, error, message in REFUSED:
+        with pytest.raises(error, match=message):
+            make(**{"name": "test.Shop"} | given)
+
+
+def check_update(channel):
+    before = channel.subchannels
+    with pytest.raises(TypeError, match="ServiceInstance"):
+        channel.update([instance(2), None])
+    assert channel.subchannels is before
+
+
+def test_a_wrong_update_changes_nothing():
+    with BalancedChannel("test.Shop", [instance(1)]) as channel:
+        check_update(channel)
+
+
+async def test_a_wrong_update_or_grace_changes_nothing_in_aio():
+    async with aio.BalancedChannel("test.Shop", [instance(1)]) as channel:
+        check_update(channel)
+        with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
+            await channel.close(-1)
+        assert not channel.closed
