@@ -642,8 +642,8 @@ class _Method:
         try:
             known = subchannel.multicallables.get(self._key)
             made = self.on(subchannel) if known is None else known[0]
-            response = getattr(made, name)(
-                request, timeout, metadata, credentials, ready, compression
+            response = made.wait_for(
+                name, request, timeout, metadata, credentials, ready, compression
             )
         except grpc.RpcError as error:
             pool.failed(subchannel, _code_of(error))
