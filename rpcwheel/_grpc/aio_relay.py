@@ -494,7 +494,8 @@ class AwaitedRelay(Relay):
                 if call is None:
                     yield from self._change().__await__()
                     continue
-                cancels = cancels_of_task()
+                task = asyncio.current_task()
+                cancels = 0 if task is None else task.cancelling()  # `cancels_of_task`
                 self._awaited = not self.kind.streams_requests
                 try:
                     response = yield from call.__await__()

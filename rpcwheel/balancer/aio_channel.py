@@ -26,7 +26,6 @@ from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
     CANCELLED_HERE,
-    FinishedCall,
     failed_call,
     failed_with,
     finished_call,
@@ -484,6 +483,7 @@ async def _connect_error(connection: ReconnectingChannel) -> str:
 class _BalancedCall(TransportCall):
     """A call on one subchannel, which it may have to wait for. The base of the four kinds."""
 
+    _call: Any = None
     _subchannel: Subchannel | None = None
     _waiting: tuple[Any, ...] | None = None
     _began_s = 0.0
@@ -501,7 +501,7 @@ class _BalancedCall(TransportCall):
         """Begin the attempt; False if the subchannel was removed or closed meanwhile."""
         try:
             made = self._method.on(subchannel)
-            transport, call = made.start(*request, **options)
+            transport, call = made.start(request, options)
         except grpc.aio.UsageError as error:
             if not self._method.pool.was_closed(subchannel, error):
                 raise
@@ -606,12 +606,13 @@ class _BalancedCall(TransportCall):
         if self._subchannel is not None:
             self._method.pool.failed(self._subchannel, code.name)
 
-    def finish(self, call: Any, source: Any = None) -> None:
+    def _release(self) -> None:
         subchannel = self._subchannel
-        answered = self._final is None and not (self._has_failed or isinstance(call, FinishedCall))
-        if answered and subchannel is not None:
+        if subchannel is None:
+            return  # it was never begun
+        if self._final is self._call and not self._has_failed:
             subchannel.succeeded()
-        super().finish(call, source)
+        super()._release()
 
 
 class _UnaryUnaryCall(_BalancedCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
@@ -683,10 +684,10 @@ class _Method:
         wait_for_ready = bool(options["wait_for_ready"])
         if wait_for_ready:
             options["wait_for_ready"] = False  # or it might wait at one server
-        tried = TRIED.get()
+        metadata, tried = options["metadata"], TRIED.get()
         call = self.call_class(self)
         while True:
-            subchannel = self.pick(request, options["metadata"], tried)
+            subchannel = self.pick(request, metadata, tried)
             if subchannel is None:
                 call.wait_for(request, options, wait_for_ready=wait_for_ready)
                 return call
@@ -705,9 +706,14 @@ class _OneRequest(_Method):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        return self.begin(
-            (request,), _options(timeout, metadata, credentials, wait_for_ready, compression)
-        )
+        options = {
+            "timeout": timeout,
+            "metadata": metadata,
+            "credentials": credentials,
+            "wait_for_ready": wait_for_ready,
+            "compression": compression,
+        }
+        return self.begin((request,), options)
 
 
 class _ManyRequests(_Method):
@@ -720,26 +726,14 @@ class _ManyRequests(_Method):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        return self.begin(
-            (request_iterator,),
-            _options(timeout, metadata, credentials, wait_for_ready, compression),
-        )
-
-
-def _options(
-    timeout: float | None,
-    metadata: Any,
-    credentials: grpc.CallCredentials | None,
-    wait_for_ready: bool | None,
-    compression: grpc.Compression | None,
-) -> dict[str, Any]:
-    return {
-        "timeout": timeout,
-        "metadata": metadata,
-        "credentials": credentials,
-        "wait_for_ready": wait_for_ready,
-        "compression": compression,
-    }
+        options = {
+            "timeout": timeout,
+            "metadata": metadata,
+            "credentials": credentials,
+            "wait_for_ready": wait_for_ready,
+            "compression": compression,
+        }
+        return self.begin((request_iterator,), options)
 
 
 class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):

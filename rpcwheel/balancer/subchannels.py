@@ -572,8 +572,10 @@ class SubchannelPool(Generic[S]):
         pick = self._pick
         if pick is not None:
             chosen = pick(method, request, metadata)
-            if chosen is not None and chosen.is_ready():
-                return chosen
+            if chosen is not None:
+                connection = chosen.connection  # as `is_ready`, without another call
+                if connection is not None and connection.is_ready():
+                    return chosen
         return self._pick_anew(method, request, metadata)
 
     def _pick_anew(self, method: str, request: Any, metadata: Any) -> S | None:

@@ -88,7 +88,8 @@ class AioTransport(Transport[grpc.aio.Channel]):
 
     def __init__(self, channel: grpc.aio.Channel, now_ns: Callable[[], int]) -> None:
         super().__init__(channel, now_ns)
-        self.running: weakref.WeakSet[Endable] = weakref.WeakSet()
+        self.running: dict[int, weakref.ref[Endable]] = {}
+        """By `id`; each call removes itself. (A `WeakSet` takes more than a microsecond a call.)"""
         self._own_interceptors = {kind: len(own) for kind, own in lists_of(channel).items()}
 
     def append(self, kind: Kind, appended: list[Any]) -> None:
@@ -109,13 +110,17 @@ class AioTransport(Transport[grpc.aio.Channel]):
 
     def end_calls(self) -> None:
         """End all that runs on it with UNAVAILABLE and the reason."""
-        for call in list(self.running):
+        for call in self._running_calls():
             call.end_with(self.end_details)
 
     def cancel_calls(self) -> None:
         """Cancel all that runs on it."""
-        for call in list(self.running):
+        for call in self._running_calls():
             call.cancel()
+
+    def _running_calls(self) -> list[Endable]:
+        calls = [reference() for reference in list(self.running.values())]
+        return [call for call in calls if call is not None]
 
 
 class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
@@ -394,10 +399,8 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
     def is_ready(self) -> bool:
         """Whether calls may begin and the active connection is READY, or hides its state."""
         connections = self.connections
-        if not connections.accepts_calls:
-            return False
         try:
-            return connections.active.channel.get_state() is READY
+            return connections.accepts_calls and connections.active.channel.get_state() is READY
         except Exception:  # noqa: BLE001 - of a channel that `connect` made
             return True
 
@@ -477,8 +480,9 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
 
         Before the first reconnect or drain it is done on that thread: nothing follows from it.
         """
-        if threading.get_ident() == self.thread or self._loop is None:
-            self.end_call(transport)
+        if self._loop is None or threading.get_ident() == self.thread:
+            if self.connections.end_call(transport):
+                self._close_transport(transport)
         else:
             call_on_loop(self._loop, self.end_call, transport)
 
@@ -498,7 +502,7 @@ class TransportCall(Relay):
         """Make gRPC's call the only attempt."""
         self._call = call
         self._counted = counted
-        self._transport.running.add(self)
+        self._transport.running[id(self)] = weakref.ref(self)
         self.begin(call)
         return self
 
@@ -531,8 +535,9 @@ class TransportCall(Relay):
 
     def _release(self) -> None:
         """Count it no more; on any thread, if its caller has dropped it."""
-        counted, self._counted = self._counted, False
-        if counted:
+        self._transport.running.pop(id(self), None)
+        if self._counted:
+            self._counted = False
             self._reconnecting.end_call_soon(self._transport)
 
 
@@ -580,7 +585,7 @@ class _Multicallable:
             self._bound = transport, made
         return made
 
-    def start(self, *request: Any, **options: Any) -> tuple[AioTransport, Any]:
+    def start(self, request: tuple[Any, ...], options: dict[str, Any]) -> tuple[AioTransport, Any]:
         """Internal: begin gRPC's own call on the active transport; returns both.
 
         `end_call` of the channel is to follow.
@@ -594,12 +599,13 @@ class _Multicallable:
         except BaseException:  # such as `UsageError`, if the user has closed what `connect` made
             self.channel.end_call(transport)
             raise
-        transport.activity.saw_write()
+        activity = transport.activity
+        activity.last_write_ns = activity.last_use_ns = activity.now_ns()  # `saw_write`
         return transport, call
 
     def __call__(self, *request: Any, **options: Any) -> Any:
         """Begin a call, with the arguments of gRPC's multicallable."""
-        transport, call = self.start(*request, **options)
+        transport, call = self.start(request, options)
         return self._call_class(self, transport).run(call, counted=True)
 
 

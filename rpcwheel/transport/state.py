@@ -201,13 +201,10 @@ class ConnectionManager(Generic[T]):
         self.closed = False
         self.draining = False
         """Whether `drain` was called: the channel is closed once the calls have ended."""
+        self.accepts_calls = True
+        """Whether calls may begin, and `reconnect` may be called: neither of the two is set."""
         self.calls = 0
         """The calls that run, on all transports, also on those that are to be closed."""
-
-    @property
-    def accepts_calls(self) -> bool:
-        """Whether calls may begin, and `reconnect` may be called."""
-        return not (self.closed or self.draining)
 
     @property
     def drained(self) -> bool:
@@ -309,7 +306,7 @@ class ConnectionManager(Generic[T]):
         if self.closed:
             return over, shorter
         if not self.draining:
-            self.draining = True
+            self.draining, self.accepts_calls = True, False
             self.active.reason = reason
             self.draining_transports.append(self.active)
         until_ns = NEVER if drain_ns == NEVER else self._now_ns() + drain_ns
@@ -329,7 +326,7 @@ class ConnectionManager(Generic[T]):
         """
         if self.closed:
             return []
-        self.closed = True
+        self.closed, self.accepts_calls = True, False
         transports, self.draining_transports = self.open_transports, []
         for transport in transports:
             transport.ended = True
