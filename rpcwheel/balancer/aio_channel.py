@@ -367,19 +367,13 @@ class _Pool(SubchannelPool[Subchannel]):
 
     # --- Health checks ---
 
-    def probe(
-        self,
-        subchannel: Subchannel,
-        *,
-        wait_for_ready: bool,
-        done: Callable[[bool | None], object],
-    ) -> None:
+    def probe(self, subchannel: Subchannel, done: Callable[[bool | None], object]) -> None:
         background = BACKGROUND.begin_call()
         if background is None:
             done(None)
             return
         loop = self.enter()
-        task = loop.create_task(self._probe(subchannel, wait_for_ready, done))
+        task = loop.create_task(self._probe(subchannel, done))
         background.is_lost = loop.is_closed
         background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
         self._probes.add(task)
@@ -389,15 +383,11 @@ class _Pool(SubchannelPool[Subchannel]):
         self._probes.discard(task)
         BACKGROUND.end_call(background)
 
-    async def _probe(
-        self, subchannel: Subchannel, waits: bool, done: Callable[[bool | None], object]
-    ) -> None:
+    async def _probe(self, subchannel: Subchannel, done: Callable[[bool | None], object]) -> None:
         timeout_s = to_seconds(self.settings.check_timeout_ns)
         try:
             call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
-            response = await call(
-                PROBE.request, timeout=timeout_s, metadata=MARK, wait_for_ready=waits
-            )
+            response = await call(PROBE.request, timeout=timeout_s, metadata=MARK)
             answered = is_answered(response, "OK")
         except grpc.RpcError as error:
             code = error.code() if hasattr(error, "code") else None

@@ -169,8 +169,10 @@ class _Pool(SubchannelPool[Subchannel]):
                 connection = self.connection_of(one)
                 if connection.get_state(try_to_connect=True) is SHUTDOWN:
                     connection.close()  # the user closed what `connect` made: it gets another one
-            except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
+            except BaseException as error:
                 self.connect_failed(one, error)
+                if not isinstance(error, Exception):
+                    raise
             finally:
                 with self.lock:
                     self._connecting.discard(one)
@@ -284,8 +286,9 @@ class _Pool(SubchannelPool[Subchannel]):
                     if left_s <= 0:
                         raise self.late(timeout, limit_s)
                 with self._version:
-                    if self._polls == version:
-                        self._version.wait(left_s)
+                    was_polled = self._polls != version or self._version.wait(left_s)
+                if not was_polled:  # there is no thread for the worker
+                    self.refresh()
                 is_first = False
         finally:
             with self.lock:
@@ -317,15 +320,22 @@ class _Pool(SubchannelPool[Subchannel]):
 
         Not with the user's request, which must not be sent now.
         """
-        with self._explaining:
-            now_s = time.monotonic()
-            if now_s - self._explained_s >= EXPLAIN_AGAIN_S:
-                self._explained_s = now_s
-                for one in self.subchannels[:MAX_EXPLAINED]:
-                    left_s = now_s + EXPLAIN_TIMEOUT_S - time.monotonic()
-                    if left_s > 0 and one.connection is not None and one.state is FAILING:
-                        one.error_text = _connect_error(one.connection, left_s) or one.error_text
+        if self._explaining.acquire(timeout=EXPLAIN_TIMEOUT_S):
+            try:
+                self._probe_errors()
+            finally:
+                self._explaining.release()
         return self.refusal()
+
+    def _probe_errors(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._explained_s < EXPLAIN_AGAIN_S:
+            return
+        self._explained_s = now_s
+        for one in self.subchannels[:MAX_EXPLAINED]:
+            left_s = now_s + EXPLAIN_TIMEOUT_S - time.monotonic()
+            if left_s > 0 and one.connection is not None and one.state is FAILING:
+                one.error_text = _connect_error(one.connection, left_s) or one.error_text
 
     def _start_polling(self) -> int:
         """Have a worker read the states until no call waits. Returns the count of its readings."""
@@ -383,13 +393,7 @@ class _Pool(SubchannelPool[Subchannel]):
     def run_soon(self, check: Callable[[], object]) -> None:
         EXECUTOR.submit(("health checks", self), check)
 
-    def probe(
-        self,
-        subchannel: Subchannel,
-        *,
-        wait_for_ready: bool,
-        done: Callable[[bool | None], object],
-    ) -> None:
+    def probe(self, subchannel: Subchannel, done: Callable[[bool | None], object]) -> None:
         background = BACKGROUND.begin_call()
         if background is None:
             done(None)
@@ -397,7 +401,7 @@ class _Pool(SubchannelPool[Subchannel]):
         try:
             call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
             timeout_s = to_seconds(self.settings.check_timeout_ns)
-            probe = call.future(PROBE.request, timeout_s, MARK, None, wait_for_ready)
+            probe = call.future(PROBE.request, timeout_s, MARK)
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
             BACKGROUND.end_call(background)
             if not subchannel.removed:
@@ -414,7 +418,11 @@ def _poll(pool: weakref.ref[_Pool], wake: threading.Event) -> None:
     while True:
         wake.clear()
         alive = pool()
-        poll_s = None if alive is None else alive.poll()
+        try:
+            poll_s = None if alive is None else alive.poll()
+        except BaseException:  # a `SystemExit` of the user's code, which is reported
+            EXECUTOR.submit(wake, partial(_poll, pool, wake))
+            raise
         del alive
         if poll_s is None:
             return

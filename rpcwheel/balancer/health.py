@@ -1,9 +1,9 @@
 """Health checks of subchannels that are unhealthy or stale, for both worlds.
 
 An unhealthy subchannel is checked, with a backoff between the checks, until it answers; then it
-gets calls again. A stale one is checked every few seconds, until it no longer answers; then it is
-removed. Any status but UNAVAILABLE, DEADLINE_EXCEEDED and CANCELLED is an answer, unless the server
-reports that it does not serve.
+gets calls again. A stale one is checked every few seconds while it is READY, until it no longer
+answers or can't be reached; then it is removed. Any status but UNAVAILABLE, DEADLINE_EXCEEDED and
+CANCELLED is an answer, unless the server reports that it does not serve.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class Prober(Protocol[S_contra]):
     def run_soon(self, check: Any) -> None:
         """Call `check()` on a worker, or on the loop. Any thread; does not block."""
 
-    def probe(self, subchannel: S_contra, *, wait_for_ready: bool, done: Any) -> None:
-        """Send a health check and call `done(answered)` on a worker, or on the loop.
+    def probe(self, subchannel: S_contra, done: Any) -> None:
+        """Send a health check on a connection that is READY.
 
-        `done(None)` if no check may be sent any more. Must not raise.
+        Calls `done(answered)` on a worker, or on the loop; `done(None)` if no check may be sent any
+        more. Must not raise.
         """
 
 
@@ -131,22 +132,22 @@ class HealthChecker(Generic[S]):
 
     def _check(self, subchannel: S, generation: int) -> None:
         """On a worker, or on the loop."""
+        subchannel.checking = False
         pool = self._pool()
         if pool is None or not pool.wants_check(subchannel, generation):
-            subchannel.checking = False
             return
-        if not subchannel.stale and subchannel.state is not READY:
-            # Its state keeps calls away until it is connected; only then an answer is possible.
-            if subchannel.ejected:
-                pool.mark_healthy(subchannel)
-            else:
+        state = subchannel.state
+        if state is READY:
+            subchannel.checking = True
+            self._prober.probe(subchannel, partial(self._checked, subchannel, generation))
+        elif subchannel.stale and state is FAILING:
+            pool.remove_stale(subchannel)
+        elif subchannel.ejected:  # from now on its state keeps calls away
+            self._answered(pool, subchannel)
+        else:
+            if not subchannel.healthy:
                 pool.connect((subchannel,))
-                self.check_later(subchannel)
-            return
-        subchannel.checking = True
-        done = partial(self._checked, subchannel, generation)
-        waits = subchannel.stale and subchannel.state is not FAILING
-        self._prober.probe(subchannel, wait_for_ready=waits, done=done)
+            self.check_later(subchannel, STALE_INTERVAL_NS if subchannel.stale else None)
 
     def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
         subchannel.checking = False
@@ -158,12 +159,15 @@ class HealthChecker(Generic[S]):
         elif not answered and subchannel.stale:
             pool.remove_stale(subchannel)
         elif answered:
-            pool.mark_healthy(subchannel)
-            if subchannel.stale:
-                self.check_later(subchannel, STALE_INTERVAL_NS)
+            self._answered(pool, subchannel)
         else:
             subchannel.checks += 1
             self.check_later(subchannel)
+
+    def _answered(self, pool: SubchannelPool[S], subchannel: S) -> None:
+        pool.mark_healthy(subchannel)
+        if subchannel.stale:
+            self.check_later(subchannel, STALE_INTERVAL_NS)
 
 
 def _due(

@@ -864,14 +864,9 @@ class SubchannelPool(Generic[S]):
                 and calls >= ejection.min_calls
                 and subchannel.window_failures * 100 >= ejection.percentage * calls
             )
-            if not (by_count or by_share) or not subchannel.healthy:
-                return ""
-            ejected = sum(one.ejected for one in self.subchannels) + 1
-            if ejected * 100 > ejection.max_percent * len(self.subchannels):
-                return ""
             if by_count:
                 return f"{subchannel.failures}"
-            return f"{subchannel.window_failures} of {calls}"
+            return f"{subchannel.window_failures} of {calls}" if by_share else ""
 
     # --- Health ---
 
@@ -881,19 +876,28 @@ class SubchannelPool(Generic[S]):
             if subchannel.removed or not subchannel.healthy or self.closed:
                 return
             now_ns = self.now_ns()
+            check_ns = None
+            if ejects:
+                check_ns = self._eject(subchannel, now_ns)
+                if check_ns is None:
+                    return
             subchannel.set_unhealthy(reason, now_ns)
-            ejection = self.settings.ejection
-            eject_ns = 0
-            if ejects and ejection is not None:
-                if now_ns - subchannel.taken_back_ns >= ejection.max_ns:
-                    subchannel.ejections = 0
-                subchannel.ejections += 1
-                subchannel.ejected = True
-                eject_ns = min(ejection.max_ns, ejection.base_ns * subchannel.ejections)
             self._choose_anew()
         emit(SubchannelUnhealthy(self.name, subchannel.id, reason))
-        self.checker.check_later(subchannel, eject_ns or None)
+        self.checker.check_later(subchannel, check_ns)
         self.changed()
+
+    def _eject(self, subchannel: S, now_ns: int) -> int | None:
+        """Returns for how long; None if as many as may be are ejected. Under the lock."""
+        ejection = self.settings.ejection
+        ejected = sum(one.ejected for one in self.subchannels) + 1
+        if ejection is None or ejected * 100 > ejection.max_percent * len(self.subchannels):
+            return None
+        if now_ns - subchannel.taken_back_ns >= ejection.max_ns:
+            subchannel.ejections = 0
+        subchannel.ejections += 1
+        subchannel.ejected = True
+        return min(ejection.max_ns, ejection.base_ns * subchannel.ejections)
 
     def mark_healthy(self, subchannel: S) -> None:
         """Let it get calls again; nothing if it is healthy."""

@@ -365,22 +365,22 @@ def test_the_keys_of_a_server_move_while_it_is_away_and_come_back(shops, open_ba
 def test_busy_servers_get_fewer_calls(shops, open_balanced):
     channel = open_balanced(*shops, lb_policy="least_request")
     wait_until_ready(channel)
-    method = channel.unary_unary(UNARY_UNARY)
+    call = channel.unary_unary(UNARY_UNARY).future
     for shop in shops:
         shop.then(Hang())
-    waiting = [method.future(b"x")]
-    for _ in range(200):  # it draws some of the subchannels at random
-        if all(counts(shops)):
-            break
-        waiting.append(method.future(b"x"))
+    waiting = []
+    while not all(counts(shops)):
+        waiting.append(call(b"x"))
         assert wait_until(lambda: sum(counts(shops)) == len(waiting))
     shops[1].calls[0].ended.set()
-    for number in range(5):
+    assert wait_until(lambda: channel.calls == 2)
+    before = len(shops[1].calls)
+    for _ in range(20):  # of 8 that are drawn at random, one is nearly always the idle one
+        call(b"x").result(WAIT_S)
         assert wait_until(lambda: channel.calls == 2)
-        method(b"x", timeout=WAIT_S)
-        assert len(shops[1].calls) == 2 + number
-    for call in waiting:
-        call.cancel()
+    assert len(shops[1].calls) >= before + 12
+    for one in waiting:
+        one.cancel()
 
 
 def test_with_slow_start_a_young_server_gets_more_and_more_calls(shops, open_balanced, timer):

@@ -26,7 +26,9 @@ from fixtures.shop import (
     Silent,
 )
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency import executor
 from rpcwheel.balancer import RingHash
+from rpcwheel.observe import CallbackFailed, TaskFailed
 
 IDLE, READY, FAILING = (
     grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "TRANSIENT_FAILURE")
@@ -396,3 +398,29 @@ def test_a_call_that_waits_sees_that_a_server_returns(shops, open_balanced):
     held = begin(channel, "stream", wait_for_ready=True)
     shops[0].start()
     assert response(held, "stream") == b"ab"
+
+
+# If something is missing
+
+
+def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(executor._Thread, "start", start)
+    assert CALLS["unary"](open_balanced(shops[0])) == b"ab"
+
+
+def test_calls_wait_on_after_user_code_raised_system_exit(shops, open_balanced, events):
+    errors = [SystemExit()]
+
+    def connect(one, options):
+        if errors:
+            raise errors.pop()
+        return grpc.insecure_channel(one.target, options)
+
+    channel = open_balanced(connect=connect)
+    call = begin(channel, "future", wait_for_ready=True)
+    channel.update([instance(shops[0])])
+    assert call.result(WAIT_S) == b"ab"
+    assert [type(event) for event in events] == [CallbackFailed, TaskFailed]

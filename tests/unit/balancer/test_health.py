@@ -22,8 +22,8 @@ class Prober:
     def run_soon(self, check):
         check()
 
-    def probe(self, subchannel, *, wait_for_ready, done):
-        self.probes.append((subchannel.instance.port, wait_for_ready))
+    def probe(self, subchannel, done):
+        self.probes.append(subchannel.instance.port)
         self.done = done
         if self.answers:
             done(self.answers.pop(0))
@@ -64,7 +64,7 @@ def test_an_unhealthy_subchannel_is_checked_with_a_growing_wait_until_it_answers
         timer.advance(wait_s - 0.3)
         assert len(checked.prober.probes) == count - 1
         timer.advance(0.4)
-        assert checked.prober.probes == [(1, False)] * count
+        assert checked.prober.probes == [1] * count
     assert (checked.one.healthy, timer.pending) == (True, 0)
     checked.mark_unhealthy()
     timer.advance(1.1)
@@ -88,7 +88,7 @@ def test_without_a_connection_an_unhealthy_subchannel_connects_before_it_is_prob
     checked.one.connection.state = READY
     checked.prober.answers = [True]
     timer.advance(1.1)
-    assert (checked.one.healthy, checked.prober.probes) == (True, [(1, False)])
+    assert (checked.one.healthy, checked.prober.probes) == (True, [1])
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -102,19 +102,36 @@ def test_an_ejected_server_is_taken_back_after_its_time(make_checked, timer, con
     assert not checked.one.healthy
     timer.advance(1.1)
     assert checked.one.healthy
-    assert checked.prober.probes == [(1, False)] * connected
+    assert checked.prober.probes == [1] * connected
 
 
 def test_a_stale_subchannel_is_checked_every_five_seconds_until_it_does_not_answer(checked, timer):
     checked.prober.answers = [True, True]  # of both
     checked.pool.update([])
-    assert checked.prober.probes == [(1, True), (2, True)]
+    assert checked.prober.probes == [1, 2]
     checked.prober.answers = [True, False, True]
     timer.advance(5.1)
     assert checked.pool.subchannels == (checked.one,)
     timer.advance(5.1)
-    assert checked.prober.probes[4:] == [(1, True)]
+    assert checked.prober.probes[4:] == [1]
     assert timer.pending == 1
+
+
+def test_a_stale_subchannel_that_can_not_be_reached_is_removed_without_a_probe(checked, timer):
+    checked.one.connection.state = FAILING
+    checked.pool.update([])
+    assert (checked.one.removed, checked.prober.probes) == (True, [2])
+
+
+def test_a_stale_subchannel_is_not_connected_to_be_checked(checked, timer):
+    """Calls connect it. A channel with thousands of instances does not connect to all of them."""
+    checked.one.connection.state = IDLE
+    checked.pool.update([])
+    timer.advance(5.1)
+    assert (checked.one.stale, checked.pool.connected, checked.prober.probes) == (True, [], [2])
+    checked.one.connection.state = FAILING
+    timer.advance(5.1)
+    assert checked.one.removed
 
 
 def test_a_stale_subchannel_that_is_published_again_is_checked_no_more(checked, timer):
