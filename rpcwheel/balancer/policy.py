@@ -85,7 +85,8 @@ class BalancerPolicy(Policy):
 
     subset_size: Annotated[StrictInt, Field(ge=1)] | None = 32
     """With more instances the channel connects to so many of them, chosen at random for each
-    channel (gRFC A68). None: to all. `RingHash` always has all."""
+    channel (gRFC A68). With `zone`, a quarter of them may be of other zones, to fail over to. None:
+    to all. `RingHash` always has all."""
 
     outlier_ejection: Annotated[OutlierEjectionPolicy, or_short(OutlierEjectionPolicy)] | None = (
         OutlierEjectionPolicy()
