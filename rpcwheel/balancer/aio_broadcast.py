@@ -208,8 +208,7 @@ def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[s
     try:
         method.on(subchannel)
     except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
-        if not subchannel.removed:
-            method.pool.connect_failed(subchannel, error)
+        method.pool.connect_failed(subchannel, error)
     else:
         call = method.call_class(method)
         if call.start_on(subchannel, (request,), options):

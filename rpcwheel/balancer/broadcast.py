@@ -14,13 +14,13 @@ from rpcwheel.errors import ConfigurationError
 
 from .arguments import checked_broadcast
 from .broadcast_failed import BroadcastFailed, distinct_names
-from .channel import BalancedChannel, report_end
+from .channel import BalancedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
-    from .channel import Subchannel
+    from .channel import Subchannel, _Method
 
 __all__ = ["BroadcastChannel"]
 
@@ -56,7 +56,7 @@ class BroadcastChannel(grpc.Channel):
     def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
         """Make a multicallable."""
         if isinstance(self._channel, BalancedChannel):
-            of_all = self._channel.unary_unary(method, *args, **options)
+            of_all: Any = self._channel.unary_unary(method, *args, **options)
             return _Broadcast(method, partial(_begin_on_subchannels, of_all))
         methods = [one.unary_unary(method, *args, **options) for one in self._channel]
         names = distinct_names(map(_target, self._channel))
@@ -156,7 +156,7 @@ class _Broadcast(grpc.UnaryUnaryMultiCallable):
 
 
 def _begin_on_subchannels(
-    method: Any, request: Any, timeout: float | None, *options: Any
+    method: _Method, request: Any, timeout: float | None, *options: Any
 ) -> Iterator[tuple[str, Any]]:
     """Begin a call on each subchannel; waits on this thread until there are subchannels."""
     pool, wait_for_ready = method.pool, bool(options[2])
@@ -167,28 +167,18 @@ def _begin_on_subchannels(
         )
     names = distinct_names(one.address for one in subchannels)
     for name, one in zip(names, subchannels, strict=True):
-        yield name, _begin_on(method, one, request, timeout, *options)
+        yield name, _begin_on(method, one, request, timeout, options)
 
 
-def _begin_on(method: Any, subchannel: Subchannel, *given: Any) -> Any:
-    pool = method.pool
+def _begin_on(method: _Method, subchannel: Subchannel, *given: Any) -> Any:
     try:
-        multicallable = method.on(subchannel)
+        method.on(subchannel)
     except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
-        if not subchannel.removed:
-            pool.connect_failed(subchannel, error)
-        return _unavailable(subchannel)
-    try:
-        call = multicallable.future(*given)
-    except ValueError as error:
-        if not pool.was_closed(subchannel, error):
-            raise
-        return _unavailable(subchannel)
-    report_end(call, pool, subchannel)
-    return call
-
-
-def _unavailable(subchannel: Subchannel) -> FinishedError:
+        method.pool.connect_failed(subchannel, error)
+    else:
+        call = method.begin_on(subchannel, "future", *given)
+        if call is not None:
+            return call
     text = "its instance was removed" if subchannel.removed else subchannel.error_text
     return FinishedError(grpc.StatusCode.UNAVAILABLE, text)
 

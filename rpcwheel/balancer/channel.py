@@ -670,12 +670,14 @@ class _Method:
 
     def _begin(self, name: str, request: Any, timeout: float | None, *options: Any) -> Any:
         """Begin a call that the caller holds while it runs."""
-        tried = TRIED.get()
+        metadata, credentials, wait_for_ready, compression = options
+        ready = False if wait_for_ready else wait_for_ready  # or it might wait at one server
+        given, tried = (metadata, credentials, ready, compression), TRIED.get()
         while True:
-            subchannel = self.pick(request, options[0], tried)
+            subchannel = self.pick(request, metadata, tried)
             if subchannel is None:
                 break
-            call = self.begin_on(subchannel, name, request, timeout, options)
+            call = self.begin_on(subchannel, name, request, timeout, given)
             if call is not None:
                 return call
         if self.pool.closed:
@@ -692,12 +694,9 @@ class _Method:
         options: tuple[Any, ...],
     ) -> Any:
         """Begin a call on a subchannel; None if that was removed or closed meanwhile."""
-        metadata, credentials, wait_for_ready, compression = options
-        ready = False if wait_for_ready else wait_for_ready
         before = subchannel.connection
         try:
-            begin = getattr(self.on(subchannel), name)
-            call = begin(request, timeout, metadata, credentials, ready, compression)
+            call = getattr(self.on(subchannel), name)(request, timeout, *options)
         except ValueError as error:
             if not self.pool.was_closed(subchannel, before, error):
                 raise

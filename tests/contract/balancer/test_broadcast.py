@@ -124,6 +124,17 @@ def test_a_server_whose_connect_raises_is_one_of_the_errors(shops, open_channel,
     wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
+def test_a_server_whose_channel_is_closed_meanwhile_is_one_of_the_errors(shops, open_channel):
+    channel = open_channel(
+        *shops[:2], on_subchannel=lambda one: one is first and one.channel.close()
+    )
+    first = channel.subchannels[0]
+    with pytest.raises(BroadcastFailed) as caught:
+        broadcast(channel)(b"x", timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert list(caught.value.errors) == [first.address]
+
+
 def test_failures_count_for_outlier_ejection(shops, open_channel):
     channel = open_channel(*shops)
     shops[0].then(*[Fail("UNAVAILABLE")] * 5)
