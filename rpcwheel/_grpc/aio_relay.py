@@ -213,7 +213,8 @@ class Relay(grpc.aio.Call):
     _blurred: Any = None  # an attempt whose own status may be still to come
     _looks = 0  # checks so far whether it has come
     _number = 0  # of the attempt that runs, or ran last
-    _awaited = False  # whether a caller awaits the attempt, and so will learn how it ended
+    is_awaited = False
+    """Whether a caller awaits the attempt that runs: its end comes out of that."""
     _signal: Signal | None = None
     _callbacks: list[Callback] | None = None
     _channel = None  # before grpcio 1.83 no channel can be closed while a call has no such name
@@ -246,11 +247,16 @@ class Relay(grpc.aio.Call):
 
     # --- For subclasses: what they do ---
 
-    def begin(self, call: Any) -> None:
-        """Forward to this attempt from now on."""
+    def begin(self, call: Any, *, is_new: bool = False) -> None:
+        """Forward to this attempt from now on.
+
+        Args:
+            call: The attempt.
+            is_new: Whether it was begun right now, and so can't have failed in an interceptor.
+        """
         self._attempt = call
         self._number += 1
-        if has_ended(call):
+        if not is_new and has_ended(call):
             self._on_done(call)
         else:
             call.add_done_callback(
@@ -295,8 +301,8 @@ class Relay(grpc.aio.Call):
 
     def _settle(self, call: Any) -> None:
         """Act on the end of an attempt that is awaited, before the `await` returns."""
-        if self._awaited and call is not None and has_ended(call):
-            self._awaited = False
+        if self.is_awaited and call is not None and has_ended(call):
+            self.is_awaited = False
             self._on_done(call)
 
     def shows(self, call: object) -> bool:
@@ -321,7 +327,7 @@ class Relay(grpc.aio.Call):
         By its number: what grpc.aio (1.85) makes of another interceptor's generator has the
         callbacks called with the call below it.
         """
-        if self._awaited or number != self._number or self._attempt is None:
+        if self.is_awaited or number != self._number or self._attempt is None:
             return True  # `AwaitedRelay` acts on it, or it was superseded
         return self._on_done(self._attempt)
 
@@ -467,7 +473,7 @@ def _call_back(callback: Callback, call: Relay) -> None:
 
 def _report(relays: list[Relay], number: int, _: object) -> None:
     """Report the end of an attempt, then drop the relay: calls keep their callbacks."""
-    if relays and relays[0].attempt_ended(number):
+    if relays and (relays[0].is_awaited or relays[0].attempt_ended(number)):
         relays.clear()
 
 
@@ -496,7 +502,7 @@ class AwaitedRelay(Relay):
                     continue
                 task = asyncio.current_task()
                 cancels = 0 if task is None else task.cancelling()  # `cancels_of_task`
-                self._awaited = not self.kind.streams_requests
+                self.is_awaited = not self.kind.streams_requests
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:
@@ -509,7 +515,7 @@ class AwaitedRelay(Relay):
                     if call is self._final:
                         raise
                 else:
-                    self._awaited = False
+                    self.is_awaited = False
                     self.finish(call)
                     if call is self._final:
                         return response
@@ -519,7 +525,7 @@ class AwaitedRelay(Relay):
             raise
 
     def _has_raised(self, call: Any, error: BaseException) -> None:
-        self._awaited = False
+        self.is_awaited = False
         if call is not None and call is self._attempt and has_ended(call):
             self._on_done(call)
         self._broke(call, error)

@@ -206,13 +206,13 @@ async def _begin_on_subchannels(
 
 def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[str, Any]) -> Any:
     try:
-        method.on(subchannel)
+        method.pool.connection_of(subchannel)
     except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
         method.pool.connect_failed(subchannel, error)
     else:
-        call = method.call_class(method)
-        if call.start_on(subchannel, (request,), options):
-            return call
+        begun = method.start(subchannel, (request,), options)
+        if begun is not None:
+            return method.call_class(method, begun)
     text = "its instance was removed" if subchannel.removed else subchannel.error_text
     return finished_call(KIND, grpc.StatusCode.UNAVAILABLE, text)
 

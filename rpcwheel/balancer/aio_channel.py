@@ -46,7 +46,13 @@ from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.transport.aio import CLOSED, MULTICALLABLES, ReconnectingChannel, TransportCall
+from rpcwheel.transport.aio import (
+    CLOSED,
+    MULTICALLABLES,
+    AioTransport,
+    ReconnectingChannel,
+    TransportCall,
+)
 from rpcwheel.transport.arguments import refuse_both
 from rpcwheel.transport.state import MethodSpec
 
@@ -84,6 +90,8 @@ if TYPE_CHECKING:
     Options: TypeAlias = list[tuple[str, Any]]
     Connect: TypeAlias = Callable[[ServiceInstance], ReconnectingChannel]
     Job: TypeAlias = Callable[[], object]
+    _Begun: TypeAlias = tuple["Subchannel", ReconnectingChannel, AioTransport, Any]
+    """A subchannel, its channel, its transport, and gRPC's call on it."""
 
 __all__ = ["BalancedChannel", "Subchannel"]
 
@@ -473,34 +481,18 @@ async def _connect_error(connection: ReconnectingChannel) -> str:
 class _BalancedCall(TransportCall):
     """A call on one subchannel, which it may have to wait for. The base of the four kinds."""
 
-    _call: Any = None
     _subchannel: Subchannel | None = None
     _waiting: tuple[Any, ...] | None = None
     _began_s = 0.0
     _timeout_s: float | None = None
-    _has_failed = False
 
-    def __init__(self, method: _Method) -> None:
+    def __init__(self, method: _Method, begun: _Begun | None) -> None:
         self.kind = method.kind
         self.method = method.name
         self._method = method
-
-    def start_on(
-        self, subchannel: Subchannel, request: tuple[Any, ...], options: dict[str, Any]
-    ) -> bool:
-        """Begin the attempt; False if the subchannel was removed or closed meanwhile."""
-        try:
-            made = self._method.on(subchannel)
-            transport, call = made.start(request, options)
-        except grpc.aio.UsageError as error:
-            if not self._method.pool.was_closed(subchannel, error):
-                raise
-            return False
-        self._subchannel = subchannel
-        self._reconnecting = made.channel
-        self._transport = transport
-        self.run(call, counted=True)
-        return True
+        if begun is not None:
+            self._subchannel, self._reconnecting, self._transport, call = begun
+            self.run(call, counted=True)
 
     def wait_for(
         self,
@@ -561,9 +553,12 @@ class _BalancedCall(TransportCall):
             if subchannel is None:
                 return False
             left_s = self.time_remaining()
-            if self.start_on(subchannel, request, options | {"timeout": left_s}):
+            begun = self._method.start(subchannel, request, options | {"timeout": left_s})
+            if begun is not None:
                 self._waiting = None
                 self._method.pool.release(self)
+                self._subchannel, self._reconnecting, self._transport, call = begun
+                self.run(call, counted=True)
                 return True
 
     def _fail(self, refusal: Refusal) -> None:
@@ -587,10 +582,6 @@ class _BalancedCall(TransportCall):
             return None
         return max(0.0, self._began_s + self._timeout_s - time.monotonic())
 
-    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
-        self._has_failed = True
-        super()._attempt_failed(call, error)
-
     def _saw_status(self, code: grpc.StatusCode) -> None:
         super()._saw_status(code)
         if self._subchannel is not None:
@@ -601,7 +592,8 @@ class _BalancedCall(TransportCall):
         if subchannel is None:
             return  # it was never begun
         if self._final is self._call and not self._has_failed:
-            subchannel.succeeded()
+            subchannel.failures = 0  # `succeeded`, without another call
+            subchannel.successes += 1
         super()._release()
 
 
@@ -640,17 +632,25 @@ class _Method:
         self._spec = MethodSpec(self.kind, method, *args, **options)
         self._made: dict[Subchannel, Any] = {}
 
-    def on(self, subchannel: Subchannel) -> Any:
-        """The same method of a subchannel's own channel.
-
-        Raises:
-            grpc.aio.UsageError: The subchannel was removed.
-        """
+    def start(
+        self, subchannel: Subchannel, request: tuple[Any, ...], options: dict[str, Any]
+    ) -> _Begun | None:
+        """Begin gRPC's call on a subchannel; None if that was removed or closed meanwhile."""
         made = self._made.get(subchannel)
-        if made is None or made.channel is not subchannel.connection:
-            connection = self.pool.connection_of(subchannel)
-            self._made = {one: known for one, known in self._made.items() if not one.removed}
-            made = self._made[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
+        try:
+            if made is None or made.channel is not subchannel.connection:
+                made = self._make(subchannel)
+            transport, call = made.start(request, options)
+        except grpc.aio.UsageError as error:
+            if not self.pool.was_closed(subchannel, error):
+                raise
+            return None
+        return subchannel, made.channel, transport, call
+
+    def _make(self, subchannel: Subchannel) -> Any:
+        connection = self.pool.connection_of(subchannel)
+        self._made = {one: known for one, known in self._made.items() if not one.removed}
+        made = self._made[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
         return made
 
     def pick(
@@ -674,15 +674,20 @@ class _Method:
         wait_for_ready = bool(options["wait_for_ready"])
         if wait_for_ready:
             options["wait_for_ready"] = False  # or it might wait at one server
+        message = None if self.kind.streams_requests else request[0]
         metadata, tried = options["metadata"], TRIED.get()
-        call = self.call_class(self)
         while True:
-            subchannel = self.pick(request, metadata, tried)
+            if tried is None:
+                subchannel = pool.pick(self.name, message, metadata)
+            else:
+                subchannel = pool.pick_other(tried, self.name, message, metadata, 0.0)
             if subchannel is None:
+                call = self.call_class(self, None)
                 call.wait_for(request, options, wait_for_ready=wait_for_ready)
                 return call
-            if call.start_on(subchannel, request, options):
-                return call
+            begun = self.start(subchannel, request, options)
+            if begun is not None:
+                return self.call_class(self, begun)
 
 
 class _OneRequest(_Method):

@@ -481,7 +481,11 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         Before the first reconnect or drain it is done on that thread: nothing follows from it.
         """
         if self._loop is None or threading.get_ident() == self.thread:
-            if self.connections.end_call(transport):
+            connections = self.connections
+            if transport is connections.active and connections.accepts_calls:
+                transport.calls -= 1  # `end_call`, without another call
+                connections.calls -= 1
+            elif connections.end_call(transport):
                 self._close_transport(transport)
         else:
             call_on_loop(self._loop, self.end_call, transport)
@@ -490,7 +494,9 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
 class TransportCall(Relay):
     """A call on one transport, which counts it until its end. The base of the four kinds."""
 
+    _call: Any = None
     _counted = False
+    _has_failed = False
 
     def __init__(self, multicallable: _Multicallable, transport: AioTransport) -> None:
         self.kind = multicallable.kind
@@ -503,7 +509,7 @@ class TransportCall(Relay):
         self._call = call
         self._counted = counted
         self._transport.running[id(self)] = weakref.ref(self)
-        self.begin(call)
+        self.begin(call, is_new=True)
         return self
 
     def end_with(self, details: str) -> None:
@@ -515,6 +521,7 @@ class TransportCall(Relay):
         return left
 
     def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
+        self._has_failed = True
         try:
             error = failure_of(call) if error is None else error
         except NotAtOnceError:  # a call of another make, which says that it is done and is not
@@ -535,10 +542,14 @@ class TransportCall(Relay):
 
     def _release(self) -> None:
         """Count it no more; on any thread, if its caller has dropped it."""
-        self._transport.running.pop(id(self), None)
+        transport = self._transport
+        transport.running.pop(id(self), None)
         if self._counted:
             self._counted = False
-            self._reconnecting.end_call_soon(self._transport)
+            if self._final is self._call and not (self._has_failed or self.kind.streams_responses):
+                activity = transport.activity  # here, as a deserializer for it takes longer
+                activity.last_read_ns = activity.last_use_ns = activity.now_ns()
+            self._reconnecting.end_call_soon(transport)
 
 
 class _UnaryUnaryCall(TransportCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
@@ -581,7 +592,8 @@ class _Multicallable:
             transport.append(self.kind, self._appended)
         bound, made = self._bound
         if bound is not transport:
-            made = self._spec.make(transport.channel, transport.activity if self._stamps else None)
+            activity = transport.activity if self._stamps else None
+            made = self._spec.make(transport.channel, activity, stamps_response=False)
             self._bound = transport, made
         return made
 
@@ -593,9 +605,14 @@ class _Multicallable:
         connections = self.channel.connections
         if not connections.accepts_calls:
             raise grpc.aio.UsageError(CLOSED)
-        transport = connections.begin_call()
+        transport = connections.active
+        transport.calls += 1  # `begin_call`, without another call
+        connections.calls += 1
+        bound, method = self._bound
         try:
-            call = self._on(transport)(*request, **options)
+            if bound is not transport or self._appended:
+                method = self._on(transport)
+            call = method(*request, **options)
         except BaseException:  # such as `UsageError`, if the user has closed what `connect` made
             self.channel.end_call(transport)
             raise

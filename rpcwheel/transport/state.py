@@ -127,17 +127,21 @@ class MethodSpec:
         self._args = args
         self._options: Mapping[str, Any] = MappingProxyType(options)
 
-    def make(self, channel: Any, activity: ActivityStamps | None) -> Any:
+    def make(
+        self, channel: Any, activity: ActivityStamps | None, *, stamps_response: bool = True
+    ) -> Any:
         """Make gRPC's multicallable.
 
         Args:
             channel: Of `grpc` or `grpc.aio`.
             activity: Where messages are stamped; None: nowhere. The one request of a unary request
                 is not stamped: the begin of the call is.
+            stamps_response: Whether the one response of a unary response is stamped.
         """
         serializer, deserializer = self._serializer, self._deserializer
         if activity is not None:
-            deserializer = activity.reading(deserializer)
+            if stamps_response or self.kind.streams_responses:
+                deserializer = activity.reading(deserializer)
             if self.kind.streams_requests:
                 serializer = activity.writing(serializer)
         make = getattr(channel, self.kind.name.lower())
