@@ -4,6 +4,9 @@
 `grpc.server` and their `grpc.aio` counterparts then add OpenTelemetry's interceptors.
 """
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
 import pytest
 from opentelemetry import trace
@@ -23,9 +26,10 @@ import rpcwheel.aio
 from fixtures.shop import SERVICE
 from fixtures.small_servers import METHOD, aio_serving, serving
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel import RetryPolicy, ServiceInstance
+from rpcwheel import BalancerPolicy, RetryPolicy, ServiceInstance
 from rpcwheel.idle import IdlePolicy
 
+READY = grpc.ChannelConnectivity.READY
 REQUESTS = [b"a", b"b"]
 PATHS = {
     "unary_unary": "/test.Shop/UnaryUnary",
@@ -159,6 +163,45 @@ async def test_instrumented_aio_calls_of_each_kind_succeed_and_are_traced(
         for kind, path in PATHS.items():
             assert await aio_call(channel, kind) == b"ab"
             assert await aio_wait_until(lambda path=path: spans.join(path, calls=1))
+
+
+BALANCED = BalancerPolicy(pick_timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("kind", PATHS)
+def test_instrumented_calls_of_a_balanced_channel_are_traced(kind, waits, spans, instrumented_shop):
+    instances = [ServiceInstance(service=SERVICE, host="127.0.0.1", port=instrumented_shop.port)]
+    with rpcwheel.BalancedChannel(SERVICE, policy=BALANCED) as channel:
+        if waits:  # for the instances, and then for the connection
+            with ThreadPoolExecutor(1) as pool:
+                response = pool.submit(call, channel, kind)
+                channel.update(instances)
+                assert response.result(WAIT_S) == b"ab"
+        else:
+            channel.update(instances)
+            assert wait_until(lambda: channel.get_state(True) is READY)
+            assert call(channel, kind) == b"ab"
+    assert wait_until(lambda: spans.join(PATHS[kind], calls=1))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("kind", PATHS)
+async def test_instrumented_aio_calls_of_a_balanced_channel_are_traced(
+    kind, waits, spans, instrumented_shop
+):
+    instances = [ServiceInstance(service=SERVICE, host="127.0.0.1", port=instrumented_shop.port)]
+    async with rpcwheel.aio.BalancedChannel(SERVICE, policy=BALANCED) as channel:
+        if waits:
+            response = asyncio.create_task(aio_call(channel, kind))
+            await asyncio.sleep(0)
+            channel.update(instances)
+            assert await response == b"ab"
+        else:
+            channel.update(instances)
+            await channel.channel_ready()
+            assert await aio_call(channel, kind) == b"ab"
+    assert await aio_wait_until(lambda: spans.join(PATHS[kind], calls=1))
 
 
 TRACED_RETRIES = ("kit.channel", "kit.channel by name", "kit.intercept_channel")
