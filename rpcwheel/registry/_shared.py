@@ -1,6 +1,6 @@
-"""Registries that were opened for channels: those of one URL have one session together.
+"""What channels by name need in both worlds.
 
-The first channel opens it, and the last that lets go of it closes it.
+Channels with the URL of one registry share its session: the first opens it, the last closes it.
 """
 
 from __future__ import annotations
@@ -8,24 +8,27 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.timer.clock import checked_timer
 
 from .policy import RegistryPolicy
 from .provider import Settings
 from .providers import open_provider
+from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.timer.api import Timer
 
     from .provider import Provider
     from .url import RegistryUrl
 
-__all__ = ["Shared", "check_policy", "provider_of"]
+__all__ = ["Resolution", "Shared", "check_policy", "provider_of", "resolution_of"]
 
 R = TypeVar("R")
 
@@ -99,3 +102,64 @@ class Shared(Generic[R]):
     def __len__(self) -> int:
         with self._lock:
             return len(self._kept)
+
+
+class Resolution(NamedTuple):
+    """Which instances a channel by name follows."""
+
+    target: Target
+    registry: Any
+    """The user's own; None: that of the target's URL."""
+    policy: RegistryPolicy | None
+    timer: Timer | None
+    wait_ns: int
+    """How long calls wait at most for the first instances."""
+
+
+def resolution_of(
+    target: str,
+    registry_class: type[Any],
+    class_name: str,
+    *,
+    service: str | None = None,
+    registry: Any = None,
+    group: str | None = None,
+    version: str | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    zone: str | None = None,
+    policy: BalancerPolicy | None = None,
+    timer: Timer | None = None,
+    **settings: Any,
+) -> tuple[Resolution, dict[str, Any]]:
+    """Take apart the arguments of a channel by name.
+
+    Args:
+        target: That of the channel.
+        registry_class: The registries of the channel's world.
+        class_name: Their name, for errors.
+        service: This and the following as for `rpcwheel.insecure_channel`.
+        registry: As there.
+        group: As there.
+        version: As there.
+        registry_policy: As there.
+        zone: As there.
+        policy: As there.
+        timer: As there.
+        **settings: The others; they are for the `BalancedChannel`.
+
+    Returns:
+        What the channel follows, and the settings of the `BalancedChannel`.
+
+    Raises:
+        TypeError, ConfigurationError: An argument makes no sense.
+    """
+    if registry is not None and not isinstance(registry, registry_class):
+        raise TypeError(f"registry must be a {class_name} or None, not {registry!r}")
+    check_policy(registry_policy)
+    named = Target.of(
+        target, has_registry=registry is not None, service=service, group=group, version=version
+    )
+    policy = checked_policy(policy)
+    resolution = Resolution(named, registry, registry_policy, timer, to_ns(policy.pick_timeout))
+    settings |= {"timer": timer, "policy": policy if zone is None else policy.changed(zone=zone)}
+    return resolution, {name: one for name, one in settings.items() if one is not None}

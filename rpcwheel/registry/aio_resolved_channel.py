@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.balancer.aio_channel import BalancedChannel
-from rpcwheel.balancer.policy import checked_policy
-from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.aio import ReconnectingChannel
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 
-from ._shared import Shared, check_policy, provider_of
+from ._shared import Shared, provider_of, resolution_of
 from .aio_face import FailbackRegistry, Registry
 from .alarm import Alarm
-from .target import Target, names_service
+from .target import names_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
+    from ._shared import Resolution
     from .aio_face import Subscription
     from .policy import RegistryPolicy
     from .url import RegistryUrl
@@ -75,26 +74,7 @@ def insecure_channel(
         RuntimeError: A channel by name is made where no event loop runs.
         ConfigurationError, ExtraMissing, TypeError: As `rpcwheel.insecure_channel`.
     """
-    return new_channel(
-        target,
-        None,
-        options,
-        compression,
-        interceptors,
-        timer,
-        {
-            "service": service,
-            "registry": registry,
-            "lb_policy": lb_policy,
-            "group": group,
-            "version": version,
-            "zone": zone,
-            "policy": policy,
-            "registry_policy": registry_policy,
-            "on_subchannel": on_subchannel,
-            "on_removed": on_removed,
-        },
-    )
+    return new_channel(credentials=None, **locals())
 
 
 def secure_channel(
@@ -121,41 +101,23 @@ def secure_channel(
     All other arguments, the result and the errors are those of `insecure_channel`.
     """
     checked_credentials(credentials)
-    return new_channel(
-        target,
-        credentials,
-        options,
-        compression,
-        interceptors,
-        timer,
-        {
-            "service": service,
-            "registry": registry,
-            "lb_policy": lb_policy,
-            "group": group,
-            "version": version,
-            "zone": zone,
-            "policy": policy,
-            "registry_policy": registry_policy,
-            "on_subchannel": on_subchannel,
-            "on_removed": on_removed,
-        },
-    )
+    return new_channel(**locals())
 
 
 def new_channel(
     target: str,
     credentials: grpc.ChannelCredentials | None,
+    timer: Timer | None,
+    *,
     options: Sequence[tuple[str, Any]] | None,
     compression: grpc.Compression | None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
-    timer: Timer | None,
-    named: dict[str, Any],
+    **named: Any,
 ) -> ReconnectingChannel | ResolvedChannel:
     """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
 
     Raises:
-        ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
+        RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
     if names_service(target, named):
         return resolved_channel(
@@ -177,47 +139,25 @@ def resolved_channel(
     options: Sequence[tuple[str, Any]] | None,
     compression: grpc.Compression | None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
-    *,
-    service: str | None = None,
-    registry: Registry | None = None,
-    group: str | None = None,
-    version: str | None = None,
-    registry_policy: RegistryPolicy | None = None,
-    lb_policy: str | Picker | None = None,
-    zone: str | None = None,
-    policy: BalancerPolicy | None = None,
-    on_subchannel: Callable[[Subchannel], object] | None = None,
-    on_removed: Callable[[Subchannel], object] | None = None,
-    timer: Timer | None = None,
+    **named: Any,
 ) -> ResolvedChannel:
-    """Make a channel by name.
+    """Make a channel by name; `named` are the keyword arguments of `insecure_channel`.
 
     Raises:
         RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
     if running_loop() is None:
         raise RuntimeError("no event loop runs here: make the channel in a coroutine")
-    if registry is not None and not isinstance(registry, Registry):
-        raise TypeError(f"registry must be a rpcwheel.aio.Registry or None, not {registry!r}")
-    check_policy(registry_policy)
-    named = Target.of(
-        target, has_registry=registry is not None, service=service, group=group, version=version
-    )
-    policy = checked_policy(policy)
-    wait_ns = to_ns(policy.pick_timeout)
+    resolution, settings = resolution_of(target, Registry, "rpcwheel.aio.Registry", **named)
     channel = ResolvedChannel(
-        named.service,
-        lb_policy="weighted_round_robin" if lb_policy is None else lb_policy,
+        resolution.target.service,
         credentials=credentials,
         options=options,
         compression=compression,
         interceptors=interceptors,
-        on_subchannel=on_subchannel,
-        on_removed=on_removed,
-        policy=policy if zone is None else policy.changed(zone=zone),
-        timer=timer,
+        **settings,
     )
-    channel.start(Resolver(channel, named, registry, registry_policy, wait_ns, timer))
+    channel.start(Resolver(channel, resolution))
     return channel
 
 
@@ -258,23 +198,15 @@ class ResolvedChannel(BalancedChannel):
 class Resolver:
     """Updates one channel, which it holds weakly, with the instances of a service."""
 
-    def __init__(
-        self,
-        channel: ResolvedChannel,
-        target: Target,
-        registry: Registry | None,
-        policy: RegistryPolicy | None,
-        wait_ns: int,
-        timer: Timer | None,
-    ) -> None:
+    def __init__(self, channel: ResolvedChannel, resolution: Resolution) -> None:
         """Open the registry of the target if none is given. Does nothing else before `start`.
 
         Raises:
             ConfigurationError, ExtraMissing: The registry can't be opened.
         """
         self._channel = weakref.ref(channel)
+        target, registry, policy, timer, self._wait_ns = resolution
         self._target = target
-        self._wait_ns = wait_ns
         self._key = target.registry_key, policy, id(timer)
         if target.url is not None:
             registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))

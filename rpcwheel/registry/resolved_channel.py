@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.balancer.channel import BalancedChannel
-from rpcwheel.balancer.policy import checked_policy
-from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 from rpcwheel.transport.sync import ReconnectingChannel
 
-from ._shared import Shared, check_policy, provider_of
+from ._shared import Shared, provider_of, resolution_of
 from .alarm import Alarm
 from .face import FailbackRegistry, Registry
-from .target import Target, names_service
+from .target import names_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
+    from ._shared import Resolution
     from .face import Subscription
     from .policy import RegistryPolicy
     from .url import RegistryUrl
@@ -108,25 +107,7 @@ def insecure_channel(
         ExtraMissing: A package that the registry needs is not installed.
         TypeError: An argument is of a wrong type.
     """
-    return new_channel(
-        target,
-        None,
-        options,
-        compression,
-        timer,
-        {
-            "service": service,
-            "registry": registry,
-            "lb_policy": lb_policy,
-            "group": group,
-            "version": version,
-            "zone": zone,
-            "policy": policy,
-            "registry_policy": registry_policy,
-            "on_subchannel": on_subchannel,
-            "on_removed": on_removed,
-        },
-    )
+    return new_channel(credentials=None, **locals())
 
 
 def secure_channel(
@@ -152,34 +133,17 @@ def secure_channel(
     All other arguments, the result and the errors are those of `insecure_channel`.
     """
     checked_credentials(credentials)
-    return new_channel(
-        target,
-        credentials,
-        options,
-        compression,
-        timer,
-        {
-            "service": service,
-            "registry": registry,
-            "lb_policy": lb_policy,
-            "group": group,
-            "version": version,
-            "zone": zone,
-            "policy": policy,
-            "registry_policy": registry_policy,
-            "on_subchannel": on_subchannel,
-            "on_removed": on_removed,
-        },
-    )
+    return new_channel(**locals())
 
 
 def new_channel(
     target: str,
     credentials: grpc.ChannelCredentials | None,
+    timer: Timer | None,
+    *,
     options: Sequence[tuple[str, Any]] | None,
     compression: grpc.Compression | None,
-    timer: Timer | None,
-    named: dict[str, Any],
+    **named: Any,
 ) -> ReconnectingChannel | ResolvedChannel:
     """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
 
@@ -202,45 +166,23 @@ def resolved_channel(
     credentials: grpc.ChannelCredentials | None,
     options: Sequence[tuple[str, Any]] | None,
     compression: grpc.Compression | None,
-    *,
-    service: str | None = None,
-    registry: Registry | None = None,
-    group: str | None = None,
-    version: str | None = None,
-    registry_policy: RegistryPolicy | None = None,
-    lb_policy: str | Picker | None = None,
-    zone: str | None = None,
-    policy: BalancerPolicy | None = None,
-    on_subchannel: Callable[[Subchannel], object] | None = None,
-    on_removed: Callable[[Subchannel], object] | None = None,
-    timer: Timer | None = None,
+    **named: Any,
 ) -> ResolvedChannel:
-    """Make a channel by name.
+    """Make a channel by name; `named` are the keyword arguments of `insecure_channel`.
 
     Raises:
         ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
-    if registry is not None and not isinstance(registry, Registry):
-        raise TypeError(f"registry must be a rpcwheel.Registry or None, not {registry!r}")
-    check_policy(registry_policy)
-    named = Target.of(
-        target, has_registry=registry is not None, service=service, group=group, version=version
-    )
-    policy = checked_policy(policy)
-    wait_ns = to_ns(policy.pick_timeout)
+    resolution, settings = resolution_of(target, Registry, "rpcwheel.Registry", **named)
     channel = ResolvedChannel(
-        named.service,
-        lb_policy="weighted_round_robin" if lb_policy is None else lb_policy,
+        resolution.target.service,
         credentials=credentials,
         options=options,
         compression=compression,
-        on_subchannel=on_subchannel,
-        on_removed=on_removed,
-        policy=policy if zone is None else policy.changed(zone=zone),
-        timer=timer,
+        **settings,
     )
     try:
-        channel.start(Resolver(channel, named, registry, registry_policy, wait_ns, timer))
+        channel.start(Resolver(channel, resolution))
     except BaseException:
         channel.close()
         raise
@@ -281,23 +223,15 @@ class ResolvedChannel(BalancedChannel):
 class Resolver:
     """Updates one channel, which it holds weakly, with the instances of a service. Thread-safe."""
 
-    def __init__(
-        self,
-        channel: ResolvedChannel,
-        target: Target,
-        registry: Registry | None,
-        policy: RegistryPolicy | None,
-        wait_ns: int,
-        timer: Timer | None,
-    ) -> None:
+    def __init__(self, channel: ResolvedChannel, resolution: Resolution) -> None:
         """Open the registry of the target if none is given. Does nothing else before `start`.
 
         Raises:
             ConfigurationError, ExtraMissing: The registry can't be opened.
         """
         self._channel = weakref.ref(channel)
+        target, registry, policy, timer, self._wait_ns = resolution
         self._target = target
-        self._wait_ns = wait_ns
         self._key = target.registry_key, policy, id(timer)
         if target.url is not None:
             registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))
