@@ -166,6 +166,8 @@ class SubchannelBase:
         """The state of its connection. If `connect` made a channel that hides it: READY."""
         if self.removed:
             return SHUTDOWN
+        if self.is_ready():
+            return READY  # first, because it is the most frequent one, and quicker to read
         connection = self.connection
         if connection is None or not connection.accepts_calls:  # or the user closed or drained it
             return FAILING if time.monotonic_ns() < self.connect_after_ns else IDLE
