@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
@@ -39,13 +38,12 @@ from rpcwheel._grpc.aio_relay import (
     cancels_of_task,
 )
 from rpcwheel.call.config import copy_of
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.durations import to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind
-from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.transport.aio import (
     CLOSED,
     MULTICALLABLES,
@@ -56,10 +54,8 @@ from rpcwheel.transport.aio import (
 from rpcwheel.transport.arguments import refuse_both
 from rpcwheel.transport.state import MethodSpec
 
-from .arguments import checked_callback, protocol_for, subchannel_options
+from .arguments import protocol_for, subchannel_options
 from .health import PROBE, HealthChecker, error_text, is_answered
-from .lb_policy import checked_lb_policy
-from .policy import Settings, checked_policy
 from .subchannels import (
     EXPLAIN_AGAIN_S,
     EXPLAIN_TIMEOUT_S,
@@ -71,7 +67,6 @@ from .subchannels import (
     SHUTDOWN,
     SubchannelBase,
     SubchannelPool,
-    checked_name,
 )
 
 if TYPE_CHECKING:
@@ -99,10 +94,6 @@ __all__ = ["BalancedChannel", "Subchannel"]
 class Subchannel(SubchannelBase):
     """One server of a balanced channel, with a connection of its own. Made by the channel."""
 
-    def __init__(self, pool: _Pool, instance: ServiceInstance, started_ns: int) -> None:
-        super().__init__(instance, started_ns)
-        self._pool = pool
-
     @property
     def channel(self) -> ReconnectingChannel:
         """Its own channel, made when it is first needed. On the loop.
@@ -111,42 +102,17 @@ class Subchannel(SubchannelBase):
             grpc.aio.UsageError: The subchannel was removed.
             Exception: What `connect` raised.
         """
-        return self._pool.connection_of(self)
-
-    def mark_unhealthy(self, reason: str = "asked for") -> None:
-        """Give it no calls while a healthy subchannel is READY, until it answers a health check.
-
-        Nothing if it is unhealthy already, or removed. Any thread.
-
-        Args:
-            reason: For the event.
-        """
-        self._pool.mark_unhealthy(self, reason)
-
-    def mark_healthy(self) -> None:
-        """Let it get calls again; nothing if it is healthy. Any thread."""
-        self._pool.mark_healthy(self)
+        channel: ReconnectingChannel = self._pool.connection_of(self)
+        return channel
 
 
 class _Pool(SubchannelPool[Subchannel]):
     """The subchannels of one channel, their connections, and the calls that wait for one."""
 
-    def __init__(
-        self,
-        name: str,
-        picker: Picker,
-        settings: Settings,
-        timer: Timer | None,
-        *,
-        connect: Connect,
-        protocol: str | None,
-        on_subchannel: Callable[[Subchannel], object] | None,
-        on_removed: Callable[[Subchannel], object] | None,
-    ) -> None:
-        super().__init__(name, picker, settings, clock_of(timer), protocol=protocol)
-        self._connect = connect
-        self._on_subchannel = on_subchannel
-        self._on_removed = on_removed
+    subchannel_class = Subchannel
+
+    def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
+        super().__init__(*args, timer=timer, **settings)
         self.appended: Interceptors = {kind: [] for kind in Kind}
         """Interceptors that were appended to the channel's; they run on each subchannel's."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -154,18 +120,14 @@ class _Pool(SubchannelPool[Subchannel]):
         self._waiting: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
         # Without the call itself for a response stream: if its caller drops it, it is not begun.
         self._poll_handle: asyncio.TimerHandle | None = None
-        self._poll_s = FIRST_POLL_S
-        self._explained_s = -EXPLAIN_AGAIN_S
         self._explaining: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
         self.closing = False
         """Whether `close` was called: no new calls begin, those that wait may still."""
         self._to_close: list[ReconnectingChannel] = []
-        self._replaced: list[ReconnectingChannel] = []  # closed or drained by the user
-        self.close_callbacks = CloseCallbacks(name)
         self.signal = Signal()
         """Given when the state of the whole may have changed."""
-        self.checker = HealthChecker(self, self, timer)
+        self.checker = HealthChecker(self, timer)
 
     # --- The loop ---
 
@@ -200,67 +162,21 @@ class _Pool(SubchannelPool[Subchannel]):
 
     # --- Connections ---
 
-    def new_subchannel(self, instance: ServiceInstance, started_ns: int) -> Subchannel:
-        return Subchannel(self, instance, started_ns)
-
     def connect(self, subchannels: Iterable[Subchannel]) -> None:
-        if subchannels:
-            self.run_soon(partial(self._connect_now, tuple(subchannels)))
-
-    def _connect_now(self, subchannels: Iterable[Subchannel]) -> None:
-        for one in subchannels:
-            if time.monotonic_ns() < one.connect_after_ns:
-                continue
-            try:
-                connection = self.connection_of(one)
-            except Exception as error:  # noqa: BLE001 - the user's `connect`; in the calls' status
-                self.connect_failed(one, error)
-                continue
-            with contextlib.suppress(Exception):  # a channel of `connect` that hides its state
-                if connection.get_state(try_to_connect=True) is SHUTDOWN:
-                    connection.drain(0)  # the user closed what `connect` made: it gets another one
-
-    def connection_of(self, subchannel: Subchannel) -> ReconnectingChannel:
-        """The channel of a subchannel; a new one if there is none, or the user has closed it.
-
-        Raises:
-            grpc.aio.UsageError: The subchannel was removed; with the text of grpc.aio.
-            Exception: What `connect` raised.
-        """
-        known: ReconnectingChannel | None = subchannel.connection
-        if known is not None and (known.accepts_calls or subchannel.removed):
-            return known
-        with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
-            self.enter()
-        made = None if subchannel.removed else self._connect(subchannel.instance)
-        if made is None or subchannel.removed:
-            if made is not None:
-                made.drain(0)
-            raise grpc.aio.UsageError(CLOSED)
-        made.append_to(self.appended)
-        self._replaced = [one for one in self._replaced if not one.closed]
-        if known is not None and not known.closed:
-            self._replaced.append(known)  # its calls go on
-        subchannel.connection, subchannel.multicallables = made, {}
-        if self._on_subchannel is not None:
-            run_callback(self.name, self._on_subchannel, subchannel)
-        return made
+        self.run_soon(partial(self.connect_now, tuple(subchannels)))
 
     def drain(self, subchannels: Iterable[Subchannel]) -> None:
-        self.run_soon(partial(self._drain, tuple(subchannels)))
+        self.run_soon(partial(self.drain_now, tuple(subchannels)))
 
-    def _drain(self, subchannels: Iterable[Subchannel]) -> None:
-        drain_ns = self.settings.drain_ns
-        for one in subchannels:
-            connection = one.connection
-            if connection is None:
-                self.removed_closed(one)
-            else:
-                connection.on_close(weak_callback(self.removed_closed, one))
-                timeout = None if drain_ns == NEVER else to_seconds(drain_ns)
-                connection.drain(timeout, reason=f"{one.id} was removed from {self.name}")
-            if self._on_removed is not None:
-                run_callback(self.name, self._on_removed, one)
+    def new_connection(self, instance: ServiceInstance) -> ReconnectingChannel:
+        with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
+            self.enter()
+        made: ReconnectingChannel = super().new_connection(instance)
+        made.append_to(self.appended)
+        return made
+
+    def closed_error(self) -> grpc.aio.UsageError:
+        return grpc.aio.UsageError(CLOSED)
 
     def was_closed(self, subchannel: Subchannel, error: grpc.aio.UsageError) -> bool:
         """Whether a call was refused because its subchannel was removed, or its channel closed."""
@@ -426,8 +342,7 @@ class _Pool(SubchannelPool[Subchannel]):
         await self._close_now(None if grace is None else max(0.0, until_s - time.monotonic()))
 
     async def _close_now(self, grace: float | None) -> None:
-        gone = self.close_all()
-        self.checker.close()
+        self._to_close += self.close_all()
         if self._poll_handle is not None:
             self._poll_handle.cancel()
             self._poll_handle = None
@@ -436,9 +351,6 @@ class _Pool(SubchannelPool[Subchannel]):
         try:
             self.close_callbacks.run()
         finally:  # whatever a callback raises, be it `SystemExit`
-            self._to_close += [one.connection for one in gone if one.connection is not None]
-            self._to_close += self._replaced
-            self._replaced = []
             await self._close(grace)
 
     async def _close(self, grace: float | None) -> None:
@@ -809,18 +721,18 @@ class BalancedChannel(grpc.aio.Channel):
         refuse_both(
             connect, credentials=credentials, compression=compression, interceptors=interceptors
         )
-        given = subchannel_options(options)
-        checked = _checked_interceptors(interceptors)
-        new = partial(_new_connection, credentials, compression, checked, connect, given, timer)
+        given, checked = subchannel_options(options), _checked_interceptors(interceptors)
         self._pool = _Pool(
-            checked_name(name),
-            checked_lb_policy(lb_policy),
-            Settings.of(checked_policy(policy)),
-            checked_timer(timer),
-            connect=new,
+            name,
+            lb_policy,
+            policy,
+            timer=timer,
+            connect=partial(
+                _new_connection, credentials, compression, checked, connect, given, timer
+            ),
             protocol=protocol_for(connect, credentials),
-            on_subchannel=checked_callback(on_subchannel, "on_subchannel"),
-            on_removed=checked_callback(on_removed, "on_removed"),
+            on_subchannel=on_subchannel,
+            on_removed=on_removed,
         )
         give_lists(self, self._pool.appended)
         if instances is not None:

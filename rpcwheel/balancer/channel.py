@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import Details, InternalCallback, call_at_end, metadata_of
@@ -33,14 +32,11 @@ from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind
-from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.transport.arguments import refuse_both
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
-from .arguments import checked_callback, protocol_for, subchannel_options
+from .arguments import protocol_for, subchannel_options
 from .health import PROBE, HealthChecker, error_text, is_answered
-from .lb_policy import checked_lb_policy
-from .policy import Settings, checked_policy
 from .subchannels import (
     EXPLAIN_AGAIN_S,
     EXPLAIN_TIMEOUT_S,
@@ -48,15 +44,13 @@ from .subchannels import (
     FIRST_POLL_S,
     MAX_EXPLAINED,
     MAX_POLL_S,
-    SHUTDOWN,
     SubchannelBase,
     SubchannelPool,
-    checked_name,
 )
 from .subscriptions import Subscriptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from rpcwheel.exiting import BackgroundCall
@@ -73,9 +67,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BalancedChannel", "Subchannel"]
 
-MAX_MULTICALLABLES: Final = 512
-"""Multicallables that are kept for a subchannel."""
-
 WAKE_INTERVAL_S: Final = 1.0
 """How long a blocked call waits at most before it looks by itself."""
 
@@ -85,10 +76,6 @@ T = TypeVar("T")
 class Subchannel(SubchannelBase):
     """One server of a balanced channel, with a connection of its own. Made by the channel."""
 
-    def __init__(self, pool: _Pool, instance: ServiceInstance, started_ns: int) -> None:
-        super().__init__(instance, started_ns)
-        self._pool = pool
-
     @property
     def channel(self) -> ReconnectingChannel:
         """Its own channel, made when it is first needed.
@@ -97,54 +84,25 @@ class Subchannel(SubchannelBase):
             ValueError: The subchannel was removed.
             Exception: What `connect` raised.
         """
-        return self._pool.connection_of(self)
-
-    def mark_unhealthy(self, reason: str = "asked for") -> None:
-        """Give it no calls while a healthy subchannel is READY, until it answers a health check.
-
-        Nothing if it is unhealthy already, or removed. Any thread.
-
-        Args:
-            reason: For the event.
-        """
-        self._pool.mark_unhealthy(self, reason)
-
-    def mark_healthy(self) -> None:
-        """Let it get calls again, at once; nothing if it is healthy. Any thread."""
-        self._pool.mark_healthy(self)
+        channel: ReconnectingChannel = self._pool.connection_of(self)
+        return channel
 
 
 class _Pool(SubchannelPool[Subchannel]):
     """The subchannels of one channel, their connections, and the calls that wait for one."""
 
-    def __init__(
-        self,
-        name: str,
-        picker: Picker,
-        settings: Settings,
-        timer: Timer | None,
-        *,
-        connect: Connect,
-        protocol: str | None,
-        on_subchannel: Callable[[Subchannel], object] | None,
-        on_removed: Callable[[Subchannel], object] | None,
-    ) -> None:
-        super().__init__(name, picker, settings, clock_of(timer), protocol=protocol)
-        self._connect = connect
-        self._on_subchannel = on_subchannel
-        self._on_removed = on_removed
+    subchannel_class = Subchannel
+
+    def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
+        super().__init__(*args, timer=timer, **settings)
         self._version = threading.Condition(self.lock)
-        self._connecting: set[Subchannel] = set()
-        self._replaced: list[ReconnectingChannel] = []  # closed or drained by the user
         self._blocked = 0  # threads that wait for a subchannel
         self._held: dict[WaitingCall, None] = {}
         self._polling = False
-        self._poll_s = FIRST_POLL_S
+        self._polls = 0
         self._wake = threading.Event()  # for the worker that polls
         self._explaining = threading.Lock()
-        self._explained_s = -EXPLAIN_AGAIN_S
-        self.close_callbacks = CloseCallbacks(name)
-        self.checker = HealthChecker(self, self, timer)
+        self.checker = HealthChecker(self, timer)
         self.state = ClientState(CallPolicy(), timer=timer, queue_of=_no_queue)
         """Of calls that wait: without a retry policy."""
         self.on_change: Callable[[], object] = _nothing
@@ -152,73 +110,11 @@ class _Pool(SubchannelPool[Subchannel]):
 
     # --- Connections ---
 
-    def new_subchannel(self, instance: ServiceInstance, started_ns: int) -> Subchannel:
-        return Subchannel(self, instance, started_ns)
+    connect = SubchannelPool.connect_now
+    drain = SubchannelPool.drain_now
 
-    def connect(self, subchannels: Iterable[Subchannel]) -> None:
-        now_ns = time.monotonic_ns()
-        with self.lock:
-            mine = [
-                one
-                for one in subchannels
-                if one not in self._connecting and now_ns >= one.connect_after_ns
-            ]
-            self._connecting.update(mine)
-        for one in mine:
-            try:
-                connection = self.connection_of(one)
-                if connection.get_state(try_to_connect=True) is SHUTDOWN:
-                    connection.close()  # the user closed what `connect` made: it gets another one
-            except BaseException as error:
-                self.connect_failed(one, error)
-                if not isinstance(error, Exception):
-                    raise
-            finally:
-                with self.lock:
-                    self._connecting.discard(one)
-
-    def connection_of(self, subchannel: Subchannel) -> ReconnectingChannel:
-        """The channel of a subchannel; a new one if there is none, or the user has closed it.
-
-        Raises:
-            ValueError: The subchannel was removed; with gRPC's text.
-            Exception: What `connect` raised.
-        """
-        known: ReconnectingChannel | None = subchannel.connection
-        if known is not None and (known.accepts_calls or subchannel.removed):
-            return known
-        made = None if subchannel.removed else self._connect(subchannel.instance)
-        with self.lock:
-            known = subchannel.connection
-            is_used = made is not None and not subchannel.removed
-            is_used = is_used and (known is None or not known.accepts_calls)
-            if is_used:
-                self._replaced = [one for one in self._replaced if not one.closed]
-                if known is not None and not known.closed:
-                    self._replaced.append(known)  # its calls go on
-                subchannel.multicallables = {}  # first: see `was_closed`
-                subchannel.connection = made
-        if made is None:
-            raise ValueError(CLOSED)
-        if not is_used:
-            made.close()
-            return self.connection_of(subchannel)
-        if self._on_subchannel is not None:
-            run_callback(self.name, self._on_subchannel, subchannel)
-        return made
-
-    def drain(self, subchannels: Iterable[Subchannel]) -> None:
-        drain_ns = self.settings.drain_ns
-        for one in subchannels:
-            connection = one.connection
-            if connection is None:
-                self.removed_closed(one)
-            else:
-                connection.on_close(weak_callback(self.removed_closed, one))
-                timeout = None if drain_ns == NEVER else to_seconds(drain_ns)
-                connection.drain(timeout, reason=f"{one.id} was removed from {self.name}")
-            if self._on_removed is not None:
-                run_callback(self.name, self._on_removed, one)
+    def closed_error(self) -> ValueError:
+        return ValueError(CLOSED)
 
     def was_closed(self, subchannel: Subchannel, before: Any, error: ValueError) -> bool:
         """Whether a call was refused because its subchannel was removed, or its channel closed.
@@ -238,19 +134,13 @@ class _Pool(SubchannelPool[Subchannel]):
 
     def close(self) -> None:
         """See `BalancedChannel.close`."""
-        gone = self.close_all()
-        self.checker.close()
+        connections = self.close_all()
         self.changed()
         try:
             self.close_callbacks.run()
         finally:  # whatever a callback raises, be it `SystemExit`
-            with self.lock:
-                replaced, self._replaced = self._replaced, []
-            for connection in (*(one.connection for one in gone), *replaced):
-                if connection is not None:
-                    connection.close()
-            for one in gone:
-                one.multicallables.clear()
+            for connection in connections:
+                connection.close()
 
     # --- Calls that wait ---
 
@@ -347,8 +237,6 @@ class _Pool(SubchannelPool[Subchannel]):
         if starts:
             EXECUTOR.submit(self._wake, partial(_poll, weakref.ref(self), self._wake))
         return version
-
-    _polls = 0
 
     def poll(self) -> float | None:
         """Read the states, and let calls that wait look again.
@@ -580,25 +468,15 @@ class _Bare:
 class _Method:
     """One method of a stub. The base of the four multicallables."""
 
-    __slots__ = ("_key", "_made_of", "_make", "kind", "name", "pool")
+    __slots__ = ("_given", "_made", "name", "pool")
 
-    def __init__(
-        self,
-        pool: _Pool,
-        kind: Kind,
-        method: str,
-        serializer: Convert | None,
-        deserializer: Convert | None,
-        args: tuple[Any, ...],
-        options: Mapping[str, Any],
-    ) -> None:
+    kind: Kind
+
+    def __init__(self, pool: _Pool, method: str, *args: Any, **options: Any) -> None:
         self.pool = pool
-        self.kind = kind
         self.name = method
-        self._make = kind.name.lower()
-        self._made_of = serializer, deserializer, args, options
-        # Of the name: the hash of a member of an enum is a function of Python, for each call.
-        self._key = self._make, method, id(serializer), id(deserializer), args, *options.items()
+        self._given = args, options
+        self._made: dict[Subchannel, tuple[ReconnectingChannel, Any]] = {}
 
     def on(self, subchannel: Subchannel) -> Any:
         """The same method of a subchannel's own channel.
@@ -606,16 +484,14 @@ class _Method:
         Raises:
             ValueError: The subchannel was removed; with gRPC's text.
         """
-        known = subchannel.multicallables.get(self._key)
-        if known is not None:
-            return known[0]
-        all_known = subchannel.multicallables
-        serializer, deserializer, args, options = self._made_of
-        make = getattr(self.pool.connection_of(subchannel), self._make)
-        made = make(self.name, serializer, deserializer, *args, **options)
-        if len(all_known) >= MAX_MULTICALLABLES:  # of functions made anew for each call
-            all_known.clear()
-        all_known[self._key] = made, self._made_of  # what the key is made of must live as long
+        known = self._made.get(subchannel)
+        if known is not None and known[0] is subchannel.connection:
+            return known[1]
+        connection = self.pool.connection_of(subchannel)
+        args, options = self._given
+        made = getattr(connection, self.kind.name.lower())(self.name, *args, **options)
+        alive = {one: each for one, each in self._made.copy().items() if not one.removed}
+        self._made = alive | {subchannel: (connection, made)}
         return made
 
     def pick(
@@ -648,8 +524,8 @@ class _Method:
         ready = False if wait_for_ready else wait_for_ready  # or it might wait at this server
         began_s, before = time.monotonic(), subchannel.connection
         try:
-            known = subchannel.multicallables.get(self._key)
-            made = self.on(subchannel) if known is None else known[0]
+            known = self._made.get(subchannel)  # as `on`, without another call
+            made = known[1] if known is not None and known[0] is before else self.on(subchannel)
             response = made.wait_for(
                 name, request, timeout, metadata, credentials, ready, compression
             )
@@ -746,18 +622,22 @@ def _nothing() -> None:
 
 class _UnaryUnary(_Method, multicallable.UnaryUnary):
     __slots__ = ()
+    kind = Kind.UNARY_UNARY
 
 
 class _StreamUnary(_Method, multicallable.StreamUnary):
     __slots__ = ()
+    kind = Kind.STREAM_UNARY
 
 
 class _UnaryStream(_Method, multicallable.UnaryStream):
     __slots__ = ()
+    kind = Kind.UNARY_STREAM
 
 
 class _StreamStream(_Method, multicallable.StreamStream):
     __slots__ = ()
+    kind = Kind.STREAM_STREAM
 
 
 # --- The channel ---
@@ -812,14 +692,14 @@ class BalancedChannel(grpc.Channel):
         refuse_both(connect, credentials=credentials, compression=compression)
         own = partial(_connect, credentials, compression) if connect is None else connect
         self._pool = _Pool(
-            checked_name(name),
-            checked_lb_policy(lb_policy),
-            Settings.of(checked_policy(policy)),
-            checked_timer(timer),
+            name,
+            lb_policy,
+            policy,
+            timer=timer,
             connect=partial(_new_connection, own, subchannel_options(options), timer),
             protocol=protocol_for(connect, credentials),
-            on_subchannel=checked_callback(on_subchannel, "on_subchannel"),
-            on_removed=checked_callback(on_removed, "on_removed"),
+            on_subchannel=on_subchannel,
+            on_removed=on_removed,
         )
         self._subscriptions = Subscriptions(name, self.get_state, timer)
         self._pool.on_change = self._subscriptions.look_soon
@@ -878,53 +758,27 @@ class BalancedChannel(grpc.Channel):
 
     # --- A channel of gRPC ---
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Convert | None = None,
-        response_deserializer: Convert | None = None,
-        *args: Any,
-        **options: Any,
-    ) -> grpc.UnaryUnaryMultiCallable:
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
         """Make a multicallable."""
-        given = method, request_serializer, response_deserializer, args, options
-        return _UnaryUnary(self._pool, Kind.UNARY_UNARY, *given)
+        return _UnaryUnary(self._pool, method, *args, **options)
 
     def unary_stream(
-        self,
-        method: str,
-        request_serializer: Convert | None = None,
-        response_deserializer: Convert | None = None,
-        *args: Any,
-        **options: Any,
+        self, method: str, *args: Any, **options: Any
     ) -> grpc.UnaryStreamMultiCallable:
         """Make a multicallable."""
-        given = method, request_serializer, response_deserializer, args, options
-        return _UnaryStream(self._pool, Kind.UNARY_STREAM, *given)
+        return _UnaryStream(self._pool, method, *args, **options)
 
     def stream_unary(
-        self,
-        method: str,
-        request_serializer: Convert | None = None,
-        response_deserializer: Convert | None = None,
-        *args: Any,
-        **options: Any,
+        self, method: str, *args: Any, **options: Any
     ) -> grpc.StreamUnaryMultiCallable:
         """Make a multicallable."""
-        given = method, request_serializer, response_deserializer, args, options
-        return _StreamUnary(self._pool, Kind.STREAM_UNARY, *given)
+        return _StreamUnary(self._pool, method, *args, **options)
 
     def stream_stream(
-        self,
-        method: str,
-        request_serializer: Convert | None = None,
-        response_deserializer: Convert | None = None,
-        *args: Any,
-        **options: Any,
+        self, method: str, *args: Any, **options: Any
     ) -> grpc.StreamStreamMultiCallable:
         """Make a multicallable."""
-        given = method, request_serializer, response_deserializer, args, options
-        return _StreamStream(self._pool, Kind.STREAM_STREAM, *given)
+        return _StreamStream(self._pool, method, *args, **options)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """The best state of any subchannel, as gRPC's round_robin has it; SHUTDOWN once closed.

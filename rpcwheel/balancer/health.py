@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import grpc
 
@@ -39,50 +39,33 @@ FALLBACK_DELAY_NS: Final = 1_000_000_000
 """Until the next check, if the user's wait object raises."""
 
 S = TypeVar("S", bound=SubchannelBase)
-S_contra = TypeVar("S_contra", contravariant=True)
-
-
-class Prober(Protocol[S_contra]):
-    """Sends health checks; one for each world."""
-
-    def run_soon(self, check: Any) -> None:
-        """Call `check()` on a worker, or on the loop. Any thread; does not block."""
-
-    def probe(self, subchannel: S_contra, done: Any) -> None:
-        """Send a health check on a connection that is READY.
-
-        Calls `done(answered)` on a worker, or on the loop; `done(None)` if no check may be sent any
-        more. Must not raise.
-        """
 
 
 class HealthChecker(Generic[S]):
     """The health checks of one channel."""
 
-    def __init__(self, pool: SubchannelPool[S], prober: Prober[S], timer: Timer | None) -> None:
+    def __init__(self, pool: SubchannelPool[S], timer: Timer | None) -> None:
         """Begin without checks.
 
         Args:
-            pool: Its subchannels; known weakly.
-            prober: Sends the checks.
-            timer: Where they wait; None for `shared_timer()`.
+            pool: Its subchannels; sends the checks.
+            timer: Where they wait, and know the checker weakly; None for `shared_timer()`.
         """
-        self._pool = weakref.ref(pool)
-        self._prober = prober
+        self._pool = pool
         self._timer = timer
         self._timeouts: dict[S, Timeout] = {}  # under the pool's lock
 
     def check_later(self, subchannel: S, delay_ns: int | None = None) -> None:
         """Check it after a delay (None: that of the backoff), in place of an earlier check."""
-        pool = self._pool()
-        if pool is None or pool.closed:
+        pool = self._pool
+        if pool.closed:
             return
         generation = subchannel.generation
         if delay_ns is None:
-            delay_ns = self._backoff_ns(pool, subchannel)
+            delay_ns = self._backoff_ns(subchannel)
         due = partial(_due, weakref.ref(self), weakref.ref(subchannel), generation)
         if delay_ns == 0:
-            self._prober.run_soon(partial(due, None))
+            pool.run_soon(partial(due, None))
             return
         if delay_ns == NEVER:
             return
@@ -101,49 +84,45 @@ class HealthChecker(Generic[S]):
         if timeout is not None:
             timeout.cancel()
 
-    def _backoff_ns(self, pool: SubchannelPool[S], subchannel: S) -> int:
+    def _backoff_ns(self, subchannel: S) -> int:
         try:
-            return pool.check_delay_ns(subchannel)
+            return self._pool.check_delay_ns(subchannel)
         except Exception as error:  # noqa: BLE001 - the user's wait object; reported as an event
-            emit(CallbackFailed(pool.name, "health_check_backoff", error))
+            emit(CallbackFailed(self._pool.name, "health_check_backoff", error))
             return FALLBACK_DELAY_NS
 
     def due(self, subchannel: S, generation: int) -> None:
         """Run a check whose time has come. On the timer's thread."""
-        self._prober.run_soon(partial(self._check, subchannel, generation))
+        self._pool.run_soon(partial(self._check, subchannel, generation))
 
     def forget(self, subchannel: S) -> None:
         """Cancel the check of a subchannel that is healthy again, or removed."""
-        pool = self._pool()
-        if pool is not None:
-            with pool.lock:
-                timeout = self._timeouts.pop(subchannel, None)
-            if timeout is not None:
-                timeout.cancel()
+        with self._pool.lock:
+            timeout = self._timeouts.pop(subchannel, None)
+        if timeout is not None:
+            timeout.cancel()
 
     def close(self) -> None:
         """Cancel all."""
-        pool = self._pool()
-        if pool is not None:
-            with pool.lock:
-                timeouts, self._timeouts = list(self._timeouts.values()), {}
-            for timeout in timeouts:
-                timeout.cancel()
+        with self._pool.lock:
+            timeouts, self._timeouts = list(self._timeouts.values()), {}
+        for timeout in timeouts:
+            timeout.cancel()
 
     def _check(self, subchannel: S, generation: int) -> None:
         """On a worker, or on the loop."""
         subchannel.checking = False
-        pool = self._pool()
-        if pool is None or not pool.wants_check(subchannel, generation):
+        pool = self._pool
+        if not pool.wants_check(subchannel, generation):
             return
         state = subchannel.state
         if state is READY:
             subchannel.checking = True
-            self._prober.probe(subchannel, partial(self._checked, subchannel, generation))
+            pool.probe(subchannel, partial(self._checked, subchannel, generation))
         elif subchannel.stale and state is FAILING:
             pool.remove_stale(subchannel)
         elif subchannel.ejected:  # from now on its state keeps calls away
-            self._answered(pool, subchannel)
+            self._answered(subchannel)
         else:
             if not subchannel.healthy:
                 pool.connect((subchannel,))
@@ -151,21 +130,21 @@ class HealthChecker(Generic[S]):
 
     def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
         subchannel.checking = False
-        pool = self._pool()
-        if pool is None or not pool.wants_check(subchannel, generation):
+        pool = self._pool
+        if not pool.wants_check(subchannel, generation):
             return
         if answered is None:  # the process ends: no checks are sent any more
             pool.mark_healthy(subchannel)
         elif not answered and subchannel.stale:
             pool.remove_stale(subchannel)
         elif answered:
-            self._answered(pool, subchannel)
+            self._answered(subchannel)
         else:
             subchannel.checks += 1
             self.check_later(subchannel)
 
-    def _answered(self, pool: SubchannelPool[S], subchannel: S) -> None:
-        pool.mark_healthy(subchannel)
+    def _answered(self, subchannel: S) -> None:
+        self._pool.mark_healthy(subchannel)
         if subchannel.stale:
             self.check_later(subchannel, STALE_INTERVAL_NS)
 

@@ -24,12 +24,14 @@ import heapq
 import secrets
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import grpc
 
+from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
@@ -40,14 +42,20 @@ from rpcwheel.observe import (
     SubchannelUnhealthy,
     emit,
 )
+from rpcwheel.timer.clock import checked_timer, clock_of
+
+from .lb_policy import checked_lb_policy
+from .policy import Settings, checked_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
-    from .pickers import Pick, Picker
-    from .policy import Settings
+    from rpcwheel.timer.api import Timer
 
-__all__ = ["Checks", "Refusal", "SubchannelBase", "SubchannelPool", "checked_name"]
+    from .pickers import Pick, Picker
+    from .policy import BalancerPolicy
+
+__all__ = ["Checks", "Refusal", "SubchannelBase", "SubchannelPool"]
 
 IDLE: Final = grpc.ChannelConnectivity.IDLE
 CONNECTING: Final = grpc.ChannelConnectivity.CONNECTING
@@ -112,14 +120,15 @@ class SubchannelBase:
     _unhealthy_ns: int | None = None
     _unhealthy_reason = ""
 
-    def __init__(self, instance: ServiceInstance, started_ns: int) -> None:
+    def __init__(
+        self, pool: SubchannelPool[Any], instance: ServiceInstance, started_ns: int
+    ) -> None:
+        self._pool = pool
         self.instance = instance
         self.started_ns = started_ns
         """When the instance started, on the timer's clock; `-NEVER`: long ago."""
         self.connection: Any = None
         """Internal: its `ReconnectingChannel`, once there is one."""
-        self.multicallables: dict[Any, Any] = {}
-        """Internal: by what each was made of."""
         self.stale = False
         """Whether its instance has left the registry; it is kept because it still answers."""
         self.removed = False
@@ -188,6 +197,20 @@ class SubchannelBase:
     def unhealthy_reason(self) -> str:
         """Why it is unhealthy; "" if it is healthy."""
         return self._unhealthy_reason
+
+    def mark_unhealthy(self, reason: str = "asked for") -> None:
+        """Give it no calls while a healthy subchannel is READY, until it answers a health check.
+
+        Nothing if it is unhealthy already, or removed. Any thread.
+
+        Args:
+            reason: For the event.
+        """
+        self._pool.mark_unhealthy(self, reason)
+
+    def mark_healthy(self) -> None:
+        """Let it get calls again, at once; nothing if it is healthy. Any thread."""
+        self._pool.mark_healthy(self)
 
     def is_ready(self) -> bool:
         """Internal: whether its connection is READY now."""
@@ -281,34 +304,50 @@ class Refusal(NamedTuple):
 class SubchannelPool(Generic[S]):
     """The subchannels of one channel. Thread-safe.
 
-    The worlds' pools implement `connect` and what a change of states means for calls that wait.
+    The worlds' pools say where connections are made and health checks are sent, and keep the calls
+    that wait.
     """
 
+    subchannel_class: ClassVar[type[Any]] = SubchannelBase
     checker: Checks[S]
 
     def __init__(
         self,
         name: str,
-        picker: Picker,
-        settings: Settings,
-        now_ns: Callable[[], int],
+        lb_policy: str | Picker,
+        policy: BalancerPolicy | None,
         *,
+        timer: Timer | None,
+        connect: Callable[[ServiceInstance], Any],
         protocol: str | None,
+        on_subchannel: Callable[[S], object] | None,
+        on_removed: Callable[[S], object] | None,
     ) -> None:
-        """Begin without subchannels.
+        """Check the arguments, which are those of the channel; begin without subchannels.
 
         Args:
             name: Of the service.
-            picker: The load-balancing policy.
-            settings: The balancer's policy.
-            now_ns: The timer's clock: for slow start, ejection and health.
+            lb_policy: The load-balancing policy.
+            policy: How subchannels are treated.
+            timer: Its clock counts for slow start, ejection and health.
+            connect: Makes the `ReconnectingChannel` of an instance.
             protocol: Only instances with this protocol are used, `"grpc"` or `"grpcs"`; None: all.
+            on_subchannel: As for the channel.
+            on_removed: As for the channel.
         """
-        self.name = name
-        self.settings = settings
-        self.now_ns = now_ns
-        self._picker = picker
+        self.name = _checked_name(name)
+        self._picker = checked_lb_policy(lb_policy)
+        self.settings = Settings.of(checked_policy(policy))
+        self.now_ns = clock_of(checked_timer(timer))
+        self._connect = connect
         self._protocol = protocol
+        self._on_subchannel = _checked_callback(on_subchannel, "on_subchannel")
+        self._on_removed = _checked_callback(on_removed, "on_removed")
+        self.close_callbacks = CloseCallbacks(name)
+        self._connecting: set[S] = set()
+        self._replaced: list[Any] = []  # connections that the user closed or drained
+        self._poll_s = FIRST_POLL_S
+        self._explained_s = -EXPLAIN_AGAIN_S
         self._seed = secrets.token_bytes(8)
         self._hashes: dict[str, bytes] = {}
         self.lock = threading.RLock()  # finalizers end calls anywhere
@@ -336,21 +375,108 @@ class SubchannelPool(Generic[S]):
 
     # --- For the worlds; none is called under the lock, none may raise ---
 
-    def new_subchannel(self, instance: ServiceInstance, started_ns: int) -> S:
-        """Make a subchannel without a connection; this one under the lock."""
-        raise NotImplementedError
-
     def connect(self, subchannels: Iterable[S]) -> None:
-        """Begin to connect those that are IDLE."""
+        """Begin to connect those that are IDLE, as `connect_now`."""
         raise NotImplementedError
 
     def drain(self, subchannels: Iterable[S]) -> None:
-        """Close the connections of removed subchannels when their calls have ended."""
+        """Close the connections of removed subchannels, as `drain_now`."""
         raise NotImplementedError
 
     def changed(self) -> None:
         """Wake calls and subscribers that wait for a change."""
         raise NotImplementedError
+
+    def run_soon(self, check: Callable[[], object]) -> None:
+        """Call `check()` on a worker, or on the loop. Any thread; does not block."""
+        raise NotImplementedError
+
+    def probe(self, subchannel: S, done: Callable[[bool | None], object]) -> None:
+        """Send a health check on a connection that is READY.
+
+        Calls `done(answered)` on a worker, or on the loop; `done(None)` if no check may be sent any
+        more.
+        """
+        raise NotImplementedError
+
+    def closed_error(self) -> Exception:
+        """What gRPC raises for a call on a closed channel."""
+        raise NotImplementedError
+
+    # --- Connections ---
+
+    def connect_now(self, subchannels: Iterable[S]) -> None:
+        """Begin to connect those that are IDLE, on this thread."""
+        now_ns = time.monotonic_ns()
+        with self.lock:
+            mine = [
+                one
+                for one in subchannels
+                if one not in self._connecting and now_ns >= one.connect_after_ns
+            ]
+            self._connecting.update(mine)
+        for one in mine:
+            try:
+                connection = self.connection_of(one)
+                with suppress(Exception):  # a channel of `connect` that hides its state
+                    if connection.get_state(try_to_connect=True) is SHUTDOWN:
+                        connection.drain(0)  # the user closed what `connect` made: once more
+            except BaseException as error:
+                self.connect_failed(one, error)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                with self.lock:
+                    self._connecting.discard(one)
+
+    def connection_of(self, subchannel: S) -> Any:
+        """The channel of a subchannel; a new one if there is none, or the user has closed it.
+
+        Raises:
+            ValueError, grpc.aio.UsageError: The subchannel was removed; with gRPC's text.
+            Exception: What `connect` raised.
+        """
+        known = subchannel.connection
+        if known is not None and (known.accepts_calls or subchannel.removed):
+            return known
+        if subchannel.removed:
+            raise self.closed_error()
+        made = self.new_connection(subchannel.instance)
+        with self.lock:
+            known = subchannel.connection
+            is_used = (known is None or not known.accepts_calls) and not subchannel.removed
+            if is_used:
+                self._replaced = [one for one in self._replaced if not one.closed]
+                if known is not None and not known.closed:
+                    self._replaced.append(known)  # its calls go on
+                subchannel.connection = made
+        if not is_used:
+            made.drain(0)
+            return self.connection_of(subchannel)
+        if self._on_subchannel is not None:
+            run_callback(self.name, self._on_subchannel, subchannel)
+        return made
+
+    def new_connection(self, instance: ServiceInstance) -> Any:
+        """Make a `ReconnectingChannel`."""
+        return self._connect(instance)
+
+    def drain_now(self, subchannels: Iterable[S]) -> None:
+        """Close the connections of removed subchannels when their calls have ended."""
+        drain_ns = self.settings.drain_ns
+        timeout = None if drain_ns == NEVER else to_seconds(drain_ns)
+        for one in subchannels:
+            if one.connection is not None:
+                one.connection.on_close(weak_callback(self.removed_closed, one))
+                one.connection.drain(timeout, reason=f"{one.id} was removed from {self.name}")
+            if self._on_removed is not None:
+                run_callback(self.name, self._on_removed, one)
+
+    def removed_closed(self, subchannel: S) -> None:
+        """Forget a removed subchannel whose connection is closed."""
+        with self.lock:
+            if subchannel in self.leaving:
+                self.leaving.remove(subchannel)
 
     def connect_failed(self, subchannel: S, error: BaseException) -> None:
         """Note that the user's `connect` raised; nothing if the subchannel was removed."""
@@ -414,7 +540,7 @@ class SubchannelPool(Generic[S]):
             for instance in self._subset(usable):
                 known = self._by_id.get(instance.id)
                 if known is None or _place(known.instance) != _place(instance):
-                    kept[instance.id] = self.new_subchannel(instance, self._started_ns(instance))
+                    kept[instance.id] = self._new_subchannel(instance)
                     continue
                 if known.stale:
                     known.stale = False
@@ -449,7 +575,7 @@ class SubchannelPool(Generic[S]):
         self._note_lost([], kept)
         lost, self._lost = self._lost, {}
         for id_, (_, instance) in lost.items():
-            kept[id_] = self.new_subchannel(instance, self._started_ns(instance))
+            kept[id_] = self._new_subchannel(instance)
         return kept
 
     def _keep_stale(self, kept: dict[str, S]) -> _Change[S]:
@@ -528,11 +654,12 @@ class SubchannelPool(Generic[S]):
             chosen[size - len(spare) :] = spare
         return chosen
 
-    def _started_ns(self, instance: ServiceInstance) -> int:
-        """When it started, on the timer's clock; not in the future, whatever its own clock says."""
-        if not instance.started_at:
-            return -NEVER
-        return self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
+    def _new_subchannel(self, instance: ServiceInstance) -> S:
+        started_ns = -NEVER
+        if instance.started_at:  # not in the future, whatever its own clock says
+            started_ns = self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
+        made: S = self.subchannel_class(self, instance, started_ns)
+        return made
 
     def report_error(self, error: str, *, wait: bool) -> None:
         """Note why the instances are not known; nothing if they are."""
@@ -542,24 +669,19 @@ class SubchannelPool(Generic[S]):
             self._error, self._error_is_final = error, not wait
         self.changed()
 
-    def removed_closed(self, subchannel: S) -> None:
-        """Forget a removed subchannel whose connection is closed."""
-        with self.lock:
-            subchannel.multicallables.clear()
-            if subchannel in self.leaving:
-                self.leaving.remove(subchannel)
-
-    def close_all(self) -> tuple[S, ...]:
-        """Have no subchannels any more. Returns those to close; a second time, none."""
+    def close_all(self) -> list[Any]:
+        """Have no subchannels any more. Returns the connections to close; a second time, none."""
         with self.lock:
             if self.closed:
-                return ()
+                return []
             self.closed = True
             gone = (*self.subchannels, *self.leaving)
             for one in gone:
                 one.removed = True
             self.subchannels, self.leaving, self._by_id, self._pick = (), [], {}, None
-            return gone
+            replaced, self._replaced = self._replaced, []
+        self.checker.close()
+        return [*(one.connection for one in gone if one.connection is not None), *replaced]
 
     # --- Picking ---
 
@@ -942,16 +1064,17 @@ def _raise(error: Exception, *_: object) -> Any:
     raise error
 
 
+def _checked_callback(callback: Any, name: str) -> Any:
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{name} must be callable as {name}(subchannel), not {callback!r}")
+    return callback
+
+
 def _place(instance: ServiceInstance) -> tuple[str, int, str]:
     return instance.host, instance.port, instance.protocol
 
 
-def checked_name(name: str) -> str:
-    """Return the name of a service.
-
-    Raises:
-        TypeError, ConfigurationError: It is no string, or an empty one.
-    """
+def _checked_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string such as 'shop.Orders', not {name!r}")
     if not name:

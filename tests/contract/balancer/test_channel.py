@@ -164,14 +164,6 @@ def test_a_response_stream_that_an_interceptor_made_a_generator_can_be_read(shop
     assert wait_until(lambda: (gc.collect(), channel.calls == 0)[1])
 
 
-def test_multicallables_made_for_each_call_do_not_pile_up(shops, open_balanced):
-    channel = open_balanced(shops[0])
-    caller(channel)()
-    for _ in range(1200):
-        channel.unary_unary(UNARY_UNARY, lambda request: request)(b"x", timeout=WAIT_S)
-    assert len(channel.subchannels[0].multicallables) <= 512
-
-
 # State
 
 

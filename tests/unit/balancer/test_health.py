@@ -35,7 +35,8 @@ class Checked:
     def __init__(self, pool, timer):
         self.pool = pool
         self.prober = Prober()
-        pool.checker = HealthChecker(pool, self.prober, timer)
+        pool.run_soon, pool.probe = self.prober.run_soon, self.prober.probe
+        pool.checker = HealthChecker(pool, timer)
         pool.update([at(1), at(2)])
         pool.all_ready()
         self.one = pool.subchannel(1)

@@ -135,8 +135,8 @@ def test_a_closed_pool_does_not_change(pool):
     pool.update([at(1)])
     pool.all_ready()
     one = pool.subchannel(1)
-    assert pool.close_all() == (one,)
-    assert pool.close_all() == ()
+    assert pool.close_all() == [one.connection]
+    assert pool.close_all() == []
     pool.update([at(2)])
     pool.mark_unhealthy(one, "late")
     assert (pool.subchannels, pool.pick(*CALL), pool.whole_state()) == ((), None, SHUTDOWN)
