@@ -132,7 +132,7 @@ def resolve(target: Target, timeout: float) -> list[Address]:
         )
     raise Trouble(
         f"the name {target.host!r} is unknown ({getattr(found, 'strerror', found)})",
-        "check the spelling; in a cluster, the namespace and the service",
+        "check the spelling; in Kubernetes, the namespace and the service",
     )
 
 
