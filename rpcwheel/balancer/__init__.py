@@ -12,6 +12,7 @@ registry.
 `lb_policy.py`         The names of the pickers.
 `subchannels.py`       The subchannels of a channel and which of them gets a call; for both worlds.
 `health.py`            Health checks of unhealthy and stale subchannels; for both worlds.
+`base.py`              What the channels of both worlds have in common.
 `channel.py`           `BalancedChannel` for `grpc`.
 `aio_channel.py`       `BalancedChannel` for `grpc.aio`.
 `subscriptions.py`     Subscriptions to the state of a channel of `grpc`.

@@ -25,8 +25,7 @@ from rpcwheel.rpc import Kind
 from rpcwheel.transport.aio import CLOSED
 
 from .aio_channel import BalancedChannel
-from .arguments import checked_broadcast
-from .broadcast_failed import BroadcastFailed, distinct_names
+from .broadcast_failed import BroadcastFailed, checked_broadcast, distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,7 +135,7 @@ class _Broadcast(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  #
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        if self._pool is not None and (self._pool.closed or self._pool.closing):
+        if self._pool is not None and self._pool.closing:
             raise grpc.aio.UsageError(CLOSED)
         options = {
             "timeout": timeout,

@@ -54,7 +54,7 @@ from rpcwheel.transport.aio import (
 from rpcwheel.transport.arguments import refuse_both
 from rpcwheel.transport.state import MethodSpec
 
-from .arguments import protocol_for, subchannel_options
+from .base import BalancedChannelBase, protocol_for, subchannel_options
 from .health import PROBE, HealthChecker, error_text, is_answered
 from .subchannels import (
     EXPLAIN_AGAIN_S,
@@ -122,8 +122,6 @@ class _Pool(SubchannelPool[Subchannel]):
         self._poll_handle: asyncio.TimerHandle | None = None
         self._explaining: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
-        self.closing = False
-        """Whether `close` was called: no new calls begin, those that wait may still."""
         self._to_close: list[ReconnectingChannel] = []
         self.signal = Signal()
         """Given when the state of the whole may have changed."""
@@ -581,7 +579,7 @@ class _Method:
     def begin(self, request: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Begin a call."""
         pool = self.pool
-        if pool.closed or pool.closing:
+        if pool.closing:
             raise grpc.aio.UsageError(CLOSED)
         wait_for_ready = bool(options["wait_for_ready"])
         if wait_for_ready:
@@ -674,8 +672,11 @@ _MULTICALLABLES: Final[dict[Kind, type[_Method]]] = {
 # --- The channel ---
 
 
-class BalancedChannel(grpc.aio.Channel):
+class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
     """A channel whose calls are spread over the servers of a service, which may come and go."""
+
+    _title = "BalancedChannel of grpc.aio"
+    _pool: _Pool
 
     def __init__(
         self,
@@ -738,56 +739,6 @@ class BalancedChannel(grpc.aio.Channel):
         if instances is not None:
             self.update(instances)
 
-    # --- Instances ---
-
-    def update(self, instances: Iterable[ServiceInstance]) -> None:
-        """Set the servers; changes only what differs. Any thread; on a closed channel, nothing.
-
-        A change of weight, zone, status or metadata keeps a subchannel; one of host, port or
-        protocol makes another. One whose instance is gone gets no new calls; calls in flight have
-        `policy.drain_timeout` seconds. If all are gone, those that still answer are kept, with
-        `policy.self_preservation`.
-
-        Raises:
-            TypeError: One is no `ServiceInstance`; nothing has changed.
-        """
-        self._pool.update(tuple(instances))
-
-    def report_error(self, error: str, *, wait: bool = False) -> None:
-        """Report why the instances can't be known; nothing if they are. Any thread.
-
-        Args:
-            error: For the status of calls, which end with UNAVAILABLE now instead of waiting for
-                `update`.
-            wait: Whether they go on waiting, and the error is for those that have waited too long.
-        """
-        self._pool.report_error(error, wait=wait)
-
-    @property
-    def subchannels(self) -> tuple[Subchannel, ...]:
-        """In the order of their ids; without those whose instance is gone."""
-        return self._pool.subchannels
-
-    @property
-    def name(self) -> str:
-        """Of the service."""
-        return self._pool.name
-
-    @property
-    def target(self) -> str:
-        """The name of the service: for code that asks a channel for its target."""
-        return self._pool.name
-
-    @property
-    def calls(self) -> int:
-        """How many calls are in flight, also on subchannels whose instance is gone."""
-        return sum(one.calls for one in (*self._pool.subchannels, *self._pool.leaving))
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._pool.closed or self._pool.closing
-
     # --- A channel of grpc.aio. It takes whatever gRPC's takes: `_registered_method`, for one. ---
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
@@ -808,19 +759,6 @@ class BalancedChannel(grpc.aio.Channel):
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         return _MULTICALLABLES[kind](self, self._pool, method, *args, **options)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """The best state of any subchannel, as gRPC's round_robin has it; SHUTDOWN once closed.
-
-        CONNECTING until the instances are known; TRANSIENT_FAILURE if there are none.
-
-        Args:
-            try_to_connect: Whether to connect those that are IDLE, if none is READY.
-        """
-        state = self._pool.whole_state()
-        if try_to_connect and state is not READY:
-            self._pool.connect(self._pool.subchannels)
-        return state
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Wait until the state is another. It is read every few milliseconds."""
@@ -866,16 +804,6 @@ class BalancedChannel(grpc.aio.Channel):
             raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
         await self._pool.close(grace)
 
-    def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback()` once when the channel is closed, before its calls are ended.
-
-        On the loop; now if it is closed. If it raises, that is the event `CallbackFailed`.
-
-        Returns:
-            A function that removes the callback.
-        """
-        return self._pool.close_callbacks.add(callback)
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -886,16 +814,6 @@ class BalancedChannel(grpc.aio.Channel):
         exc_tb: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        subchannels = self.subchannels
-        unhealthy = sum(not one.healthy for one in subchannels)
-        state = (
-            "closed" if self.closed else f"{len(subchannels)} subchannels, {unhealthy} unhealthy"
-        )
-        return (
-            f"<BalancedChannel of grpc.aio {self.name!r}, {state}, calls in flight: {self.calls}>"
-        )
 
 
 def _checked_interceptors(interceptors: object) -> list[grpc.aio.ClientInterceptor] | None:

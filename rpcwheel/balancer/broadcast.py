@@ -12,8 +12,7 @@ from rpcwheel._grpc.connectivity import target_below
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.errors import ConfigurationError
 
-from .arguments import checked_broadcast
-from .broadcast_failed import BroadcastFailed, distinct_names
+from .broadcast_failed import BroadcastFailed, checked_broadcast, distinct_names
 from .channel import BalancedChannel
 
 if TYPE_CHECKING:

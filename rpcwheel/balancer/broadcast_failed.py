@@ -1,4 +1,4 @@
-"""The error of a broadcast, and how its servers are named. For both worlds."""
+"""What broadcasts of both worlds have in common: their error, and how servers are named."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from rpcwheel.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["BroadcastFailed", "distinct_names"]
+__all__ = ["BroadcastFailed", "checked_broadcast", "distinct_names"]
 
 
 class BroadcastFailed(grpc.RpcError):
@@ -71,3 +73,36 @@ def distinct_names(names: Iterable[str]) -> list[str]:
         counts[name] = number = counts.get(name, 0) + 1
         distinct.append(name if number == 1 else f"{name} #{number}")
     return distinct
+
+
+def checked_broadcast(
+    channel: Any, balanced: type[Any], plain: type[Any], names: tuple[str, str]
+) -> Any:
+    """Return what a `BroadcastChannel` is made of: a balanced channel, or a tuple of channels.
+
+    Args:
+        channel: What the user gave.
+        balanced: The `BalancedChannel` of this world.
+        plain: The channels of this world.
+        names: Of the modules of this world and of the other one, for errors.
+
+    Raises:
+        TypeError: It is neither.
+        ConfigurationError: There are no channels.
+    """
+    if isinstance(channel, balanced):
+        return channel
+    if isinstance(channel, (list, tuple)) and all(isinstance(one, plain) for one in channel):
+        if not channel:
+            raise ConfigurationError("channel must not be an empty list")
+        return tuple(channel)
+    here, other = names
+    hint = f"for channels of the other kind there is {other}.BroadcastChannel"
+    if isinstance(channel, plain):
+        hint = (
+            "interceptors hide the subchannels of a channel, so put them in front: "
+            "kit.intercept_channel(BroadcastChannel(channel))"
+        )
+    raise TypeError(
+        f"channel must be a {here}.BalancedChannel, or a list of channels, not {channel!r}; {hint}"
+    )

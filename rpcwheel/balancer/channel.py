@@ -35,7 +35,7 @@ from rpcwheel.rpc import TRIED, Kind
 from rpcwheel.transport.arguments import refuse_both
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
-from .arguments import protocol_for, subchannel_options
+from .base import BalancedChannelBase, protocol_for, subchannel_options
 from .health import PROBE, HealthChecker, error_text, is_answered
 from .subchannels import (
     EXPLAIN_AGAIN_S,
@@ -643,12 +643,15 @@ class _StreamStream(_Method, multicallable.StreamStream):
 # --- The channel ---
 
 
-class BalancedChannel(grpc.Channel):
+class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
     """A channel whose calls are spread over the servers of a service, which may come and go.
 
     Thread-safe. In a forked child make another one: as with any channel of gRPC, this one's
     connections and threads are the parent's.
     """
+
+    _title = "BalancedChannel"
+    _pool: _Pool
 
     def __init__(
         self,
@@ -706,56 +709,6 @@ class BalancedChannel(grpc.Channel):
         if instances is not None:
             self.update(instances)
 
-    # --- Instances ---
-
-    def update(self, instances: Iterable[ServiceInstance]) -> None:
-        """Set the servers; changes only what differs. Thread-safe; on a closed channel, nothing.
-
-        A change of weight, zone, status or metadata keeps a subchannel; one of host, port or
-        protocol makes another. One whose instance is gone gets no new calls; calls in flight have
-        `policy.drain_timeout` seconds. If all are gone, those that still answer are kept, with
-        `policy.self_preservation`.
-
-        Raises:
-            TypeError: One is no `ServiceInstance`; nothing has changed.
-        """
-        self._pool.update(tuple(instances))
-
-    def report_error(self, error: str, *, wait: bool = False) -> None:
-        """Report why the instances can't be known; nothing if they are.
-
-        Args:
-            error: For the status of calls, which end with UNAVAILABLE now instead of waiting for
-                `update`.
-            wait: Whether they go on waiting, and the error is for those that have waited too long.
-        """
-        self._pool.report_error(error, wait=wait)
-
-    @property
-    def subchannels(self) -> tuple[Subchannel, ...]:
-        """In the order of their ids; without those whose instance is gone."""
-        return self._pool.subchannels
-
-    @property
-    def name(self) -> str:
-        """Of the service."""
-        return self._pool.name
-
-    @property
-    def target(self) -> str:
-        """The name of the service: for code that asks a channel for its target."""
-        return self._pool.name
-
-    @property
-    def calls(self) -> int:
-        """How many calls are in flight, also on subchannels whose instance is gone."""
-        return sum(one.calls for one in (*self._pool.subchannels, *self._pool.leaving))
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._pool.closed
-
     # --- A channel of gRPC ---
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
@@ -780,19 +733,6 @@ class BalancedChannel(grpc.Channel):
         """Make a multicallable."""
         return _StreamStream(self._pool, method, *args, **options)
 
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """The best state of any subchannel, as gRPC's round_robin has it; SHUTDOWN once closed.
-
-        CONNECTING until the instances are known; TRANSIENT_FAILURE if there are none.
-
-        Args:
-            try_to_connect: Whether to connect those that are IDLE, if none is READY.
-        """
-        state = self._pool.whole_state()
-        if try_to_connect and state is not grpc.ChannelConnectivity.READY:
-            self._pool.connect(self._pool.subchannels)
-        return state
-
     def subscribe(
         self,
         callback: Callable[[grpc.ChannelConnectivity], None],
@@ -813,17 +753,6 @@ class BalancedChannel(grpc.Channel):
         """Call it no more. Unknown ones are no error."""
         self._subscriptions.remove(callback)
 
-    def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback()` once when the channel is closed, before its calls are ended.
-
-        On the thread that closes it; now if it is closed. If it raises, that is the event
-        `CallbackFailed`.
-
-        Returns:
-            A function that removes the callback.
-        """
-        return self._pool.close_callbacks.add(callback)
-
     def close(self) -> None:
         """End all calls, as any channel of gRPC, and close all connections. A second time, nothing.
 
@@ -832,14 +761,6 @@ class BalancedChannel(grpc.Channel):
         """
         self._subscriptions.close()
         self._pool.close()
-
-    def __repr__(self) -> str:
-        subchannels = self.subchannels
-        unhealthy = sum(not one.healthy for one in subchannels)
-        state = (
-            "closed" if self.closed else f"{len(subchannels)} subchannels, {unhealthy} unhealthy"
-        )
-        return f"<BalancedChannel {self.name!r}, {state}, calls in flight: {self.calls}>"
 
     def __enter__(self) -> Self:
         return self

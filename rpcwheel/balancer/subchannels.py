@@ -356,6 +356,8 @@ class SubchannelPool(Generic[S]):
         """Those that may get calls, in the order of their ids."""
         self.leaving: list[S] = []
         """Those that were removed and still have calls."""
+        self.closing = False
+        """Whether `close` was called: no new calls begin. In aio, those that wait still may."""
         self.closed = False
         self._known = False
         self._error = ""
@@ -674,7 +676,7 @@ class SubchannelPool(Generic[S]):
         with self.lock:
             if self.closed:
                 return []
-            self.closed = True
+            self.closing = self.closed = True
             gone = (*self.subchannels, *self.leaving)
             for one in gone:
                 one.removed = True

@@ -675,7 +675,9 @@ def test_if_all_instances_vanish_the_servers_that_answer_are_kept(
     assert isinstance(events[0], StaleInstancesKept)
     for _ in range(4):
         assert caller(channel)() == b"x"
+    killed = subchannel_of(channel, shops[0])
     shops[0].kill()
+    assert wait_until(lambda: killed.state is not READY)  # a call until then may fail
     assert wait_until(lambda: (caller(channel)(), len(channel.subchannels) == 1)[1])
     shops[1].kill()
     unknown = ("UNAVAILABLE", "no instance of test.Shop is known")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rpcwheel import BalancerPolicy, ConfigurationError, OutlierEjectionPolicy
-from rpcwheel.balancer.arguments import subchannel_options
+from rpcwheel.balancer.base import subchannel_options
 from rpcwheel.balancer.policy import Settings
 from rpcwheel.durations import NEVER
 
