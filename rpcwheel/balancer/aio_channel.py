@@ -38,7 +38,6 @@ from rpcwheel._grpc.aio_relay import (
     cancels_of_task,
 )
 from rpcwheel.call.config import copy_of
-from rpcwheel.durations import to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import CallbackFailed, emit
@@ -51,10 +50,9 @@ from rpcwheel.transport.aio import (
     ReconnectingChannel,
     TransportCall,
 )
-from rpcwheel.transport.arguments import refuse_both
 from rpcwheel.transport.state import MethodSpec
 
-from .base import BalancedChannelBase, protocol_for, subchannel_options
+from .base import BalancedChannelBase
 from .health import PROBE, HealthChecker, error_text, is_answered
 from .subchannels import (
     EXPLAIN_AGAIN_S,
@@ -110,6 +108,7 @@ class _Pool(SubchannelPool[Subchannel]):
     """The subchannels of one channel, their connections, and the calls that wait for one."""
 
     subchannel_class = Subchannel
+    channel_class = ReconnectingChannel
 
     def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
         super().__init__(*args, timer=timer, **settings)
@@ -222,14 +221,9 @@ class _Pool(SubchannelPool[Subchannel]):
                 refusal = self.timed_out(timeout, limit_s) if is_late else None
             if refusal is not None:
                 raise failed_with(refusal.code, refusal.details)
-            changed = self.signal.waiter()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await changed
-            except TimeoutError:
-                pass
-            finally:
-                self.signal.forget(changed)
+                    await self.signal.wait()
         return self.subchannels
 
     def changed(self) -> None:
@@ -306,10 +300,9 @@ class _Pool(SubchannelPool[Subchannel]):
         BACKGROUND.end_call(background)
 
     async def _probe(self, subchannel: Subchannel, done: Callable[[bool | None], object]) -> None:
-        timeout_s = to_seconds(self.settings.check_timeout_ns)
         try:
             call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
-            response = await call(PROBE.request, timeout=timeout_s, metadata=MARK)
+            response = await call(PROBE.request, timeout=self.check_timeout_s, metadata=MARK)
             answered = is_answered(response, "OK")
         except grpc.RpcError as error:
             code = error.code() if hasattr(error, "code") else None
@@ -719,19 +712,19 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
         """
-        refuse_both(
-            connect, credentials=credentials, compression=compression, interceptors=interceptors
-        )
-        given, checked = subchannel_options(options), _checked_interceptors(interceptors)
+        own = {
+            "credentials": credentials,
+            "compression": compression,
+            "interceptors": _checked_interceptors(interceptors),
+        }
         self._pool = _Pool(
             name,
             lb_policy,
             policy,
             timer=timer,
-            connect=partial(
-                _new_connection, credentials, compression, checked, connect, given, timer
-            ),
-            protocol=protocol_for(connect, credentials),
+            connect=connect,
+            options=options,
+            own=own,
             on_subchannel=on_subchannel,
             on_removed=on_removed,
         )
@@ -779,14 +772,11 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
         self._pool.enter()
         poll_s = FIRST_POLL_S
         while not happened():
-            changed = self._pool.signal.waiter()
             try:
                 async with asyncio.timeout(poll_s):
-                    await changed
+                    await self._pool.signal.wait()
             except TimeoutError:
                 poll_s = min(1.5 * poll_s, MAX_POLL_S)
-            finally:
-                self._pool.signal.forget(changed)
 
     # --- The end ---
 
@@ -825,26 +815,4 @@ def _checked_interceptors(interceptors: object) -> list[grpc.aio.ClientIntercept
             return checked
     raise TypeError(
         f"interceptors must be interceptors of grpc.aio for clients, not {interceptors!r}"
-    )
-
-
-def _new_connection(
-    credentials: grpc.ChannelCredentials | None,
-    compression: grpc.Compression | None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
-    connect: Callable[[ServiceInstance, Options], grpc.aio.Channel] | None,
-    options: Options,
-    timer: Timer | None,
-    instance: ServiceInstance,
-) -> ReconnectingChannel:
-    if connect is not None:
-        made = partial(connect, instance)
-        return ReconnectingChannel(instance.target, options=options, connect=made, timer=timer)
-    return ReconnectingChannel(
-        instance.target,
-        credentials,
-        options=options,
-        compression=compression,
-        interceptors=interceptors,
-        timer=timer,
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
-
-from rpcwheel.transport.arguments import checked_options
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 from .subchannels import READY, S
 
@@ -17,10 +15,7 @@ if TYPE_CHECKING:
 
     from .subchannels import SubchannelPool
 
-__all__ = ["BalancedChannelBase", "protocol_for", "subchannel_options"]
-
-MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
-"""gRPC's default lets a server that was away for long wait up to two minutes for its calls."""
+__all__ = ["BalancedChannelBase"]
 
 
 class BalancedChannelBase(Generic[S]):
@@ -108,21 +103,3 @@ class BalancedChannelBase(Generic[S]):
             "closed" if self.closed else f"{len(subchannels)} subchannels, {unhealthy} unhealthy"
         )
         return f"<{self._title} {self.name!r}, {state}, calls in flight: {self.calls}>"
-
-
-def subchannel_options(options: object) -> list[tuple[str, Any]]:
-    """The options of each subchannel's connection.
-
-    Raises:
-        TypeError: They are no pairs.
-    """
-    checked = checked_options(options)
-    given = {name for name, _ in checked}
-    return checked if MAX_RECONNECT_BACKOFF[0] in given else [*checked, MAX_RECONNECT_BACKOFF]
-
-
-def protocol_for(connect: object, credentials: grpc.ChannelCredentials | None) -> str | None:
-    """Which instances a channel may use; None: all, as the user's `connect` decides how."""
-    if connect is not None:
-        return None
-    return "grpc" if credentials is None else "grpcs"

@@ -27,15 +27,14 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.config import ClientState, copy_of
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.sync_call import CallAttempts, ClientCall, RetryingCall, RetryingStream
-from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind
-from rpcwheel.transport.arguments import refuse_both
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
-from .base import BalancedChannelBase, protocol_for, subchannel_options
+from .base import BalancedChannelBase
 from .health import PROBE, HealthChecker, error_text, is_answered
 from .subchannels import (
     EXPLAIN_AGAIN_S,
@@ -92,6 +91,7 @@ class _Pool(SubchannelPool[Subchannel]):
     """The subchannels of one channel, their connections, and the calls that wait for one."""
 
     subchannel_class = Subchannel
+    channel_class = ReconnectingChannel
 
     def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
         super().__init__(*args, timer=timer, **settings)
@@ -288,8 +288,7 @@ class _Pool(SubchannelPool[Subchannel]):
             return
         try:
             call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
-            timeout_s = to_seconds(self.settings.check_timeout_ns)
-            probe = call.future(PROBE.request, timeout_s, MARK)
+            probe = call.future(PROBE.request, self.check_timeout_s, MARK)
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
             BACKGROUND.end_call(background)
             if not subchannel.removed:
@@ -692,15 +691,14 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
         Raises:
             TypeError, ConfigurationError: An argument makes no sense.
         """
-        refuse_both(connect, credentials=credentials, compression=compression)
-        own = partial(_connect, credentials, compression) if connect is None else connect
         self._pool = _Pool(
             name,
             lb_policy,
             policy,
             timer=timer,
-            connect=partial(_new_connection, own, subchannel_options(options), timer),
-            protocol=protocol_for(connect, credentials),
+            connect=connect,
+            options=options,
+            own={"credentials": credentials, "compression": compression},
             on_subchannel=on_subchannel,
             on_removed=on_removed,
         )
@@ -772,27 +770,3 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
         exc_tb: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _new_connection(
-    connect: Callable[[ServiceInstance, Options], grpc.Channel],
-    options: Options,
-    timer: Timer | None,
-    instance: ServiceInstance,
-) -> ReconnectingChannel:
-    made = partial(connect, instance)
-    return ReconnectingChannel(instance.target, options=options, connect=made, timer=timer)
-
-
-def _connect(
-    credentials: grpc.ChannelCredentials | None,
-    compression: grpc.Compression | None,
-    instance: ServiceInstance,
-    options: Options,
-) -> grpc.Channel:
-    channel: grpc.Channel = (
-        grpc.insecure_channel(instance.target, options, compression)
-        if credentials is None
-        else grpc.secure_channel(instance.target, credentials, options, compression)
-    )
-    return channel

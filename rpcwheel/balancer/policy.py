@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 from tenacity import wait_random_exponential
 
-from rpcwheel.backoff import Backoff
-from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, or_short
 
-__all__ = ["BalancerPolicy", "OutlierEjectionPolicy", "Settings", "checked_policy"]
+__all__ = [
+    "DEFAULT_HEALTH_CHECK_BACKOFF",
+    "BalancerPolicy",
+    "OutlierEjectionPolicy",
+    "checked_policy",
+]
 
 DEFAULT_HEALTH_CHECK_BACKOFF: Final = wait_random_exponential(multiplier=0.5, max=10)
 """Full jitter, so that the clients of an unhealthy server do not probe it at the same time."""
@@ -98,63 +101,6 @@ class BalancerPolicy(Policy):
     """Whether an update that removes all instances keeps those that still answer (Eureka). Each of
     them is removed when it no longer answers a call or a health check. Instances that were DRAINING
     are not kept: a server that is withdrawn announces its end so."""
-
-
-class Ejection(NamedTuple):
-    """An `OutlierEjectionPolicy` in integers."""
-
-    consecutive: int | None
-    percentage: float | None
-    min_calls: int
-    interval_ns: int
-    base_ns: int
-    max_ns: int
-    max_percent: float
-
-
-class Settings(NamedTuple):
-    """A `BalancerPolicy` in integers."""
-
-    pick_timeout_ns: int
-    drain_ns: int
-    check_timeout_ns: int
-    check_backoff: Backoff
-    slow_start_ns: int
-    zone: str
-    subset_size: int | None
-    ejection: Ejection | None
-    self_preservation: bool
-
-    @classmethod
-    def of(cls, policy: BalancerPolicy) -> Settings:
-        """Convert a policy.
-
-        Raises:
-            TypeError, ConfigurationError: `health_check_backoff` is no wait.
-        """
-        backoff = policy.health_check_backoff
-        outlier = policy.outlier_ejection
-        return cls(
-            pick_timeout_ns=to_ns(policy.pick_timeout),
-            drain_ns=NEVER if policy.drain_timeout is None else to_ns(policy.drain_timeout),
-            check_timeout_ns=to_ns(policy.health_check_timeout),
-            check_backoff=Backoff(DEFAULT_HEALTH_CHECK_BACKOFF if backoff is None else backoff),
-            slow_start_ns=0 if policy.slow_start is None else to_ns(policy.slow_start),
-            zone=policy.zone,
-            subset_size=policy.subset_size,
-            ejection=None
-            if outlier is None
-            else Ejection(
-                outlier.consecutive_failures,
-                outlier.failure_percentage,
-                outlier.min_calls,
-                to_ns(outlier.interval),
-                to_ns(outlier.base_ejection_time),
-                to_ns(outlier.max_ejection_time),
-                outlier.max_ejection_percent,
-            ),
-            self_preservation=policy.self_preservation,
-        )
 
 
 def checked_policy(policy: object) -> BalancerPolicy:

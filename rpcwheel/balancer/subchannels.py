@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 import grpc
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
+from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
@@ -43,9 +44,10 @@ from rpcwheel.observe import (
     emit,
 )
 from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.transport.arguments import checked_options, refuse_both
 
 from .lb_policy import checked_lb_policy
-from .policy import Settings, checked_policy
+from .policy import DEFAULT_HEALTH_CHECK_BACKOFF, checked_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from .pickers import Pick, Picker
     from .policy import BalancerPolicy
 
-__all__ = ["Checks", "Refusal", "SubchannelBase", "SubchannelPool"]
+__all__ = ["Checks", "Refusal", "SubchannelBase", "SubchannelPool", "subchannel_options"]
 
 IDLE: Final = grpc.ChannelConnectivity.IDLE
 CONNECTING: Final = grpc.ChannelConnectivity.CONNECTING
@@ -109,6 +111,9 @@ that all of that fail."""
 
 MIN_CHECK_DELAY_NS: Final = 10_000_000
 """Between health checks of a subchannel, whatever the backoff is."""
+
+MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
+"""gRPC's default lets a server that was away for long wait up to two minutes for its calls."""
 
 MAX_REPICKS: Final = 3
 """Picks of one call whose subchannel turns out not to be READY."""
@@ -308,8 +313,25 @@ class SubchannelPool(Generic[S]):
     that wait.
     """
 
-    subchannel_class: ClassVar[type[Any]] = SubchannelBase
+    subchannel_class: ClassVar[type[Any]]
+    channel_class: ClassVar[type[Any]]
+    """The `ReconnectingChannel` of the world."""
     checker: Checks[S]
+
+    closing = False
+    """Whether `close` was called: no new calls begin. In aio, those that wait still may."""
+    closed = False
+    _known = False
+    _error = ""
+    _error_is_final = False
+    _mixed: Refusal | None = None
+    _pick: Pick[S] | None = None
+    _unsettled = True
+    """Whether states or weights must be looked at again at `_recheck_ns`."""
+    _recheck_ns = 0
+    _reweigh_ns = NEVER
+    _unready_ns: int | None = None
+    """Since when none is READY, on the monotonic clock."""
 
     def __init__(
         self,
@@ -318,8 +340,9 @@ class SubchannelPool(Generic[S]):
         policy: BalancerPolicy | None,
         *,
         timer: Timer | None,
-        connect: Callable[[ServiceInstance], Any],
-        protocol: str | None,
+        connect: Callable[[ServiceInstance, list[tuple[str, Any]]], Any] | None,
+        options: object,
+        own: dict[str, Any],
         on_subchannel: Callable[[S], object] | None,
         on_removed: Callable[[S], object] | None,
     ) -> None:
@@ -330,17 +353,27 @@ class SubchannelPool(Generic[S]):
             lb_policy: The load-balancing policy.
             policy: How subchannels are treated.
             timer: Its clock counts for slow start, ejection and health.
-            connect: Makes the `ReconnectingChannel` of an instance.
-            protocol: Only instances with this protocol are used, `"grpc"` or `"grpcs"`; None: all.
+            connect: As for the channel.
+            options: As for the channel.
+            own: The other arguments of each connection, which can't be together with `connect`.
             on_subchannel: As for the channel.
             on_removed: As for the channel.
         """
         self.name = _checked_name(name)
         self._picker = checked_lb_policy(lb_policy)
-        self.settings = Settings.of(checked_policy(policy))
+        self.policy = checked_policy(policy)
+        self._pick_timeout_s = to_seconds(to_ns(self.policy.pick_timeout))
+        self.check_timeout_s = to_seconds(to_ns(self.policy.health_check_timeout))
+        backoff = self.policy.health_check_backoff
+        self._check_backoff = Backoff(DEFAULT_HEALTH_CHECK_BACKOFF if backoff is None else backoff)
+        self._slow_start_ns = to_ns(self.policy.slow_start or 0)
         self.now_ns = clock_of(checked_timer(timer))
+        refuse_both(connect, **own)
         self._connect = connect
-        self._protocol = protocol
+        self._own = own | {"options": subchannel_options(options), "timer": timer}
+        self._protocol = "grpc" if own["credentials"] is None else "grpcs"
+        if connect is not None:
+            self._protocol = ""  # the user's `connect` decides how it connects
         self._on_subchannel = _checked_callback(on_subchannel, "on_subchannel")
         self._on_removed = _checked_callback(on_removed, "on_removed")
         self.close_callbacks = CloseCallbacks(name)
@@ -356,24 +389,10 @@ class SubchannelPool(Generic[S]):
         """Those that may get calls, in the order of their ids."""
         self.leaving: list[S] = []
         """Those that were removed and still have calls."""
-        self.closing = False
-        """Whether `close` was called: no new calls begin. In aio, those that wait still may."""
-        self.closed = False
-        self._known = False
-        self._error = ""
-        self._error_is_final = False
-        self._mixed: Refusal | None = None
         self._lost: dict[str, tuple[int, ServiceInstance]] = {}
         """Instances that left the registry without notice, and when."""
-        self._pick: Pick[S] | None = None
         self._chosen: tuple[list[S], list[int]] = ([], [])
         """What `_pick` was prepared with."""
-        self._unsettled = True
-        """Whether states or weights must be looked at again at `_recheck_ns`."""
-        self._recheck_ns = 0
-        self._reweigh_ns = NEVER
-        self._unready_ns: int | None = None
-        """Since when none is READY, on the monotonic clock."""
 
     # --- For the worlds; none is called under the lock, none may raise ---
 
@@ -461,16 +480,17 @@ class SubchannelPool(Generic[S]):
 
     def new_connection(self, instance: ServiceInstance) -> Any:
         """Make a `ReconnectingChannel`."""
-        return self._connect(instance)
+        connect = None if self._connect is None else partial(self._connect, instance)
+        return self.channel_class(instance.target, connect=connect, **self._own)
 
     def drain_now(self, subchannels: Iterable[S]) -> None:
         """Close the connections of removed subchannels when their calls have ended."""
-        drain_ns = self.settings.drain_ns
-        timeout = None if drain_ns == NEVER else to_seconds(drain_ns)
         for one in subchannels:
             if one.connection is not None:
                 one.connection.on_close(weak_callback(self.removed_closed, one))
-                one.connection.drain(timeout, reason=f"{one.id} was removed from {self.name}")
+                one.connection.drain(
+                    self.policy.drain_timeout, reason=f"{one.id} was removed from {self.name}"
+                )
             if self._on_removed is not None:
                 run_callback(self.name, self._on_removed, one)
 
@@ -530,7 +550,7 @@ class SubchannelPool(Generic[S]):
         with self.lock:
             if self.closed:
                 return _Change((), ())
-            if not given and self.settings.self_preservation:
+            if not given and self.policy.self_preservation:
                 kept = self._last_ones()
                 if kept:
                     return self._keep_stale(kept)
@@ -609,7 +629,7 @@ class SubchannelPool(Generic[S]):
         """
         self._mixed = None
         wanted = self._protocol
-        if wanted is None:
+        if not wanted:
             return list(given.values())
         usable = [one for one in given.values() if one.protocol == wanted]
         others = len(given) - len(usable)
@@ -633,7 +653,7 @@ class SubchannelPool(Generic[S]):
 
     def _subset(self, instances: list[ServiceInstance]) -> list[ServiceInstance]:
         """Those that get a subchannel, by rendezvous hashing: a change moves as few as possible."""
-        size, zone = self.settings.subset_size, self.settings.zone
+        size, zone = self.policy.subset_size, self.policy.zone
         if size is None or len(instances) <= size or self._picker.sees_all_states:
             self._hashes = {}
             return instances
@@ -751,7 +771,7 @@ class SubchannelPool(Generic[S]):
                 ready = [one for one in others if one.is_ready()]
                 if ready:
                     picked = ready[0]
-                elif waited_s < min(OTHER_TIMEOUT_S, to_seconds(self.settings.pick_timeout_ns)):
+                elif waited_s < min(OTHER_TIMEOUT_S, self._pick_timeout_s):
                     connecting = next((one for one in others if one.state is not FAILING), None)
             if connecting is None:
                 tried.append(picked)
@@ -762,7 +782,7 @@ class SubchannelPool(Generic[S]):
 
     def _others(self, picked: S, tried: list[object]) -> list[S]:
         """Those of the same level that were not tried, from the one that follows `picked`."""
-        zone, row = self.settings.zone, self.subchannels
+        zone, row = self.policy.zone, self.subchannels
         at = row.index(picked) if picked in row else 0
         level = picked.level(zone)
         return [
@@ -808,7 +828,7 @@ class SubchannelPool(Generic[S]):
         levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]] = {}
         for one in self.subchannels:
             state = one.state
-            levels.setdefault(one.level(self.settings.zone), []).append((one, state))
+            levels.setdefault(one.level(self.policy.zone), []).append((one, state))
         ready_level = min(
             (level for level, found in levels.items() if any(s is READY for _, s in found)),
             default=None,
@@ -878,7 +898,7 @@ class SubchannelPool(Generic[S]):
 
     def _weight(self, subchannel: S) -> int:
         """Its weight now, 1 at least (Dubbo `AbstractLoadBalance`)."""
-        weight, slow_start_ns = subchannel.instance.weight, self.settings.slow_start_ns
+        weight, slow_start_ns = subchannel.instance.weight, self._slow_start_ns
         if slow_start_ns:
             uptime_ns = self.now_ns() - subchannel.started_ns
             if uptime_ns < slow_start_ns:
@@ -887,7 +907,7 @@ class SubchannelPool(Generic[S]):
 
     def _next_weights_ns(self) -> int:
         """When weights have grown by a step, on the timer's clock; `NEVER`: none grows."""
-        slow_start_ns = self.settings.slow_start_ns
+        slow_start_ns = self._slow_start_ns
         if not slow_start_ns:
             return NEVER
         now_ns = self.now_ns()
@@ -930,8 +950,7 @@ class SubchannelPool(Generic[S]):
         """How many seconds a call may wait for a subchannel; None: without limit."""
         if wait_for_ready:
             return timeout
-        limit_s = to_seconds(self.settings.pick_timeout_ns)
-        return limit_s if timeout is None else min(timeout, limit_s)
+        return self._pick_timeout_s if timeout is None else min(timeout, self._pick_timeout_s)
 
     def timed_out(self, timeout: float | None, limit: float | None) -> Refusal:
         """The end of a call that has waited for too long.
@@ -969,13 +988,13 @@ class SubchannelPool(Generic[S]):
 
     def _outlier_failures(self, subchannel: S) -> str:
         """Count a failure. If the subchannel is to be ejected, returns which calls failed."""
-        ejection = self.settings.ejection
+        ejection = self.policy.outlier_ejection
         if ejection is None or subchannel.removed:
             return ""
         with self.lock:
             now_ns = self.now_ns()
             subchannel.failures += 1
-            if now_ns - subchannel.window_ns >= ejection.interval_ns:
+            if now_ns - subchannel.window_ns >= to_ns(ejection.interval):
                 subchannel.window_ns = now_ns
                 subchannel.window_failures = 0
                 subchannel.window_successes = subchannel.successes
@@ -983,12 +1002,13 @@ class SubchannelPool(Generic[S]):
             succeeded = subchannel.successes - subchannel.window_successes
             calls = subchannel.window_failures + succeeded
             by_count = (
-                ejection.consecutive is not None and subchannel.failures >= ejection.consecutive
+                ejection.consecutive_failures is not None
+                and subchannel.failures >= ejection.consecutive_failures
             )
             by_share = (
-                ejection.percentage is not None
+                ejection.failure_percentage is not None
                 and calls >= ejection.min_calls
-                and subchannel.window_failures * 100 >= ejection.percentage * calls
+                and subchannel.window_failures * 100 >= ejection.failure_percentage * calls
             )
             if by_count:
                 return f"{subchannel.failures}"
@@ -1015,15 +1035,18 @@ class SubchannelPool(Generic[S]):
 
     def _eject(self, subchannel: S, now_ns: int) -> int | None:
         """Returns for how long; None if as many as may be are ejected. Under the lock."""
-        ejection = self.settings.ejection
+        ejection = self.policy.outlier_ejection
         ejected = sum(one.ejected for one in self.subchannels) + 1
-        if ejection is None or ejected * 100 > ejection.max_percent * len(self.subchannels):
+        if ejection is None or ejected * 100 > ejection.max_ejection_percent * len(
+            self.subchannels
+        ):
             return None
-        if now_ns - subchannel.taken_back_ns >= ejection.max_ns:
+        max_ns = to_ns(ejection.max_ejection_time)
+        if now_ns - subchannel.taken_back_ns >= max_ns:
             subchannel.ejections = 0
         subchannel.ejections += 1
         subchannel.ejected = True
-        return min(ejection.max_ns, ejection.base_ns * subchannel.ejections)
+        return min(max_ns, to_ns(ejection.base_ejection_time) * subchannel.ejections)
 
     def mark_healthy(self, subchannel: S) -> None:
         """Let it get calls again; nothing if it is healthy."""
@@ -1049,7 +1072,7 @@ class SubchannelPool(Generic[S]):
             Exception: What a wait object of the user's raised.
         """
         attempt = min(subchannel.checks + 1, MAX_BACKOFF_ATTEMPTS)
-        delay_ns = self.settings.check_backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
+        delay_ns = self._check_backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
         return NEVER if delay_ns is None else max(delay_ns, MIN_CHECK_DELAY_NS)
 
     def whole_state(self) -> grpc.ChannelConnectivity:
@@ -1064,6 +1087,17 @@ class SubchannelPool(Generic[S]):
 
 def _raise(error: Exception, *_: object) -> Any:
     raise error
+
+
+def subchannel_options(options: object) -> list[tuple[str, Any]]:
+    """The options of each subchannel's connection.
+
+    Raises:
+        TypeError: They are no pairs.
+    """
+    checked = checked_options(options)
+    given = {name for name, _ in checked}
+    return checked if MAX_RECONNECT_BACKOFF[0] in given else [*checked, MAX_RECONNECT_BACKOFF]
 
 
 def _checked_callback(callback: Any, name: str) -> Any:

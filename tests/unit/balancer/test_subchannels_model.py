@@ -87,7 +87,7 @@ class Pool(RuleBasedStateMachine):
         }
         kept = {name: one for name, one in self.published.items() if one.status != "DRAINING"}
         last = {name: one for name, (_, one) in lost.items()} | kept
-        if not published and last and self.pool.settings.self_preservation:
+        if not published and last and self.pool.policy.self_preservation:
             assert all(one.stale for one in after.values())
             published, self.lost = last, {}
         else:
@@ -177,7 +177,7 @@ class Pool(RuleBasedStateMachine):
             return 3
         if not instance.weight:
             return 2
-        zone = self.pool.settings.zone
+        zone = self.pool.policy.zone
         return int(bool(zone) and instance.zone != zone)
 
     @invariant()
