@@ -433,7 +433,7 @@ class _BalancedCall(TransportCall):
             self.cancel()
             return
         try:
-            begun = pool.has_candidates and context.run(self._look, request, options, tried)
+            begun = context.run(self._look, request, options, tried)
         except BaseException as error:  # noqa: BLE001 - a key function's, or an interceptor's
             self._end_waiting(failed_call(self.kind, error))
             return
@@ -450,16 +450,18 @@ class _BalancedCall(TransportCall):
     def _look(
         self, request: tuple[Any, ...], options: dict[str, Any], tried: list[object] | None
     ) -> bool:
+        method, metadata = self._method, options["metadata"]
+        message = None if self.kind.streams_requests else request[0]
         while True:
             waited_s = time.monotonic() - self._began_s
-            subchannel = self._method.pick(request, options["metadata"], tried, waited_s)
+            subchannel = method.pool.pick_other(tried, method.name, message, metadata, waited_s)
             if subchannel is None:
                 return False
             left_s = self.time_remaining()
-            begun = self._method.start(subchannel, request, options | {"timeout": left_s})
+            begun = method.start(subchannel, request, options | {"timeout": left_s})
             if begun is not None:
                 self._waiting = None
-                self._method.pool.release(self)
+                method.pool.release(self)
                 self._subchannel, self._reconnecting, self._transport, call = begun
                 self.run(call, counted=True)
                 return True
@@ -556,19 +558,6 @@ class _Method:
         made = self._made[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
         return made
 
-    def pick(
-        self,
-        request: tuple[Any, ...],
-        metadata: Any,
-        tried: list[object] | None,
-        waited_s: float = 0.0,
-    ) -> Subchannel | None:
-        """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
-        message = None if self.kind.streams_requests else request[0]
-        if tried is None:
-            return self.pool.pick(self.name, message, metadata)
-        return self.pool.pick_other(tried, self.name, message, metadata, waited_s)
-
     def begin(self, request: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Begin a call."""
         pool = self.pool
@@ -583,7 +572,7 @@ class _Method:
             if tried is None:
                 subchannel = pool.pick(self.name, message, metadata)
             else:
-                subchannel = pool.pick_other(tried, self.name, message, metadata, 0.0)
+                subchannel = pool.pick_other(tried, self.name, message, metadata)
             if subchannel is None:
                 call = self.call_class(self, None)
                 call.wait_for(request, options, wait_for_ready=wait_for_ready)

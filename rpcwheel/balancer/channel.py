@@ -498,8 +498,6 @@ class _Method:
     ) -> Subchannel | None:
         """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
         seen = None if self.kind.streams_requests else request
-        if tried is None:
-            return self.pool.pick(self.name, seen, metadata)
         return self.pool.pick_other(tried, self.name, seen, metadata, waited_s)
 
     def _wait(

@@ -728,42 +728,42 @@ class SubchannelPool(Generic[S]):
         """Pick after the states were read."""
         for _ in range(MAX_REPICKS):
             self.refresh()
-            pick = self._pick
-            chosen = None if pick is None else pick(method, request, metadata)
-            if chosen is None:
-                return None
-            if chosen.is_ready():
+            chosen = self.pick_again(method, request, metadata)
+            if chosen is not None or self._pick is None or self._picker.sees_all_states:
                 return chosen
-            if self._picker.sees_all_states:
-                self.connect((chosen,))
-                return None
         return None
 
     def pick_again(self, method: str, request: Any, metadata: Any) -> S | None:
-        """As `pick`, for a call that waits: the states are read for all that wait."""
-        return None if self._pick is None else self.pick(method, request, metadata)
-
-    @property
-    def has_candidates(self) -> bool:
-        """Whether the last reading of the states found subchannels to pick from."""
-        return self._pick is not None
+        """As `pick`, for a call that waits: the states were just read, for all that wait."""
+        pick = self._pick
+        chosen = None if pick is None else pick(method, request, metadata)
+        if chosen is None or chosen.is_ready():
+            return chosen
+        if self._picker.sees_all_states:
+            self.connect((chosen,))
+        return None
 
     def pick_other(
-        self, tried: list[object], method: str, request: Any, metadata: Any, waited_s: float
+        self,
+        tried: list[object] | None,
+        method: str,
+        request: Any,
+        metadata: Any,
+        waited_s: float = 0.0,
     ) -> S | None:
         """Pick a subchannel that the call was not sent to, if there is one, and add it to `tried`.
 
         Args:
-            tried: The subchannels that the attempts of the call were sent to.
+            tried: The subchannels that the attempts of the call were sent to; None: any will do.
             method: As `pick`.
             request: As `pick`.
             metadata: As `pick`.
             waited_s: For how long the attempt has waited. For `OTHER_TIMEOUT_S` it waits while
                 there is one that is connecting. Then it goes to one that was tried.
         """
-        picked = self.pick(method, request, metadata)
-        if picked is None:
-            return None
+        picked = (self.pick_again if waited_s else self.pick)(method, request, metadata)
+        if picked is None or tried is None:
+            return picked
         connecting = None
         with self.lock:  # for attempts that begin at the same time
             if picked in tried:

@@ -17,7 +17,7 @@ from fixtures.subchannel_pools import (
     FakeConnection,
     at,
 )
-from rpcwheel.balancer import Picker, RingHash, subchannels
+from rpcwheel.balancer import Picker, RingHash, RoundRobin, subchannels
 from rpcwheel.balancer.policy import OutlierEjectionPolicy
 from rpcwheel.observe import StaleInstancesKept, SubchannelHealthy, SubchannelUnhealthy
 
@@ -382,6 +382,21 @@ def test_the_other_subchannel_is_the_one_that_follows(make_pool):
 
 
 # Ring hash sees all states
+
+
+@pytest.mark.parametrize("picker", [RoundRobin(), RingHash("x-user")])
+def test_calls_that_wait_do_not_read_the_states_of_all_subchannels(make_pool, picker, monkeypatch):
+    pool = make_pool(picker)
+    pool.update([at(port) for port in range(1, 33)])
+    assert pool.pick(*CALL) is None
+    reads = []
+    monkeypatch.setattr(FakeConnection, "get_state", lambda one: reads.append(one) or one.state)
+    assert [pool.pick_again(*CALL) for _ in range(10)] == [None] * 10
+    assert len(reads) <= 10  # that of the one picked, at most
+    pool.all_ready()
+    reads.clear()
+    assert pool.pick_again(*CALL) in pool.subchannels
+    assert len(reads) <= 1
 
 
 def test_a_ring_connects_the_owner_only_and_waits_for_it(make_pool):
