@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import grpc
 
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.observe import CallbackFailed, emit
@@ -56,19 +57,24 @@ class HealthChecker(Generic[S]):
         self._timeouts: dict[S, Timeout] = {}  # under the pool's lock
 
     def check_later(self, subchannel: S, delay_ns: int | None = None) -> None:
-        """Check it after a delay (None: that of the backoff), in place of an earlier check."""
+        """Check it after a delay, in place of an earlier check.
+
+        Args:
+            subchannel: An unhealthy or stale one.
+            delay_ns: None: that of the backoff; of a stale one, `STALE_INTERVAL_NS`.
+        """
         pool = self._pool
         if pool.closed:
             return
         generation = subchannel.generation
         if delay_ns is None:
-            delay_ns = self._backoff_ns(subchannel)
-        due = partial(_due, weakref.ref(self), weakref.ref(subchannel), generation)
+            delay_ns = STALE_INTERVAL_NS if subchannel.stale else self._backoff_ns(subchannel)
         if delay_ns == 0:
-            pool.run_soon(partial(due, None))
+            pool.run_soon(partial(self._check, subchannel, generation))
             return
         if delay_ns == NEVER:
             return
+        due = weak_callback(self._due, weakref.ref(subchannel), generation)
         timeout: Timeout | None = None
         try:
             timer = shared_timer() if self._timer is None else self._timer
@@ -91,9 +97,11 @@ class HealthChecker(Generic[S]):
             emit(CallbackFailed(self._pool.name, "health_check_backoff", error))
             return FALLBACK_DELAY_NS
 
-    def due(self, subchannel: S, generation: int) -> None:
-        """Run a check whose time has come. On the timer's thread."""
-        self._pool.run_soon(partial(self._check, subchannel, generation))
+    def _due(self, subchannel: weakref.ref[S], generation: int, _: Timeout) -> None:
+        """On the timer's thread."""
+        alive = subchannel()
+        if alive is not None:
+            self._pool.run_soon(partial(self._check, alive, generation))
 
     def forget(self, subchannel: S) -> None:
         """Cancel the check of a subchannel that is healthy again, or removed."""
@@ -126,7 +134,7 @@ class HealthChecker(Generic[S]):
         else:
             if not subchannel.healthy:
                 pool.connect((subchannel,))
-            self.check_later(subchannel, STALE_INTERVAL_NS if subchannel.stale else None)
+            self.check_later(subchannel)
 
     def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
         subchannel.checking = False
@@ -144,20 +152,10 @@ class HealthChecker(Generic[S]):
             self.check_later(subchannel)
 
     def _answered(self, subchannel: S) -> None:
-        self._pool.mark_healthy(subchannel)
-        if subchannel.stale:
-            self.check_later(subchannel, STALE_INTERVAL_NS)
-
-
-def _due(
-    checker: weakref.ref[HealthChecker[S]],
-    subchannel: weakref.ref[S],
-    generation: int,
-    _: Timeout | None,
-) -> None:
-    alive, of = checker(), subchannel()
-    if alive is not None and of is not None:
-        alive.due(of, generation)
+        if not subchannel.healthy:
+            self._pool.mark_healthy(subchannel)
+        elif subchannel.stale:
+            self.check_later(subchannel)
 
 
 def is_answered(response: bytes | None, code: str) -> bool:

@@ -286,7 +286,7 @@ class Checks(Protocol[S_contra]):
     """The health checks of a pool."""
 
     def check_later(self, subchannel: S_contra, delay_ns: int | None = None) -> None:
-        """Check an unhealthy or stale subchannel after a delay, None: after that of the backoff."""
+        """Check an unhealthy or stale subchannel after a delay, None: after the usual one."""
 
     def forget(self, subchannel: S_contra) -> None:
         """Check it no more."""
@@ -1056,6 +1056,8 @@ class SubchannelPool(Generic[S]):
             after_ns = subchannel.set_healthy(self.now_ns())
             self._choose_anew()
         self.checker.forget(subchannel)
+        if subchannel.stale:
+            self.checker.check_later(subchannel)
         emit(SubchannelHealthy(self.name, subchannel.id, to_seconds(after_ns)))
         self.changed()
 

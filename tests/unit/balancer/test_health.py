@@ -118,6 +118,16 @@ def test_a_stale_subchannel_is_checked_every_five_seconds_until_it_does_not_answ
     assert timer.pending == 1
 
 
+def test_a_stale_subchannel_is_still_checked_after_the_user_marked_it_healthy(checked, timer):
+    checked.prober.answers = [True, True]  # of both
+    checked.pool.update([])
+    checked.mark_unhealthy()
+    checked.pool.mark_healthy(checked.one)
+    checked.prober.answers = [False, False]
+    timer.advance(5.1)
+    assert checked.pool.subchannels == ()
+
+
 def test_a_stale_subchannel_that_can_not_be_reached_is_removed_without_a_probe(checked, timer):
     checked.one.connection.state = FAILING
     checked.pool.update([])
