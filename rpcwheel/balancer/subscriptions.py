@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.errors import TimerError
 from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.timer import shared_timer
@@ -58,7 +58,8 @@ class Subscriptions:
         self._lock = threading.RLock()
         self._all: list[_Subscription] = []
         self._timeout: Timeout | None = None
-        self._looking = self._again = self._closed = False
+        self._closed = False
+        self._worker = SerialExecutor(limit=1)  # what waits there is the same for all
 
     def add(self, callback: Callback, *, try_to_connect: bool) -> None:
         """Call `callback(state)` now, and at each change."""
@@ -91,23 +92,12 @@ class Subscriptions:
 
     def look_soon(self) -> None:
         """Read the state soon, because something may have changed."""
-        with self._lock:
-            if not self._all:
-                return
-            self._again = self._looking
-            starts, self._looking = not self._looking, True
-        if starts:
-            EXECUTOR.submit(self, self._look)
+        if self._all:
+            self._worker.submit(self._look)
 
     def _look(self) -> None:
         """On a worker, one at a time."""
-        while True:
-            self._report()
-            with self._lock:
-                if not self._again:
-                    self._looking = False
-                    break
-                self._again = False
+        self._report()
         self._look_later()
 
     def _report(self) -> None:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.errors import RegistryRefused
 from rpcwheel.timer.clock import checked_timer
 
+from .alarm import Alarm
 from .policy import RegistryPolicy
 from .provider import Settings
 from .providers import open_provider
@@ -23,12 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from rpcwheel.balancer.policy import BalancerPolicy
+    from rpcwheel.errors import RegistryError, TimerError
+    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from .provider import Provider
     from .url import RegistryUrl
 
-__all__ = ["Resolution", "Shared", "check_policy", "provider_of", "resolution_of"]
+__all__ = ["Resolution", "ResolverBase", "Shared", "check_policy", "provider_of", "resolution_of"]
 
 R = TypeVar("R")
 
@@ -163,3 +169,62 @@ def resolution_of(
     resolution = Resolution(named, registry, registry_policy, timer, to_ns(policy.pick_timeout))
     settings |= {"timer": timer, "policy": policy if zone is None else policy.changed(zone=zone)}
     return resolution, {name: one for name, one in settings.items() if one is not None}
+
+
+class ResolverBase:
+    """Updates one channel, which it holds weakly, with the instances of a service."""
+
+    sessions: ClassVar[Shared[Any]]
+    """Of this process, for channels."""
+    registry_class: ClassVar[Callable[..., Any]]
+
+    def __init__(self, channel: Any, resolution: Resolution) -> None:
+        """Open the registry of the target if none is given. Does nothing else.
+
+        Raises:
+            ConfigurationError, ExtraMissing: The registry can't be opened.
+        """
+        self._channel = weakref.ref(channel)
+        self._target, registry, policy, timer, self._wait_ns = resolution
+        self._key = self._target.registry_key, policy, id(timer)
+        if self._target.url is not None:
+            make = partial(self._open, self._target.url, policy, timer)
+            registry = self.sessions.acquire(self._key, make)
+        self._registry: Any = registry
+        self._lock = threading.RLock()
+        self._alarm = Alarm(timer, self._wait_is_over, _ignore)
+        self._subscription: Any = None
+        self._closed = False
+
+    def _open(self, url: RegistryUrl, policy: RegistryPolicy | None, timer: Timer | None) -> Any:
+        provider, policy = provider_of(url, policy, timer)
+        return self.registry_class(provider, policy=policy, timer=timer)
+
+    def _update(self, snapshot: Snapshot) -> None:
+        channel = self._channel()
+        if channel is not None:
+            channel.update(self._target.select(snapshot))
+
+    def _report(self, error: RegistryError, *, wait: bool) -> None:
+        """Report to calls why there are no instances.
+
+        Args:
+            error: Of the lookup.
+            wait: Whether calls wait, and the registry is asked again, if it is unavailable.
+        """
+        channel = self._channel()
+        if channel is None:
+            return
+        wait = wait and not isinstance(error, RegistryRefused)
+        channel.report_error(str(error), wait=wait)
+        with self._lock:
+            if wait and not self._closed:
+                self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
+
+    def _wait_is_over(self) -> None:
+        """Look the service up again. Runs on the timer's thread."""
+        raise NotImplementedError
+
+
+def _ignore(_: TimerError) -> None:
+    """Without a timer, waiting calls get the reason only when their own wait is over."""

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.balancer.aio_channel import BalancedChannel
-from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.errors import RegistryError
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.aio import ReconnectingChannel
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 
-from ._shared import Shared, provider_of, resolution_of
+from ._shared import ResolverBase, Shared, resolution_of
 from .aio_face import FailbackRegistry, Registry
-from .alarm import Alarm
 from .target import names_service
 
 if TYPE_CHECKING:
@@ -31,14 +30,10 @@ if TYPE_CHECKING:
     from rpcwheel.balancer.aio_channel import Subchannel
     from rpcwheel.balancer.pickers import Picker
     from rpcwheel.balancer.policy import BalancerPolicy
-    from rpcwheel.errors import TimerError
-    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from ._shared import Resolution
-    from .aio_face import Subscription
     from .policy import RegistryPolicy
-    from .url import RegistryUrl
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
 
@@ -195,27 +190,16 @@ class ResolvedChannel(BalancedChannel):
                 await self._resolver.close()
 
 
-class Resolver:
-    """Updates one channel, which it holds weakly, with the instances of a service."""
+class Resolver(ResolverBase):
+    """Updates one channel, which it holds weakly, with the instances of a service. On its loop."""
+
+    sessions = SESSIONS
+    registry_class = FailbackRegistry
 
     def __init__(self, channel: ResolvedChannel, resolution: Resolution) -> None:
-        """Open the registry of the target if none is given. Does nothing else before `start`.
-
-        Raises:
-            ConfigurationError, ExtraMissing: The registry can't be opened.
-        """
-        self._channel = weakref.ref(channel)
-        target, registry, policy, timer, self._wait_ns = resolution
-        self._target = target
-        self._key = target.registry_key, policy, id(timer)
-        if target.url is not None:
-            registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))
-        self._registry: Any = registry
+        super().__init__(channel, resolution)
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(timer, self._ring, _ignore)
-        self._subscription: Subscription | None = None
         self._lookup: asyncio.Task[None] | None = None
-        self._closed = False
 
     def start(self) -> None:
         """Subscribe.
@@ -242,11 +226,6 @@ class Resolver:
         if self._target.url is not None and SESSIONS.release(self._key, self._registry):
             await self._registry.close()
 
-    def _update(self, snapshot: Snapshot) -> None:
-        channel = self._channel()
-        if channel is not None:
-            channel.update(self._target.select(snapshot))
-
     def _begin_lookup(self, *, wait: bool) -> None:
         if not self._closed:
             self._lookup = self._loop.create_task(self._look_up(wait=wait))
@@ -260,29 +239,14 @@ class Resolver:
         try:
             await self._registry.lookup(self._target.service)
         except RegistryError as error:
-            channel = self._channel()
-            wait = wait and channel is not None and not isinstance(error, RegistryRefused)
-            if channel is not None:
-                channel.report_error(str(error), wait=wait)
-            if wait and not self._closed:
-                self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
-
-    def _ring(self) -> None:
-        """Runs on the timer's thread."""
-        call_on_loop(self._loop, self._wait_is_over)
+            self._report(error, wait=wait)
 
     def _wait_is_over(self) -> None:
+        call_on_loop(self._loop, self._look_up_again)
+
+    def _look_up_again(self) -> None:
         self._alarm.rang()
         self._begin_lookup(wait=False)
-
-
-def _open(url: RegistryUrl, policy: RegistryPolicy | None, timer: Timer | None) -> FailbackRegistry:
-    provider, policy = provider_of(url, policy, timer)
-    return FailbackRegistry(provider, policy=policy, timer=timer)
-
-
-def _ignore(_: TimerError) -> None:
-    """Without a timer, waiting calls get the reason only when their own wait is over."""
 
 
 def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:

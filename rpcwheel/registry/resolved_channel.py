@@ -10,20 +10,18 @@ registry by itself.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.balancer.channel import BalancedChannel
-from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.errors import RegistryError
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 from rpcwheel.transport.sync import ReconnectingChannel
 
-from ._shared import Shared, provider_of, resolution_of
-from .alarm import Alarm
+from ._shared import ResolverBase, Shared, resolution_of
 from .face import FailbackRegistry, Registry
 from .target import names_service
 
@@ -35,14 +33,9 @@ if TYPE_CHECKING:
     from rpcwheel.balancer.channel import Subchannel
     from rpcwheel.balancer.pickers import Picker
     from rpcwheel.balancer.policy import BalancerPolicy
-    from rpcwheel.errors import TimerError
-    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
-    from ._shared import Resolution
-    from .face import Subscription
     from .policy import RegistryPolicy
-    from .url import RegistryUrl
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
 
@@ -220,26 +213,11 @@ class ResolvedChannel(BalancedChannel):
                 self._resolver.close()
 
 
-class Resolver:
+class Resolver(ResolverBase):
     """Updates one channel, which it holds weakly, with the instances of a service. Thread-safe."""
 
-    def __init__(self, channel: ResolvedChannel, resolution: Resolution) -> None:
-        """Open the registry of the target if none is given. Does nothing else before `start`.
-
-        Raises:
-            ConfigurationError, ExtraMissing: The registry can't be opened.
-        """
-        self._channel = weakref.ref(channel)
-        target, registry, policy, timer, self._wait_ns = resolution
-        self._target = target
-        self._key = target.registry_key, policy, id(timer)
-        if target.url is not None:
-            registry = SESSIONS.acquire(self._key, partial(_open, target.url, policy, timer))
-        self._registry: Any = registry
-        self._lock = threading.RLock()
-        self._alarm = Alarm(timer, self._wait_is_over, _ignore)
-        self._subscription: Subscription | None = None
-        self._closed = False
+    sessions = SESSIONS
+    registry_class = FailbackRegistry
 
     def start(self) -> None:
         """Subscribe.
@@ -262,12 +240,6 @@ class Resolver:
         if self._target.url is not None and SESSIONS.release(self._key, self._registry):
             self._registry.close()
 
-    def _update(self, snapshot: Snapshot) -> None:
-        """Runs on a worker."""
-        channel = self._channel()
-        if channel is not None:
-            channel.update(self._target.select(snapshot))
-
     def _look_up(self, *, wait: bool = True) -> None:
         """Find out whether the registry answers, and report to calls why not. Runs on a worker.
 
@@ -279,25 +251,9 @@ class Resolver:
         try:
             self._registry.lookup(self._target.service)
         except RegistryError as error:
-            channel = self._channel()
-            wait = wait and channel is not None and not isinstance(error, RegistryRefused)
-            if channel is not None:
-                channel.report_error(str(error), wait=wait)
-            with self._lock:
-                if wait and not self._closed:
-                    self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
+            self._report(error, wait=wait)
 
     def _wait_is_over(self) -> None:
-        """Runs on the timer's thread."""
         with self._lock:
             self._alarm.rang()
         EXECUTOR.submit(self, partial(self._look_up, wait=False))
-
-
-def _open(url: RegistryUrl, policy: RegistryPolicy | None, timer: Timer | None) -> FailbackRegistry:
-    provider, policy = provider_of(url, policy, timer)
-    return FailbackRegistry(provider, policy=policy, timer=timer)
-
-
-def _ignore(_: TimerError) -> None:
-    """Without a timer, waiting calls get the reason only when their own wait is over."""
