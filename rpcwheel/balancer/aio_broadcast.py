@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
@@ -25,7 +25,7 @@ from rpcwheel.rpc import Kind
 from rpcwheel.transport.aio import CLOSED
 
 from .aio_channel import BalancedChannel
-from .broadcast_failed import BroadcastFailed, checked_broadcast, distinct_names
+from .broadcast_failed import BroadcastFailed, UnaryOnly, checked_broadcast, distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ __all__ = ["BroadcastChannel"]
 KIND: Final = Kind.UNARY_UNARY
 
 
-class BroadcastChannel(grpc.aio.Channel):
+class BroadcastChannel(UnaryOnly, grpc.aio.Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.
 
     Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
@@ -74,12 +74,6 @@ class BroadcastChannel(grpc.aio.Channel):
         methods = [one.unary_unary(method, *args, **options) for one in self._channel]
         names = distinct_names(str(getattr(one, "target", "channel")) for one in self._channel)
         return _Broadcast(method, partial(_begin_on_channels, names, methods))
-
-    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
-        """Make a multicallable that refuses to be called: only unary calls are broadcast."""
-        return partial(_refuse, f"{method} streams; a BroadcastChannel is for unary calls")
-
-    unary_stream = stream_unary = stream_stream = _refuse
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """The state of the `BalancedChannel`.
@@ -238,7 +232,3 @@ async def _outcome_of(call: Any) -> tuple[Any, grpc.RpcError | None]:
         return None, failed_with(CANCELLED, CANCELLED_HERE)  # its channel was closed
     except Exception as error:  # noqa: BLE001 - of an interceptor, too
         return None, status_of(error)
-
-
-def _refuse(text: str, *_: Any, **__: Any) -> NoReturn:
-    raise ConfigurationError(text)

@@ -12,7 +12,7 @@ from rpcwheel._grpc.connectivity import target_below
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.errors import ConfigurationError
 
-from .broadcast_failed import BroadcastFailed, checked_broadcast, distinct_names
+from .broadcast_failed import BroadcastFailed, UnaryOnly, checked_broadcast, distinct_names
 from .channel import BalancedChannel
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BroadcastChannel"]
 
 
-class BroadcastChannel(grpc.Channel):
+class BroadcastChannel(UnaryOnly, grpc.Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.
 
     Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
@@ -60,12 +60,6 @@ class BroadcastChannel(grpc.Channel):
         methods = [one.unary_unary(method, *args, **options) for one in self._channel]
         names = distinct_names(map(_target, self._channel))
         return _Broadcast(method, partial(_begin_on_channels, names, methods))
-
-    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
-        """Make a multicallable that refuses to be called: only unary calls are broadcast."""
-        return partial(_refuse, f"{method} streams; a BroadcastChannel is for unary calls")
-
-    unary_stream = stream_unary = stream_stream = _refuse
 
     def subscribe(
         self,
@@ -200,7 +194,3 @@ def _as_rpc_error(error: BaseException) -> BaseException:
 
 def _target(channel: grpc.Channel) -> str:
     return getattr(channel, "target", None) or target_below(channel) or "channel"
-
-
-def _refuse(text: str, *_: Any, **__: Any) -> NoReturn:
-    raise ConfigurationError(text)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
@@ -11,7 +12,7 @@ from rpcwheel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["BroadcastFailed", "checked_broadcast", "distinct_names"]
+__all__ = ["BroadcastFailed", "UnaryOnly", "checked_broadcast", "distinct_names"]
 
 
 class BroadcastFailed(grpc.RpcError):
@@ -73,6 +74,20 @@ def distinct_names(names: Iterable[str]) -> list[str]:
         counts[name] = number = counts.get(name, 0) + 1
         distinct.append(name if number == 1 else f"{name} #{number}")
     return distinct
+
+
+class UnaryOnly:
+    """Refuses streams when they are called: stubs make multicallables for all their methods."""
+
+    def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
+        """Make a multicallable that refuses to be called: only unary calls are broadcast."""
+        return partial(_refuse, f"{method} streams; a BroadcastChannel is for unary calls")
+
+    unary_stream = stream_unary = stream_stream = _refuse
+
+
+def _refuse(text: str, *_: Any, **__: Any) -> NoReturn:
+    raise ConfigurationError(text)
 
 
 def checked_broadcast(

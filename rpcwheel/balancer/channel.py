@@ -23,7 +23,7 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import Details, InternalCallback, call_at_end, metadata_of
-from rpcwheel._grpc.finished import FinishedError
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.call.config import ClientState, copy_of
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.sync_call import CallAttempts, ClientCall, RetryingCall, RetryingStream
@@ -428,34 +428,23 @@ class WaitingCall(CallAttempts):
         return max(0.0, self._began_s + self._timeout_s - time.monotonic())
 
 
-class _Bare:
-    """A response stream that an interceptor made a generator of (OpenTelemetry's does)."""
+class _Bare(FinishedResponse):
+    """A response stream that an interceptor made a generator of (OpenTelemetry's does).
+
+    It has no status but OK; its reader sees its end.
+    """
 
     def __init__(self, messages: Any) -> None:
+        super().__init__(None, "")
         self._messages = iter(messages)
 
     def add_done_callback(self, _: object) -> None:
-        """Its end is seen by its reader."""
+        pass
 
     def __next__(self) -> Any:
         return next(self._messages)
 
-    def initial_metadata(self) -> tuple[()]:
-        return ()
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.OK
-
-    def details(self) -> str:
-        return ""
-
     def done(self) -> bool:
-        return False
-
-    def cancelled(self) -> bool:
         return False
 
     def cancel(self) -> bool:
