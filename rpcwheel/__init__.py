@@ -122,7 +122,6 @@ if TYPE_CHECKING:
     )
     from rpcwheel.pending import CallFuture, PendingCalls, PendingStats
     from rpcwheel.registry import (
-        FailbackRegistry,
         Provider,
         Publisher,
         Registration,
@@ -187,7 +186,7 @@ else:
             ".options": "Finding channel_options check_options server_options",
             ".pending": "CallFuture PendingCalls PendingStats",
             ".registry": (
-                "FailbackRegistry Provider Publisher Registration Registry RegistryPolicy "
+                "Provider Publisher Registration Registry RegistryPolicy "
                 "ServiceInstance Snapshot Subscription insecure_channel open_registry "
                 "secure_channel"
             ),
@@ -234,7 +233,6 @@ __all__ = [
     "FailbackInvoker",
     "FailbackPolicy",
     "FailbackQueues",
-    "FailbackRegistry",
     "FailbackStats",
     "FailedCall",
     "Finding",

@@ -21,6 +21,7 @@ RENAMED: Final = {
     "ClusterChannel": "BalancedChannel",
     "ClusterPolicy": "BalancerPolicy",
     "ConsistentHash": "RingHash",
+    "FailbackRegistry": "Registry",
     "ForkingInvoker": "HedgingPolicy",
     "LeastActive": "LeastRequest",
     "channel": "insecure_channel(target) or secure_channel(target, credentials)",

@@ -94,7 +94,6 @@ if TYPE_CHECKING:
     from rpcwheel.pending.aio import CallFuture, PendingCalls
     from rpcwheel.registry import Provider, RegistryPolicy, ServiceInstance, Snapshot
     from rpcwheel.registry.aio import (
-        FailbackRegistry,
         Publisher,
         Registration,
         Registry,
@@ -147,7 +146,6 @@ __all__ = [
     "FailbackInvoker",
     "FailbackPolicy",
     "FailbackQueues",
-    "FailbackRegistry",
     "FailbackStats",
     "FailedCall",
     "Finding",
@@ -240,7 +238,7 @@ if not TYPE_CHECKING:
             ),
             "rpcwheel.kit.aio": "Kit",
             "rpcwheel.registry.aio": (
-                "FailbackRegistry Publisher Registration Registry Subscription insecure_channel "
+                "Publisher Registration Registry Subscription insecure_channel "
                 "open_registry secure_channel"
             ),
         },

@@ -20,7 +20,7 @@ from benchmarks.registries.engines import running
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import CONVERGE, OURS, RIVALS
 from rpcwheel.instance import ServiceInstance, Snapshot
-from rpcwheel.registry import FailbackRegistry, Registration, RegistryPolicy, open_registry
+from rpcwheel.registry import Registration, Registry, RegistryPolicy, open_registry
 
 SERVICE = "bench.Shop"
 POLICY = RegistryPolicy(lease=30, timeout=10, snapshot=False)
@@ -78,9 +78,7 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
     return [Row("client", "sync", CONVERGE, f"{engine}: {subject}", values)]
 
 
-def _values(
-    publisher: FailbackRegistry, tally: Tally, scale: Scale, *, by_value: bool
-) -> dict[str, float]:
+def _values(publisher: Registry, tally: Tally, scale: Scale, *, by_value: bool) -> dict[str, float]:
     values: dict[str, float] = {"sessions": scale.sessions, "subscribers": scale.subscribers}
     instances = [instance_of(number) for number in range(scale.instances)]
     registrations: list[Registration] = []
@@ -118,7 +116,7 @@ def _shows(name: str, weight: int) -> Callable[[rivals.Seen], bool]:
 
 
 def _withdrawals(
-    publisher: FailbackRegistry,
+    publisher: Registry,
     instances: Sequence[ServiceInstance],
     tally: Tally,
     scale: Scale,
@@ -132,7 +130,7 @@ def _withdrawals(
     return taken
 
 
-def _withdraw(publisher: FailbackRegistry, instance: ServiceInstance) -> Callable[[], object]:
+def _withdraw(publisher: Registry, instance: ServiceInstance) -> Callable[[], object]:
     return lambda: publisher.unregister(instance)
 
 

@@ -17,7 +17,7 @@ from benchmarks.registries.engines import Running, running
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import AT_ONCE, REPUBLISH
 from rpcwheel.errors import RegistryError
-from rpcwheel.registry import FailbackRegistry, Provider, RegistryPolicy
+from rpcwheel.registry import Provider, Registry, RegistryPolicy
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
@@ -37,9 +37,7 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
     instances = [instance_of(number) for number in range(scale.instances)]
     with running(engine) as place, ExitStack() as stack:
         providers, wipe = _providers(place, settings, scale.publishers)
-        publishers = [
-            stack.enter_context(FailbackRegistry(each, policy=policy)) for each in providers
-        ]
+        publishers = [stack.enter_context(Registry(each, policy=policy)) for each in providers]
         took = [
             publishers[number % len(publishers)].register(instance)
             for number, instance in enumerate(instances)

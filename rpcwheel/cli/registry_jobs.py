@@ -25,7 +25,7 @@ from rpcwheel.observe import (
     add_sink,
     remove_sink,
 )
-from rpcwheel.registry.sync import FailbackRegistry, open_registry
+from rpcwheel.registry.sync import Registry, open_registry
 from rpcwheel.registry.url import parse_url
 
 from .diagnosis import printable
@@ -58,9 +58,7 @@ class Place(NamedTuple):
     policy: RegistryPolicy
 
     @contextmanager
-    def opened(
-        self, news: SimpleQueue[object], *, makes: bool = False
-    ) -> Iterator[FailbackRegistry]:
+    def opened(self, news: SimpleQueue[object], *, makes: bool = False) -> Iterator[Registry]:
         """Open it, and have events told to `news`.
 
         Args:
@@ -79,7 +77,7 @@ class Place(NamedTuple):
             except (RegistryUnavailable, NotPublished) as error:
                 raise _reason(news, error) from None
 
-    def _look_first(self, registry: FailbackRegistry, *, makes: bool) -> None:
+    def _look_first(self, registry: Registry, *, makes: bool) -> None:
         url = parse_url(self.url)
         if url.scheme == "sqlite" and not makes and not Path(url.path).expanduser().exists():
             raise RegistryUnavailable(f"{registry.url}: there is no such file (yet)")

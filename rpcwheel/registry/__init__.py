@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .policy import RegistryPolicy
     from .provider import Provider
     from .sync import (
-        FailbackRegistry,
         Publisher,
         Registration,
         Registry,
@@ -57,7 +56,7 @@ else:
             ".policy": "RegistryPolicy",
             ".provider": "Provider",
             ".sync": (
-                "FailbackRegistry Publisher Registration Registry Subscription insecure_channel "
+                "Publisher Registration Registry Subscription insecure_channel "
                 "open_registry secure_channel"
             ),
         },
@@ -65,7 +64,6 @@ else:
     )
 
 __all__ = [
-    "FailbackRegistry",
     "Provider",
     "Publisher",
     "Registration",

@@ -1,7 +1,7 @@
-"""A registry for coroutines: the twin of `face.py`, with the same names.
+"""A registry for coroutines: awaits the registry of `face.py`, and calls listeners on the loop.
 
-The work is done by the same session on the same workers; what comes of it is handed over to the
-loop that waits for it. Any number of loops may share a registry.
+Requests begin where they are made, and go on if who awaits them is canceled or the loop is closed.
+Any number of loops may share a registry.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import inspect
 import weakref
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from rpcwheel._concurrency.loop import (
     await_future,
@@ -21,20 +21,12 @@ from rpcwheel._concurrency.loop import (
     on_worker,
     running_loop,
 )
-from rpcwheel.errors import NotPublished
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.observe import CallbackFailed
 
-from .base import (
-    RegistrationBase,
-    RegistryBase,
-    checked_close,
-    checked_wait,
-    no_answer,
-    not_published,
-    not_withdrawn,
-    patience,
-)
+from . import face
 from .entry import State
+from .face import checked_close, checked_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -44,67 +36,66 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance, Snapshot
     from rpcwheel.timer.api import Timer
 
-    from .directory import Directory
     from .policy import RegistryPolicy
     from .provider import Provider
 
-__all__ = ["FailbackRegistry", "Registration", "Registry", "Subscription", "open_registry"]
+__all__ = ["Registration", "Registry", "Subscription", "open_registry"]
+
+R = TypeVar("R")
 
 
-class Registry(ABC):
-    """What a registry does for servers and clients."""
+@dataclass(frozen=True, repr=False)
+class Registration:
+    """An instance that a registry keeps published. Thread-safe; goes on without this object."""
 
-    @abstractmethod
-    async def register(
-        self, instance: ServiceInstance, *, wait: Duration | None = None
-    ) -> Registration:
-        """Have an instance published, and kept so; the same `service` and `id` again: changed."""
+    _owner: Registry
+    _blocking: face.Registration
 
-    @abstractmethod
-    async def unregister(
-        self, what: ServiceInstance | Registration, *, wait: Duration | None = None
+    @property
+    def instance(self) -> ServiceInstance:
+        """What is wanted to be published, or was last."""
+        return self._blocking.instance
+
+    @property
+    def state(self) -> str:
+        """As in the sync twin."""
+        return self._blocking.state
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it could not be done when it was tried last; None if it could."""
+        return self._blocking.error
+
+    def update(
+        self,
+        *,
+        weight: int | None = None,
+        status: str | None = None,
+        metadata: dict[str, str] | None = None,
+        **others: object,
     ) -> None:
-        """Have it published no more."""
-
-    @abstractmethod
-    def subscribe(
-        self, service: str, listener: Callable[[Snapshot], object] | None = None
-    ) -> Subscription:
-        """Follow the instances of a service."""
-
-    @abstractmethod
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Follow them no more."""
-
-    @abstractmethod
-    async def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
-        """The instances of a service, now."""
-
-    @abstractmethod
-    async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as the twin
-        """Withdraw what was published, and end."""
-
-
-class Registration(RegistrationBase):
-    """An instance that a registry has taken on; goes on without this object."""
-
-    _owner: FailbackRegistry
+        """Publish it with other values, as in the sync twin. Waits for nothing."""
+        self._blocking.update(weight=weight, status=status, metadata=metadata, **others)
 
     async def wait_published(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
-        """Wait until the registry has it, as it was given or changed last.
-
-        Args:
-            timeout: Seconds; None: as long as it takes.
-
-        Returns:
-            Whether it has; False too if it was unregistered meanwhile, or the registry closed.
-        """
-        wait_s = checked_wait(timeout, "timeout")
-        return await _reached(self._owner._session.when(self._entry, State.PUBLISHED), wait_s)  # noqa: SLF001
+        """Wait until the registry has it, as in the sync twin."""
+        return await self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
 
     async def unregister(self, wait: Duration | None = None) -> None:
-        """Have it published no more; as `Registry.unregister`."""
+        """End its publication; as `Registry.unregister`."""
         await self._owner.unregister(self, wait=wait)
+
+    def __repr__(self) -> str:
+        return repr(self._blocking)
+
+    async def _reaches(self, state: State, wait_s: float | None) -> bool:
+        reached = self._blocking._when(state)
+        try:
+            return await await_future(reached, wait_s)
+        except TimeoutError:
+            return False
+        finally:
+            reached.cancel()
 
 
 class Subscription:
@@ -115,67 +106,56 @@ class Subscription:
     """
 
     def __init__(
-        self,
-        owner: FailbackRegistry,
-        listener: Callable[[Snapshot], object] | None,
-        directory: Directory,
+        self, owner: Registry, service: str, listener: Callable[[Snapshot], object] | None
     ) -> None:
-        """For `FailbackRegistry.subscribe` only."""
-        self._owner = owner
+        """For `Registry.subscribe` only."""
         self._listener = listener
-        self._directory = directory
         self._loop = asyncio.get_running_loop()
+        self._session = owner._session
         self._closed = False
-        self._latest: tuple[int, Snapshot] | None = None
-        """Numbered; of the loop's, as all that follows."""
-        self._waiting: list[asyncio.Future[None]] = []
-        self._task: asyncio.Future[object] | None = None
-        """What the listener gave to be awaited."""
-        self._listening = directory.add(self._heard)
+        # All that follows belongs to the loop.
+        self._latest: Snapshot | None = None
+        self._news = asyncio.Event()  # replaced when it is set
+        self._task: asyncio.Future[object] | None = None  # of the listener, which awaits something
+        self._blocking = owner._blocking.subscribe(
+            service, lambda snapshot: call_on_loop(self._loop, self._arrived, snapshot)
+        )
 
     @property
     def service(self) -> str:
         """Its name."""
-        return self._directory.service
+        return self._blocking.service
 
     @property
     def snapshot(self) -> Snapshot | None:
         """What is known now; None: nothing yet."""
-        return self._directory.snapshot
+        return self._blocking.snapshot
 
     async def wait(self, timeout: Duration | None = None) -> Snapshot:  # noqa: ASYNC109 - as the twin
-        """Wait until something is known, of the registry or of an earlier run (`source`).
-
-        Raises:
-            NotPublished: Nothing was known in `timeout` seconds, or it was closed.
-        """
+        """Wait until something is known, as in the sync twin."""
         wait_s = checked_wait(timeout, "timeout")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(loop_timeout(wait_s)):
                 while self.snapshot is None and not self._closed:
-                    await self._news()
-        snapshot = self.snapshot
-        if snapshot is None:
-            raise NotPublished(f"nothing is known of {self.service} at {self._owner.url} yet")
-        return snapshot
+                    await self._news.wait()
+        return self._blocking.wait(0)
 
     async def __aiter__(self) -> AsyncIterator[Snapshot]:
-        number = 0
+        seen: Snapshot | None = None
         while not self._closed:
-            if self._latest is None or self._latest[0] == number:
-                await self._news()
+            if self._latest is None or self._latest is seen:
+                await self._news.wait()
             else:
-                number, snapshot = self._latest
-                yield snapshot
+                seen = self._latest
+                yield seen
 
     def close(self) -> None:
-        """End it; no call of the listener begins after this, and one that awaits is cancelled.
+        """End it; no call of the listener begins after this, and one that awaits is canceled.
 
         Idempotent; waits for nothing; any thread.
         """
         self._closed = True
-        self._listening.close()
-        self._owner._session.following.unfollow(self.service, self)  # noqa: SLF001
+        self._blocking.close()
         if running_loop() is self._loop:
             self._end()
         else:
@@ -188,64 +168,50 @@ class Subscription:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Subscription of {self.service} at {self._owner.url}>"
+        return repr(self._blocking)
 
-    # --- On the directory's worker ---
-
-    def _heard(self, snapshot: Snapshot) -> None:
-        call_on_loop(self._loop, self._arrived, snapshot)
-
-    # --- On the loop ---
+    # On the loop
 
     def _arrived(self, snapshot: Snapshot) -> None:
         if self._closed:
             return
-        self._latest = (self._latest[0] + 1 if self._latest else 1), snapshot
+        self._latest = snapshot
         self._wake()
         if self._listener is not None and self._task is None:
-            self._tell(self._listener, *self._latest)
+            self._call(self._listener, snapshot)
 
-    def _tell(
-        self, listener: Callable[[Snapshot], object], number: int, snapshot: Snapshot
-    ) -> None:
+    def _call(self, listener: Callable[[Snapshot], object], snapshot: Snapshot) -> None:
         try:
-            given = listener(snapshot)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - harms nothing
-            self._tell_failed(listener, error)
+            result = listener(snapshot)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported
+            self._report(listener, error)
             return
-        if inspect.isawaitable(given):
-            self._task = asyncio.ensure_future(given, loop=self._loop)
-            self._task.add_done_callback(partial(self._told, listener, number))
+        if inspect.isawaitable(result):
+            self._task = asyncio.ensure_future(result, loop=self._loop)
+            self._task.add_done_callback(partial(self._called, listener, snapshot))
 
-    def _told(
+    def _called(
         self,
         listener: Callable[[Snapshot], object],
-        number: int,
+        snapshot: Snapshot,
         task: asyncio.Future[object],
     ) -> None:
-        """It has ended: once more if there is something newer; one call at a time."""
+        """Call the listener once more if there is something newer."""
         self._task = None
+        if task.cancelled() and (self._closed or _was_asked_to_end(task)):
+            return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        by_us = task.cancelled() and (self._closed or _was_asked_to_end(task))
-        if error is not None and not by_us:
-            self._tell_failed(listener, error)
-        if not by_us and not self._closed and self._latest and self._latest[0] != number:
-            self._tell(listener, *self._latest)
+        if error is not None:
+            self._report(listener, error)
+        if self._latest is not None and self._latest is not snapshot and not self._closed:
+            self._call(listener, self._latest)
 
-    def _tell_failed(self, listener: object, error: BaseException) -> None:
-        failed = CallbackFailed(self.service, repr(listener), error)
-        self._owner._session.emit(failed)  # noqa: SLF001
-
-    async def _news(self) -> None:
-        news = self._loop.create_future()
-        self._waiting.append(news)
-        await news
+    def _report(self, listener: object, error: BaseException) -> None:
+        self._session.emit(CallbackFailed(self.service, repr(listener), error))
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for news in waiting:
-            if not news.done():
-                news.set_result(None)
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _end(self) -> None:
         self._wake()
@@ -254,28 +220,16 @@ class Subscription:
             self._task = None
 
 
-async def _reached(future: Future[bool], wait_s: float | None) -> bool:
-    """Wait for the result, and cancel the future then; False if it takes longer."""
-    try:
-        return await await_future(future, wait_s)
-    except TimeoutError:
-        return False
-    finally:
-        future.cancel()
-
-
 def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
-    """Whether a task was cancelled itself, and not something that it awaited."""
+    """Whether a task was canceled itself, and not something that it awaited."""
     return isinstance(task, asyncio.Task) and task.cancelling() > 0
 
 
-class FailbackRegistry(RegistryBase[Registration], Registry):
-    """A registry that may fail: what it should know, it is told until it knows.
+class Registry:
+    """What `rpcwheel.Registry` is, with coroutines where that waits.
 
-    As the sync twin, with coroutines where that waits. An async context manager that closes.
+    An async context manager that closes.
     """
-
-    _registration: ClassVar[type[Registration]] = Registration
 
     def __init__(
         self,
@@ -284,49 +238,52 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
         policy: RegistryPolicy | None = None,
         timer: Timer | None = None,
     ) -> None:
-        super().__init__(provider, policy=policy, timer=timer)
+        self._blocking = face.Registry(provider, policy=policy, timer=timer)
+        self._session = self._blocking._session
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self.policy = self._blocking.policy
+        """As it was given, or the defaults."""
+
+    @property
+    def url(self) -> str:
+        """Where the registry is, without the password; its name in events."""
+        return self._blocking.url
+
+    @property
+    def up(self) -> bool:
+        """Whether the engine has answered when it was last asked; False before that."""
+        return self._blocking.up
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._blocking.closed
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """What is registered, or not withdrawn yet."""
+        return tuple(Registration(self, one) for one in self._blocking.registrations)
 
     async def register(
         self, instance: ServiceInstance, *, wait: Duration | None = None
     ) -> Registration:
-        """Have an instance published, and kept so; the same `service` and `id` again: changed.
-
-        Args:
-            instance: The latest one given by its key is what counts.
-            wait: Seconds to wait until it is published. None: not at all; an engine that can't be
-                reached is then no error.
-
-        Raises:
-            NotPublished: Not within `wait`; its cause is the last error. It is tried on.
-            RegistryClosed: After `close()`.
-            TypeError: It is no `ServiceInstance`.
-        """
-        registration, wait_s = self._want(instance, wait)
+        """Have an instance published, and kept so, as in the sync twin."""
+        blocking, wait_s = self._blocking._want(instance, wait)
+        registration = Registration(self, blocking)
         if wait_s is not None and not await registration.wait_published(wait_s):
-            raise not_published(self._session, registration._entry, wait_s)  # noqa: SLF001
+            raise blocking._not_published(wait_s)
         return registration
 
     async def unregister(
         self, what: ServiceInstance | Registration, *, wait: Duration | None = None
     ) -> None:
-        """Have it published no more; again, or of one that is gone: nothing happens.
-
-        Args:
-            what: What was registered; or any instance, as it was looked up: it is taken out if it
-                is still of the same `epoch`.
-            wait: Seconds to wait until the engine has said that it is gone. None: not at all.
-
-        Raises:
-            RegistryUnavailable: Not within `wait`; its cause is the last error. It is tried on.
-            RegistryClosed: After `close()`.
-            TypeError, ConfigurationError: It is neither; it is of another registry.
-        """
-        entry, wait_s = self._drop(what, wait)
-        if wait_s is None:
-            return
-        if not await _reached(self._session.when(entry, State.GONE), wait_s):
-            raise not_withdrawn(self._session, entry, wait_s)
+        """End the publication of an instance, as in the sync twin."""
+        given = what._blocking if isinstance(what, Registration) else what
+        blocking, wait_s = self._blocking._drop(given, wait)
+        if wait_s is not None and not await Registration(self, blocking)._reaches(
+            State.GONE, wait_s
+        ):
+            raise blocking._not_withdrawn(wait_s)
 
     def subscribe(
         self, service: str, listener: Callable[[Snapshot], object] | None = None
@@ -344,11 +301,10 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
             RuntimeError: No loop runs here.
             TypeError, ConfigurationError: The name is none; the listener can't be called.
         """
-        self._check_service(service, listener)
-        asyncio.get_running_loop()  # raises before anything is begun
-        made = self._session.following.follow(service, partial(Subscription, self, listener))
-        self._subscriptions.add(made)
-        return made
+        self._blocking._check_service(service, listener)
+        subscription = Subscription(self, service, listener)
+        self._subscriptions.add(subscription)
+        return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """As `subscription.close()`."""
@@ -356,36 +312,24 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
 
     async def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
         """The instances of a service, now; as in the sync twin."""
-        wait_s = checked_wait(wait)
-        self._check_service(service)
-        known = self._session.following.known(service)
+        known, wait_s = self._blocking._known(service, wait)
         if known is not None:
             return known
-        patience_s = patience(self._session, wait_s)
         try:
-            return await await_future(self._session.look_up(service), patience_s)
-        except TimeoutError:
-            error: Exception = no_answer(self.url, patience_s)
-        except Exception as failure:  # noqa: BLE001 - raised there if there is no better answer
-            error = failure
-        return await on_worker(partial(self._session.last, service, error))  # it reads a file
+            return await self._answer(self._session.look_up(service), wait_s)
+        except (RegistryUnavailable, RegistryRefused) as error:
+            return await on_worker(partial(self._session.last, service, error))  # it reads a file
 
     async def services(self) -> list[str]:
-        """The names of all services in the registry, in order; asks the engine.
-
-        Raises:
-            RegistryUnavailable, RegistryRefused: It can't be asked, or will not answer.
-            RegistryClosed: After `close()`.
-        """
-        patience_s = patience(self._session, None)
-        try:
-            names = await await_future(self._session.services(), patience_s)
-        except TimeoutError:
-            raise no_answer(self.url, patience_s) from None
+        """The names of all services in the registry, in order; asks the engine."""
+        names = await self._answer(self._session.services(), self._blocking._timeout_s)
         return list(names)
 
     async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as the twin
-        """Withdraw what was published, and end; as in the sync twin."""
+        """Withdraw what was published, and end; as in the sync twin.
+
+        If this is canceled, the registry is closed without it.
+        """
         wait_s = checked_close(timeout)
         over = self._session.close()
         for subscription in tuple(self._subscriptions):
@@ -403,9 +347,18 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
+    def __repr__(self) -> str:
+        return repr(self._blocking)
+
+    async def _answer(self, asked: Future[R], wait_s: float) -> R:
+        try:
+            return await await_future(asked, wait_s)
+        except TimeoutError:
+            raise self._blocking._no_answer(wait_s) from None
+
 
 def open_registry(
     url: str | Provider, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
-) -> FailbackRegistry:
+) -> Registry:
     """Open the registry of a URL, as in the sync twin; contacts nobody yet."""
-    return FailbackRegistry(url, policy=policy, timer=timer)
+    return Registry(url, policy=policy, timer=timer)

@@ -23,7 +23,7 @@ from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
 
 from .aio_face import Registry, open_registry
-from .base import checked_wait
+from .face import checked_wait
 from .publishing import HEALTH_S, NOT_SERVING, NOTICED_S, SERVING, PublisherBase
 from .serving import UP, Door, Phase, Step
 from .signals import SIGNALS, may_handle, of_a_loop

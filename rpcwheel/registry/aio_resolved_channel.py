@@ -19,7 +19,7 @@ from rpcwheel.transport.aio import ReconnectingChannel
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 
 from ._shared import ResolverBase, Shared, resolution_of
-from .aio_face import FailbackRegistry, Registry
+from .aio_face import Registry
 from .target import names_service
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
 
-SESSIONS: Final[Shared[FailbackRegistry]] = Shared()
+SESSIONS: Final[Shared[Registry]] = Shared()
 """Of this process, for channels."""
 
 
@@ -194,7 +194,7 @@ class Resolver(ResolverBase):
     """Updates one channel, which it holds weakly, with the instances of a service. On its loop."""
 
     sessions = SESSIONS
-    registry_class = FailbackRegistry
+    registry_class = Registry
 
     def __init__(self, channel: ResolvedChannel, resolution: Resolution) -> None:
         super().__init__(channel, resolution)

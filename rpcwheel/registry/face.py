@@ -1,81 +1,108 @@
-"""A registry for code that blocks.
+"""A registry for code that blocks. `aio_face.py` awaits the same registry.
 
-What is decided stands in `core.py` and `seen.py`, what is done in `session.py`; here is only the
-waiting.
+What is decided is in `core.py` and `seen.py`, what is done in `session.py`. Here arguments are
+checked, and callers wait.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from concurrent.futures import TimeoutError as NotYet
+import threading
+import warnings
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from rpcwheel.errors import NotPublished
-
-from .base import (
-    RegistrationBase,
-    RegistryBase,
-    checked_close,
-    checked_wait,
-    no_answer,
-    not_published,
-    not_withdrawn,
-    patience,
+from rpcwheel.durations import positive_ns, to_ns, to_seconds
+from rpcwheel.errors import (
+    ConfigurationError,
+    NotPublished,
+    RegistryClosed,
+    RegistryError,
+    RegistryRefused,
+    RegistryUnavailable,
 )
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.timer.clock import checked_timer
+
 from .entry import State
+from .policy import RegistryPolicy
+from .provider import Provider, Settings
+from .providers import open_provider
+from .session import Session
+from .snapshots import open_snapshots
+from .url import RegistryUrl, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
     from rpcwheel.durations import Duration
-    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from .directory import Directory
-    from .policy import RegistryPolicy
-    from .provider import Provider
+    from .entry import Entry
 
-__all__ = ["FailbackRegistry", "Registration", "Registry", "Subscription", "open_registry"]
+__all__ = ["Registration", "Registry", "Subscription", "open_registry"]
+
+R = TypeVar("R")
+
+KEY_FIELDS: Final = {"service", "id", "epoch"}
+"""What `update` does not change: another service or id is another registration."""
 
 
-class Registry(ABC):
-    """What a registry does for servers and clients. Thread-safe."""
+class Registration:
+    """An instance that a registry keeps published. Thread-safe; goes on without this object."""
 
-    @abstractmethod
-    def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:
-        """Have an instance published, and kept so; the same `service` and `id` again: changed."""
+    def __init__(self, owner: Registry, entry: Entry) -> None:
+        """For `Registry.register` only."""
+        self._owner = owner
+        self._session = owner._session
+        self._entry = entry
 
-    @abstractmethod
-    def unregister(
-        self, what: ServiceInstance | Registration, *, wait: Duration | None = None
+    @property
+    def instance(self) -> ServiceInstance:
+        """What is wanted to be published, or was last."""
+        return self._entry.instance
+
+    @property
+    def state(self) -> str:
+        """One of these.
+
+        "PENDING": not there yet, or not as it was changed last. "PUBLISHED". "LOST": it was there,
+        the registry has forgotten it, and it is published again. "WITHDRAWING": unregistered, and
+        perhaps still there. "GONE".
+        """
+        return self._entry.state.value
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it could not be done when it was tried last; None if it could."""
+        return self._entry.error
+
+    def update(
+        self,
+        *,
+        weight: int | None = None,
+        status: str | None = None,
+        metadata: dict[str, str] | None = None,
+        **others: object,
     ) -> None:
-        """Have it published no more."""
+        """Publish it with other values; those that are left out, or None, stay. Waits for nothing.
 
-    @abstractmethod
-    def subscribe(
-        self, service: str, listener: Callable[[Snapshot], object] | None = None
-    ) -> Subscription:
-        """Follow the instances of a service."""
-
-    @abstractmethod
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Follow them no more."""
-
-    @abstractmethod
-    def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
-        """The instances of a service, now."""
-
-    @abstractmethod
-    def close(self, timeout: Duration = 2.0) -> None:
-        """Withdraw what was published, and end."""
-
-
-class Registration(RegistrationBase):
-    """An instance that a registry has taken on. Thread-safe; goes on without this object."""
-
-    _owner: FailbackRegistry
+        Raises:
+            ConfigurationError: A value is out of range; `service`, `id` and `epoch` don't change.
+            TypeError: A value is of a wrong type.
+            RegistryClosed: The registry is closed.
+            NotPublished: It is unregistered; register it again.
+        """
+        given = {"weight": weight, "status": status, "metadata": metadata}
+        changes = others | {name: value for name, value in given.items() if value is not None}
+        if fixed := KEY_FIELDS & changes.keys():
+            raise ConfigurationError(
+                f"{', '.join(sorted(fixed))} can't be changed by update(); register another"
+            )
+        self._session.change(self._entry, changes)
 
     def wait_published(self, timeout: Duration | None = None) -> bool:
         """Wait until the registry has it, as it was given or changed last.
@@ -86,12 +113,43 @@ class Registration(RegistrationBase):
         Returns:
             Whether it has; False too if it was unregistered meanwhile, or the registry closed.
         """
-        reached = self._owner._session.when(self._entry, State.PUBLISHED)  # noqa: SLF001
-        return _result(reached, checked_wait(timeout, "timeout"))
+        return self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
 
     def unregister(self, wait: Duration | None = None) -> None:
-        """Have it published no more; as `Registry.unregister`."""
+        """End its publication; as `Registry.unregister`."""
         self._owner.unregister(self, wait=wait)
+
+    def __repr__(self) -> str:
+        instance = self.instance
+        return f"<Registration of {instance.service}/{instance.id}: {self.state}>"
+
+    def _when(self, state: State) -> Future[bool]:
+        return self._session.when(self._entry, state)
+
+    def _reaches(self, state: State, wait_s: float | None) -> bool:
+        reached = self._when(state)
+        try:
+            return reached.result(wait_s)
+        except TimeoutError:
+            return False
+        finally:
+            reached.cancel()
+
+    def _not_published(self, wait_s: float) -> RegistryError:
+        """The error of a `register` that did not wait long enough; its cause is the last error."""
+        entry, session = self._entry, self._session
+        if not entry.wanted and not session.closed:
+            return NotPublished(f"{'/'.join(entry.instance.key)} was unregistered meanwhile")
+        return _with_cause(NotPublished, "published at", session, entry, wait_s)
+
+    def _not_withdrawn(self, wait_s: float) -> RegistryError:
+        """The same of an `unregister`."""
+        entry = self._entry
+        if entry.wanted:
+            return RegistryUnavailable(
+                f"{'/'.join(entry.instance.key)} was registered again meanwhile"
+            )
+        return _with_cause(RegistryUnavailable, "withdrawn from", self._session, entry, wait_s)
 
 
 class Subscription:
@@ -99,11 +157,11 @@ class Subscription:
 
     def __init__(
         self,
-        owner: FailbackRegistry,
+        owner: Registry,
         listener: Callable[[Snapshot], object] | None,
         directory: Directory,
     ) -> None:
-        """For `FailbackRegistry.subscribe` only."""
+        """For `Registry.subscribe` only."""
         self._owner = owner
         self._directory = directory
         self._listening = None if listener is None else directory.add(listener)
@@ -134,7 +192,7 @@ class Subscription:
         """End it; no call of the listener begins after this. Idempotent; waits for nothing."""
         if self._listening is not None:
             self._listening.close()
-        self._owner._session.following.unfollow(self.service, self)  # noqa: SLF001
+        self._owner._session.following.unfollow(self.service, self)
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +204,7 @@ class Subscription:
         return f"<Subscription of {self.service} at {self._owner.url}>"
 
 
-class FailbackRegistry(RegistryBase[Registration], Registry):
+class Registry:
     """A registry that may fail: what it should know, it is told until it knows.
 
     What is registered stays so through failures, restarts, wipes and expired leases of the engine,
@@ -160,7 +218,44 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
     out. In a forked child it is closed, and contacts nobody: open another there.
     """
 
-    _registration: ClassVar[type[Registration]] = Registration
+    def __init__(
+        self,
+        provider: Provider | RegistryUrl | str,
+        *,
+        policy: RegistryPolicy | None = None,
+        timer: Timer | None = None,
+    ) -> None:
+        checked_timer(timer)
+        check_policy(policy)
+        opened, policy = _opened(provider, policy, timer)
+        timer = opened.settings.timer if timer is None else timer
+        snapshots = open_snapshots(opened.url, policy, timer=timer)
+        self.policy = policy
+        """How long it may believe in what, and how it is told again."""
+        self._handles: weakref.WeakValueDictionary[int, Registration] = (
+            weakref.WeakValueDictionary()
+        )
+        self._session = Session(opened, policy, timer=timer, snapshots=snapshots)
+
+    @property
+    def url(self) -> str:
+        """Where the registry is, without the password; its name in events."""
+        return self._session.name
+
+    @property
+    def up(self) -> bool:
+        """Whether the engine has answered when it was last asked; False before that."""
+        return self._session.up
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._session.closed
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """What is registered, or not withdrawn yet."""
+        return tuple(self._handle(entry) for entry in self._session.entries())
 
     def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:
         """Have an instance published, and kept so; the same `service` and `id` again: changed.
@@ -177,7 +272,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
         """
         registration, wait_s = self._want(instance, wait)
         if wait_s is not None and not registration.wait_published(wait_s):
-            raise not_published(self._session, registration._entry, wait_s)  # noqa: SLF001
+            raise registration._not_published(wait_s)
         return registration
 
     def unregister(
@@ -195,10 +290,9 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
             RegistryClosed: After `close()`.
             TypeError, ConfigurationError: It is neither; it is of another registry.
         """
-        entry, wait_s = self._drop(what, wait)
-        gone = self._session.when(entry, State.GONE) if wait_s is not None else None
-        if gone is not None and wait_s is not None and not _result(gone, wait_s):
-            raise not_withdrawn(self._session, entry, wait_s)
+        registration, wait_s = self._drop(what, wait)
+        if wait_s is not None and not registration._reaches(State.GONE, wait_s):
+            raise registration._not_withdrawn(wait_s)
 
     def subscribe(
         self, service: str, listener: Callable[[Snapshot], object] | None = None
@@ -236,20 +330,13 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
             RegistryRefused: The engine will not answer, and nothing is known.
             RegistryClosed: After `close()`.
         """
-        wait_s = checked_wait(wait)
-        self._check_service(service)
-        known = self._session.following.known(service)
+        known, wait_s = self._known(service, wait)
         if known is not None:
             return known
-        patience_s = patience(self._session, wait_s)
-        asked = self._session.look_up(service)
         try:
-            return asked.result(patience_s)
-        except NotYet:
-            error: Exception = no_answer(self.url, patience_s)
-        except Exception as failure:  # noqa: BLE001 - raised there if there is no better answer
-            error = failure
-        return self._session.last(service, error)
+            return self._answer(self._session.look_up(service), wait_s)
+        except (RegistryUnavailable, RegistryRefused) as error:
+            return self._session.last(service, error)
 
     def services(self) -> list[str]:
         """The names of all services in the registry, in order; asks the engine.
@@ -258,11 +345,8 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
             RegistryUnavailable, RegistryRefused: It can't be asked, or will not answer.
             RegistryClosed: After `close()`.
         """
-        patience_s = patience(self._session, None)
-        try:
-            return list(self._session.services().result(patience_s))
-        except NotYet:
-            raise no_answer(self.url, patience_s) from None
+        names = self._answer(self._session.services(), self._timeout_s)
+        return list(names)
 
     def close(self, timeout: Duration = 2.0) -> None:
         """Withdraw what was published, and end: no thread, watch, timeout or connection is left.
@@ -279,7 +363,7 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
         wait_s = checked_close(timeout)
         try:
             self._session.close().result(wait_s)
-        except NotYet:
+        except TimeoutError:
             self._session.abandon()
 
     def __enter__(self) -> Self:
@@ -288,10 +372,80 @@ class FailbackRegistry(RegistryBase[Registration], Registry):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "up" if self.up else "down"
+        registered = len(self._session.entries())
+        return f"<{type(self).__name__} {self.url}: {state}, {registered} registered>"
+
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None and not session.closed:
+            warnings.warn(
+                f"a registry of {self.url} was dropped and not closed: what it publishes stays "
+                "published until the program ends; use `with`, or call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+    def _handle(self, entry: Entry) -> Registration:
+        known = self._handles.get(id(entry))
+        if known is None or known._entry is not entry:
+            known = self._handles[id(entry)] = Registration(self, entry)
+        return known
+
+    def _want(
+        self, instance: ServiceInstance, wait: Duration | None
+    ) -> tuple[Registration, float | None]:
+        """Take it on; and how many seconds are to be waited."""
+        wait_s = checked_wait(wait)
+        if not isinstance(instance, ServiceInstance):
+            raise TypeError(f"instance must be a ServiceInstance, not {instance!r}")
+        return self._handle(self._session.want(instance, hasty=wait is not None)), wait_s
+
+    def _drop(self, what: object, wait: Duration | None) -> tuple[Registration, float | None]:
+        """The same of what is to be withdrawn."""
+        wait_s = checked_wait(wait)
+        if isinstance(what, Registration):
+            if what._owner is not self:
+                raise ConfigurationError(f"{what!r} is of another registry, {what._owner!r}")
+            self._session.drop(what._entry, hasty=wait is not None)
+            return what, wait_s
+        if not isinstance(what, ServiceInstance):
+            raise TypeError(f"give a ServiceInstance or a Registration, not {what!r}")
+        return Registration(self, self._session.drop(what, hasty=wait is not None)), wait_s
+
+    def _check_service(self, service: str, listener: object = None) -> None:
+        """Check the arguments of those who want to see, and that it is open."""
+        ServiceInstance(service=service, host="checked", port=1)
+        if listener is not None and not callable(listener):
+            raise TypeError(f"a listener must be callable as listener(snapshot), not {listener!r}")
+        self._session.check_open()
+
+    def _known(self, service: str, wait: Duration | None) -> tuple[Snapshot | None, float]:
+        """What is known of a service that is subscribed to; and how long to wait for an answer."""
+        wait_s = checked_wait(wait)
+        self._check_service(service)
+        known = self._session.following.known(service)
+        return known, self._timeout_s if wait_s is None else wait_s
+
+    @property
+    def _timeout_s(self) -> float:
+        return to_seconds(self._session.rules.timeout_ns)
+
+    def _answer(self, asked: Future[R], wait_s: float) -> R:
+        try:
+            return asked.result(wait_s)
+        except TimeoutError:
+            raise self._no_answer(wait_s) from None
+
+    def _no_answer(self, wait_s: float) -> RegistryUnavailable:
+        return RegistryUnavailable(f"{self.url} has not answered within {wait_s:g} s")
+
 
 def open_registry(
     url: str | Provider, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
-) -> FailbackRegistry:
+) -> Registry:
     """Open the registry of a URL; contacts nobody yet.
 
     Args:
@@ -306,12 +460,72 @@ def open_registry(
         ExtraMissing: A package that the engine needs is not installed; it says which.
         TypeError: An argument is of a wrong type.
     """
-    return FailbackRegistry(url, policy=policy, timer=timer)
+    return Registry(url, policy=policy, timer=timer)
 
 
-def _result(future: Future[bool], wait_s: float | None) -> bool:
-    try:
-        return future.result(wait_s)
-    except NotYet:
-        future.cancel()
-        return False
+def check_policy(policy: object) -> None:
+    """Raise `TypeError` if it is neither a `RegistryPolicy` nor None."""
+    if policy is not None and not isinstance(policy, RegistryPolicy):
+        raise TypeError(f"policy must be a RegistryPolicy or None, not {policy!r}")
+
+
+def _opened(
+    provider: object, policy: RegistryPolicy | None, timer: Timer | None
+) -> tuple[Provider, RegistryPolicy]:
+    """The provider, and the policy it is to keep."""
+    if isinstance(provider, Provider):
+        lease_s = provider.settings.lease_s
+        if policy is None:
+            return provider, RegistryPolicy(lease=lease_s, timeout=provider.settings.timeout_s)
+        if to_ns(lease_s) != to_ns(policy.lease):
+            raise ConfigurationError(
+                f"the provider was made for a lease of {lease_s:g} s, the policy has "
+                f"{to_seconds(to_ns(policy.lease)):g} s; give both the same"
+            )
+        return provider, policy
+    if not isinstance(provider, (str, RegistryUrl)):
+        raise TypeError(
+            f"give a URL such as 'etcd://127.0.0.1:2379', or a Provider; not {provider!r}"
+        )
+    url = parse_url(provider) if isinstance(provider, str) else provider
+    policy = RegistryPolicy() if policy is None else policy
+    lease_s, timeout_s = (to_seconds(to_ns(time)) for time in (policy.lease, policy.timeout))
+    return open_provider(url, Settings(lease_s, timeout_s, timer)), policy
+
+
+def checked_wait(wait: Duration | None, what: str = "wait") -> float | None:
+    """In seconds; None stays None.
+
+    Raises:
+        TypeError: Neither seconds nor a timedelta nor None.
+        ConfigurationError: NaN or negative.
+    """
+    if wait is None:
+        return None
+    wait_ns = to_ns(wait, what=what)
+    if wait_ns < 0:
+        raise ConfigurationError(f"{what} must be 0 or more seconds, or None; not {wait!r}")
+    return min(to_seconds(wait_ns), threading.TIMEOUT_MAX)
+
+
+def _with_cause(
+    kind: type[RegistryError], done: str, session: Session, entry: Entry, wait_s: float
+) -> RegistryError:
+    name = "/".join(entry.instance.key)
+    cause = entry.error or session.error
+    why = "" if cause is None else f": {cause}"
+    if session.closed:
+        error: RegistryError = RegistryClosed(
+            f"{session.name} was closed before {name} was {done} it{why}"
+        )
+    else:
+        error = kind(
+            f"{name} was not {done} {session.name} within {wait_s:g} s; it is tried on{why}"
+        )
+    error.__cause__ = cause
+    return error
+
+
+def checked_close(timeout: Duration) -> float:
+    """How long `close` may take, in seconds."""
+    return min(to_seconds(positive_ns(timeout, what="timeout")), threading.TIMEOUT_MAX)

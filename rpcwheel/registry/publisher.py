@@ -22,8 +22,7 @@ from rpcwheel._grpc.serving import has_ended, is_running, services_of
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
 
-from .base import checked_wait
-from .face import Registry, open_registry
+from .face import Registry, checked_wait, open_registry
 from .publishing import HEALTH_S, NOT_SERVING, NOTICED_S, SERVING, PublisherBase
 from .serving import UP, Door, Phase, Step
 from .signals import SIGNALS, may_handle

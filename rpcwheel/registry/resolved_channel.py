@@ -22,7 +22,7 @@ from rpcwheel.transport.arguments import checked_credentials, checked_target
 from rpcwheel.transport.sync import ReconnectingChannel
 
 from ._shared import ResolverBase, Shared, resolution_of
-from .face import FailbackRegistry, Registry
+from .face import Registry
 from .target import names_service
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
 
-SESSIONS: Final[Shared[FailbackRegistry]] = Shared()
+SESSIONS: Final[Shared[Registry]] = Shared()
 """Of this process, for channels."""
 
 
@@ -217,7 +217,7 @@ class Resolver(ResolverBase):
     """Updates one channel, which it holds weakly, with the instances of a service. Thread-safe."""
 
     sessions = SESSIONS
-    registry_class = FailbackRegistry
+    registry_class = Registry
 
     def start(self) -> None:
         """Subscribe.

@@ -1,11 +1,10 @@
 """The names for threads: the registry (`face.py`), and what stands on it."""
 
-from .face import FailbackRegistry, Registration, Registry, Subscription, open_registry
+from .face import Registration, Registry, Subscription, open_registry
 from .publisher import Publisher
 from .resolved_channel import insecure_channel, secure_channel
 
 __all__ = [
-    "FailbackRegistry",
     "Publisher",
     "Registration",
     "Registry",

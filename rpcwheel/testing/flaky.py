@@ -1,7 +1,7 @@
 """A provider whose engine fails on command.
 
     provider = FlakyProvider(open_provider("memory://", Settings(lease_s=6.0, timeout_s=1.0)))
-    registry = FailbackRegistry(provider)
+    registry = Registry(provider)
     provider.down()         # and see what your program does
 
 Everything happens on the thread that asks or commands; nothing waits for real time but what is

@@ -12,7 +12,7 @@ from fixtures.interrupts import Interrupt
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main, registry_jobs
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import FailbackRegistry, RegistryPolicy, open_registry
+from rpcwheel.registry import Registry, RegistryPolicy, open_registry
 
 ALONE = RegistryPolicy(snapshot=False)
 NUMBERS = itertools.count()
@@ -229,7 +229,7 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
 def test_a_signal_in_the_middle_of_the_registration_withdraws_it_too(
     url, registry, capsys, monkeypatch
 ) -> None:
-    register, calls = FailbackRegistry.register, []
+    register, calls = Registry.register, []
 
     def interrupted(self, *args, **options):
         calls.append(register(self, *args, **options))
@@ -238,7 +238,7 @@ def test_a_signal_in_the_middle_of_the_registration_withdraws_it_too(
         return calls[-1]
 
     monkeypatch.setattr(registry_jobs, "FAREWELL_S", WAIT_S)
-    monkeypatch.setattr(FailbackRegistry, "register", interrupted)
+    monkeypatch.setattr(Registry, "register", interrupted)
     assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
     assert capsys.readouterr().out == "withdrawn shop.Orders/10.0.0.7:50051\n"
 

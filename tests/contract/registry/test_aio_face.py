@@ -9,12 +9,12 @@ from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import NotPublished, RegistryClosed, RegistryUnavailable
 from rpcwheel.observe import CallbackFailed
-from rpcwheel.registry.aio import FailbackRegistry
+from rpcwheel.registry.aio import Registry
 
 
 @pytest.fixture
 async def registry(provider, timer):
-    async with FailbackRegistry(provider, policy=POLICY.changed(snapshot=False)) as registry:
+    async with Registry(provider, policy=POLICY.changed(snapshot=False)) as registry:
         yield registry
         provider.up()
     assert timer.pending == 0
@@ -197,7 +197,7 @@ async def test_nothing_known_in_time_is_an_error(registry, provider):
 async def test_closing_withdraws_ends_those_who_follow_and_refuses_what_comes_later(
     provider, timer
 ):
-    registry = FailbackRegistry(provider, policy=POLICY.changed(snapshot=False))
+    registry = Registry(provider, policy=POLICY.changed(snapshot=False))
     await registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders")
     iterated = asyncio.create_task(anext(subscription.__aiter__()))
@@ -224,7 +224,7 @@ async def test_closing_withdraws_ends_those_who_follow_and_refuses_what_comes_la
 async def test_closing_that_is_cancelled_goes_on_without_whoever_waited(timer):
     let_go = threading.Event()
     provider = Hanging(flaky(timer).inner, let_go)
-    registry = FailbackRegistry(provider)
+    registry = Registry(provider)
     await registry.register(instance())
     await aio_wait_until(lambda: provider.hanging)
     closing = asyncio.create_task(registry.close(600))
@@ -252,7 +252,7 @@ async def _all(subscription):
 
 def test_a_loop_that_has_ended_is_no_matter(provider):
     async def begin():
-        registry = FailbackRegistry(provider, policy=POLICY.changed(snapshot=False))
+        registry = Registry(provider, policy=POLICY.changed(snapshot=False))
         provider.freeze()
         subscription = registry.subscribe("shop.Orders", lambda _: None)
         waits = asyncio.create_task(registry.register(instance(), wait=WAIT_S))
@@ -268,7 +268,7 @@ def test_a_loop_that_has_ended_is_no_matter(provider):
 
 
 def test_without_a_loop_nothing_is_followed(provider):
-    registry = FailbackRegistry(provider, policy=POLICY.changed(snapshot=False))
+    registry = Registry(provider, policy=POLICY.changed(snapshot=False))
     with pytest.raises(RuntimeError, match="no running event loop"):
         registry.subscribe("shop.Orders")
     assert provider.requests == []

@@ -16,7 +16,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe import CallbackFailed, ServingEnds, add_sink, remove_sink
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry import open_registry as open_sync_registry
-from rpcwheel.registry.aio import FailbackRegistry, Publisher, insecure_channel, open_registry
+from rpcwheel.registry.aio import Publisher, Registry, insecure_channel, open_registry
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.testing import FlakyProvider
@@ -238,7 +238,7 @@ async def test_cancelling_a_stop_does_not_stop_the_end(shop, memory, events, tim
 
 async def test_a_frozen_engine_holds_up_neither_the_end_nor_the_loop(shop, memory, events, timer):
     provider = FlakyProvider(open_provider(memory, Settings(lease_s=10**6, timeout_s=600.0)))
-    async with FailbackRegistry(provider, policy=LONG) as frozen:
+    async with Registry(provider, policy=LONG) as frozen:
         settings = QUICK | {"timer": timer}
         async with Publisher(shop.server, frozen, SERVICE, **settings) as published:
             assert await published.wait_published(WAIT_S)

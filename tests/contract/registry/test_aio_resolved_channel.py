@@ -16,7 +16,7 @@ from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry.aio import (
-    FailbackRegistry,
+    Registry,
     insecure_channel,
     open_registry,
 )
@@ -40,7 +40,7 @@ async def registry(memory):
 @pytest.fixture
 async def flaky(memory):
     provider = FlakyProvider(open_provider(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    async with FailbackRegistry(provider, policy=POLICY) as registry:
+    async with Registry(provider, policy=POLICY) as registry:
         yield provider, registry
         provider.up()
 

@@ -9,7 +9,7 @@ from fixtures.seen_worlds import SERVICE, Listener, instance, instances, keys
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import NotPublished, RegistryUnavailable
 from rpcwheel.observe.events import SnapshotFailed
-from rpcwheel.registry import FailbackRegistry, RegistryPolicy
+from rpcwheel.registry import Registry, RegistryPolicy
 from rpcwheel.registry.provider import Settings
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.registry.url import parse_url
@@ -42,9 +42,7 @@ def start(path, timer, engine):
             if not up:
                 provider.down()
             policy = RegistryPolicy(lease=LEASE_S, timeout=600.0, snapshot=str(path))
-            return provider, opened.enter_context(
-                FailbackRegistry(provider, policy=policy, timer=timer)
-            )
+            return provider, opened.enter_context(Registry(provider, policy=policy, timer=timer))
 
         yield start
     assert timer.pending == 0

@@ -27,13 +27,13 @@ from rpcwheel.observe import (
     add_sink,
     remove_sink,
 )
-from rpcwheel.registry import FailbackRegistry, RegistryPolicy, open_registry
+from rpcwheel.registry import Registry, RegistryPolicy, open_registry
 from rpcwheel.registry.provider import View
 
 
 @pytest.fixture
 def registry(provider, timer):
-    with FailbackRegistry(provider, policy=POLICY.changed(snapshot=False)) as registry:
+    with Registry(provider, policy=POLICY.changed(snapshot=False)) as registry:
         yield registry
         provider.up()
     assert timer.pending == 0
@@ -80,7 +80,7 @@ def test_a_key_has_one_registration_until_it_is_unregistered(registry):
 
 def test_an_instance_that_was_looked_up_can_be_withdrawn_by_anybody(registry, provider, timer):
     registry.register(instance(), wait=WAIT_S)
-    with FailbackRegistry(flaky(timer, str(provider.url).partition("//")[2])) as other:
+    with Registry(flaky(timer, str(provider.url).partition("//")[2])) as other:
         other.unregister(other.lookup("shop.Orders").instances[0], wait=WAIT_S)
         assert other.lookup("shop.Orders").instances == ()
         assert not other.registrations
@@ -111,7 +111,7 @@ def unregister(registry):
 IN_VAIN = {
     "closed": (
         register,
-        FailbackRegistry.close,
+        Registry.close,
         RegistryClosed,
         r"was closed before shop\.Orders/",
     ),
@@ -173,7 +173,7 @@ def test_a_lookup_that_fails_gives_what_was_known_last_or_raises_but_never_an_em
 
 def test_a_lookup_waits_no_longer_than_it_is_told(timer):
     provider = flaky(timer)
-    with FailbackRegistry(provider) as registry:
+    with Registry(provider) as registry:
         registry.register(instance(), wait=WAIT_S)
         registry.lookup("shop.Orders")
         provider.freeze()
@@ -344,7 +344,7 @@ def test_nothing_known_in_time_is_an_error(registry, provider):
 
 
 def test_closing_withdraws_ends_subscriptions_and_refuses_what_comes_later(provider, timer):
-    registry = FailbackRegistry(provider, policy=POLICY.changed(snapshot=False))
+    registry = Registry(provider, policy=POLICY.changed(snapshot=False))
     registration = registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders", lambda _: None)
     registry.close(WAIT_S)
@@ -368,7 +368,7 @@ def test_closing_withdraws_ends_subscriptions_and_refuses_what_comes_later(provi
 
 def test_closing_returns_in_time_though_the_engine_is_frozen(timer):
     provider = flaky(timer)
-    registry = FailbackRegistry(provider)
+    registry = Registry(provider)
     registry.register(instance(), wait=WAIT_S)
     registry.subscribe("shop.Orders").wait(WAIT_S)
     provider.freeze()
@@ -379,7 +379,7 @@ def test_closing_returns_in_time_though_the_engine_is_frozen(timer):
 def test_closing_returns_in_time_even_if_the_provider_hangs_for_good(timer):
     let_go = threading.Event()
     provider = Hanging(flaky(timer).inner, let_go)
-    registry = FailbackRegistry(provider)
+    registry = Registry(provider)
     registry.register(instance())
     assert wait_until(lambda: provider.hanging)
     registry.close(0.1)
@@ -390,7 +390,7 @@ def test_closing_returns_in_time_even_if_the_provider_hangs_for_good(timer):
 def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(timer):
     let_go = threading.Event()
     provider = Hanging(flaky(timer).inner, let_go)
-    registry = FailbackRegistry(provider)
+    registry = Registry(provider)
     registry.register(instance())
     assert wait_until(lambda: provider.hanging)
     closing = threading.Thread(target=registry.close, args=(WAIT_S,))
@@ -404,7 +404,7 @@ def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(ti
 
 def test_a_registry_that_is_dropped_unclosed_warns(timer):
     provider = flaky(timer)
-    registry = FailbackRegistry(provider)
+    registry = Registry(provider)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         del registry
@@ -513,9 +513,7 @@ def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end(registry, provider, ti
 
 def test_after_a_storm_all_is_as_it_was_wanted_last(timer):
     provider = flaky(timer, timeout_s=0.01)
-    registry = FailbackRegistry(
-        provider, policy=POLICY.changed(timeout=0.01, backoff=0.05, snapshot=False)
-    )
+    registry = Registry(provider, policy=POLICY.changed(timeout=0.01, backoff=0.05, snapshot=False))
     ended = threading.Event()
     last = {}
 
@@ -565,14 +563,14 @@ def test_a_url_opens_it_and_contacts_nobody():
     with open_registry("memory://somewhere", policy=RegistryPolicy(lease=1)) as registry:
         assert (registry.url, registry.up) == ("memory://somewhere", False)
         assert registry.policy.lease == 1
-        assert repr(registry) == "<FailbackRegistry memory://somewhere: down, 0 registered>"
+        assert repr(registry) == "<Registry memory://somewhere: down, 0 registered>"
 
 
 def test_a_provider_of_ones_own_brings_its_lease_or_has_the_policys(provider):
-    with FailbackRegistry(provider) as registry:
+    with Registry(provider) as registry:
         assert (registry.policy.lease, registry.policy.timeout) == (6.0, 600.0)
     with pytest.raises(ConfigurationError, match="for a lease of 6 s, the policy has 15 s"):
-        FailbackRegistry(provider, policy=RegistryPolicy())
+        Registry(provider, policy=RegistryPolicy())
 
 
 def test_arguments_that_make_no_sense_are_refused_at_once(registry):

@@ -20,7 +20,6 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.observe import CallbackFailed, ServingEnds, add_sink, remove_sink
 from rpcwheel.registry import (
-    FailbackRegistry,
     Publisher,
     Registry,
     RegistryPolicy,
@@ -54,7 +53,7 @@ def flaky(memory):
     """A provider whose engine fails on command, and a registry over it."""
     settings = Settings(lease_s=10**6, timeout_s=600.0)
     provider = FlakyProvider(open_provider(f"{memory}-flaky", settings))
-    with FailbackRegistry(provider, policy=LONG) as registry:
+    with Registry(provider, policy=LONG) as registry:
         yield provider, registry
         provider.up()
 
@@ -335,7 +334,7 @@ def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory
             times.append(("gone", time.monotonic()))
             super().withdraw(instances)
 
-    with FailbackRegistry(Noting(inner), policy=LONG) as registry:
+    with Registry(Noting(inner), policy=LONG) as registry:
         published = Publisher(shop.server, registry, SERVICE, timer=timer, **QUICK)
         published.start()
         assert published.wait_published(WAIT_S)
@@ -511,7 +510,7 @@ def test_a_stop_without_grace_waits_for_no_engine(shop, flaky, timer, events):
 
 
 def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
-    make_shop, registry, memory, timer, events
+    make_shop, memory, timer, events
 ):
     goes_on, told = threading.Event(), []
 
@@ -522,18 +521,14 @@ def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
     class Hanging(Registry):
         """A user's registry that does not answer when something is to be withdrawn."""
 
-        register, lookup, subscribe = registry.register, registry.lookup, registry.subscribe
-        unsubscribe, close = registry.unsubscribe, registry.close
-
         def unregister(self, what, *, wait=None):
             goes_on.wait()
 
     settings = QUICK | {"timer": timer}
+    hanging = [Hanging(memory) for _ in range(6)]
     every = [
-        Publisher(
-            make_shop().server, [Hanging(), memory], f"{SERVICE}{n}", health=Health(), **settings
-        )
-        for n in range(6)
+        Publisher(make_shop().server, [one, memory], f"{SERVICE}{n}", health=Health(), **settings)
+        for n, one in enumerate(hanging)
     ]
     try:
         for one in every:
@@ -547,12 +542,14 @@ def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
         assert wait_until(lambda: all(one.registries[1].closed for one in every))
     finally:
         goes_on.set()
+        for one in hanging:
+            one.close()
 
 
 def test_a_registry_that_raises_at_the_end_is_an_event_and_a_closed_one_is_not(
     shop, registry, memory, events
 ):
-    class Broken(FailbackRegistry):
+    class Broken(Registry):
         def unregister(self, what, *, wait=None):
             raise LookupError("no such thing")
 

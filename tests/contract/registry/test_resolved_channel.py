@@ -12,7 +12,7 @@ from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry import (
-    FailbackRegistry,
+    Registry,
     RegistryPolicy,
     insecure_channel,
     open_registry,
@@ -38,7 +38,7 @@ def registry(memory):
 def flaky(memory):
     """A provider with an engine that fails when told to, and a registry over it."""
     provider = FlakyProvider(open_provider(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    with FailbackRegistry(provider, policy=POLICY) as registry:
+    with Registry(provider, policy=POLICY) as registry:
         yield provider, registry
         provider.up()
 
@@ -226,7 +226,7 @@ def test_a_refusal_fails_calls_at_once_and_is_over_when_the_registry_allows_it(s
     locked.refuse("no rights")
     policy = BalancerPolicy(pick_timeout=NEVER_S)
     with (
-        FailbackRegistry(locked, policy=POLICY) as registry,
+        Registry(locked, policy=POLICY) as registry,
         channel(SERVICE, registry=registry, policy=policy) as to_service,
     ):
         assert "no rights" in error_text(to_service)

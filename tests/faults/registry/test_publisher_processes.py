@@ -208,12 +208,12 @@ def output_of(code):
 
 FORGOTTEN = """if True:
     from rpcwheel.instance import ServiceInstance
-    from rpcwheel.registry import FailbackRegistry
+    from rpcwheel.registry import Registry
     from rpcwheel.registry.provider import Settings
     from rpcwheel.registry.providers import open_provider
     from rpcwheel.testing import FlakyProvider
     provider = FlakyProvider(open_provider("memory://", Settings(1800.0, 600.0)))
-    registry = FailbackRegistry(provider)
+    registry = Registry(provider)
     one = ServiceInstance(service="shop", host="a", port=1)
     registry.register(one, wait=60)
     provider.freeze()

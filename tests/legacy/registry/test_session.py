@@ -181,11 +181,11 @@ FORGOTTEN = """
 import sys, threading
 from rpcwheel.registry.providers import open_provider
 from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.sync import FailbackRegistry
+from rpcwheel.registry.sync import Registry
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.testing import FlakyProvider
 provider = FlakyProvider(open_provider("memory://", Settings(5.0, 60.0)))
-registry = FailbackRegistry(provider)
+registry = Registry(provider)
 one = ServiceInstance(service="shop", host="a", port=1)
 registry.register(one, wait=5)
 if sys.argv[1] == "frozen":
