@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BalancedChannel", "Subchannel"]
 
+CLOSED_MEANWHILE: Final = "Channel closed!"
+"""The details of a call that waits when its channel is closed, as gRPC has them."""
+
 WAKE_INTERVAL_S: Final = 1.0
 """How long a blocked call waits at most before it looks by itself."""
 
@@ -154,9 +157,11 @@ class _Pool(SubchannelPool[Subchannel]):
 
         Raises:
             FinishedError: The call fails.
-            ValueError: The channel is closed.
+            ValueError: The channel is closed; FinishedError, if it is closed meanwhile.
             Exception: What a key function raised.
         """
+        if self.closed:
+            raise ValueError(CLOSED)
         began_s = time.monotonic()
         limit_s = self.limit_of(timeout, wait_for_ready=wait_for_ready)
         is_first = True
@@ -169,6 +174,8 @@ class _Pool(SubchannelPool[Subchannel]):
                 if found is not None:
                     left_s = None if timeout is None else began_s + timeout - time.monotonic()
                     return found, None if left_s is None else max(0.0, left_s)
+                if self.closed:  # as gRPC ends calls that run at that moment
+                    raise FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE)
                 self.check_refusal(wait_for_ready=wait_for_ready)
                 left_s = WAKE_INTERVAL_S
                 if limit_s is not None:
@@ -419,8 +426,7 @@ class WaitingCall(CallAttempts):
         except FinishedError as error:
             self._finish(error)
         except ValueError:
-            details = "Channel closed!"  # as gRPC ends a call whose channel is closed
-            self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
+            self._finish(FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE))
 
     def seconds_left(self) -> float | None:
         if self._timeout_s is None:

@@ -122,9 +122,12 @@ class HealthChecker(Generic[S]):
         subchannel.checking = False
         pool = self._pool
         if not pool.wants_check(subchannel, generation):
+            subchannel.suspected = False
             return
         state = subchannel.state
-        if state is READY:
+        if subchannel.suspected and state is not READY:
+            subchannel.suspected = False
+        elif state is READY:
             subchannel.checking = True
             pool.probe(subchannel, partial(self._checked, subchannel, generation))
         elif subchannel.stale and state is FAILING:
@@ -139,7 +142,9 @@ class HealthChecker(Generic[S]):
     def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
         subchannel.checking = False
         pool = self._pool
-        if not pool.wants_check(subchannel, generation):
+        wanted = pool.wants_check(subchannel, generation)
+        suspected, subchannel.suspected = subchannel.suspected, False
+        if not wanted:
             return
         if answered is None:  # the process ends: no checks are sent any more
             pool.mark_healthy(subchannel)
@@ -147,6 +152,8 @@ class HealthChecker(Generic[S]):
             pool.remove_stale(subchannel)
         elif answered:
             self._answered(subchannel)
+        elif suspected and subchannel.healthy:
+            pool.mark_unhealthy(subchannel, "its calls were canceled, and it answered no check")
         else:
             subchannel.checks += 1
             self.check_later(subchannel)

@@ -74,7 +74,9 @@ UNDECIDED: Final = frozenset({"CANCELLED", ""})
 """Ends of calls that show nothing."""
 
 RECHECK_NS: Final = 100_000_000
-"""How often the states of subchannels that are not READY are read again, while calls are made."""
+RECHECK_CONNECTING_NS: Final = 2_000_000
+"""How often the states are read again, while calls are made and not all subchannels are READY; the
+second while one is connecting."""
 
 FAILOVER_NS: Final = 1_000_000_000
 """How long the subchannels of a level may take to become READY before the next level connects."""
@@ -115,6 +117,9 @@ MIN_CHECK_DELAY_NS: Final = 10_000_000
 MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
 """gRPC's default lets a server that was away for long wait up to two minutes for its calls."""
 
+CANCELED_CALLS: Final = 5
+"""So many calls that are canceled without one that is answered lead to a health check."""
+
 MAX_REPICKS: Final = 3
 """Picks of one call whose subchannel turns out not to be READY."""
 
@@ -151,6 +156,10 @@ class SubchannelBase:
         checks belong to an earlier one."""
         self.checks = 0
         """Internal: health checks since then that failed."""
+        self.canceled = self.canceled_since = 0
+        """Internal: calls canceled in a row, and `successes` when the first was."""
+        self.suspected = False
+        """Internal: whether it is checked while healthy, because its calls are canceled."""
         self.checking = False
         """Internal: whether a health check is under way."""
         self.failures = 0
@@ -848,7 +857,8 @@ class SubchannelPool(Generic[S]):
             )
             or self._reweigh_ns != NEVER
         )
-        self._recheck_ns = now_ns + RECHECK_NS
+        connects = idle or any(s is CONNECTING for found in levels.values() for _, s in found)
+        self._recheck_ns = now_ns + (RECHECK_CONNECTING_NS if connects else RECHECK_NS)
         return idle
 
     def _idle(
@@ -892,9 +902,18 @@ class SubchannelPool(Generic[S]):
             return
         self._chosen = chosen, weights
         try:
-            self._pick = self._picker.prepare(chosen, weights) if chosen else None
+            self._pick = self._prepared(chosen, weights) if chosen else None
         except Exception as error:  # noqa: BLE001 - of a picker of the user's: for its calls
             self._pick = partial(_raise, error.with_traceback(None))
+
+    def _prepared(self, chosen: list[S], weights: list[int]) -> Pick[S]:
+        pick = self._picker.prepare(chosen, weights)
+        if not callable(pick):
+            raise TypeError(
+                f"{type(self._picker).__name__}.prepare() must return a function pick(method, "
+                f"request, metadata), not {pick!r}"
+            )
+        return pick
 
     def _weight(self, subchannel: S) -> int:
         """Its weight now, 1 at least (Dubbo `AbstractLoadBalance`)."""
@@ -974,6 +993,8 @@ class SubchannelPool(Generic[S]):
     def failed(self, subchannel: S, code: str) -> None:
         """Note a call that did not succeed, with the name of its status code. Any thread."""
         if code in UNDECIDED:
+            if code == "CANCELLED":
+                self._note_canceled(subchannel)
             return
         if code not in FAILURES:
             subchannel.succeeded()
@@ -985,6 +1006,21 @@ class SubchannelPool(Generic[S]):
         failures = self._outlier_failures(subchannel)
         if failures:
             self.mark_unhealthy(subchannel, f"{failures} calls failed: {code}", ejects=True)
+
+    def _note_canceled(self, subchannel: S) -> None:
+        """Check a subchannel whose calls are all canceled: it may be why they are.
+
+        With hedging, the calls to a frozen server are canceled when another attempt is answered, so
+        that none of them fails.
+        """
+        if subchannel.canceled_since != subchannel.successes:
+            subchannel.canceled_since, subchannel.canceled = subchannel.successes, 0
+        subchannel.canceled += 1
+        due = subchannel.canceled >= CANCELED_CALLS and not subchannel.suspected
+        if due and subchannel.healthy and not subchannel.stale:
+            subchannel.canceled = 0
+            subchannel.suspected = True
+            self.checker.check_later(subchannel, 0)
 
     def _outlier_failures(self, subchannel: S) -> str:
         """Count a failure. If the subchannel is to be ejected, returns which calls failed."""
@@ -1065,7 +1101,7 @@ class SubchannelPool(Generic[S]):
         """Whether a health check that belongs to this generation is still wanted."""
         if subchannel.removed or self.closed or subchannel.generation != generation:
             return False
-        return subchannel.stale or not subchannel.healthy
+        return subchannel.stale or subchannel.suspected or not subchannel.healthy
 
     def check_delay_ns(self, subchannel: S) -> int:
         """How long to wait before the next health check.

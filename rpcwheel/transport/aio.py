@@ -534,6 +534,8 @@ class TransportCall(Relay):
             if self.kind.streams_requests:  # or grpc.aio may report another status later
                 self.finish(failed_call(self.kind, error), source=call)
                 return
+        elif isinstance(error, asyncio.CancelledError):
+            self._saw_status(grpc.StatusCode.CANCELLED)
         self.finish(call if error is None or has_ended(call) else failed_call(self.kind, error))
 
     def _saw_status(self, code: grpc.StatusCode) -> None:

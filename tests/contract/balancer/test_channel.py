@@ -21,7 +21,7 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, RetryPolicy
-from rpcwheel.balancer import BalancedChannel
+from rpcwheel.balancer import BalancedChannel, RingHash
 from rpcwheel.observe import CallbackFailed
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
@@ -355,16 +355,23 @@ def test_calls_on_a_closed_channel_raise_as_with_grpc(shops, open_balanced):
 
 
 def test_close_ends_calls_that_wait(open_balanced):
-    channel = open_balanced(policy={"pick_timeout": 3600})
+    picks = []
+
+    class Waiting(RingHash):
+        def prepare(self, subchannels, weights):
+            return lambda method, *_: picks.append(method)  # None: the call waits
+
+    channel = open_balanced(1, lb_policy=Waiting("x-user"), policy={"pick_timeout": 3600})
     unary, stream = channel.unary_unary(UNARY_UNARY), channel.unary_stream(UNARY_STREAM)
-    held = [unary.future(b"x"), stream(b"x")]
     with ThreadPoolExecutor(1) as threads:
         blocked = threads.submit(unary, b"x")
+        assert wait_until(lambda: len(picks) > 1)  # the second while it waits
+        held = [unary.future(b"x"), stream(b"x")]
         channel.close()
-        with pytest.raises(ValueError, match="closed channel"):
+        with pytest.raises(grpc.RpcError, match="Channel closed!") as ended:
             blocked.result(WAIT_S)
-    ends = [(call.code(), call.cancelled()) for call in held]
-    assert ends == [(grpc.StatusCode.CANCELLED, True)] * 2
+    ends = [(call.code(), call.details()) for call in (ended.value, *held)]
+    assert ends == [(grpc.StatusCode.CANCELLED, "Channel closed!")] * 3
 
 
 def test_it_closes_at_the_end_of_a_with_block(shops, timer):

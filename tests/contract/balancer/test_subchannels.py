@@ -707,3 +707,15 @@ def test_a_channel_connects_to_a_subset_of_very_many_instances(shops, open_balan
     assert caller(channel)() == b"x"
     assert len(channel.subchannels) == 4
     assert wait_until(lambda: all(one.state is READY for one in channel.subchannels))
+
+
+def test_a_picker_that_prepares_no_function_is_named_in_the_error_of_its_calls(
+    shops, open_balanced
+):
+    class Mute(RingHash):
+        def prepare(self, subchannels, weights):
+            return None
+
+    channel = open_balanced(*shops, lb_policy=Mute("x-user"))
+    with pytest.raises(TypeError, match=r"Mute.prepare\(\) must return a function pick"):
+        channel.unary_unary(UNARY_UNARY)(b"x")

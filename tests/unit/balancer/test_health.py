@@ -246,3 +246,46 @@ def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():
     assert text(failed + "name resolution failed") == "UNKNOWN: name resolution failed"
     assert text("Socket closed") == "Socket closed"
     assert text("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED) == ""
+
+
+# --- Subchannels whose calls are canceled ---
+
+
+def cancel(checked, times):
+    for _ in range(times):
+        checked.pool.failed(checked.one, "CANCELLED")
+
+
+def test_five_canceled_calls_in_a_row_lead_to_a_check_and_its_failure_to_unhealthy(checked):
+    cancel(checked, 4)
+    assert checked.prober.probes == []
+    cancel(checked, 6)
+    assert checked.prober.probes == [1]  # one check at a time
+    checked.prober.done(False)
+    assert not checked.one.healthy
+    assert "canceled" in checked.one.unhealthy_reason
+
+
+def test_a_subchannel_whose_calls_are_canceled_stays_healthy_if_it_answers_the_check(checked):
+    checked.prober.answers = [True, True]
+    cancel(checked, 5)
+    cancel(checked, 4)
+    assert (checked.prober.probes, checked.one.healthy) == ([1], True)
+    cancel(checked, 1)
+    assert checked.prober.probes == [1, 1]
+
+
+def test_canceled_calls_between_answered_ones_lead_to_no_check(checked):
+    for _ in range(3):
+        cancel(checked, 4)
+        checked.one.succeeded()
+    assert checked.prober.probes == []
+
+
+def test_canceled_calls_of_a_subchannel_that_is_not_ready_lead_to_no_probe(checked):
+    checked.pool.set_states(p1=FAILING)
+    cancel(checked, 5)
+    assert (checked.prober.probes, checked.one.healthy) == ([], True)
+    checked.pool.set_states(p1=READY)
+    cancel(checked, 5)
+    assert checked.prober.probes == [1]

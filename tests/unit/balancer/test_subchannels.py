@@ -798,3 +798,13 @@ def test_the_representation_shows_the_state_and_what_is_wrong(pool):
     pool.mark_unhealthy(one, "its heartbeats are missed")
     one.stale = True
     assert "IDLE, unhealthy: its heartbeats are missed, stale>" in repr(one)
+
+
+def test_a_subchannel_that_was_connecting_gets_calls_within_milliseconds(make_pool, clock):
+    pool = make_pool()
+    pool.update([at(1), at(2)])
+    pool.set_states(p1=READY, p2=CONNECTING)
+    assert pool.picked() == {1}
+    pool.subchannel(2).connection.state = READY
+    clock.pass_(0.003)
+    assert pool.picked() == {1, 2}
