@@ -19,9 +19,10 @@ lost is held for a while, and what an earlier run saw is read from a file while 
 Which part does what: `core.py` decides what to tell the engine, `seen.py` what to believe of it;
 `session.py` and `following.py` make the requests, on worker threads, through a `Provider`
 (`provider.py`: the contract; `providers/`: ours; yours by an entry point); `face.py` is what users
-call. On it stand `publisher.py`, which publishes a server while it serves, and
-`resolved_channel.py`, the channels to a service by its name. Their variants for coroutines are
-called `aio_...`; `sync.py` and `aio.py` have the names of either world.
+call, and blocks. On it stand `publisher.py`, which publishes a server while it serves, and
+`resolver.py`, which updates the channels of `resolved_channel.py` to a service by its name. Their
+variants for coroutines are called `aio_...`: the registry's awaits the blocking one, and both kinds
+of channels have the same resolver. `sync.py` and `aio.py` have the names of either world.
 
 Nothing runs on the timer's thread or the caller's; each thing that is open is closed, and a dead
 engine keeps nobody from that for longer than `close(timeout)`.

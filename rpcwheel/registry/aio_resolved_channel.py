@@ -1,29 +1,24 @@
 """Channels of `grpc.aio` to an address, or to a service by its name; see `resolved_channel.py`.
 
-The resolver updates its channel on the event loop on which the channel was made.
+The resolver is the same; the channel calls `on_subchannel` and `on_removed` on its event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._concurrency.loop import call_on_loop, running_loop
+from rpcwheel._concurrency.loop import on_worker, running_loop
 from rpcwheel.balancer.aio_channel import BalancedChannel
-from rpcwheel.errors import RegistryError
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.aio import ReconnectingChannel
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 
-from ._shared import ResolverBase, Shared, resolution_of
 from .aio_face import Registry
+from .resolver import Resolver, check_registry, resolution_of
 from .target import names_service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     import grpc.aio
 
@@ -32,13 +27,9 @@ if TYPE_CHECKING:
     from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.timer.api import Timer
 
-    from ._shared import Resolution
     from .policy import RegistryPolicy
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
-
-SESSIONS: Final[Shared[Registry]] = Shared()
-"""Of this process, for channels."""
 
 
 def insecure_channel(
@@ -143,7 +134,10 @@ def resolved_channel(
     """
     if running_loop() is None:
         raise RuntimeError("no event loop runs here: make the channel in a coroutine")
-    resolution, settings = resolution_of(target, Registry, "rpcwheel.aio.Registry", **named)
+    registry = named.pop("registry", None)
+    check_registry(registry, Registry, "rpcwheel.aio.Registry")
+    blocking = registry and registry._blocking  # noqa: SLF001 - what the other world's channels use
+    resolution, settings = resolution_of(target, registry=blocking, **named)
     channel = ResolvedChannel(
         resolution.target.service,
         credentials=credentials,
@@ -165,16 +159,13 @@ class ResolvedChannel(BalancedChannel):
     _resolver: Resolver | None = None
 
     def start(self, resolver: Resolver) -> None:
-        """Have a resolver update this channel until it is closed or dropped.
+        """Have a resolver update this channel; callbacks are called on the running loop.
 
         Raises:
             RegistryClosed: The registry is closed.
         """
+        self._pool.enter()
         self._resolver = resolver
-        self._dropped = weakref.finalize(
-            self, EXECUTOR.submit, resolver, partial(_run, resolver.close)
-        )
-        self._dropped.atexit = False
         resolver.start()
 
     async def close(self, grace: float | None = None) -> None:
@@ -186,69 +177,5 @@ class ResolvedChannel(BalancedChannel):
         try:
             await super().close(grace)
         finally:
-            if self._resolver is not None and self._dropped.detach():
-                await self._resolver.close()
-
-
-class Resolver(ResolverBase):
-    """Updates one channel, which it holds weakly, with the instances of a service. On its loop."""
-
-    sessions = SESSIONS
-    registry_class = Registry
-
-    def __init__(self, channel: ResolvedChannel, resolution: Resolution) -> None:
-        super().__init__(channel, resolution)
-        self._loop = asyncio.get_running_loop()
-        self._lookup: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Subscribe.
-
-        Raises:
-            RegistryClosed: The registry is closed.
-        """
-        self._subscription = self._registry.subscribe(self._target.service, self._update)
-        self._begin_lookup(wait=True)
-
-    async def close(self) -> None:
-        """End the subscription, and close the registry if no other channel uses it. Idempotent.
-
-        Also on another loop, if the channel was dropped.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        self._alarm.clear()
-        if self._subscription is not None:
-            self._subscription.close()
-        if self._lookup is not None:
-            call_on_loop(self._loop, self._lookup.cancel)
-        if self._target.url is not None and SESSIONS.release(self._key, self._registry):
-            await self._registry.close()
-
-    def _begin_lookup(self, *, wait: bool) -> None:
-        if not self._closed:
-            self._lookup = self._loop.create_task(self._look_up(wait=wait))
-
-    async def _look_up(self, *, wait: bool) -> None:
-        """Find out whether the registry answers, and report to calls why not.
-
-        Args:
-            wait: Whether calls wait, and the registry is asked again, if it is unavailable.
-        """
-        try:
-            await self._registry.lookup(self._target.service)
-        except RegistryError as error:
-            self._report(error, wait=wait)
-
-    def _wait_is_over(self) -> None:
-        call_on_loop(self._loop, self._look_up_again)
-
-    def _look_up_again(self) -> None:
-        self._alarm.rang()
-        self._begin_lookup(wait=False)
-
-
-def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs on a worker, where there is no loop."""
-    asyncio.run(close())
+            if self._resolver is not None:
+                await on_worker(self._resolver.close)

@@ -10,19 +10,15 @@ registry by itself.
 
 from __future__ import annotations
 
-import weakref
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.balancer.channel import BalancedChannel
-from rpcwheel.errors import RegistryError
 from rpcwheel.instance import explicit_target
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 from rpcwheel.transport.sync import ReconnectingChannel
 
-from ._shared import ResolverBase, Shared, resolution_of
 from .face import Registry
+from .resolver import Resolver, check_registry, resolution_of
 from .target import names_service
 
 if TYPE_CHECKING:
@@ -38,9 +34,6 @@ if TYPE_CHECKING:
     from .policy import RegistryPolicy
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
-
-SESSIONS: Final[Shared[Registry]] = Shared()
-"""Of this process, for channels."""
 
 
 def insecure_channel(
@@ -166,7 +159,8 @@ def resolved_channel(
     Raises:
         ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
-    resolution, settings = resolution_of(target, Registry, "rpcwheel.Registry", **named)
+    check_registry(named.get("registry"), Registry, "rpcwheel.Registry")
+    resolution, settings = resolution_of(target, **named)
     channel = ResolvedChannel(
         resolution.target.service,
         credentials=credentials,
@@ -191,14 +185,12 @@ class ResolvedChannel(BalancedChannel):
     _resolver: Resolver | None = None
 
     def start(self, resolver: Resolver) -> None:
-        """Have a resolver update this channel until it is closed or dropped.
+        """Have a resolver update this channel.
 
         Raises:
             RegistryClosed: The registry is closed.
         """
         self._resolver = resolver
-        self._dropped = weakref.finalize(self, EXECUTOR.submit, resolver, resolver.close)
-        self._dropped.atexit = False
         resolver.start()
 
     def close(self) -> None:
@@ -209,51 +201,5 @@ class ResolvedChannel(BalancedChannel):
         try:
             super().close()
         finally:
-            if self._resolver is not None and self._dropped.detach():
+            if self._resolver is not None:
                 self._resolver.close()
-
-
-class Resolver(ResolverBase):
-    """Updates one channel, which it holds weakly, with the instances of a service. Thread-safe."""
-
-    sessions = SESSIONS
-    registry_class = Registry
-
-    def start(self) -> None:
-        """Subscribe.
-
-        Raises:
-            RegistryClosed: The registry is closed.
-        """
-        self._subscription = self._registry.subscribe(self._target.service, self._update)
-        EXECUTOR.submit(self, self._look_up)
-
-    def close(self) -> None:
-        """End the subscription, and close the registry if no other channel uses it. Idempotent."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._alarm.clear()
-        if self._subscription is not None:
-            self._subscription.close()
-        if self._target.url is not None and SESSIONS.release(self._key, self._registry):
-            self._registry.close()
-
-    def _look_up(self, *, wait: bool = True) -> None:
-        """Find out whether the registry answers, and report to calls why not. Runs on a worker.
-
-        Args:
-            wait: Whether calls wait, and the registry is asked again, if it is unavailable.
-        """
-        if self._closed:
-            return
-        try:
-            self._registry.lookup(self._target.service)
-        except RegistryError as error:
-            self._report(error, wait=wait)
-
-    def _wait_is_over(self) -> None:
-        with self._lock:
-            self._alarm.rang()
-        EXECUTOR.submit(self, partial(self._look_up, wait=False))

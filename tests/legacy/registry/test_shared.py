@@ -7,12 +7,9 @@ import pytest
 
 from fixtures.waiting import aio_wait_until, wait_until
 from rpcwheel import aio
-from rpcwheel.errors import ConfigurationError
-from rpcwheel.registry import aio_resolved_channel
-from rpcwheel.registry._shared import Shared, provider_of
 from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.registry.resolved_channel import SESSIONS, insecure_channel
-from rpcwheel.registry.url import parse_url
+from rpcwheel.registry.resolved_channel import insecure_channel
+from rpcwheel.registry.resolver import SESSIONS, Shared
 
 
 def test_a_registry_is_made_once_and_is_to_be_closed_by_the_last():
@@ -46,22 +43,11 @@ def test_a_forked_child_shares_nothing_with_its_parent():
     assert shared.release("a", one)
 
 
-def test_a_provider_is_made_as_the_policy_says():
-    provider, policy = provider_of(parse_url("memory://a"), RegistryPolicy(lease=7), None)
-    assert (provider.settings.lease_s, policy.lease) == (7, 7)
-    provider.close()
-    provider, policy = provider_of(parse_url("memory://a"), None, None)
-    assert policy == RegistryPolicy()
-    provider.close()
-    with pytest.raises(ConfigurationError, match="no registry has the scheme"):
-        provider_of(parse_url("nowhere://a"), None, None)
-
-
 @pytest.fixture
 def none_stays_open():
     yield
     gc.collect()
-    assert wait_until(lambda: len(SESSIONS) == len(aio_resolved_channel.SESSIONS) == 0)
+    assert wait_until(lambda: len(SESSIONS) == 0)
 
 
 @pytest.mark.usefixtures("none_stays_open")
@@ -81,15 +67,17 @@ def test_channels_by_one_url_share_a_session_until_the_last_is_closed_or_dropped
 
 
 @pytest.mark.usefixtures("none_stays_open")
-async def test_channels_of_aio_share_a_session_until_the_last_is_closed_or_dropped(memory):
-    one, other = (
+async def test_channels_of_both_worlds_share_a_session_until_the_last_is_closed_or_dropped(memory):
+    one, other, blocking = (
         aio.insecure_channel(f"{memory}/shop.Orders"),
         aio.insecure_channel(f"{memory}/shop.Audit"),
+        insecure_channel(f"{memory}/shop.Orders"),
     )
-    assert len(aio_resolved_channel.SESSIONS) == 1
+    assert len(SESSIONS) == 1
     await one.close()
     await one.close()
-    assert len(aio_resolved_channel.SESSIONS) == 1
+    blocking.close()
+    assert len(SESSIONS) == 1
     del other
     gc.collect()
-    await aio_wait_until(lambda: len(aio_resolved_channel.SESSIONS) == 0)
+    await aio_wait_until(lambda: len(SESSIONS) == 0)

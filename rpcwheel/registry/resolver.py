@@ -1,0 +1,222 @@
+"""Updates the channels of both worlds with the instances of a service.
+
+Channels with the URL of one registry share its session: the first opens it, the last closes it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel.balancer.policy import checked_policy
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import RegistryError, RegistryRefused
+
+from .alarm import Alarm
+from .face import Registry, check_policy
+from .target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from rpcwheel.balancer.policy import BalancerPolicy
+    from rpcwheel.errors import TimerError
+    from rpcwheel.instance import Snapshot
+    from rpcwheel.timer.api import Timer
+
+    from .face import Subscription
+    from .policy import RegistryPolicy
+
+__all__ = ["SESSIONS", "Resolution", "Resolver", "check_registry", "resolution_of"]
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class _Open(Generic[R]):
+    registry: R
+    users: int
+
+
+class Shared(Generic[R]):
+    """Open registries, by what they were opened with. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.forget()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """Forget all, in a forked child: the sessions are the parent's."""
+        self._lock = threading.RLock()  # finalizers release registries
+        self._open: dict[Hashable, _Open[R]] = {}
+
+    def acquire(self, key: Hashable, make: Callable[[], R]) -> R:
+        """Return the open registry of this key, or a new one.
+
+        Raises:
+            Exception: What `make` raised; nothing is kept then.
+        """
+        with self._lock:
+            if key not in self._open:
+                self._open[key] = _Open(make(), 0)
+            self._open[key].users += 1
+            return self._open[key].registry
+
+    def release(self, key: Hashable, registry: R) -> bool:
+        """Release a registry; True if nobody uses it any more, and it is to be closed."""
+        with self._lock:
+            one = self._open.get(key)
+            if one is None or one.registry is not registry:
+                return False  # of the parent of a fork
+            one.users -= 1
+            if not one.users:
+                del self._open[key]
+            return not one.users
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._open)
+
+
+SESSIONS: Final[Shared[Registry]] = Shared()
+"""Of this process, for channels."""
+
+
+def check_registry(registry: object, registry_class: type[Any], name: str) -> None:
+    """Raise `TypeError` if it is neither of this class nor None."""
+    if registry is not None and not isinstance(registry, registry_class):
+        raise TypeError(f"registry must be a {name} or None, not {registry!r}")
+
+
+class Resolution(NamedTuple):
+    """Which instances a channel by name has."""
+
+    target: Target
+    registry: Registry | None
+    """The user's own; None: that of the target's URL."""
+    policy: RegistryPolicy | None
+    timer: Timer | None
+    wait_ns: int
+    """How long calls wait at most for the first instances."""
+
+
+def resolution_of(
+    target: str,
+    *,
+    service: str | None = None,
+    registry: Registry | None = None,
+    group: str | None = None,
+    version: str | None = None,
+    registry_policy: RegistryPolicy | None = None,
+    zone: str | None = None,
+    policy: BalancerPolicy | None = None,
+    timer: Timer | None = None,
+    **settings: Any,
+) -> tuple[Resolution, dict[str, Any]]:
+    """Take apart the arguments of a channel by name; see `rpcwheel.insecure_channel`.
+
+    Returns:
+        Which instances the channel has, and the settings of the `BalancedChannel`.
+
+    Raises:
+        TypeError, ConfigurationError: An argument makes no sense.
+    """
+    check_policy(registry_policy)
+    named = Target.of(
+        target, has_registry=registry is not None, service=service, group=group, version=version
+    )
+    policy = checked_policy(policy)
+    resolution = Resolution(named, registry, registry_policy, timer, to_ns(policy.pick_timeout))
+    settings |= {"timer": timer, "policy": policy if zone is None else policy.changed(zone=zone)}
+    return resolution, {name: one for name, one in settings.items() if one is not None}
+
+
+class Resolver:
+    """Updates one channel, which it holds weakly, with the instances of a service. Thread-safe.
+
+    On worker threads, also a channel of `grpc.aio`, which takes updates on any thread.
+    """
+
+    def __init__(self, channel: Any, resolution: Resolution) -> None:
+        """Open the registry of the target if none is given. Does nothing else before `start`.
+
+        Raises:
+            ConfigurationError, ExtraMissing: The registry can't be opened.
+        """
+        self._channel = weakref.ref(channel)
+        self._target, registry, policy, timer, self._wait_ns = resolution
+        self._key = self._target.registry_key, policy, id(timer)
+        if registry is None:
+            url: Any = self._target.url
+            make = partial(Registry, url, policy=policy, timer=timer)
+            registry = SESSIONS.acquire(self._key, make)
+        self._registry = registry
+        self._lock = threading.RLock()
+        self._alarm = Alarm(timer, self._wait_is_over, _ignore)
+        self._subscription: Subscription | None = None
+        self._closed = False
+        self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
+        self._dropped.atexit = False
+
+    def start(self) -> None:
+        """Subscribe, until the channel is dropped or this is closed.
+
+        Raises:
+            RegistryClosed: The registry is closed.
+        """
+        self._subscription = self._registry.subscribe(self._target.service, self._update)
+        EXECUTOR.submit(self, self._look_up)
+
+    def close(self) -> None:
+        """End the subscription, and close the registry if no other channel uses it. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._alarm.clear()
+        self._dropped.detach()
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._target.url is not None and SESSIONS.release(self._key, self._registry):
+            self._registry.close()
+
+    def _update(self, snapshot: Snapshot) -> None:
+        channel = self._channel()
+        if channel is not None:
+            channel.update(self._target.select(snapshot))
+
+    def _look_up(self, *, wait: bool = True) -> None:
+        """Find out whether the registry answers, and report to calls why not. Runs on a worker.
+
+        Args:
+            wait: Whether calls wait, and the registry is asked again, if it is unavailable.
+        """
+        if self._closed:
+            return
+        try:
+            self._registry.lookup(self._target.service)
+        except RegistryError as error:
+            channel = self._channel()
+            if channel is None:
+                return
+            wait = wait and not isinstance(error, RegistryRefused)
+            channel.report_error(str(error), wait=wait)
+            with self._lock:
+                if wait and not self._closed:
+                    self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
+
+    def _wait_is_over(self) -> None:
+        """Runs on the timer's thread."""
+        with self._lock:
+            self._alarm.rang()
+        EXECUTOR.submit(self, partial(self._look_up, wait=False))
+
+
+def _ignore(_: TimerError) -> None:
+    """Without a timer, waiting calls get the reason only when their own wait is over."""
