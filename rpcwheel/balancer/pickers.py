@@ -101,7 +101,8 @@ class Picker(ABC):
             weights: Their weights in the same order, each 1 or more.
 
         Returns:
-            A function that is called for each call, on the thread or event loop of the caller. It
+            `pick(method, request, metadata)`, which returns one of the subchannels, or None to let
+            the call wait. It is called for each call, on the thread or event loop of the caller. It
             must not block, and may be called on several threads at once. If it raises, the call
             raises that.
         """

@@ -99,7 +99,7 @@ class BalancerPolicy(Policy):
 
     self_preservation: StrictBool = True
     """Whether an update that removes all instances keeps those that still answer (Eureka). Each of
-    them is removed when it no longer answers a call or a health check. Instances that were DRAINING
+    them is removed when its connection fails or it does not answer a health check. Instances that were DRAINING
     are not kept: a server that is withdrawn announces its end so."""
 
 

@@ -406,7 +406,7 @@ class SubchannelHealthy(Event):
 
 @dataclass(frozen=True, slots=True)
 class StaleInstancesKept(Event):
-    """All instances left the registry; the channel keeps those that still answer."""
+    """All instances of a channel were removed; it keeps those of these that answer."""
 
     channel: str
     subchannels: tuple[str, ...]

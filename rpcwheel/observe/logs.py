@@ -336,7 +336,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         CONNECTION,
         logging.WARNING,
         "channel",
-        "%(channel)s: all instances left the registry; those that still answer are kept: "
+        "%(channel)s: all instances were removed; those of these that answer are kept: "
         "%(subchannels)s",
         every_s=RARELY_S,
     ),
