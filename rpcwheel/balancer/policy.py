@@ -99,8 +99,8 @@ class BalancerPolicy(Policy):
 
     self_preservation: StrictBool = True
     """Whether an update that removes all instances keeps those that still answer (Eureka). Each of
-    them is removed when its connection fails or it does not answer a health check. Instances that were DRAINING
-    are not kept: a server that is withdrawn announces its end so."""
+    them is removed when its connection fails or it does not answer a health check. Instances that
+    were DRAINING are not kept: a server that is withdrawn announces its end so."""
 
 
 def checked_policy(policy: object) -> BalancerPolicy:

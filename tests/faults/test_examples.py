@@ -94,7 +94,7 @@ def test_a_frozen_server_is_replaced_by_the_other(name: str) -> None:
     ]
     assert re.search(r"order 2: UNAVAILABLE after .* s, .*no answer to heartbeats", told)
     assert "DEAD" in told
-    assert "order 3: answered on connection 2\n" in told
+    assert "order 3: answered on connection 2" in told  # a worker may print before the line ends
 
 
 @pytest.mark.parametrize("name", ["idle.py", "idle_aio.py"])
