@@ -326,6 +326,10 @@ class SubchannelPool(Generic[S]):
     channel_class: ClassVar[type[Any]]
     """The `ReconnectingChannel` of the world."""
     checker: Checks[S]
+    on_unreachable: Callable[[], object] | None = None
+    """Called again and again while calls are made and a server can't be reached, or none is known;
+    any thread. Must not block or raise."""
+    _is_unreachable = False
 
     closing = False
     """Whether `close` was called: no new calls begin. In aio, those that wait still may."""
@@ -815,6 +819,8 @@ class SubchannelPool(Generic[S]):
         self._act_on_states(idle)
 
     def _act_on_states(self, idle: list[S]) -> None:
+        if self._is_unreachable and self.on_unreachable is not None:
+            self.on_unreachable()
         if idle:
             self.connect(idle)
         for one in self.subchannels:
@@ -846,6 +852,9 @@ class SubchannelPool(Generic[S]):
             self._unready_ns = None
         elif self._unready_ns is None:
             self._unready_ns = now_ns
+        self._is_unreachable = self._known and (
+            not levels or any(s is FAILING for found in levels.values() for _, s in found)
+        )
         idle = self._idle(levels, now_ns)
         self._choose(levels, ready_level)
         all_ready = all(s is READY for found in levels.values() for _, s in found)
@@ -1002,6 +1011,8 @@ class SubchannelPool(Generic[S]):
         self._check_stale(subchannel)
         if not subchannel.is_ready():
             self._unsettled, self._recheck_ns = True, 0  # its connection broke
+            if self.on_unreachable is not None:
+                self.on_unreachable()
             return
         failures = self._outlier_failures(subchannel)
         if failures:

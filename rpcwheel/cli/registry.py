@@ -28,7 +28,10 @@ __all__ = ["add_to"]
 LONGEST_S: Final = 1e6
 """Eleven days."""
 
-ENGINES: Final = "sqlite:///path, etcd://HOST:PORT, zookeeper://..., redis://...; with /SERVICE"
+ENGINES: Final = (
+    "sqlite:///path, etcd://HOST:PORT, zookeeper://..., redis://...; with /SERVICE; "
+    "headless://HOST:PORT to look only"
+)
 
 
 class _Intermixed(argparse.ArgumentParser):

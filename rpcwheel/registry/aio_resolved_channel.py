@@ -137,11 +137,11 @@ def resolved_channel(
     registry = named.pop("registry", None)
     check_registry(registry, Registry, "rpcwheel.aio.Registry")
     blocking = registry and registry._blocking  # noqa: SLF001 - what the other world's channels use
-    resolution, settings = resolution_of(target, registry=blocking, **named)
+    resolution, settings = resolution_of(
+        target, credentials=credentials, options=options, registry=blocking, **named
+    )
     channel = ResolvedChannel(
         resolution.target.service,
-        credentials=credentials,
-        options=options,
         compression=compression,
         interceptors=interceptors,
         **settings,
@@ -166,6 +166,7 @@ class ResolvedChannel(BalancedChannel):
         """
         self._pool.enter()
         self._resolver = resolver
+        self._pool.on_unreachable = resolver.refresh
         resolver.start()
 
     async def close(self, grace: float | None = None) -> None:

@@ -450,8 +450,8 @@ def open_registry(
 
     Args:
         url: `memory://name`, `sqlite:///path`, `etcd://host:port`, `zookeeper://...`,
-            `redis://...`, or of a provider of one's own; see `rpcwheel.registry.url`. Or a
-            provider, such as a `FlakyProvider` in tests.
+            `redis://...`, `headless://host:port` (for reading), or of a provider of one's own; see
+            `rpcwheel.registry.url`. Or a provider, such as a `FlakyProvider` in tests.
         policy: Lease, timeout, retries. None: the defaults of `RegistryPolicy`.
         timer: Any rpcwheel timer; None takes `shared_timer()` when one is first needed.
 

@@ -97,6 +97,10 @@ class Provider(ABC):
     """Whether the path of a URL is the engine's, as `url.path` (a file, a database), so that the
     service is named by `?service=`. Else the path is the service."""
 
+    read_only: ClassVar[bool] = False
+    """Whether nothing can be published here. `register`, `unregister` and publishers then raise
+    ConfigurationError."""
+
     keeps_alive: bool = False
     """Whether the lease is renewed without `renew`, as long as the process lives (ZooKeeper's
     sessions)."""
@@ -154,6 +158,13 @@ class Provider(ABC):
         Returns at once. The watch goes on by itself whatever happens to the engine: it looks again
         as soon as it can, and now and then even if all seems well. `watcher` is called on the
         provider's own threads, one call at a time.
+        """
+
+    def refresh(self, service: str) -> None:  # noqa: B027 - optional
+        """Look again soon at a service that is watched: a channel can't reach one of its servers.
+
+        Called again and again while that lasts, on any thread. Never blocks, never raises. Only
+        for engines that do not tell changes themselves.
         """
 
     @abstractmethod

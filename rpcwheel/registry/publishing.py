@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import to_seconds
@@ -252,6 +252,7 @@ class PublisherBase(Generic[R]):
                 registries.append(opened)
                 if isinstance(one, str):
                     own.append(opened)
+                cast("Any", opened)._session.check_writable()  # noqa: SLF001 - of either world
         except BaseException:
             for one in own:
                 self._discard(one)

@@ -160,11 +160,9 @@ def resolved_channel(
         ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
     check_registry(named.get("registry"), Registry, "rpcwheel.Registry")
-    resolution, settings = resolution_of(target, **named)
+    resolution, settings = resolution_of(target, credentials=credentials, options=options, **named)
     channel = ResolvedChannel(
         resolution.target.service,
-        credentials=credentials,
-        options=options,
         compression=compression,
         **settings,
     )
@@ -191,6 +189,7 @@ class ResolvedChannel(BalancedChannel):
             RegistryClosed: The registry is closed.
         """
         self._resolver = resolver
+        self._pool.on_unreachable = resolver.refresh
         resolver.start()
 
     def close(self) -> None:

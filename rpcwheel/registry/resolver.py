@@ -16,13 +16,16 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.transport.arguments import checked_options
 
 from .alarm import Alarm
 from .face import Registry, check_policy
 from .target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
+
+    import grpc
 
     from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.errors import TimerError
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["SESSIONS", "Resolution", "Resolver", "check_registry", "resolution_of"]
 
 R = TypeVar("R")
+
+AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
 
 @dataclass(slots=True)
@@ -109,6 +114,8 @@ class Resolution(NamedTuple):
 def resolution_of(
     target: str,
     *,
+    credentials: grpc.ChannelCredentials | None,
+    options: Sequence[tuple[str, Any]] | None,
     service: str | None = None,
     registry: Registry | None = None,
     group: str | None = None,
@@ -131,9 +138,16 @@ def resolution_of(
     named = Target.of(
         target, has_registry=registry is not None, service=service, group=group, version=version
     )
+    if credentials is not None:
+        named = named.with_tls()
+    if named.authority is not None:
+        checked = checked_options(options)
+        if not {name for name, _ in checked} & AUTHORITY_OPTIONS:
+            options = [*checked, ("grpc.default_authority", named.authority)]
     policy = checked_policy(policy)
     resolution = Resolution(named, registry, registry_policy, timer, to_ns(policy.pick_timeout))
-    settings |= {"timer": timer, "policy": policy if zone is None else policy.changed(zone=zone)}
+    settings |= {"credentials": credentials, "options": options, "timer": timer}
+    settings |= {"policy": policy if zone is None else policy.changed(zone=zone)}
     return resolution, {name: one for name, one in settings.items() if one is not None}
 
 
@@ -185,6 +199,10 @@ class Resolver:
             self._subscription.close()
         if self._target.url is not None and SESSIONS.release(self._key, self._registry):
             self._registry.close()
+
+    def refresh(self) -> None:
+        """Have the registry look again, if it is polled. Never blocks; any thread."""
+        self._registry._session.refresh(self._target.service)  # noqa: SLF001 - no face of users
 
     def _update(self, snapshot: Snapshot) -> None:
         channel = self._channel()

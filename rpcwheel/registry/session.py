@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
 from rpcwheel.errors import (
+    ConfigurationError,
     NotPublished,
     RegistryClosed,
     RegistryRefused,
@@ -130,6 +131,19 @@ class Session:
         if self._closed:
             raise RegistryClosed(f"{self.name} was closed, or opened before a fork; open another")
 
+    def check_writable(self) -> None:
+        """Raise `ConfigurationError` if nothing can be published in this registry."""
+        if self._provider.read_only:
+            raise ConfigurationError(
+                f"{self.name} is for reading only: its instances are published by other means, "
+                "such as pods by Kubernetes; to publish, give another registry"
+            )
+
+    def refresh(self, service: str) -> None:
+        """Have the provider look again at a service that is watched. Never blocks; any thread."""
+        if not self._closed:
+            self._provider.refresh(service)
+
     def entries(self) -> tuple[Entry, ...]:
         """What is registered, or not withdrawn yet."""
         with self._lock:
@@ -137,6 +151,7 @@ class Session:
 
     def want(self, instance: ServiceInstance, *, hasty: bool) -> Entry:
         """Have it published; `hasty`: somebody waits for it."""
+        self.check_writable()
         with self._changing(hasty=hasty) as now_ns:
             self.check_open()
             return self._core.want(instance, now_ns)
@@ -152,6 +167,7 @@ class Session:
 
     def drop(self, what: ServiceInstance | Entry, *, hasty: bool) -> Entry:
         """Have it published no more."""
+        self.check_writable()
         with self._changing(hasty=hasty) as now_ns:
             if isinstance(what, Entry) and not what.wanted:
                 return what

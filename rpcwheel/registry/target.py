@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import GRPC_SCHEMES
+from rpcwheel.instance import GRPC_SCHEMES, joined
 
 from .providers import check_scheme
-from .url import RegistryUrl, masked_url, parse_url
+from .url import HEADLESS, RegistryUrl, masked_url, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -72,6 +72,25 @@ class Target:
             group=options.get("group", ANY) if group is None else group,
             version=options.get("version", ANY) if version is None else version,
         )
+
+    def with_tls(self) -> Target:
+        """For a channel with credentials. DNS does not tell which servers use TLS: all do then."""
+        if self.url is None or self.url.scheme != HEADLESS:
+            return self
+        options = {"protocol": "grpcs", **self.url.options}
+        return dataclasses.replace(self, url=dataclasses.replace(self.url, options=options))
+
+    @property
+    def authority(self) -> str | None:
+        """By which name all servers are called, and their certificates checked.
+
+        That of a headless service, as with `dns:///`: nobody has certificates for the addresses of
+        pods. None: each by its own.
+        """
+        if self.url is None or self.url.scheme != HEADLESS:
+            return None
+        host, port = self.url.hosts[0]
+        return host if port is None else joined(host, port)
 
     @property
     def registry_key(self) -> Hashable:

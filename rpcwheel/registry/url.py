@@ -37,7 +37,17 @@ WITH_A_FILE: Final = frozenset({"sqlite"})
 """Schemes whose path is a file's."""
 
 OF_REDIS: Final = frozenset({"redis", "rediss"})
-WITH_A_SERVICE: Final = OF_REDIS | {"memory", "etcd", "etcds", "zookeeper", "zookeepers"}
+HEADLESS: Final = "headless"
+"""Its host is the service."""
+
+WITH_A_SERVICE: Final = OF_REDIS | {
+    "memory",
+    "etcd",
+    "etcds",
+    "zookeeper",
+    "zookeepers",
+    HEADLESS,
+}
 """Our schemes whose path is the service; of others' their classes say what it is."""
 
 HERE: Final = frozenset({"", ".", "..", "~"})
@@ -179,6 +189,8 @@ def _parsed(scheme: str, rest: str) -> RegistryUrl:
     else:
         user, password, hosts = _authority(authority, path + "?" + query)
         path, service = "", _service(scheme, unquote(path))
+    if scheme == HEADLESS:
+        service = _host_as_service(hosts, service)
     if "service" in options:
         named = options.pop("service")
         if service not in {"", named}:
@@ -212,6 +224,14 @@ def _service(scheme: str, path: str) -> str:
             f"path_is_own = True, and is named by an entry point of the group {GROUP}"
         )
     return path
+
+
+def _host_as_service(hosts: Hosts, path: str) -> str:
+    if path:
+        raise ConfigurationError(
+            "headless:// takes no path: its host is the service, headless://shop-orders.default:50051"
+        )
+    return hosts[0][0] if hosts else ""
 
 
 def _options(query: str) -> dict[str, str]:

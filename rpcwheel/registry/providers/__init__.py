@@ -28,6 +28,7 @@ OURS: Final = {
     "zookeepers": f"{_HERE}.zookeeper:ZookeeperProvider",
     "redis": f"{_HERE}.redis:RedisProvider",
     "rediss": f"{_HERE}.redis:RedisProvider",
+    "headless": f"{_HERE}.headless:HeadlessProvider",
 }
 EXTRAS: Final = {
     "etcd": "etcd",
@@ -36,6 +37,7 @@ EXTRAS: Final = {
     "zookeepers": "zookeeper",
     "redis": "redis",
     "rediss": "redis",
+    "headless": "dns",
 }
 """What to install, by scheme."""
 

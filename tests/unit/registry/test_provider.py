@@ -47,7 +47,7 @@ def test_the_scheme_of_a_url_finds_its_provider():
 
 def test_each_built_in_scheme_has_a_provider():
     for scheme in OURS:
-        where = "/run/a.db" if scheme == "sqlite" else "localhost"
+        where = {"sqlite": "/run/a.db", "headless": "localhost:50051"}.get(scheme, "localhost")
         provider = open_provider(f"{scheme}://{where}", SETTINGS)
         provider.close()
         assert scheme in provider.schemes
@@ -56,7 +56,9 @@ def test_each_built_in_scheme_has_a_provider():
 def test_an_unknown_scheme_is_refused_with_the_nearest():
     with pytest.raises(ConfigurationError, match=r"'etdc'; did you mean etcd://\? there are etcd"):
         open_provider("etdc://u:secret@h", SETTINGS)
-    with pytest.raises(ConfigurationError, match=r"there are etcd://, etcds://, memory://"):
+    with pytest.raises(
+        ConfigurationError, match=r"there are etcd://, etcds://, headless://, memory://"
+    ):
         open_provider("consul://h", SETTINGS)
 
 

@@ -1,0 +1,495 @@
+"""A headless service of Kubernetes: channels call all addresses of a host, and follow them."""
+
+import socket
+import sys
+import threading
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+import rpcwheel
+import rpcwheel.aio
+from fixtures.shops import WHO
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import RegistryPolicy, ServiceInstance
+from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.cli import main
+from rpcwheel.errors import (
+    ConfigurationError,
+    ExtraMissing,
+    RegistryRefused,
+    RegistryUnavailable,
+)
+from rpcwheel.registry.provider import Settings
+from rpcwheel.registry.providers import open_provider
+from rpcwheel.timer import ManualTimer
+
+HOST = "shop-orders.default"
+POLICY = RegistryPolicy(timeout=WAIT_S, snapshot=False)
+SETTINGS = {"policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}
+OFTEN = "interval=0.02"
+SELDOM = "interval=1e6"
+
+NO_SUCH_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+NO_SERVER = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+class FakeResolver:
+    """Answers for some hosts in place of `socket.getaddrinfo`."""
+
+    def __init__(self) -> None:
+        self.answers = {HOST: []}
+        self.count = 0
+        self._real = socket.getaddrinfo
+
+    def __call__(self, host, port, *args, **kwargs):
+        if host not in self.answers:
+            return self._real(host, port, *args, **kwargs)
+        self.count += 1
+        answer = self.answers[host]
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            answer = answer()
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (one, port, 0, 2))
+            if ":" in one
+            else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port))
+            for one in answer
+        ]
+
+
+@pytest.fixture
+def resolver(monkeypatch):
+    fake = FakeResolver()
+    monkeypatch.setattr(socket, "getaddrinfo", fake)
+    return fake
+
+
+@pytest.fixture
+def pods(make_shop):
+    """Start three servers with one port, at addresses of their own; gives them and the port."""
+    port, shops = 0, {}
+    for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+        shop = make_shop(host)
+        port = shop.server.add_insecure_port(f"{host}:{port}")
+        shop.server.start()
+        shops[host] = shop
+    return shops, port
+
+
+@pytest.fixture
+def provider():
+    """Open a provider that is closed with the test."""
+    opened = []
+
+    def open_one(url, timer=None, timeout_s=WAIT_S):
+        opened.append(open_provider(url, Settings(15.0, timeout_s, timer)))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.news = []
+
+    def saw(self, view) -> None:
+        self.news.append([ServiceInstance.decoded(one) for one in view.records.values()])
+
+    def suspect(self, reason) -> None:
+        self.news.append(reason)
+
+
+def who(channel, times=6):
+    ask = channel.unary_unary(WHO)
+    return {ask(b"", timeout=WAIT_S).decode() for _ in range(times)}
+
+
+async def aio_who(channel, times=6):
+    ask = channel.unary_unary(WHO)
+    return {(await ask(b"", timeout=WAIT_S)).decode() for _ in range(times)}
+
+
+def url(port=50051, *options):
+    return f"headless://{HOST}:{port}" + (f"?{'&'.join(options)}" if options else "")
+
+
+# Addresses
+
+
+def test_each_address_is_one_instance(resolver, provider):
+    resolver.answers[HOST] = ["10.0.0.7", "fd00::7", "10.0.0.7", "fe80::1"]
+    view = provider(url()).lookup(HOST)
+    found = [ServiceInstance.decoded(one) for one in view.records.values()]
+    assert [one.id for one in found] == ["10.0.0.7:50051", "[fd00::7]:50051", "[fe80::1%2]:50051"]
+    assert list(view.records) == [one.id for one in found]
+    assert {(one.service, one.protocol, one.port) for one in found} == {(HOST, "grpc", 50051)}
+
+
+def test_the_host_is_the_only_service(resolver, provider):
+    resolver.answers[HOST] = ["10.0.0.7"]
+    headless = provider(url())
+    assert headless.services() == [HOST]
+    with pytest.raises(RegistryRefused, match="has one service, 'shop-orders"):
+        headless.lookup("shop.Orders")
+
+
+def test_a_channel_calls_all_addresses_and_follows_them(resolver, pods):
+    _, port = pods
+    resolver.answers[HOST] = ["127.0.0.1", "127.0.0.2"]
+    with rpcwheel.insecure_channel(url(port, OFTEN), **SETTINGS) as channel:
+        assert channel.name == HOST
+        assert wait_until(lambda: who(channel) == {"127.0.0.1", "127.0.0.2"})
+        resolver.answers[HOST] = ["127.0.0.2", "127.0.0.3"]
+        assert wait_until(lambda: who(channel) == {"127.0.0.2", "127.0.0.3"})
+
+
+async def test_a_channel_calls_all_addresses_and_follows_them_in_aio(resolver, pods):
+    _, port = pods
+    resolver.answers[HOST] = ["127.0.0.1", "127.0.0.2"]
+    async with rpcwheel.aio.insecure_channel(url(port, OFTEN), **SETTINGS) as channel:
+        called = set()
+        while called != {"127.0.0.1", "127.0.0.2"}:
+            called = await aio_who(channel)
+        resolver.answers[HOST] = ["127.0.0.2", "127.0.0.3"]
+        while called != {"127.0.0.2", "127.0.0.3"}:
+            called = await aio_who(channel)
+
+
+def test_localhost_is_resolved_by_the_system(make_shop):
+    shop = make_shop("a")
+    port = shop.listen()
+    shop.server.start()
+    with rpcwheel.insecure_channel(f"headless://localhost:{port}", **SETTINGS) as channel:
+        assert who(channel) == {"a"}
+
+
+async def test_localhost_is_resolved_by_the_system_in_aio(make_aio_shop):
+    shop = make_aio_shop("a")
+    port = shop.listen()
+    await shop.server.start()
+    target = f"headless://localhost:{port}"
+    async with rpcwheel.aio.insecure_channel(target, **SETTINGS) as channel:
+        assert await aio_who(channel) == {"a"}
+
+
+# Failures of the resolver
+
+
+def test_a_failed_resolution_keeps_the_addresses(resolver, pods):
+    _, port = pods
+    resolver.answers[HOST] = ["127.0.0.1"]
+    balancer = SETTINGS["policy"]
+    with (
+        rpcwheel.open_registry(url(port, OFTEN), policy=POLICY) as registry,
+        rpcwheel.insecure_channel(HOST, registry=registry, policy=balancer) as channel,
+    ):
+        assert who(channel) == {"127.0.0.1"}
+        resolver.answers[HOST] = NO_SERVER
+        assert wait_until(lambda: not registry.up)
+        assert [one.host for one in registry.lookup(HOST).instances] == ["127.0.0.1"]
+        assert who(channel) == {"127.0.0.1"}
+        resolver.answers[HOST] = ["127.0.0.1", "127.0.0.2"]
+        assert wait_until(lambda: who(channel) == {"127.0.0.1", "127.0.0.2"})
+        assert registry.up
+
+
+def test_a_name_that_never_had_addresses_makes_the_registry_unavailable(resolver, provider):
+    for answer in (NO_SUCH_NAME, NO_SERVER, UnicodeError("label too long")):
+        resolver.answers[HOST] = answer
+        with pytest.raises(RegistryUnavailable, match=r"'shop-orders.*' can't be resolved: "):
+            provider(url()).lookup(HOST)
+    policy = BalancerPolicy(pick_timeout=0.1)
+    resolver.answers[HOST] = NO_SUCH_NAME
+    with rpcwheel.insecure_channel(url(), policy=policy, registry_policy=POLICY) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            who(channel)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert wait_until(lambda: "Name or service not known" in _details(channel))
+
+
+def _details(channel):
+    with pytest.raises(grpc.RpcError) as caught:
+        who(channel)
+    return caught.value.details()
+
+
+def test_a_name_that_is_gone_is_an_empty_service(resolver, provider):
+    resolver.answers[HOST] = ["10.0.0.7"]
+    headless = provider(url())
+    assert headless.lookup(HOST).records
+    resolver.answers[HOST] = NO_SERVER
+    with pytest.raises(RegistryUnavailable):
+        headless.lookup(HOST)
+    resolver.answers[HOST] = NO_SUCH_NAME
+    assert not headless.lookup(HOST).records
+    assert headless.services() == []
+
+
+def test_an_address_that_no_server_can_have_makes_the_registry_unavailable(resolver, provider):
+    resolver.answers[HOST] = ["0.0.0.0"]
+    with pytest.raises(RegistryUnavailable, match="an address to listen on"):
+        provider(url()).lookup(HOST)
+
+
+def test_a_resolver_that_hangs_holds_nobody_up_and_is_asked_once(resolver, provider):
+    go_on = threading.Event()
+
+    def answer():
+        go_on.wait(WAIT_S)
+        return ["10.0.0.7"]
+
+    resolver.answers[HOST] = answer
+    headless = provider(url(), timeout_s=0.05)
+    for _ in range(3):
+        with pytest.raises(RegistryUnavailable, match=r"has not answered within 0\.05 s"):
+            headless.lookup(HOST)
+    assert resolver.count == 1
+    go_on.set()
+
+    def found():
+        try:
+            return headless.lookup(HOST).records
+        except RegistryUnavailable:
+            return None
+
+    assert wait_until(found)
+
+
+# Servers that can't be reached
+
+
+def test_addresses_are_resolved_again_when_a_server_is_lost(resolver, pods):
+    shops, port = pods
+    timer = ManualTimer()
+    resolver.answers[HOST] = ["127.0.0.1", "127.0.0.2"]
+    with rpcwheel.insecure_channel(url(port, SELDOM), timer=timer, **SETTINGS) as channel:
+        assert wait_until(lambda: who(channel) == {"127.0.0.1", "127.0.0.2"})
+        resolver.answers[HOST] = ["127.0.0.2", "127.0.0.3"]
+        timer.advance(6)
+        shops["127.0.0.1"].server.stop(None).wait()
+
+        def called():
+            try:
+                return who(channel)
+            except grpc.RpcError:  # a call on its way to the server that was stopped
+                return set()
+
+        assert wait_until(lambda: called() == {"127.0.0.2", "127.0.0.3"})
+
+
+async def test_addresses_are_resolved_again_when_a_server_is_lost_in_aio(resolver, pods):
+    shops, port = pods
+    timer = ManualTimer()
+    resolver.answers[HOST] = ["127.0.0.1"]
+    target = url(port, SELDOM)
+    async with rpcwheel.aio.insecure_channel(target, timer=timer, **SETTINGS) as channel:
+        assert await aio_who(channel) == {"127.0.0.1"}
+        resolver.answers[HOST] = ["127.0.0.3"]
+        timer.advance(6)
+        shops["127.0.0.1"].server.stop(None).wait()
+        called = set()
+        while called != {"127.0.0.3"}:
+            try:
+                called = await aio_who(channel)
+            except grpc.RpcError:
+                called = set()
+
+
+def test_addresses_are_resolved_again_when_there_are_none(resolver, pods):
+    _, port = pods
+    timer = ManualTimer()
+    resolver.answers[HOST] = ["127.0.0.1"]
+    with rpcwheel.open_registry(url(port, SELDOM), policy=POLICY, timer=timer) as registry:
+        assert registry.services() == [HOST]
+        resolver.answers[HOST] = NO_SUCH_NAME
+        balancer = SETTINGS["policy"]
+        with rpcwheel.insecure_channel(HOST, registry=registry, policy=balancer) as channel:
+            assert wait_until(lambda: registry.lookup(HOST).source == "live")
+            assert _details(channel) == f"no instance of {HOST} is known"
+            resolver.answers[HOST] = ["127.0.0.1"]
+            timer.advance(6)
+            ask = channel.unary_unary(WHO)
+            assert ask(b"", timeout=WAIT_S, wait_for_ready=True) == b"127.0.0.1"
+
+
+def test_refresh_resolves_at_most_every_5_seconds(resolver, provider):
+    timer, watcher = ManualTimer(), Watcher()
+    headless = provider(url(50051, SELDOM), timer)
+    watch = headless.watch(HOST, watcher)
+    for count in (1, 2, 3):
+        assert wait_until(lambda: len(watcher.news) == count)  # noqa: B023
+        headless.refresh(HOST)
+        timer.advance(4)
+        headless.refresh(HOST)
+        timer.advance(2)
+        assert resolver.count == count
+        headless.refresh(HOST)
+    watch.close()
+    headless.close()
+    headless.refresh(HOST)
+
+
+# Publishing
+
+
+def test_publishing_is_refused_at_once(make_shop):
+    refused = pytest.raises(ConfigurationError, match="is for reading only")
+    instance = ServiceInstance(service=HOST, host="10.0.0.7", port=50051)
+    with rpcwheel.open_registry(url(), policy=POLICY) as registry:
+        with refused:
+            registry.register(instance)
+        with refused:
+            registry.unregister(instance)
+        with refused:
+            rpcwheel.Publisher(make_shop().server, registry, port=0)
+    with refused:
+        rpcwheel.Publisher(make_shop().server, url(), port=0)
+    with rpcwheel.Kit() as kit, refused:
+        kit.serve(make_shop().server, publish=url(), port=0)
+
+
+async def test_publishing_is_refused_at_once_in_aio(make_aio_shop):
+    refused = pytest.raises(ConfigurationError, match="is for reading only")
+    instance = ServiceInstance(service=HOST, host="10.0.0.7", port=50051)
+    async with rpcwheel.aio.open_registry(url(), policy=POLICY) as registry:
+        with refused:
+            await registry.register(instance)
+        with refused:
+            await registry.unregister(instance)
+    with refused:
+        rpcwheel.aio.Publisher(make_aio_shop().server, url(), port=0)
+
+
+# TLS
+
+
+def test_certificates_are_those_of_the_host(resolver, make_shop, certificates):
+    resolver.answers["localhost"] = ["127.0.0.2"]  # for which the certificate is not
+    shop = make_shop("tls")
+    port = shop.server.add_secure_port("127.0.0.2:0", certificates.server_credentials())
+    shop.server.start()
+    target, credentials = f"headless://localhost:{port}", certificates.channel_credentials()
+    with rpcwheel.secure_channel(target, credentials, **SETTINGS) as channel:
+        assert who(channel) == {"tls"}
+    other = [("grpc.ssl_target_name_override", "other.example")]
+    with rpcwheel.secure_channel(target, credentials, other, **SETTINGS) as channel:
+        assert "Hostname Verification Check failed" in _details(channel)
+
+
+async def test_certificates_are_those_of_the_host_in_aio(resolver, make_shop, certificates):
+    resolver.answers["localhost"] = ["127.0.0.2"]
+    shop = make_shop("tls")
+    port = shop.server.add_secure_port("127.0.0.2:0", certificates.server_credentials())
+    shop.server.start()
+    target, credentials = f"headless://localhost:{port}", certificates.channel_credentials()
+    async with rpcwheel.aio.secure_channel(target, credentials, **SETTINGS) as channel:
+        assert await aio_who(channel) == {"tls"}
+
+
+# SRV records
+
+
+@pytest.fixture
+def name_server(monkeypatch):
+    """A name server with SRV records for `HOST`, which dnspython asks; its answer can be set."""
+    pytest.importorskip("dns")
+    import dns.message
+    import dns.rcode
+    import dns.resolver
+    import dns.rrset
+
+    server = SimpleNamespace(rcode=dns.rcode.NOERROR, records=[], asked=[])
+
+    def serve(sock) -> None:
+        while True:
+            data, client = sock.recvfrom(4096)
+            if not data:
+                return
+            query = dns.message.from_wire(data)
+            server.asked.append(query.question[0].to_text())
+            reply = dns.message.make_response(query)
+            reply.set_rcode(server.rcode)
+            if server.records:
+                name = query.question[0].name
+                reply.answer.append(dns.rrset.from_text_list(name, 5, "IN", "SRV", server.records))
+            sock.sendto(reply.to_wire(), client)
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        asks = dns.resolver.Resolver(configure=False)
+        asks.nameservers, asks.port = ["127.0.0.1"], sock.getsockname()[1]
+        monkeypatch.setattr(dns.resolver, "default_resolver", asks)
+        thread = threading.Thread(target=serve, args=(sock,))
+        thread.start()
+        yield server
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+            end.sendto(b"", sock.getsockname())
+        thread.join()
+
+
+def test_srv_records_tell_addresses_and_ports(resolver, provider, name_server):
+    from dns import rcode
+
+    headless = provider(f"headless://{HOST}?srv")
+    resolver.answers = {"a.b": ["10.0.0.7"], "c.b": ["10.0.0.8"], "d.b": NO_SUCH_NAME}
+    name_server.rcode = rcode.NXDOMAIN
+    with pytest.raises(RegistryUnavailable, match=r"no SRV records _grpc\._tcp\.shop-orders"):
+        headless.lookup(HOST)
+    name_server.rcode = rcode.NOERROR
+    name_server.records = ["0 1 50051 a.b.", "0 1 50052 c.b.", "0 1 1 d.b.", "1 1 2 a.b."]
+    found = headless.lookup(HOST).records
+    assert set(found) == {"10.0.0.7:50051", "10.0.0.8:50052"}
+    name_server.records = ["0 1 1 d.b."]
+    assert not headless.lookup(HOST).records
+    assert name_server.asked[-1] == f"_grpc._tcp.{HOST}. IN SRV"
+    name_server.records, name_server.rcode = [], rcode.NXDOMAIN
+    assert not headless.lookup(HOST).records
+    name_server.rcode = rcode.SERVFAIL
+    with pytest.raises(RegistryUnavailable, match=r"_grpc\._tcp\.shop-orders"):
+        headless.lookup(HOST)
+
+
+def test_srv_records_need_dnspython(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dns", None)
+    with pytest.raises(ExtraMissing, match=r"pip install 'rpcwheel\[dns\]'"):
+        rpcwheel.open_registry(f"headless://{HOST}?srv=1")
+
+
+# URLs and the command
+
+
+REFUSED = [
+    (f"headless://{HOST}", "takes one host with the port"),
+    ("headless://", "which service is meant"),
+    ("headless://a:1,b:1", "takes one host"),
+    ("headless://user@a:1", "takes one host"),
+    ("headless://a:1?srv", "takes one host without a port"),
+    ("headless://a:1/shop.Orders", "takes no path: its host is the service"),
+    ("headless://a:1?service=shop.Orders", "it names two services"),
+    ("headless://[::1]:1", "the service must be a name"),
+    ("headless://a:1?protocol=http", "protocol must be grpc or grpcs"),
+    ("headless://a:1?interval=0", "interval must be a finite number"),
+    ("headless://a:1?intervall=1", "did you mean 'interval'"),
+]
+
+
+@pytest.mark.parametrize(("target", "said"), REFUSED)
+def test_urls_that_make_no_sense_are_refused(target, said):
+    with pytest.raises(ConfigurationError, match=said):
+        rpcwheel.insecure_channel(target)
+
+
+def test_ls_shows_the_addresses(resolver, capsys):
+    resolver.answers[HOST] = ["10.0.0.7"]
+    assert main(["registry", "ls", url()]) == 0
+    assert "10.0.0.7:50051" in capsys.readouterr().out
+    assert main(["registry", "register", url(), "10.0.0.8:50051"]) == 2
+    assert "is for reading only" in capsys.readouterr().err
+    resolver.answers[HOST] = NO_SUCH_NAME
+    assert main(["registry", "ls", url()]) == 1
+    assert "can't be resolved: Name or service not known" in capsys.readouterr().err
