@@ -272,6 +272,7 @@ async def test_the_last_instances_are_kept_until_they_no_longer_answer(
     await call_often(channel, 4)
     shops[0].kill()
     first = subchannel_of(channel, shops[0])
+    await aio_wait_until(lambda: first.state is not State.READY)  # a call until then may fail
     await call_until(channel, lambda: first not in channel.subchannels)
     (kept,) = channel.subchannels
     channel.update([instance(shops[1])])
