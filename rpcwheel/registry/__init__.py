@@ -17,7 +17,7 @@ What is seen is a `Snapshot` of all instances. A failure never makes it empty: w
 lost is held for a while, and what an earlier run saw is read from a file while it can't be reached.
 
 Which part does what: `core.py` decides what to tell the engine, `seen.py` what to believe of it;
-`session.py` and `following.py` make the requests, on worker threads, through a `Provider`
+`session.py` and `watches.py` make the requests, on worker threads, through a `Provider`
 (`provider.py`: the contract; `providers/`: ours; yours by an entry point); `face.py` is what users
 call, and blocks. On it stand `publisher.py`, which publishes a server while it serves, and
 `resolver.py`, which updates the channels of `resolved_channel.py` to a service by its name. Their

@@ -192,7 +192,7 @@ class Subscription:
         """End it; no call of the listener begins after this. Idempotent; waits for nothing."""
         if self._listening is not None:
             self._listening.close()
-        self._owner._session.following.unfollow(self.service, self)
+        self._owner._session.watches.unsubscribe(self.service, self)
 
     def __enter__(self) -> Self:
         return self
@@ -311,7 +311,7 @@ class Registry:
         """
         self._check_service(service, listener)
         make = partial(Subscription, self, listener)
-        return self._session.following.follow(service, make)
+        return self._session.watches.subscribe(service, make)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """As `subscription.close()`."""
@@ -426,7 +426,7 @@ class Registry:
         """What is known of a service that is subscribed to; and how long to wait for an answer."""
         wait_s = checked_wait(wait)
         self._check_service(service)
-        known = self._session.following.known(service)
+        known = self._session.watches.known(service)
         return known, self._timeout_s if wait_s is None else wait_s
 
     @property

@@ -33,8 +33,8 @@ from .asking import Asking, Unreadable
 from .contested import told_apart
 from .core import Reconciler
 from .entry import Entry, State
-from .following import Following
 from .rules import RegistryRules
+from .watches import WatchManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -79,7 +79,7 @@ class Session:
         self._notifications = NotificationQueue()
         self.emit = self._notifications.emit
         self._asking = Asking(provider, policy, snapshots, self._alarm.now_ns, self.emit)
-        self.following = Following(
+        self.watches = WatchManager(
             provider,
             policy,
             timer=timer,
@@ -221,7 +221,7 @@ class Session:
             self._alarm.clear()
             self._core.close(now_ns)
             self._asking.refuse(RegistryClosed(f"{self.name} was closed"))
-        self.following.close()
+        self.watches.close()
         return self._over
 
     def abandon(self) -> None:

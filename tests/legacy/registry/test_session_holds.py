@@ -42,11 +42,11 @@ def test_a_strategy_that_hangs_holds_up_no_caller():
     provider.down()
     entry = session.want(instance(), hasty=False)
     assert hangs.wait(WAIT_S)
-    session.following.follow("shop.Orders", lambda directory: directory)
+    session.watches.subscribe("shop.Orders", lambda directory: directory)
     for _ in range(20):
         session.want(instance(2), hasty=False)
         assert session.entries()
-        session.following.unfollow("shop.Orders", object())
+        session.watches.unsubscribe("shop.Orders", object())
     provider.up()
     goes_on.set()
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)

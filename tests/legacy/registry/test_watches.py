@@ -7,13 +7,13 @@ import pytest
 from fixtures.registry_worlds import POLICY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.observe import RegistryFailed
-from rpcwheel.registry.following import Following
+from rpcwheel.registry.watches import WatchManager
 
 
 class World:
     def __init__(self, provider, timer):
         self.told, self.events, self.left = [], [], []
-        self.following = Following(
+        self.watches = WatchManager(
             provider,
             POLICY,
             timer=timer,
@@ -25,14 +25,14 @@ class World:
         )
 
     def follow(self, name="me"):
-        return self.following.follow("shop.Orders", lambda directory: (name, directory))
+        return self.watches.subscribe("shop.Orders", lambda directory: (name, directory))
 
 
 @pytest.fixture
 def world(provider, timer):
     world = World(provider, timer)
     yield world
-    world.following.close()
+    world.watches.close()
     assert timer.pending == 0
 
 
@@ -41,16 +41,16 @@ def test_when_the_last_has_gone_nothing_is_watched(world, provider):
     directory = followers[0][1]
     assert directory.wait(WAIT_S)
     for follower in followers:
-        world.following.unfollow("shop.Orders", follower)
-        world.following.unfollow("shop.Orders", follower)
-    assert wait_until(lambda: not world.following._watching._all)
+        world.watches.unsubscribe("shop.Orders", follower)
+        world.watches.unsubscribe("shop.Orders", follower)
+    assert world.watches._jobs.wait(WAIT_S)
     assert world.follow()[1] is not directory
 
 
 def test_what_was_known_of_a_service_that_nobody_follows_any_more_is_handed_on(world, provider):
     follower = world.follow()
     assert follower[1].wait(WAIT_S).instances == ()
-    world.following.unfollow("shop.Orders", follower)
+    world.watches.unsubscribe("shop.Orders", follower)
     assert [one.service for one in world.left] == ["shop.Orders"]
 
 
@@ -78,7 +78,7 @@ def test_a_watch_that_hangs_holds_up_no_caller(world, provider, monkeypatch):
 
     monkeypatch.setattr(provider, "watch", hang)
     follower = world.follow()
-    world.following.unfollow("shop.Orders", follower)
-    world.following.close()
+    world.watches.unsubscribe("shop.Orders", follower)
+    world.watches.close()
     let_go.set()
-    assert wait_until(lambda: not world.following._watching._all)  # begun, and ended at once
+    assert world.watches._jobs.wait(WAIT_S)

@@ -1,0 +1,58 @@
+"""Of each service that has subscribers there is one watch; of the others there is none."""
+
+import random
+
+from fixtures.registry_worlds import POLICY
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.registry.watches import WatchManager
+from rpcwheel.timer import ManualTimer
+
+
+class Provider:
+    """Begins watches, or fails to, at random."""
+
+    url = "test://engine"
+
+    def __init__(self, chance):
+        self.chance, self.open, self.most, self.fails = chance, [], 0, True
+
+    def watch(self, service, watcher):
+        if self.fails and self.chance.random() < 0.5:
+            raise ConnectionError
+        return Watch(self, service)
+
+
+class Watch:
+    def __init__(self, provider, service):
+        self.provider, self.service = provider, service
+        provider.open.append(service)
+        provider.most = max(provider.most, provider.open.count(service))
+
+    def close(self):
+        self.provider.open.remove(self.service)
+        if self.provider.fails:
+            raise OSError
+
+
+def test_one_watch_runs_for_each_service_with_subscribers_whatever_fails():
+    chance, timer = random.Random(7), ManualTimer()
+    provider = Provider(chance)
+    told = {"saw": print, "suspected": print, "emit": lambda *_: None, "left": lambda _: None}
+    watches = WatchManager(provider, POLICY, timer=timer, snapshots=None, **told)
+    subscribers = []
+    for _ in range(500):
+        if subscribers and chance.random() < 0.5:
+            service, one = subscribers.pop(chance.randrange(len(subscribers)))
+            watches.unsubscribe(service, one)
+        else:
+            service = chance.choice("abcd")
+            subscribers.append((service, watches.subscribe(service, lambda _: object())))
+        timer.advance(chance.random())
+        if chance.random() < 0.2:
+            assert watches._jobs.wait(WAIT_S)
+    provider.fails = False
+    wanted = sorted({service for service, _ in subscribers})
+    assert wait_until(lambda: timer.advance(1.0) >= 0 and sorted(provider.open) == wanted)
+    watches.close()
+    assert watches._jobs.wait(WAIT_S)
+    assert (provider.open, provider.most, timer.pending) == ([], 1, 0)
