@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
@@ -42,12 +41,6 @@ R = TypeVar("R")
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
 
-@dataclass(slots=True)
-class _Open(Generic[R]):
-    registry: R
-    users: int
-
-
 class Shared(Generic[R]):
     """Open registries, by what they were opened with. Thread-safe."""
 
@@ -59,7 +52,7 @@ class Shared(Generic[R]):
     def forget(self) -> None:
         """Forget all, in a forked child: the sessions are the parent's."""
         self._lock = threading.RLock()  # finalizers release registries
-        self._open: dict[Hashable, _Open[R]] = {}
+        self._open: dict[Hashable, tuple[R, int]] = {}  # with the number of users
 
     def acquire(self, key: Hashable, make: Callable[[], R]) -> R:
         """Return the open registry of this key, or a new one.
@@ -68,21 +61,20 @@ class Shared(Generic[R]):
             Exception: What `make` raised; nothing is kept then.
         """
         with self._lock:
-            if key not in self._open:
-                self._open[key] = _Open(make(), 0)
-            self._open[key].users += 1
-            return self._open[key].registry
+            registry, users = self._open[key] if key in self._open else (make(), 0)
+            self._open[key] = registry, users + 1
+            return registry
 
     def release(self, key: Hashable, registry: R) -> bool:
         """Release a registry; True if nobody uses it any more, and it is to be closed."""
         with self._lock:
-            one = self._open.get(key)
-            if one is None or one.registry is not registry:
+            known, users = self._open.get(key, (None, 0))
+            if known is not registry:
                 return False  # of the parent of a fork
-            one.users -= 1
-            if not one.users:
+            self._open[key] = registry, users - 1
+            if users == 1:
                 del self._open[key]
-            return not one.users
+            return users == 1
 
     def __len__(self) -> int:
         with self._lock:

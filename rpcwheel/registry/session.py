@@ -23,7 +23,6 @@ from rpcwheel.errors import (
     ConfigurationError,
     NotPublished,
     RegistryClosed,
-    RegistryRefused,
     RegistryUnavailable,
 )
 from rpcwheel.observe import RegistryFailed
@@ -204,10 +203,9 @@ class Session:
         Raises:
             BaseException: The error that is given; nothing is known.
         """
-        if isinstance(error, (RegistryUnavailable, RegistryRefused)):
-            snapshot = self._asking.last(service)
-            if snapshot is not None:
-                return snapshot
+        snapshot = self._asking.last(service)
+        if snapshot is not None:
+            return snapshot
         raise error
 
     # --- The end ---

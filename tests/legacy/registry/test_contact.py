@@ -2,7 +2,7 @@
 
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.observe import RegistryRecovered
-from rpcwheel.registry.contact import Contact
+from rpcwheel.registry.core import Contact
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.rules import RegistryRules
 
