@@ -47,6 +47,15 @@ class BalancedChannelBase(Generic[S]):
         """
         self._pool.report_error(error, wait=wait)
 
+    def add_listener(
+        self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
+    ) -> None:
+        """Internal: call these as `on_subchannel` and `on_removed` of the constructor.
+
+        The first also with each subchannel that has a channel by now.
+        """
+        self._pool.add_listener(on_subchannel, on_removed)
+
     @property
     def subchannels(self) -> tuple[S, ...]:
         """In the order of their ids; without those whose instance is gone."""

@@ -387,8 +387,12 @@ class SubchannelPool(Generic[S]):
         self._protocol = "grpc" if own["credentials"] is None else "grpcs"
         if connect is not None:
             self._protocol = ""  # the user's `connect` decides how it connects
-        self._on_subchannel = _checked_callback(on_subchannel, "on_subchannel")
-        self._on_removed = _checked_callback(on_removed, "on_removed")
+        self._listeners = [
+            (
+                _checked_callback(on_subchannel, "on_subchannel"),
+                _checked_callback(on_removed, "on_removed"),
+            )
+        ]
         self.close_callbacks = CloseCallbacks(name)
         self._connecting: set[S] = set()
         self._replaced: list[Any] = []  # connections that the user closed or drained
@@ -487,9 +491,20 @@ class SubchannelPool(Generic[S]):
         if not is_used:
             made.drain(0)
             return self.connection_of(subchannel)
-        if self._on_subchannel is not None:
-            run_callback(self.name, self._on_subchannel, subchannel)
+        for on_subchannel, _ in tuple(self._listeners):
+            if on_subchannel is not None:
+                run_callback(self.name, on_subchannel, subchannel)
         return made
+
+    def add_listener(
+        self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
+    ) -> None:
+        """Call these, too, from now on; the first also with each that has a channel by now."""
+        with self.lock:
+            self._listeners.append((on_subchannel, on_removed))
+            connected = [one for one in self.subchannels if one.connection is not None]
+        for one in connected:
+            run_callback(self.name, on_subchannel, one)
 
     def new_connection(self, instance: ServiceInstance) -> Any:
         """Make a `ReconnectingChannel`."""
@@ -504,8 +519,9 @@ class SubchannelPool(Generic[S]):
                 one.connection.drain(
                     self.policy.drain_timeout, reason=f"{one.id} was removed from {self.name}"
                 )
-            if self._on_removed is not None:
-                run_callback(self.name, self._on_removed, one)
+            for _, on_removed in tuple(self._listeners):
+                if on_removed is not None:
+                    run_callback(self.name, on_removed, one)
 
     def removed_closed(self, subchannel: S) -> None:
         """Forget a removed subchannel whose connection is closed."""

@@ -336,14 +336,16 @@ class KitBase(Generic[Q, M, T, D]):
             return
         from rpcwheel.heartbeat.watched import below
 
-        if isinstance(below(channel), balanced):
-            self._warn_unwatched(
-                "intercept_channel() can't watch the connections of a channel by name or of a "
-                f"{balanced.__name__}; make it with kit.channel(target)",
-                stacklevel=3,
-            )
-        else:
+        inner = below(channel)
+        if not isinstance(inner, balanced):
             intercepted.on_close(self._manager.attach(channel).detach)
+            return
+        if self._manager.closed:
+            raise RuntimeError("this kit is closed; make another one")
+        from .subchannels import SubchannelHeartbeats
+
+        heartbeats = SubchannelHeartbeats(self._manager, None)
+        inner.add_listener(heartbeats.add, heartbeats.remove)
 
     def _warn_unwatched(self, why: str, *, stacklevel: int = 2) -> None:
         """Warn, once for each kit, of a channel that `heartbeat` has no effect on."""

@@ -1,4 +1,4 @@
-"""Heartbeats for the subchannels of a channel by name: a silent one gets no calls."""
+"""Heartbeats for the subchannels of a balanced channel: a silent one gets no calls."""
 
 from __future__ import annotations
 
@@ -37,14 +37,18 @@ class SubchannelHeartbeats:
         self._heartbeats: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def add(self, subchannel: Any) -> None:
-        """Begin the heartbeat of a new subchannel."""
-        heartbeat = self._manager.attach(subchannel.channel, probe=self._probe)
-        self._heartbeats[subchannel] = heartbeat
+        """Begin the heartbeat of a subchannel's channel; nothing if it has one."""
+        channel = subchannel.channel
+        known, _ = self._heartbeats.get(subchannel, (None, None))
+        if known is channel:
+            return
+        heartbeat = self._manager.attach(channel, probe=self._probe)
+        self._heartbeats[subchannel] = channel, heartbeat
         heartbeat.add_listener(partial(_state_changed, weakref.ref(subchannel)))
 
     def remove(self, subchannel: Any) -> None:
         """End the heartbeat of a subchannel whose instance is gone."""
-        heartbeat = self._heartbeats.pop(subchannel, None)
+        _, heartbeat = self._heartbeats.pop(subchannel, (None, None))
         if heartbeat is not None:
             heartbeat.withdraw()
 

@@ -254,7 +254,8 @@ class Kit(
         channel is closed, or this kit. Only a `ReconnectingChannel` can be replaced when it is
         dead. Another channel of grpc is probed once in each interval while it is connected, because
         its activity is not seen, and its death is reported: `HeartbeatMissed`, `ConnectionDead`,
-        `Heartbeat.state`. It is kept until then, also if you drop it.
+        `Heartbeat.state`. It is kept until then, also if you drop it. Of a `BalancedChannel` each
+        subchannel gets a heartbeat, and no calls while that is missed.
 
         Raises:
             RuntimeError: It would get a heartbeat, and this kit is closed.

@@ -158,12 +158,10 @@ def instance_of(shop):
     return ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
 
 
-async def test_a_balanced_channel_warns_that_it_has_no_heartbeat(shop):
+async def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop):
     async with Kit(heartbeat=10.0) as kit, BalancedChannel("shop", [instance_of(shop)]) as balanced:
-        with pytest.warns(
-            RuntimeWarning, match="a channel by name or of a BalancedChannel"
-        ) as caught:
-            channel = kit.intercept_channel(balanced)
-        assert [one.filename for one in caught] == [__file__]
+        channel = kit.intercept_channel(balanced)
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-        assert kit.heartbeats == ()
+        (subchannel,) = balanced.subchannels
+        (heartbeat,) = kit.heartbeats
+        assert heartbeat.target == subchannel.instance.target

@@ -148,18 +148,23 @@ def instance_of(shop):
     return ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
 
 
-def test_a_balanced_channel_warns_that_it_has_no_heartbeat(shop):
+def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop):
     with (
         ManualTimer() as timer,
         Kit(heartbeat=10.0, timer=timer) as kit,
-        BalancedChannel("shop", [instance_of(shop)]) as balanced,
+        BalancedChannel("shop", [instance_of(shop)], timer=timer) as balanced,
     ):
-        with pytest.warns(
-            RuntimeWarning, match="a channel by name or of a BalancedChannel"
-        ) as caught:
-            assert kit.intercept_channel(balanced).unary_unary(UNARY_UNARY)(b"a") == b"a"
-        assert [one.filename for one in caught] == [__file__]
-        assert kit.heartbeats == ()
+        channels = [kit.intercept_channel(balanced)]
+        assert channels[0].unary_unary(UNARY_UNARY)(b"a") == b"a"
+        (subchannel,) = balanced.subchannels
+        (heartbeat,) = kit.heartbeats
+        assert heartbeat.target == subchannel.instance.target
+        with Kit(heartbeat=10.0, timer=timer) as another:
+            another.intercept_channel(balanced)  # its subchannel has a channel by now
+            assert len(another.heartbeats) == 1
+        balanced.update([])
+        with pytest.raises(RuntimeError, match="this kit is closed"):
+            another.intercept_channel(balanced)
 
 
 def test_a_closed_kit_with_a_heartbeat_intercepts_no_channel(shop):
