@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from .subchannels import Refusal
 
     Options: TypeAlias = list[tuple[str, Any]]
-    Connect: TypeAlias = Callable[[ServiceInstance], ReconnectingChannel]
     Job: TypeAlias = Callable[[], object]
     _Begun: TypeAlias = tuple["Subchannel", ReconnectingChannel, AioTransport, Any]
     """A subchannel, its channel, its transport, and gRPC's call on it."""
@@ -415,7 +414,9 @@ class _BalancedCall(TransportCall):
         self._method.pool.hold(self, weakly=self._ends_forgotten)
 
     async def _change(self) -> None:
-        if self._waiting is not None:  # somebody awaits the call, maybe in a task that only it has
+        if (
+            self._waiting is not None
+        ):  # a caller awaits it, maybe in a task that only this call refers to
             self._method.pool.hold(self, weakly=False)
         await super()._change()
 

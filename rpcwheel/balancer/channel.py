@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from .subchannels import Refusal
 
     Options: TypeAlias = list[tuple[str, Any]]
-    Convert: TypeAlias = Callable[[Any], Any]
-    Connect: TypeAlias = Callable[[ServiceInstance], ReconnectingChannel]
 
 __all__ = ["BalancedChannel", "Subchannel"]
 
@@ -609,7 +607,7 @@ def _no_queue(*_: object) -> Any:
 
 
 def _nothing() -> None:
-    """Nobody subscribes."""
+    """There are no subscribers."""
 
 
 class _UnaryUnary(_Method, multicallable.UnaryUnary):

@@ -3,7 +3,8 @@
 An unhealthy subchannel is checked, with a backoff between the checks, until it answers; then it
 gets calls again. A stale one is checked every few seconds while it is READY, until it no longer
 answers or can't be reached; then it is removed. Any status but UNAVAILABLE, DEADLINE_EXCEEDED and
-CANCELLED is an answer, unless the server reports that it does not serve.
+CANCELLED is an answer, unless the server reports that it does not serve. A healthy one is checked
+once if its calls are all canceled, which hedging does to those that a frozen server got.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class BalancerPolicy(Policy):
     outlier_ejection: Annotated[OutlierEjectionPolicy, or_short(OutlierEjectionPolicy)] | None = (
         OutlierEjectionPolicy()
     )
-    """When a server whose calls fail gets no calls for a while. None: never. A number stands for
-    `consecutive_failures`."""
+    """When a server whose calls fail, or are all canceled while it answers no health check, gets no
+    calls for a while. None: never. A number stands for `consecutive_failures`."""
 
     self_preservation: StrictBool = True
     """Whether an update that removes all instances keeps those that still answer (Eureka). Each of

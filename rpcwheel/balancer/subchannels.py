@@ -1040,6 +1040,8 @@ class SubchannelPool(Generic[S]):
         With hedging, the calls to a frozen server are canceled when another attempt is answered, so
         that none of them fails.
         """
+        if self.policy.outlier_ejection is None:
+            return
         if subchannel.canceled_since != subchannel.successes:
             subchannel.canceled_since, subchannel.canceled = subchannel.successes, 0
         subchannel.canceled += 1

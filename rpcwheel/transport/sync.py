@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     Options: TypeAlias = list[tuple[str, Any]]
-    Convert: TypeAlias = Callable[[Any], Any]
     SyncTransport: TypeAlias = Transport[grpc.Channel]
 
 __all__ = ["ReconnectingChannel"]

@@ -289,3 +289,9 @@ def test_canceled_calls_of_a_subchannel_that_is_not_ready_lead_to_no_probe(check
     checked.pool.set_states(p1=READY)
     cancel(checked, 5)
     assert checked.prober.probes == [1]
+
+
+def test_canceled_calls_lead_to_no_check_without_outlier_ejection(make_checked):
+    checked = make_checked(outlier_ejection=None)
+    cancel(checked, 10)
+    assert checked.prober.probes == []
