@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         FailbackClosed,
         FailbackError,
         FailbackFull,
-        InstanceContested,
+        InstanceIdConflict,
         NotPublished,
         RegistryClosed,
         RegistryError,
@@ -122,10 +122,10 @@ if TYPE_CHECKING:
     )
     from rpcwheel.pending import CallFuture, PendingCalls, PendingStats
     from rpcwheel.registry import (
-        Provider,
         Publisher,
         Registration,
         Registry,
+        RegistryBackend,
         RegistryPolicy,
         ServiceInstance,
         Snapshot,
@@ -169,7 +169,7 @@ else:
             ),
             ".errors": (
                 "CallError CallsClosed CallTimeout ConfigurationError ExtraMissing FailbackClosed "
-                "FailbackError FailbackFull InstanceContested DuplicateKey NotPublished "
+                "FailbackError FailbackFull InstanceIdConflict DuplicateKey NotPublished "
                 "RegistryClosed RegistryError RegistryRefused RegistryUnavailable RpcWheelError "
                 "TimerError TimerStopped TooManyCalls TooManyTimeouts"
             ),
@@ -186,7 +186,7 @@ else:
             ".options": "Finding channel_options check_options server_options",
             ".pending": "CallFuture PendingCalls PendingStats",
             ".registry": (
-                "Provider Publisher Registration Registry RegistryPolicy "
+                "Publisher Registration Registry RegistryBackend RegistryPolicy "
                 "ServiceInstance Snapshot Subscription insecure_channel open_registry "
                 "secure_channel"
             ),
@@ -246,7 +246,7 @@ __all__ = [
     "HierarchicalWheel",
     "IdleConnectionDetector",
     "IdlePolicy",
-    "InstanceContested",
+    "InstanceIdConflict",
     "Kit",
     "KitPolicy",
     "Lateness",
@@ -261,11 +261,11 @@ __all__ = [
     "PeriodicTask",
     "Picker",
     "Probe",
-    "Provider",
     "Publisher",
     "ReconnectingChannel",
     "Registration",
     "Registry",
+    "RegistryBackend",
     "RegistryClosed",
     "RegistryError",
     "RegistryPolicy",

@@ -24,6 +24,8 @@ RENAMED: Final = {
     "FailbackRegistry": "Registry",
     "ForkingInvoker": "HedgingPolicy",
     "LeastActive": "LeastRequest",
+    "InstanceContested": "InstanceIdConflict",
+    "Provider": "RegistryBackend",
     "channel": "insecure_channel(target) or secure_channel(target, credentials)",
 }
 """Former public names, and what to use instead."""

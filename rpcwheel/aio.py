@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         FailbackClosed,
         FailbackError,
         FailbackFull,
-        InstanceContested,
+        InstanceIdConflict,
         NotPublished,
         RegistryClosed,
         RegistryError,
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from rpcwheel.options import Finding, channel_options, check_options, server_options
     from rpcwheel.pending import PendingStats
     from rpcwheel.pending.aio import CallFuture, PendingCalls
-    from rpcwheel.registry import Provider, RegistryPolicy, ServiceInstance, Snapshot
+    from rpcwheel.registry import RegistryBackend, RegistryPolicy, ServiceInstance, Snapshot
     from rpcwheel.registry.aio import (
         Publisher,
         Registration,
@@ -159,7 +159,7 @@ __all__ = [
     "HierarchicalWheel",
     "IdleConnectionDetector",
     "IdlePolicy",
-    "InstanceContested",
+    "InstanceIdConflict",
     "Kit",
     "KitPolicy",
     "Lateness",
@@ -174,11 +174,11 @@ __all__ = [
     "PeriodicTask",
     "Picker",
     "Probe",
-    "Provider",
     "Publisher",
     "ReconnectingChannel",
     "Registration",
     "Registry",
+    "RegistryBackend",
     "RegistryClosed",
     "RegistryError",
     "RegistryPolicy",

@@ -18,7 +18,7 @@ Each class says whose fault it is and what to do next::
     └── RegistryError
         ├── RegistryUnavailable   the engine can't be reached, or is silent  (ConnectionError too)
         ├── RegistryRefused       the engine refuses: credentials, rights    (PermissionError too)
-        ├── InstanceContested     yours: another process publishes under the same id
+        ├── InstanceIdConflict     yours: another process publishes under the same id
         ├── NotPublished          not published, or not known, in time       (a TimeoutError too)
         ├── RegistryClosed        yours: the registry was closed             (a RuntimeError too)
         └── ExtraMissing          yours: a package is missing; says which    (an ImportError too)
@@ -41,7 +41,7 @@ __all__ = [
     "FailbackClosed",
     "FailbackError",
     "FailbackFull",
-    "InstanceContested",
+    "InstanceIdConflict",
     "NotPublished",
     "RegistryClosed",
     "RegistryError",
@@ -182,7 +182,7 @@ class RegistryRefused(RegistryError, PermissionError):
     """The engine answers, and will not: look at the user, password, certificate and rights."""
 
 
-class InstanceContested(RegistryError):
+class InstanceIdConflict(RegistryError):
     """Another process publishes under the same id, each in the place of the other: give it its own.
 
     Not raised: it is the `error` of the event `RegistryFailed`, and of the registration meanwhile.

@@ -205,9 +205,9 @@ class ServiceInstance(Policy):
             raise ValueError(str(error)) from None
 
 
-Source = Literal["live", "held", "cache"]
+Source = Literal["live", "stale", "cache"]
 """Where a snapshot comes from: the registry; the registry, with instances in it that are missing
-there for now (`Snapshot.held`); a file of an earlier run, as the registry was not reached yet."""
+there for now (`Snapshot.stale`); a file of an earlier run, as the registry was not reached yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Snapshot:
     revision: int = 0
     """Counts up with each change that this process has seen."""
     source: Source = "live"
-    held: frozenset[str] = frozenset()
+    stale: frozenset[str] = frozenset()
     """The ids of those that the registry has lost, and that are kept until that is sure."""
     age_s: float = 0.0
     """Since the registry was last heard to agree; of a file, since it was written."""

@@ -23,7 +23,7 @@ from rpcwheel.instance import ServiceInstance, Snapshot
 from rpcwheel.registry import Registration, Registry, RegistryPolicy, open_registry
 
 SERVICE = "bench.Shop"
-POLICY = RegistryPolicy(lease=30, timeout=10, snapshot=False)
+POLICY = RegistryPolicy(lease_ttl=30, timeout=10, snapshot=False)
 TASKS = Path("/proc/self/task")
 CONNECT_S = 30.0
 

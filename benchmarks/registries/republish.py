@@ -1,7 +1,7 @@
 """How what an engine has forgotten comes back: when the first, when all, and how many at a time.
 
 The engine is killed, and started again on the same port without its data. From when it answers, a
-provider that belongs to nobody asks it each few milliseconds how many instances there are.
+backend that belongs to nobody asks it each few milliseconds how many instances there are.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from benchmarks.registries.engines import Running, running
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import AT_ONCE, REPUBLISH
 from rpcwheel.errors import RegistryError
-from rpcwheel.registry import Provider, Registry, RegistryPolicy
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import FlakyProvider
+from rpcwheel.registry import Registry, RegistryBackend, RegistryPolicy
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import FlakyBackend
 
 PAUSE_S = 0.01
 BIN_S = 0.1
@@ -32,12 +32,12 @@ Arrivals = list[tuple[float, int]]
 def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
     """A row: of one engine, spread or not."""
     jitter = 0.001 if subject == AT_ONCE else scale.window_s
-    policy = RegistryPolicy(lease=scale.lease_s, jitter=jitter, snapshot=False)
+    policy = RegistryPolicy(lease_ttl=scale.lease_s, jitter=jitter, snapshot=False)
     settings = Settings(lease_s=scale.lease_s, timeout_s=1.0)
     instances = [instance_of(number) for number in range(scale.instances)]
     with running(engine) as place, ExitStack() as stack:
-        providers, wipe = _providers(place, settings, scale.publishers)
-        publishers = [stack.enter_context(Registry(each, policy=policy)) for each in providers]
+        backends, wipe = _backends(place, settings, scale.publishers)
+        publishers = [stack.enter_context(Registry(each, policy=policy)) for each in backends]
         took = [
             publishers[number % len(publishers)].register(instance)
             for number, instance in enumerate(instances)
@@ -45,7 +45,7 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
         for registration in took:
             if not registration.wait_published(scale.patience_s):
                 raise RuntimeError(f"{registration.instance.id} was not published")
-        looker = open_provider(place.url, settings)
+        looker = open_backend(place.url, settings)
         stack.callback(looker.close)
         wipe()
         arrivals = _arrivals(looker, scale)
@@ -53,17 +53,17 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
     return [Row("client", "sync", REPUBLISH, f"{engine}: {subject}", values)]
 
 
-def _providers(
+def _backends(
     place: Running, settings: Settings, count: int
-) -> tuple[Sequence[Provider], Callable[[], object]]:
+) -> tuple[Sequence[RegistryBackend], Callable[[], object]]:
     """So many, and what wipes their engine; in memory one, as others would not know of that."""
     if place.wipe is None:
-        flaky = FlakyProvider(open_provider(place.url, settings))
+        flaky = FlakyBackend(open_backend(place.url, settings))
         return [flaky], flaky.forget
-    return [open_provider(place.url, settings) for _ in range(count)], place.wipe
+    return [open_backend(place.url, settings) for _ in range(count)], place.wipe
 
 
-def _arrivals(looker: Provider, scale: Scale) -> Arrivals:
+def _arrivals(looker: RegistryBackend, scale: Scale) -> Arrivals:
     """Until all are there."""
     began, found = time.monotonic(), [(0.0, 0)]
     while found[-1][1] < scale.instances:

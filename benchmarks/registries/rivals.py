@@ -48,7 +48,7 @@ Listener = Callable[[Seen], None]
 
 def _etcd(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
     """A stream of watches that begins with nothing, and takes every event as it comes."""
-    from rpcwheel.registry.providers._etcd_messages import messages
+    from rpcwheel.registry.backends.etcd_client import messages
 
     words, parsed, stack = messages(), parse_url(url), ExitStack()
     prefix = f"/{parsed.namespace}/v1/{service}/".encode()

@@ -196,7 +196,7 @@ def is_unprocessed(code: str, details: str | None, trailing: object, initial: ob
     """Whether a status has the text of one that gRPC makes before any server sees the request.
 
     This proves nothing: a server that passes on the failure of its own upstream sends the same
-    text. Interceptors and channels do not use it: only the etcd provider does, whose requests may
+    text. Interceptors and channels do not use it: only the etcd backend does, whose requests may
     be applied twice without harm.
     """
     if trailing or initial or not details:

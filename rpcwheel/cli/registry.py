@@ -1,7 +1,7 @@
 """`rpcwheel registry ls|watch|register|unregister URL ...`: what a registry has, from a shell.
 
 This is what the words mean; what is then done stands in `registry_jobs.py`. Works with every
-provider; without rich the table is plain text.
+backend; without rich the table is plain text.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _add_watch(jobs: Any) -> None:
         _watch,
         "SERVICE ...",
         "follow the instances of services",
-        "Tell of instances as they come, change, are held and go, until Ctrl-C.",
+        "Tell of instances as they come, change, become stale and go, until Ctrl-C.",
     )
     parser.add_argument("words", nargs="*", default=[], metavar="SERVICE")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -113,9 +113,9 @@ def _add_register(jobs: Any) -> None:
     parser.add_argument("--meta", type=_pair, action="append", default=[], metavar="KEY=VALUE",
                         help="more to tell of it; as often as you like")  # fmt: skip
     parser.add_argument(
-        "--lease",
+        "--lease-ttl",
         type=_seconds,
-        default=RegistryPolicy().lease,
+        default=RegistryPolicy().lease_ttl,
         metavar="SECONDS",
         help="after which it is forgotten if this dies (default %(default)g)",
     )
@@ -221,8 +221,8 @@ def _unregister(args: argparse.Namespace) -> int:
 def _place(args: argparse.Namespace) -> registry_jobs.Place:
     """What an earlier run has seen does not count here: no file."""
     policy = RegistryPolicy(timeout=args.timeout, snapshot=False)
-    if "lease" in args:
-        policy = policy.changed(lease=args.lease)
+    if "lease_ttl" in args:
+        policy = policy.changed(lease_ttl=args.lease_ttl)
     return registry_jobs.Place(args.url, policy)
 
 

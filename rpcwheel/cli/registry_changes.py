@@ -15,15 +15,15 @@ COMPARED: Final = (
     "host", "port", "status", "weight", "version", "group", "zone", "protocol", "metadata",
 )  # fmt: skip
 
-MARKS: Final = {"there": "=", "came": "+", "changed": "~", "held": "?", "back": "=", "gone": "-"}
+MARKS: Final = {"there": "=", "came": "+", "changed": "~", "stale": "?", "back": "=", "gone": "-"}
 
 
 class Change(NamedTuple):
     """What became of one instance."""
 
     event: str
-    """"there": when the look began; "came"; "changed"; "held": the registry has lost it, and it is
-    kept for now; "back": held no more, as it is there again; "gone"."""
+    """"there": when the look began; "came"; "changed"; "stale": the registry has lost it, and it is
+    kept for now; "back": not stale any more, as it is there again; "gone"."""
     instance: ServiceInstance
     """As it is now, or was last."""
     note: str = ""
@@ -41,7 +41,7 @@ class Change(NamedTuple):
 def changes(before: Snapshot | None, after: Snapshot) -> list[Change]:
     """What is new in `after`; those that come first, those that go last."""
     olds = {} if before is None else {one.id: one for one in before.instances}
-    held = frozenset() if before is None else before.held
+    held = frozenset() if before is None else before.stale
     found, gone = [], dict(olds)
     for one in after.instances:
         old = gone.pop(one.id, None)
@@ -49,9 +49,9 @@ def changes(before: Snapshot | None, after: Snapshot) -> list[Change]:
             found.append(Change("there" if before is None else "came", one))
         elif note := difference(old, one):
             found.append(Change("changed", one, note))
-        if one.id in after.held - held:
-            found.append(Change("held", one, "the registry has lost it; kept for now"))
-        elif old is not None and one.id in held - after.held:
+        if one.id in after.stale - held:
+            found.append(Change("stale", one, "the registry has lost it; kept for now"))
+        elif old is not None and one.id in held - after.stale:
             found.append(Change("back", one))
     return found + [Change("gone", one) for one in gone.values()]
 

@@ -97,7 +97,7 @@ def _next(news: SimpleQueue[object]) -> object:
 
 
 def _reason(news: SimpleQueue[object], error: RegistryError) -> RegistryError:
-    """What the engine's provider said, if who waited for it has only seen that time was over."""
+    """What the engine's backend said, if who waited for it has only seen that time was over."""
     while not news.empty():
         event = news.get()
         if isinstance(event, RegistryFailed) and isinstance(event.error, RegistryError):
@@ -201,7 +201,7 @@ def _withdraw(registration: Registration, policy: RegistryPolicy) -> None:
     try:
         registration.unregister(wait=FAREWELL_S / 2)
     except RegistryError as error:
-        _warn(f"{error}; the registry forgets it after its lease of {policy.lease:g} s")
+        _warn(f"{error}; the registry forgets it after its lease of {policy.lease_ttl:g} s")
     else:
         _say(f"withdrawn {_name(registration.instance)}")
 

@@ -326,7 +326,7 @@ class InstanceWithdrawn(Event):
 
 @dataclass(frozen=True, slots=True)
 class RegistryFailed(Event):
-    """A request to the registry failed, and is made again; or an `InstanceContested` came of it."""
+    """A request to the registry failed and is made again, or there is an `InstanceIdConflict`."""
 
     registry: str
     request: str
@@ -347,7 +347,7 @@ class RegistryRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class InstancesChanged(Event):
-    """What is known of a service has changed; `source` is "live", "held" or "cache"."""
+    """What is known of a service has changed; `source` is "live", "stale" or "cache"."""
 
     registry: str
     service: str
@@ -358,7 +358,7 @@ class InstancesChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstancesHeld(Event):
+class InstancesRetained(Event):
     """Instances that the registry has lost are kept for now; `reason` says why."""
 
     registry: str
@@ -413,7 +413,7 @@ class StaleInstancesKept(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ServingEnds(Event):
+class ShutdownStep(Event):
     """A server's end goes a step on: "withdraw", "not serving", "wait", "stop", "closed"."""
 
     server: str

@@ -295,7 +295,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "%(registry)s: %(service)s has %(instances)d instance(s) (%(source)s), "
         "%(added)d more and %(removed)d gone",
     ),
-    events.InstancesHeld: _Line(
+    events.InstancesRetained: _Line(
         REGISTRY,
         logging.WARNING,
         "registry service",
@@ -340,7 +340,7 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "%(subchannels)s",
         every_s=RARELY_S,
     ),
-    events.ServingEnds: _Line(
+    events.ShutdownStep: _Line(
         REGISTRY, logging.INFO, "server", "%(server)s ends, %(step)s: %(reason)s"
     ),
 }

@@ -17,8 +17,8 @@ What is seen is a `Snapshot` of all instances. A failure never makes it empty: w
 lost is held for a while, and what an earlier run saw is read from a file while it can't be reached.
 
 Which part does what: `core.py` decides what to tell the engine, `seen.py` what to believe of it;
-`session.py` and `watches.py` make the requests, on worker threads, through a `Provider`
-(`provider.py`: the contract; `providers/`: ours; yours by an entry point); `face.py` is what users
+`session.py` and `watches.py` make the requests, on worker threads, through a `RegistryBackend`
+(`backend.py`: the contract; `backends/`: ours; yours by an entry point); `face.py` is what users
 call, and blocks. On it stand `publisher.py`, which publishes a server while it serves, and
 `resolver.py`, which updates the channels of `resolved_channel.py` to a service by its name. Their
 variants for coroutines are called `aio_...`: the registry's awaits the blocking one, and both kinds
@@ -38,8 +38,8 @@ from rpcwheel._lazy import lazy_names
 if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance, Snapshot
 
+    from .backend import RegistryBackend
     from .policy import RegistryPolicy
-    from .provider import Provider
     from .sync import (
         Publisher,
         Registration,
@@ -55,20 +55,20 @@ else:
         {
             "rpcwheel.instance": "ServiceInstance Snapshot",
             ".policy": "RegistryPolicy",
-            ".provider": "Provider",
+            ".backend": "RegistryBackend",
             ".sync": (
                 "Publisher Registration Registry Subscription insecure_channel "
                 "open_registry secure_channel"
             ),
         },
-        submodules="aio provider providers sync",
+        submodules="aio backend backends sync",
     )
 
 __all__ = [
-    "Provider",
     "Publisher",
     "Registration",
     "Registry",
+    "RegistryBackend",
     "RegistryPolicy",
     "ServiceInstance",
     "Snapshot",

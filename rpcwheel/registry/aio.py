@@ -1,7 +1,7 @@
 """The names for coroutines: the registry (`aio_face.py`), and what stands on it."""
 
-from .aio_face import Registration, Registry, Subscription, open_registry
 from .aio_publisher import Publisher
+from .aio_registry import Registration, Registry, Subscription, open_registry
 from .aio_resolved_channel import insecure_channel, secure_channel
 
 __all__ = [

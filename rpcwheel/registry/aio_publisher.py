@@ -22,10 +22,10 @@ from rpcwheel._grpc.aio_serving import is_running
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
 
-from .aio_face import Registry, open_registry
-from .face import checked_wait
+from .aio_registry import Registry, open_registry
+from .lifecycle import UP, Phase, PortBinding, Step
 from .publishing import HEALTH_S, NOT_SERVING, NOTICED_S, SERVING, PublisherBase
-from .serving import UP, Door, Phase, Step
+from .registry import checked_wait
 from .signals import SIGNALS, may_handle, of_a_loop
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Publisher(PublisherBase[Registry]):
     async def _start_server(self) -> None:
         self._door = await on_worker(self._find_door)
         services, host = await on_worker(self._whom)
-        if self._door is Door.BIND:
+        if self._door is PortBinding.BIND:
             self._bind()
         self._make_instances(services, host)
         if not self._core.was_running:

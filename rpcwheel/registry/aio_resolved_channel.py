@@ -13,7 +13,7 @@ from rpcwheel.instance import explicit_target
 from rpcwheel.transport.aio import ReconnectingChannel
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 
-from .aio_face import Registry
+from .aio_registry import Registry
 from .resolver import Resolver, check_registry, resolution_of
 from .target import names_service
 

@@ -22,9 +22,9 @@ from rpcwheel._grpc.serving import has_ended, is_running, services_of
 from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
 from rpcwheel.timer import ManualTimer, shared_timer
 
-from .face import Registry, checked_wait, open_registry
+from .lifecycle import UP, Phase, PortBinding, Step
 from .publishing import HEALTH_S, NOT_SERVING, NOTICED_S, SERVING, PublisherBase
-from .serving import UP, Door, Phase, Step
+from .registry import Registry, checked_wait, open_registry
 from .signals import SIGNALS, may_handle
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Publisher(PublisherBase[Registry]):
 
     The end: DRAINING and withdrawn from all registries at once (at most 2 s, also if they are
     dead), health NOT_SERVING, the wait of the lame duck, no more calls accepted, those in flight
-    may end within the grace, what was opened is closed. Each step is told (`ServingEnds`).
+    may end within the grace, what was opened is closed. Each step is told (`ShutdownStep`).
 
     A context manager: `start()`, and `stop()`. Thread-safe; everything is idempotent. In a forked
     child it does nothing.
@@ -253,7 +253,7 @@ class Publisher(PublisherBase[Registry]):
     def _start_server(self) -> None:
         self._door = self._find_door()
         services, host = self._whom()
-        if self._door is Door.BIND:
+        if self._door is PortBinding.BIND:
             self._bind()
         self._make_instances(services, host)
         if not self._core.was_running:

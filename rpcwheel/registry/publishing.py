@@ -4,49 +4,66 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 from rpcwheel._concurrency.notifications import NotificationQueue
-from rpcwheel.durations import to_seconds
+from rpcwheel.durations import MAX_NS, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished
 from rpcwheel.instance import ServiceInstance, joined, started_now
-from rpcwheel.observe import CallbackFailed, ServingEnds
+from rpcwheel.observe import CallbackFailed, ShutdownStep
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .arguments import checked_port, named_services, said_in, several, span_ns, url_of
-from .places import accepts, host_towards, is_local, listening
-from .serving import DOWN, Door, Phase, Serving, ServingRules, Step, door
+from .lifecycle import DOWN, LifecycleLimits, Phase, PortBinding, ServerLifecycle, Step, door
+from .netinfo import accepts, host_towards, is_local, listening
+from .url import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
     from .policy import RegistryPolicy
+    from .url import RegistryUrl
 
-__all__ = ["PublisherBase"]
+__all__ = [
+    "PublisherBase",
+    "checked_port",
+    "named_services",
+    "said_in",
+    "several",
+    "span_ns",
+    "url_of",
+]
+
 
 R = TypeVar("R")
 
 NOTICED_S: Final = 0.25
+
 """Between DRAINING and the withdrawal, so that who looks now and then sees the former; two looks of
 the engines that have to be polled."""
 
 ACCEPT_S: Final = 1.0
+
 """For one connection to the server's own port."""
 
 HEALTH_S: Final = 1.0
+
 """For what the user's health servicer does."""
 
 SERVING: Final = 1
+
 NOT_SERVING: Final = 2
+
 """Of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
 UNREGISTERED: Final = ("WITHDRAWING", "GONE")
 
 NOT_PUBLISHED: Final = ("grpc.health.", "grpc.reflection.", "grpc.channelz.")
+
 """Beginnings of services that every server has."""
 
 
@@ -126,8 +143,8 @@ class PublisherBase(Generic[R]):
         self._timer = checked_timer(timer)
         self._now_ns = clock_of(timer)
         self._health = self._checked_health(health)
-        self._core = Serving(
-            ServingRules(span_ns(lame_duck, "lame_duck"), span_ns(grace, "grace")),
+        self._core = ServerLifecycle(
+            LifecycleLimits(span_ns(lame_duck, "lame_duck"), span_ns(grace, "grace")),
         )
         self._signals = signals
         self._beside = beside
@@ -149,7 +166,7 @@ class PublisherBase(Generic[R]):
             self._instance(service, "checked" if host is None else host, self._port or 1)
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._door = Door.HERE
+        self._door = PortBinding.HERE
         self._instances: tuple[ServiceInstance, ...] = ()
         self._published: list[tuple[R, Any]] = []  # where, and what that has made of it
         self._events = NotificationQueue()
@@ -216,7 +233,7 @@ class PublisherBase(Generic[R]):
     @property
     def own_ports(self) -> int | None:
         """The port, if this process listens there itself; None if somebody in front of it does."""
-        return None if self._door is Door.OUTSIDE else self._port
+        return None if self._door is PortBinding.OUTSIDE else self._port
 
     @property
     def state(self) -> str:
@@ -272,7 +289,7 @@ class PublisherBase(Generic[R]):
                 raise RuntimeError(f"{self!r} can't start again; make another for another server")
             return False
 
-    def _find_door(self) -> Door:
+    def _find_door(self) -> PortBinding:
         """Tell how callers come in; blocks for microseconds, for a name as the resolver does."""
         mine = listening()
         host, port = self._host, self._port
@@ -326,9 +343,9 @@ class PublisherBase(Generic[R]):
         told: dict[str, Any] = self._told
         return ServiceInstance(service=service, host=host, port=port, **told)
 
-    def _look(self, found: Door) -> None:
+    def _look(self, found: PortBinding) -> None:
         """See that callers find an open door."""
-        if found is Door.OUTSIDE:
+        if found is PortBinding.OUTSIDE:
             return
         host, port = self._instances[0].host, self._port
         refused = accepts(host, port, ACCEPT_S)
@@ -361,7 +378,7 @@ class PublisherBase(Generic[R]):
 
     def _tell(self, step: Step) -> None:
         if self._instances:
-            self._events.emit(ServingEnds(self._name(), step.value, self._core.reason))
+            self._events.emit(ShutdownStep(self._name(), step.value, self._core.reason))
 
     def _tell_failed(self, what: str, error: BaseException) -> None:
         self._events.emit(CallbackFailed(self._name(), what, error))
@@ -394,3 +411,82 @@ class PublisherBase(Generic[R]):
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid
+
+
+def several(registry: object) -> list[Any]:
+    """As a list.
+
+    Raises:
+        TypeError, ConfigurationError: They are none; there are none.
+    """
+    if not isinstance(registry, Sequence) or isinstance(registry, (bytes, bytearray)):
+        raise TypeError(
+            "registry must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
+            f"them; not {registry!r}"
+        )
+    if not registry:
+        raise ConfigurationError("registry is empty; give at least one registry, or its URL")
+    return list(registry)
+
+
+def url_of(registry: object) -> RegistryUrl | None:
+    """Where a registry is; None for one of the user's that does not say."""
+    url = registry if isinstance(registry, str) else getattr(registry, "url", None)
+    if not isinstance(url, str):
+        return None
+    try:
+        return parse_url(url)
+    except ConfigurationError:
+        if isinstance(registry, str):
+            raise
+        return None
+
+
+def said_in(urls: Sequence[RegistryUrl], name: str) -> str:
+    """What the first URL that has such an option says; "" if none does."""
+    return next((url.options[name] for url in urls if url.options.get(name)), "")
+
+
+def named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:
+    """The services that were named, by arguments or URLs.
+
+    Raises:
+        TypeError, ConfigurationError: One is no string; a URL names another.
+    """
+    of_urls = tuple(url.service for url in urls if url.service)
+    for service in services:
+        if not isinstance(service, str):
+            raise TypeError(
+                f'a service is named by a string, such as "shop.Orders"; not {service!r}'
+            )
+    if services and not set(of_urls) <= set(services):
+        raise ConfigurationError(
+            f"the URL names the service {of_urls[0]!r}, which is not among {', '.join(services)}; "
+            "leave it out of the URL, or name it too"
+        )
+    return tuple(dict.fromkeys(services or of_urls))
+
+
+def checked_port(port: object) -> int:
+    """Give it back.
+
+    Raises:
+        TypeError, ConfigurationError: It is none.
+    """
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"port must be a number, such as 50051, not {port!r}")
+    if not 0 <= port < 1 << 16:
+        raise ConfigurationError(f"port must be from 1 to 65535, or 0 for any, not {port}")
+    return port
+
+
+def span_ns(value: Duration, what: str) -> int:
+    """A length of time that may be nothing, in nanoseconds.
+
+    Raises:
+        TypeError, ConfigurationError: It is none.
+    """
+    given_ns = to_ns(value, what=what)
+    if given_ns < 0:
+        raise ConfigurationError(f"{what} must be 0 or more seconds, not {value!r}")
+    return min(given_ns, MAX_NS)

@@ -17,7 +17,7 @@ from rpcwheel.instance import explicit_target
 from rpcwheel.transport.arguments import checked_credentials, checked_target
 from rpcwheel.transport.sync import ReconnectingChannel
 
-from .face import Registry
+from .registry import Registry
 from .resolver import Resolver, check_registry, resolution_of
 from .target import names_service
 

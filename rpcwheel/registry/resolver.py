@@ -17,8 +17,8 @@ from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
 from rpcwheel.transport.arguments import checked_options
 
-from .alarm import Alarm
-from .face import Registry, check_policy
+from .one_shot_timer import OneShotTimer
+from .registry import Registry, check_policy
 from .target import Target
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
-    from .face import Subscription
     from .policy import RegistryPolicy
+    from .registry import Subscription
 
 __all__ = ["SESSIONS", "Resolution", "Resolver", "check_registry", "resolution_of"]
 
@@ -164,7 +164,7 @@ class Resolver:
             registry = SESSIONS.acquire(self._key, make)
         self._registry = registry
         self._lock = threading.RLock()
-        self._alarm = Alarm(timer, self._wait_is_over, _ignore)
+        self._alarm = OneShotTimer(timer, self._wait_is_over, _ignore)
         self._subscription: Subscription | None = None
         self._closed = False
         self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)

@@ -1,7 +1,7 @@
-"""Carries out what `core.py` says: one provider, its requests one at a time, on worker threads.
+"""Carries out what `core.py` says: one backend, its requests one at a time, on worker threads.
 
 Both faces stand on this. What a user calls only changes what is wanted, under the lock, and has a
-worker (`rpcwheel._concurrency.executor`) look at it; nothing of the provider's or the user's runs
+worker (`rpcwheel._concurrency.executor`) look at it; nothing of the backend's or the user's runs
 under the lock, on the timer's thread or on a caller's. One timeout waits for the next thing to
 come.
 
@@ -15,71 +15,73 @@ import random
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
+from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     ConfigurationError,
     NotPublished,
     RegistryClosed,
     RegistryUnavailable,
 )
-from rpcwheel.observe import RegistryFailed
+from rpcwheel.instance import Snapshot
+from rpcwheel.observe import InstancesChanged, RegistryFailed
 
-from .alarm import Alarm
-from .asking import Asking, Unreadable
-from .contested import told_apart
-from .core import Reconciler
-from .entry import Entry, State
-from .rules import RegistryRules
+from .cache import Rules, ServiceCache
+from .one_shot_timer import OneShotTimer
+from .policy import RegistryRules
+from .reconciler import Reconciler, RegistrationRecord, State, find_id_conflicts
 from .watches import WatchManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rpcwheel.errors import TimerError
-    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.instance import ServiceInstance
     from rpcwheel.observe import Event
     from rpcwheel.timer.api import Timer
 
-    from .asking import Ask
-    from .entry import Step
+    from .backend import Lost, RegistryBackend
     from .policy import RegistryPolicy
-    from .provider import Lost, Provider
-    from .snapshots import Snapshots
+    from .reconciler import Step
+    from .snapshot_file import SnapshotFile
 
-    Waiter = tuple[Entry, State, Future[bool]]
+    Waiter = tuple[RegistrationRecord, State, Future[bool]]
 
-__all__ = ["Session"]
+__all__ = ["Ask", "LookupQueue", "Session", "UnreadableRecords"]
+
 
 AGAIN_NS: Final = 1_000_000_000
+
 """After what should not have come about."""
 
 
 class Session:
-    """One provider, and all that is wanted of it. Thread-safe."""
+    """One backend, and all that is wanted of it. Thread-safe."""
 
     def __init__(
         self,
-        provider: Provider,
+        backend: RegistryBackend,
         policy: RegistryPolicy,
         *,
         timer: Timer | None = None,
-        snapshots: Snapshots | None = None,
+        snapshots: SnapshotFile | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.name = str(provider.url)
+        self.name = str(backend.url)
         self.rules = RegistryRules.of(policy)
-        self._provider = provider
+        self._backend = backend
         self._snapshots = snapshots
         self._core = Reconciler(self.name, self.rules, chance)
-        self._alarm = Alarm(timer, self._rang, self._refused)
+        self._alarm = OneShotTimer(timer, self._rang, self._refused)
         self._notifications = NotificationQueue()
         self.emit = self._notifications.emit
-        self._asking = Asking(provider, policy, snapshots, self._alarm.now_ns, self.emit)
+        self._asking = LookupQueue(backend, policy, snapshots, self._alarm.now_ns, self.emit)
         self.watches = WatchManager(
-            provider,
+            backend,
             policy,
             timer=timer,
             snapshots=snapshots,
@@ -132,30 +134,30 @@ class Session:
 
     def check_writable(self) -> None:
         """Raise `ConfigurationError` if nothing can be published in this registry."""
-        if self._provider.read_only:
+        if self._backend.read_only:
             raise ConfigurationError(
                 f"{self.name} is for reading only: its instances are published by other means, "
                 "such as pods by Kubernetes; to publish, give another registry"
             )
 
     def refresh(self, service: str) -> None:
-        """Have the provider look again at a service that is watched. Never blocks; any thread."""
+        """Have the backend look again at a service that is watched. Never blocks; any thread."""
         if not self._closed:
-            self._provider.refresh(service)
+            self._backend.refresh(service)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RegistrationRecord, ...]:
         """What is registered, or not withdrawn yet."""
         with self._lock:
             return self._core.entries()
 
-    def want(self, instance: ServiceInstance, *, hasty: bool) -> Entry:
+    def want(self, instance: ServiceInstance, *, hasty: bool) -> RegistrationRecord:
         """Have it published; `hasty`: somebody waits for it."""
         self.check_writable()
         with self._changing(hasty=hasty) as now_ns:
             self.check_open()
             return self._core.want(instance, now_ns)
 
-    def change(self, entry: Entry, changes: dict[str, object]) -> None:
+    def change(self, entry: RegistrationRecord, changes: dict[str, object]) -> None:
         """Have it published with other values."""
         with self._changing() as now_ns:
             self.check_open()
@@ -164,16 +166,18 @@ class Session:
                 raise NotPublished(f"{service}/{name} was unregistered; register it again")
             self._core.want(entry.instance.changed(**changes), now_ns)
 
-    def drop(self, what: ServiceInstance | Entry, *, hasty: bool) -> Entry:
+    def drop(
+        self, what: ServiceInstance | RegistrationRecord, *, hasty: bool
+    ) -> RegistrationRecord:
         """Have it published no more."""
         self.check_writable()
         with self._changing(hasty=hasty) as now_ns:
-            if isinstance(what, Entry) and not what.wanted:
+            if isinstance(what, RegistrationRecord) and not what.wanted:
                 return what
             self.check_open()
             return self._core.drop(what, now_ns)
 
-    def when(self, entry: Entry, state: State) -> Future[bool]:
+    def when(self, entry: RegistrationRecord, state: State) -> Future[bool]:
         """Tell when it is published, or gone; False: that is not wanted any more, or all is over.
 
         Whoever waits no longer cancels it. Its callbacks run on a worker, or at once.
@@ -232,7 +236,7 @@ class Session:
                 return
             self._finished = True
             self._core.give_up()
-        self._attempt(self._provider.close)
+        self._attempt(self._backend.close)
         if self._snapshots is not None:
             self._attempt(self._snapshots.close)
         self._attend()
@@ -242,7 +246,7 @@ class Session:
     def _attempt(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - a provider of the user's; the end must come
+        except BaseException as error:  # noqa: BLE001 - a backend of the user's; the end must come
             self.emit(RegistryFailed(self.name, "close", error, None))
 
     # --- The clock ---
@@ -339,14 +343,16 @@ class Session:
         try:
             match step.request:
                 case "publish":
-                    self._provider.publish(step.instances)
+                    self._backend.publish(step.instances)
                 case "withdraw":
-                    self._provider.withdraw(step.instances)
+                    self._backend.withdraw(step.instances)
                 case "renew":
-                    lost = dict(self._provider.renew(step.instances))
+                    lost = dict(self._backend.renew(step.instances))
                     if lost:
-                        lost = told_apart(self._provider, (entry for entry, _ in step.batch), lost)
-        except BaseException as failure:  # noqa: BLE001 - a provider of the user's; tried again
+                        lost = find_id_conflicts(
+                            self._backend, (entry for entry, _ in step.batch), lost
+                        )
+        except BaseException as failure:  # noqa: BLE001 - a backend of the user's; tried again
             error = failure
         now_ns = self._alarm.now_ns()
         delay_ns = 0 if error is None else self._core.delay_ns(step, now_ns, error)
@@ -362,7 +368,7 @@ class Session:
         told: Iterable[Event] = ()
         with self._lock:
             now_ns = self._alarm.now_ns()
-            if error is None or isinstance(error, Unreadable):
+            if error is None or isinstance(error, UnreadableRecords):
                 told = self._core.contact.heard(now_ns)
             elif isinstance(error, RegistryUnavailable):
                 self._core.contact.lost(now_ns)
@@ -371,7 +377,7 @@ class Session:
     # --- What a watch tells of the engine ---
 
     def _saw(self) -> None:
-        """It is there. On the provider's threads."""
+        """It is there. On the backend's threads."""
         if self._core.contact.up:
             return
         with self._lock:
@@ -379,7 +385,7 @@ class Session:
         self.emit(*told)
 
     def _suspected(self, reason: str) -> None:
-        """Contact, or its memory, was lost. On the provider's threads."""
+        """Contact, or its memory, was lost. On the backend's threads."""
         with self._lock:
             if self._closed or self._core.contact.since_ns is not None:
                 return
@@ -391,3 +397,141 @@ def _answer(settled: Iterable[tuple[Future[bool], bool]]) -> None:
     for future, value in settled:
         if future.set_running_or_notify_cancel():
             future.set_result(value)
+
+
+class UnreadableRecords(RegistryUnavailable):
+    """The engine answers, with nothing that can be read: that is not an empty list."""
+
+
+class Ask(NamedTuple):
+    """One question."""
+
+    service: str | None
+    """None: for the names of all services."""
+    answer: Future[Any]
+
+
+class _Known(NamedTuple):
+    """What was heard of a service, when last."""
+
+    seen: ServiceCache
+    snapshot: Snapshot
+    at_ns: int
+
+
+class LookupQueue:
+    """The questions of one session. Those who ask hold its lock; `carry_out` comes without."""
+
+    def __init__(
+        self,
+        backend: RegistryBackend,
+        policy: RegistryPolicy,
+        snapshots: SnapshotFile | None,
+        now_ns: Callable[[], int],
+        emit: Callable[..., object],
+    ) -> None:
+        self._backend = backend
+        self._registry = str(backend.url)
+        self._rules = Rules.of(policy)
+        self._emit = emit
+        self._snapshots = snapshots
+        self._now_ns = now_ns
+        self._waiting: dict[str | None, Ask] = {}
+        self._known: dict[str, _Known] = {}
+        self._mute: dict[str, ServiceCache] = {}
+        """Services none of whose records could be read, which is told of each once."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def ask(self, service: str | None) -> Future[Any]:
+        """Wait for the answer of the engine; the future may be another's too."""
+        ask = self._waiting.get(service)
+        if ask is None:
+            ask = self._waiting[service] = Ask(service, Future())
+        return ask.answer
+
+    def take(self) -> Ask | None:
+        """The oldest question, which is then to be carried out."""
+        if not self._waiting:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    def carry_out(self, ask: Ask) -> BaseException | None:
+        """Ask the engine, and answer; gives the error, if it is one."""
+        try:
+            answer = self._services() if ask.service is None else self._look_up(ask.service)
+        except BaseException as error:  # noqa: BLE001 - it goes to whoever asks
+            if not isinstance(error, RegistryClosed):  # by its user: no failure
+                self._emit(RegistryFailed(self._registry, "lookup", error, None))
+            ask.answer.set_exception(error)
+            return error
+        ask.answer.set_result(answer)
+        return None
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer all that wait in this way."""
+        while ask := self.take():
+            ask.answer.set_exception(error)
+
+    def last(self, service: str) -> Snapshot | None:
+        """What was heard last, now or by an earlier run; None: nothing. May read a file."""
+        known = self._known.get(service)
+        if known is not None:
+            age_s = to_seconds(max(0, self._now_ns() - known.at_ns))
+            return replace(known.snapshot, source="cache", age_s=age_s)
+        return None if self._snapshots is None else self._snapshots.load(service)
+
+    def remember(self, snapshot: Snapshot) -> None:
+        """Take over what was known of a service by other means. Any thread."""
+        now_ns, age_ns = self._now_ns(), to_ns(snapshot.age_s)
+        if snapshot.instances:
+            seen = self._new_seen(snapshot.service, now_ns)
+            seen.remember(snapshot.instances, age_ns, now_ns)
+            self._known[snapshot.service] = _Known(seen, snapshot, now_ns - age_ns)
+
+    def _services(self) -> tuple[str, ...]:
+        return tuple(self._backend.services())
+
+    def _new_seen(self, service: str, now_ns: int) -> ServiceCache:
+        return ServiceCache(self._registry, service, self._rules, now_ns)
+
+    def _look_up(self, service: str) -> Snapshot:
+        try:
+            view = self._backend.lookup(service)
+        except BaseException as error:
+            known = self._known.get(service)
+            if known is not None:
+                self._say(known.seen.suspect(str(error), self._now_ns()))
+            raise
+        now_ns = self._now_ns()
+        known = self._known.get(service)
+        if known is None or (view.records and now_ns - known.at_ns > self._rules.hold_ns):
+            # What was so long ago says nothing of now.
+            seen = self._mute.pop(service, None) or self._new_seen(service, now_ns)
+        else:
+            seen = known.seen
+        self._say(seen.saw(view.records, now_ns))
+        return self._noted(service, seen, now_ns)
+
+    def _noted(self, service: str, seen: ServiceCache, now_ns: int) -> Snapshot:
+        if seen.shown is None:
+            self._mute[service] = seen
+            raise UnreadableRecords(
+                f"none of the records of {service} at {self._registry} can be read; RecordSkipped "
+                "tells why"
+            )
+        known = self._known.get(service)
+        shown = seen.shown.at(now_ns)
+        before = Snapshot(service) if known is None else known.snapshot
+        changed = (shown.instances, shown.stale) != (before.instances, before.stale)
+        snapshot = replace(shown, revision=before.revision + changed)
+        if known is not None or shown.instances:  # names that are made up would be kept for ever
+            self._known[service] = _Known(seen, snapshot, now_ns)
+            if self._snapshots is not None:
+                self._snapshots.keep(service, snapshot.instances)
+        return snapshot
+
+    def _say(self, events: Iterable[object]) -> None:
+        """Emit all but changes: nobody follows a service that is looked up."""
+        self._emit(*(one for one in events if not isinstance(one, InstancesChanged)))

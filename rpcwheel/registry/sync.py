@@ -1,7 +1,7 @@
 """The names for threads: the registry (`face.py`), and what stands on it."""
 
-from .face import Registration, Registry, Subscription, open_registry
 from .publisher import Publisher
+from .registry import Registration, Registry, Subscription, open_registry
 from .resolved_channel import insecure_channel, secure_channel
 
 __all__ = [

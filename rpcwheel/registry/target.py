@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import GRPC_SCHEMES, joined
 
-from .providers import check_scheme
+from .backends import check_scheme
 from .url import HEADLESS, RegistryUrl, masked_url, parse_url
 
 if TYPE_CHECKING:

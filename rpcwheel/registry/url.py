@@ -1,11 +1,11 @@
 """Where a registry is, as one line: `etcd://user:password@10.0.0.1:2379,10.0.0.2:2379/shop.Orders`.
 
-The scheme is that of a provider. Hosts may be several, with a comma. The path is the service, but
+The scheme is that of a backend. Hosts may be several, with a comma. The path is the service, but
 for `sqlite`, where it is the file's: `sqlite:///run/shop/registry.db`, and from where the program
 runs or from home `sqlite://./registry.db` and `sqlite://~/registry.db` (the service is then
-`?service=`). So it is for others' providers that say so (`Provider.path_is_own`). What follows `?`
-are options that all have (`namespace`, `service`, `group`, `version`), and the provider's own. What
-is no letter, digit, `.`, `_`, `-` or `~` in a user, a password, a path or an option is
+`?service=`). So it is for backends of others that say so (`RegistryBackend.path_is_own`). After `?`
+follow the options that all have (`namespace`, `service`, `group`, `version`), and the backend's
+own. What is no letter, digit, `.`, `_`, `-` or `~` in a user, a password, a path or an option is
 percent-encoded.
 """
 
@@ -31,7 +31,7 @@ Hosts = tuple[tuple[str, int | None], ...]
 
 NAMESPACE: Final = "rpcwheel"
 GROUP: Final = "rpcwheel.registry"
-"""Of the entry points that name others' providers: `scheme = "package.module:Class"`."""
+"""Of the entry points that name others' backends: `scheme = "package.module:Class"`."""
 
 WITH_A_FILE: Final = frozenset({"sqlite"})
 """Schemes whose path is a file's."""
@@ -54,7 +54,7 @@ HERE: Final = frozenset({"", ".", "..", "~"})
 """What stands before the path of a file, where others have hosts."""
 
 FOR_ALL: Final = ("namespace", "service", "group", "version")
-"""Options that every scheme has; what they say of clients is no provider's business."""
+"""Options that every scheme has; what they say of clients is no backend's business."""
 
 LARGEST_PORT: Final = 65535
 
@@ -76,7 +76,7 @@ class RegistryUrl:
     hosts: Hosts = ()
     """Host and port; the port is None where it was left out."""
     path: str = ""
-    """Of the file, or whatever it is to a provider with `path_is_own`; else ""."""
+    """Of the file, or whatever it is to a backend with `path_is_own`; else ""."""
     service: str = ""
     """What the path, or `?service=`, names; "" if nothing does."""
     user: str = ""
@@ -143,7 +143,7 @@ class RegistryUrl:
 
 
 def parse_url(url: str) -> RegistryUrl:
-    """Take a registry's URL apart. Whether there is such a scheme, `open_provider` knows.
+    """Take a registry's URL apart. Whether there is such a scheme, `open_backend` knows.
 
     Raises:
         ConfigurationError: It makes no sense; it says why, without the password.
@@ -202,12 +202,12 @@ def _parsed(scheme: str, rest: str) -> RegistryUrl:
 
 
 def _path_is_own(scheme: str) -> bool:
-    """Whether a provider of somebody else's says so; loads it."""
+    """Whether a backend of somebody else's says so; loads it."""
     if scheme in WITH_A_SERVICE:
         return False
     for one in entry_points(group=GROUP):
         if one.name == scheme:
-            with suppress(Exception):  # `open_provider` tells what is wrong with it
+            with suppress(Exception):  # `open_backend` tells what is wrong with it
                 return bool(getattr(one.load(), "path_is_own", False))
     return False
 
@@ -220,7 +220,7 @@ def _service(scheme: str, path: str) -> str:
         )
     if path and scheme not in WITH_A_SERVICE and not _NAME.fullmatch(path):
         raise ConfigurationError(
-            f"the path {path!r} is no name of a service; if it is the engine's, its provider says "
+            f"the path {path!r} is no name of a service; if it is the engine's, its backend says "
             f"path_is_own = True, and is named by an entry point of the group {GROUP}"
         )
     return path

@@ -1,4 +1,4 @@
-"""The checks of what a provider publishes, withdraws, renews and finds."""
+"""The checks of what a backend publishes, withdraws, renews and finds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.errors import RegistryClosed, RegistryUnavailable
 from rpcwheel.timer import ManualTimer
 
-from ._stand import PATIENCE_S, Stand, Witness, claim, on_threads, shown
+from ._harness import PATIENCE_S, ConformanceHarness, RecordingWatcher, claim, on_threads, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rpcwheel.instance import ServiceInstance
-    from rpcwheel.registry.provider import Provider
+    from rpcwheel.registry.backend import RegistryBackend
 
 __all__ = ["CHECKS"]
 
@@ -26,8 +26,8 @@ ROUNDS: Final = 10
 """In which a lease is renewed for a while, until it was renewed in time throughout."""
 
 
-def what_is_published_is_found(stand: Stand) -> None:
-    """By all providers, as it was given."""
+def what_is_published_is_found(stand: ConformanceHarness) -> None:
+    """By all backends, as it was given."""
     publisher, other = stand.new(), stand.new()
     one = stand.instance(1, zone="west", metadata={"a": "1"}, started_at=1.5, protocol="grpcs")
     two = stand.instance(2, status="DRAINING", group="g", version="2")
@@ -36,7 +36,7 @@ def what_is_published_is_found(stand: Stand) -> None:
     stand.finds(other, one, two)
 
 
-def what_is_published_again_is_replaced(stand: Stand) -> None:
+def what_is_published_again_is_replaced(stand: ConformanceHarness) -> None:
     """By the same process, and by another one, whose epoch is another."""
     before, after = stand.new(), stand.new()
     one = stand.instance()
@@ -51,7 +51,7 @@ def what_is_published_again_is_replaced(stand: Stand) -> None:
     stand.finds(before, successor)
 
 
-def many_are_published_at_once(stand: Stand) -> None:
+def many_are_published_at_once(stand: ConformanceHarness) -> None:
     """As after a registry has lost its memory."""
     publisher, other = stand.new(), stand.new()
     many = [stand.instance(number) for number in range(MANY)]
@@ -63,7 +63,7 @@ def many_are_published_at_once(stand: Stand) -> None:
     stand.finds(other)
 
 
-def what_is_withdrawn_is_gone(stand: Stand) -> None:
+def what_is_withdrawn_is_gone(stand: ConformanceHarness) -> None:
     """Also if it is withdrawn twice, or was never there; the rest stays."""
     publisher, other = stand.new(), stand.new()
     one, two, never = (stand.instance(number) for number in (1, 2, 3))
@@ -74,7 +74,7 @@ def what_is_withdrawn_is_gone(stand: Stand) -> None:
     stand.finds(other, two)
 
 
-def a_late_withdrawal_leaves_the_successor(stand: Stand) -> None:
+def a_late_withdrawal_leaves_the_successor(stand: ConformanceHarness) -> None:
     """The process before withdraws when the one after has published already."""
     before, after = stand.new(), stand.new()
     old = stand.instance(1, epoch="before")
@@ -87,23 +87,23 @@ def a_late_withdrawal_leaves_the_successor(stand: Stand) -> None:
     claim(not lost, f"renew of the successor must find it, but says {dict(lost)}")
 
 
-def nothing_is_no_error(stand: Stand) -> None:
+def nothing_is_no_error(stand: ConformanceHarness) -> None:
     """No instances at all are published, withdrawn and renewed."""
-    provider = stand.new()
-    provider.publish([])
-    provider.withdraw([])
-    claim(not provider.renew([]), "renew of nothing must miss nothing")
-    stand.finds(provider)
+    backend = stand.new()
+    backend.publish([])
+    backend.withdraw([])
+    claim(not backend.renew([]), "renew of nothing must miss nothing")
+    stand.finds(backend)
 
 
-def an_unknown_service_has_no_instances(stand: Stand) -> None:
+def an_unknown_service_has_no_instances(stand: ConformanceHarness) -> None:
     """It is no error either."""
-    provider = stand.new()
-    stand.publish(provider, stand.instance())
-    stand.finds(provider, service=f"{stand.service}.unknown")
+    backend = stand.new()
+    stand.publish(backend, stand.instance())
+    stand.finds(backend, service=f"{stand.service}.unknown")
 
 
-def services_are_those_with_instances(stand: Stand) -> None:
+def services_are_those_with_instances(stand: ConformanceHarness) -> None:
     """In order, each once, and no longer when its last instance is gone."""
     publisher, other = stand.new(), stand.new()
     names = [f"{stand.service}.{name}" for name in ("b", "a", "c")]
@@ -119,7 +119,7 @@ def services_are_those_with_instances(stand: Stand) -> None:
     )
 
 
-def a_name_is_no_prefix(stand: Stand) -> None:
+def a_name_is_no_prefix(stand: ConformanceHarness) -> None:
     """`orders` is not `orders-v2`, nor is an id that begins like another one that."""
     publisher, other = stand.new(), stand.new()
     names = [stand.service + end for end in ("", "-v2", ".v2", "2", "_")]
@@ -133,7 +133,7 @@ def a_name_is_no_prefix(stand: Stand) -> None:
     stand.finds(other, instances[1], service=names[1])
 
 
-def every_id_and_text_survives(stand: Stand) -> None:
+def every_id_and_text_survives(stand: ConformanceHarness) -> None:
     """Also what means something to the engine, and the longest."""
     publisher, other = stand.new(), stand.new()
     ids = ["[::1]:50051", "a%2Fb", "*", "?", "..", "'\";--", "ä€😀", "{x}", "a\\b", "#", "x" * 256]
@@ -147,7 +147,7 @@ def every_id_and_text_survives(stand: Stand) -> None:
     stand.finds(other, stand.instance(2, metadata=text))
 
 
-def a_lease_that_is_renewed_does_not_end(stand: Stand) -> None:
+def a_lease_that_is_renewed_does_not_end(stand: ConformanceHarness) -> None:
     """Renewed each third of it, for more than two of them."""
     publisher, other = stand.new(), stand.new()
     one = stand.instance()
@@ -172,9 +172,9 @@ def a_lease_that_is_renewed_does_not_end(stand: Stand) -> None:
     claim(found == [one], f"lookup must find what was renewed in time, but found {shown(found)}")
 
 
-def what_is_not_renewed_is_forgotten(stand: Stand) -> None:
+def what_is_not_renewed_is_forgotten(stand: ConformanceHarness) -> None:
     """As that of a process that was killed: lookups and watchers learn it, and `renew`, if late."""
-    publisher, other, witness = stand.new(), stand.new(), Witness()
+    publisher, other, witness = stand.new(), stand.new(), RecordingWatcher()
     if publisher.keeps_alive:  # then only a process that ends could show it
         return
     one = stand.instance()
@@ -189,7 +189,10 @@ def what_is_not_renewed_is_forgotten(stand: Stand) -> None:
 
 
 def _publish_until_seen(
-    stand: Stand, publisher: Provider, witness: Witness, one: ServiceInstance
+    stand: ConformanceHarness,
+    publisher: RegistryBackend,
+    witness: RecordingWatcher,
+    one: ServiceInstance,
 ) -> None:
     """Publish again when the lease has ended, as on a machine that stood still for so long."""
 
@@ -205,7 +208,7 @@ def _publish_until_seen(
     )
 
 
-def renew_tells_what_is_missing(stand: Stand) -> None:
+def renew_tells_what_is_missing(stand: ConformanceHarness) -> None:
     """What was never published, and what others have deleted; published again, it is well."""
     publisher, other = stand.new(), stand.new()
     one, two, never = (stand.instance(number) for number in (1, 2, 3))
@@ -217,7 +220,7 @@ def renew_tells_what_is_missing(stand: Stand) -> None:
     _claim_lost(publisher, [one, two], [], "is missing")
 
 
-def renew_tells_what_another_has_taken(stand: Stand) -> None:
+def renew_tells_what_another_has_taken(stand: ConformanceHarness) -> None:
     """The key is there, with another epoch."""
     publisher, other = stand.new(), stand.new()
     one, two = stand.instance(1), stand.instance(2)
@@ -226,17 +229,17 @@ def renew_tells_what_another_has_taken(stand: Stand) -> None:
     _claim_lost(publisher, [one, two], [one], "was taken over")
 
 
-def a_view_stays_as_it_was(stand: Stand) -> None:
+def a_view_stays_as_it_was(stand: ConformanceHarness) -> None:
     """It is not changed by what happens later."""
-    provider = stand.new()
-    stand.publish(provider, stand.instance(1))
-    view = provider.lookup(stand.service)
+    backend = stand.new()
+    stand.publish(backend, stand.instance(1))
+    view = backend.lookup(stand.service)
     before = dict(view.records)
-    stand.publish(provider, stand.instance(1, weight=3), stand.instance(2))
+    stand.publish(backend, stand.instance(1, weight=3), stand.instance(2))
     claim(dict(view.records) == before, "a View that lookup gave was changed by a later publish")
 
 
-def any_thread_may_ask(stand: Stand) -> None:
+def any_thread_may_ask(stand: ConformanceHarness) -> None:
     """One after the other: workers are not always the same thread."""
     publisher, other = stand.new(), stand.new()
     one = stand.instance()
@@ -247,8 +250,8 @@ def any_thread_may_ask(stand: Stand) -> None:
     stand.finds(other)
 
 
-def close_gives_up_the_lease(stand: Stand) -> None:
-    """What the provider published is gone, what others did is not."""
+def close_gives_up_the_lease(stand: ConformanceHarness) -> None:
+    """What the backend published is gone, what others did is not."""
     publisher, other = stand.new(), stand.new()
     one, two = stand.instance(1), stand.instance(2)
     stand.publish(publisher, one)
@@ -257,18 +260,18 @@ def close_gives_up_the_lease(stand: Stand) -> None:
     stand.finds(other, two)
 
 
-def closing_twice_is_no_error(stand: Stand) -> None:
+def closing_twice_is_no_error(stand: ConformanceHarness) -> None:
     """But asking afterwards is, and says so."""
-    provider = stand.new()
-    stand.publish(provider, stand.instance())
-    stand.leave(provider)
-    provider.close()
+    backend = stand.new()
+    stand.publish(backend, stand.instance())
+    stand.leave(backend)
+    backend.close()
     for method, ask in {
-        "publish": lambda: provider.publish([stand.instance()]),
-        "withdraw": lambda: provider.withdraw([stand.instance()]),
-        "renew": lambda: provider.renew([stand.instance()]),
-        "lookup": lambda: provider.lookup(stand.service),
-        "services": provider.services,
+        "publish": lambda: backend.publish([stand.instance()]),
+        "withdraw": lambda: backend.withdraw([stand.instance()]),
+        "renew": lambda: backend.renew([stand.instance()]),
+        "lookup": lambda: backend.lookup(stand.service),
+        "services": backend.services,
     }.items():
         try:
             ask()
@@ -277,15 +280,15 @@ def closing_twice_is_no_error(stand: Stand) -> None:
         raise AssertionError(f"{method} after close must raise RegistryClosed")
 
 
-def closing_leaves_nothing_running(stand: Stand) -> None:
-    """No thread that was not there before, and no timeout on the provider's timer."""
+def closing_leaves_nothing_running(stand: ConformanceHarness) -> None:
+    """No thread that was not there before, and no timeout on the backend's timer."""
     before = set(threading.enumerate())
-    provider = stand.new()
-    timer = provider.settings.timer
+    backend = stand.new()
+    timer = backend.settings.timer
     pending = 0 if timer is None else timer.pending
-    stand.publish(provider, stand.instance())
-    stand.finds(provider, stand.instance())
-    stand.leave(provider)
+    stand.publish(backend, stand.instance())
+    stand.finds(backend, stand.instance())
+    stand.leave(backend)
     left: list[threading.Thread] = []
 
     def look() -> bool:
@@ -295,9 +298,9 @@ def closing_leaves_nothing_running(stand: Stand) -> None:
     end = time.monotonic() + PATIENCE_S
     while not look() and time.monotonic() < end:
         time.sleep(0.005)
-    claim(not left, f"close must end the provider's threads, but there are {left}")
+    claim(not left, f"close must end the backend's threads, but there are {left}")
     if isinstance(timer, ManualTimer):  # on others, others' timeouts come and go
-        claim(timer.pending <= pending, "close must cancel the provider's timeouts")
+        claim(timer.pending <= pending, "close must cancel the backend's timeouts")
 
 
 def _is_ours(thread: threading.Thread) -> bool:
@@ -305,18 +308,18 @@ def _is_ours(thread: threading.Thread) -> bool:
     return thread.daemon and thread.name == "rpcwheel-timer"
 
 
-def _services(stand: Stand, provider: Provider) -> list[str]:
+def _services(stand: ConformanceHarness, backend: RegistryBackend) -> list[str]:
     """Those of this check."""
-    return [name for name in provider.services() if name.startswith(stand.service)]
+    return [name for name in backend.services() if name.startswith(stand.service)]
 
 
 def _claim_lost(
-    provider: Provider,
+    backend: RegistryBackend,
     asked: Sequence[ServiceInstance],
     wanted: Sequence[ServiceInstance],
     why: str,
 ) -> None:
-    lost = provider.renew(asked)
+    lost = backend.renew(asked)
     claim(
         set(lost) == {one.key for one in wanted},
         f"renew must tell of what {why}: {shown(wanted)}; but says {dict(lost)}",

@@ -1,14 +1,14 @@
-"""The checks of what a provider tells those who watch."""
+"""The checks of what a backend tells those who watch."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ._stand import Stand, Witness, claim, on_threads
+from ._harness import ConformanceHarness, RecordingWatcher, claim, on_threads
 
 if TYPE_CHECKING:
-    from rpcwheel.registry.provider import View, Watch
+    from rpcwheel.registry.backend import View, Watch
 
 __all__ = ["CHECKS"]
 
@@ -16,10 +16,10 @@ CALM_S: Final = 0.5
 """Seconds in which what must not come would have come."""
 
 
-def a_watch_begins_with_what_there_is(stand: Stand) -> None:
+def a_watch_begins_with_what_there_is(stand: ConformanceHarness) -> None:
     """With nothing, if that is so: it is an answer too."""
     publisher, other = stand.new(), stand.new()
-    empty, full = Witness(), Witness()
+    empty, full = RecordingWatcher(), RecordingWatcher()
     first = other.watch(f"{stand.service}.empty", empty)
     empty.sees(stand)
     one = stand.instance()
@@ -30,10 +30,10 @@ def a_watch_begins_with_what_there_is(stand: Stand) -> None:
     second.close()
 
 
-def a_watch_tells_of_each_change(stand: Stand) -> None:
-    """What is published, changed, withdrawn, and left by a provider that is closed."""
+def a_watch_tells_of_each_change(stand: ConformanceHarness) -> None:
+    """What is published, changed, withdrawn, and left by a backend that is closed."""
     publisher, second, other = stand.new(), stand.new(), stand.new()
-    witness = Witness()
+    witness = RecordingWatcher()
     watch = other.watch(stand.service, witness)
     witness.sees(stand)
     one, two = stand.instance(1), stand.instance(2)
@@ -50,22 +50,22 @@ def a_watch_tells_of_each_change(stand: Stand) -> None:
     watch.close()
 
 
-def a_watcher_is_told_by_its_own_provider_too(stand: Stand) -> None:
+def a_watcher_is_told_by_its_own_backend_too(stand: ConformanceHarness) -> None:
     """Who publishes and watches is often one process."""
-    provider = stand.new()
-    witness = Witness()
-    watch = provider.watch(stand.service, witness)
+    backend = stand.new()
+    witness = RecordingWatcher()
+    watch = backend.watch(stand.service, witness)
     witness.sees(stand)
-    stand.publish(provider, stand.instance())
+    stand.publish(backend, stand.instance())
     witness.sees(stand, stand.instance())
     watch.close()
 
 
-def a_watch_is_of_one_service(stand: Stand) -> None:
-    """Several of a provider do not get into each other's way, nor do names that begin alike."""
+def a_watch_is_of_one_service(stand: ConformanceHarness) -> None:
+    """Several of a backend do not get into each other's way, nor do names that begin alike."""
     publisher, other = stand.new(), stand.new()
     names = [stand.service + end for end in ("", "-v2", ".v2")]
-    witnesses = {name: Witness() for name in names}
+    witnesses = {name: RecordingWatcher() for name in names}
     watches = [other.watch(name, witness) for name, witness in witnesses.items()]
     for name, witness in witnesses.items():
         witness.sees(stand)
@@ -76,10 +76,10 @@ def a_watch_is_of_one_service(stand: Stand) -> None:
         watch.close()
 
 
-def watches_of_one_service_are_independent(stand: Stand) -> None:
+def watches_of_one_service_are_independent(stand: ConformanceHarness) -> None:
     """Each is told, and closing one leaves the other."""
     publisher, other = stand.new(), stand.new()
-    one, two = Witness(), Witness()
+    one, two = RecordingWatcher(), RecordingWatcher()
     first, second = other.watch(stand.service, one), other.watch(stand.service, two)
     stand.publish(publisher, stand.instance(1))
     one.sees(stand, stand.instance(1))
@@ -90,10 +90,10 @@ def watches_of_one_service_are_independent(stand: Stand) -> None:
     second.close()
 
 
-def a_closed_watch_is_silent(stand: Stand) -> None:
-    """Closing twice is no error, nor is closing after the provider."""
+def a_closed_watch_is_silent(stand: ConformanceHarness) -> None:
+    """Closing twice is no error, nor is closing after the backend."""
     publisher, other = stand.new(), stand.new()
-    closed, witness = Witness(), Witness()
+    closed, witness = RecordingWatcher(), RecordingWatcher()
     first, second = other.watch(stand.service, closed), other.watch(stand.service, witness)
     closed.sees(stand)
     witness.sees(stand)
@@ -108,14 +108,14 @@ def a_closed_watch_is_silent(stand: Stand) -> None:
     told = len(witness.views)
     stand.withdraw(publisher, stand.instance())
     stand.let_pass(CALM_S)
-    claim(len(witness.views) == told, "a watcher was told after the provider was closed")
+    claim(len(witness.views) == told, "a watcher was told after the backend was closed")
     second.close()
 
 
-def a_watcher_may_close_its_watch(stand: Stand) -> None:
+def a_watcher_may_close_its_watch(stand: ConformanceHarness) -> None:
     """In its own call; that neither hangs nor ends in an error, and no other call follows."""
     publisher, other = stand.new(), stand.new()
-    watcher, witness = _Leaving(), Witness()
+    watcher, witness = _Leaving(), RecordingWatcher()
     watcher.watch = other.watch(stand.service, watcher)
     watch = other.watch(stand.service, witness)
     stand.publish(publisher, stand.instance(1))
@@ -130,20 +130,20 @@ def a_watcher_may_close_its_watch(stand: Stand) -> None:
     watch.close()
 
 
-def a_watcher_is_called_once_at_a_time(stand: Stand) -> None:
+def a_watcher_is_called_once_at_a_time(stand: ConformanceHarness) -> None:
     """Whoever publishes meanwhile; in the end it has seen the last of all."""
-    providers = [stand.new() for _ in range(3)]
-    witness = Witness()
+    backends = [stand.new() for _ in range(3)]
+    witness = RecordingWatcher()
     watch = stand.new().watch(stand.service, witness)
-    last = [stand.instance(number, weight=9) for number in range(len(providers))]
+    last = [stand.instance(number, weight=9) for number in range(len(backends))]
 
     def work(number: int) -> None:
         for weight in range(10):
-            providers[number].publish([last[number].changed(weight=weight)])
+            backends[number].publish([last[number].changed(weight=weight)])
 
-    on_threads(*(partial(work, number) for number in range(len(providers))))
-    for provider, one in zip(providers, last, strict=True):
-        stand.publish(provider, one)
+    on_threads(*(partial(work, number) for number in range(len(backends))))
+    for backend, one in zip(backends, last, strict=True):
+        stand.publish(backend, one)
     witness.sees(stand, *last)
     watch.close()
 
@@ -168,7 +168,7 @@ class _Leaving:
 CHECKS: Final = (
     a_watch_begins_with_what_there_is,
     a_watch_tells_of_each_change,
-    a_watcher_is_told_by_its_own_provider_too,
+    a_watcher_is_told_by_its_own_backend_too,
     a_watch_is_of_one_service,
     watches_of_one_service_are_independent,
     a_closed_watch_is_silent,

@@ -1,8 +1,8 @@
-"""A provider whose engine fails on command.
+"""A backend whose engine fails on command.
 
-    provider = FlakyProvider(open_provider("memory://", Settings(lease_s=6.0, timeout_s=1.0)))
-    registry = Registry(provider)
-    provider.down()         # and see what your program does
+    backend = FlakyBackend(open_backend("memory://", Settings(lease_s=6.0, timeout_s=1.0)))
+    registry = Registry(backend)
+    backend.down()         # and see what your program does
 
 Everything happens on the thread that asks or commands; nothing waits for real time but what is
 frozen.
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeVar
 
 from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.provider import Provider, View
-from rpcwheel.registry.providers._notifier import WatchNotifier
+from rpcwheel.registry.backend import RegistryBackend, View
+from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from rpcwheel.registry.provider import Lost, Watch, Watcher
+    from rpcwheel.registry.backend import Lost, Watch, Watcher
 
-__all__ = ["FlakyProvider"]
+__all__ = ["FlakyBackend"]
 
 R = TypeVar("R")
 State = Literal["up", "down", "refusing", "frozen", "mute"]
@@ -31,10 +31,10 @@ CUT: Final = frozenset({"down", "frozen"})
 """When watchers hear nothing."""
 
 
-class FlakyProvider(Provider):
-    """Another provider, with an engine that fails when told to. For tests. Thread-safe.
+class FlakyBackend(RegistryBackend):
+    """Another backend, with an engine that fails when told to. For tests. Thread-safe.
 
-    While it is down or frozen, the leases of the inner provider run on, and end, as behind a cut
+    While it is down or frozen, the leases of the inner backend run on, and end, as behind a cut
     cable.
     """
 
@@ -43,8 +43,8 @@ class FlakyProvider(Provider):
     requests: list[tuple[str, tuple[str, ...]]]
     """What was asked, in order, also in vain: the method, and the ids or the service."""
 
-    def __init__(self, inner: Provider) -> None:
-        """Stand around another provider, which is closed with this one."""
+    def __init__(self, inner: RegistryBackend) -> None:
+        """ConformanceHarness around another backend, which is closed with this one."""
         super().__init__(inner.url, inner.settings)
         self.inner = inner
         self.keeps_alive = inner.keeps_alive
@@ -84,7 +84,7 @@ class FlakyProvider(Provider):
     def forget(self) -> None:
         """Wipe the engine, also of what others published there.
 
-        `renew` tells "wiped" of what this provider is asked for, until it is published again.
+        `renew` tells "wiped" of what this backend is asked for, until it is published again.
         Watchers are told `suspect`, and what there is then: nothing.
         """
         with self._changed:
@@ -103,7 +103,7 @@ class FlakyProvider(Provider):
     # What is asked of it
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
-        """As `Provider.publish`."""
+        """As `RegistryBackend.publish`."""
 
         def done() -> None:
             self.inner.publish(instances)
@@ -113,12 +113,12 @@ class FlakyProvider(Provider):
         self._ask("publish", [one.id for one in instances], done)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        """As `Provider.withdraw`."""
+        """As `RegistryBackend.withdraw`."""
         ids = [one.id for one in instances]
         self._ask("withdraw", ids, lambda: self.inner.withdraw(instances))
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        """As `Provider.renew`."""
+        """As `RegistryBackend.renew`."""
 
         def done() -> Mapping[tuple[str, str], Lost]:
             lost = self.inner.renew(instances)
@@ -128,15 +128,15 @@ class FlakyProvider(Provider):
         return self._ask("renew", [one.id for one in instances], done)
 
     def lookup(self, service: str) -> View:
-        """As `Provider.lookup`."""
+        """As `RegistryBackend.lookup`."""
         return self._ask("lookup", [service], lambda: self.inner.lookup(service))
 
     def services(self) -> Sequence[str]:
-        """As `Provider.services`."""
+        """As `RegistryBackend.services`."""
         return self._ask("services", [], self.inner.services)
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
-        """As `Provider.watch`."""
+        """As `RegistryBackend.watch`."""
         with self._changed:
             self._check_open()
             self.requests.append(("watch", (service,)))
@@ -146,7 +146,7 @@ class FlakyProvider(Provider):
         return watch
 
     def close(self) -> None:
-        """As `Provider.close`; the inner one gives up its lease whatever the state of this one."""
+        """As `RegistryBackend.close`; the inner one gives up its lease in any state of this one."""
         with self._changed:
             closed, self._closed = self._closed, True
             self._changed.notify_all()
@@ -193,7 +193,7 @@ class FlakyProvider(Provider):
 
 
 class _Watch:
-    """Stands between the inner provider and a watcher, and lets nothing through while cut."""
+    """Stands between the inner backend and a watcher, and lets nothing through while cut."""
 
     def __init__(self, watcher: Watcher, *, cut: bool) -> None:
         self.notifier = WatchNotifier(watcher)

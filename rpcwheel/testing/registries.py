@@ -1,11 +1,11 @@
-"""What every provider must do, as checks that run over a real engine.
+"""What every backend must do, as checks that run over a real engine.
 
     @pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
     def test_my_engine_keeps_the_contract(check, engine):
         namespace = secrets.token_hex(4)
-        check(lambda: open_provider(engine.url(namespace=namespace), Settings(2.0, 2.0)))
+        check(lambda: open_backend(engine.url(namespace=namespace), Settings(2.0, 2.0)))
 
-A check that fails raises AssertionError, which says what a provider must do and what yours did.
+A check that fails raises AssertionError, which says what a backend must do and what yours did.
 What an engine does when it dies, hangs or forgets is not in here: only you can do that to yours.
 """
 
@@ -17,25 +17,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.errors import RpcWheelError
-from rpcwheel.registry.provider import Provider
+from rpcwheel.registry.backend import RegistryBackend
 
 from . import _publishing, _watching
-from ._stand import Stand
+from ._harness import ConformanceHarness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PROVIDER_CHECKS", "check_provider"]
+__all__ = ["PROVIDER_CHECKS", "check_backend"]
 
-Make = Callable[[], Provider]
+Make = Callable[[], RegistryBackend]
 Check = Callable[[Make], None]
 
 
-def check_provider(make: Make) -> None:
+def check_backend(make: Make) -> None:
     """Run all of `PROVIDER_CHECKS`, one after the other; takes some leases' time.
 
     Args:
-        make: Gives a new provider, on the same engine and in the same namespace each time; called
+        make: Gives a new backend, on the same engine and in the same namespace each time; called
             as often as a check wants one. Two seconds are a good lease. With a `ManualTimer` in the
             settings no real time passes.
 
@@ -46,10 +46,10 @@ def check_provider(make: Make) -> None:
         check(make)
 
 
-def _run(check: Callable[[Stand], None], make: Make) -> None:
+def _run(check: Callable[[ConformanceHarness], None], make: Make) -> None:
     """Make a check's failure say which it was, whatever it was."""
     try:
-        with Stand(make) as stand:
+        with ConformanceHarness(make) as stand:
             check(stand)
     except AssertionError as error:
         raise AssertionError(f"{check.__name__}: {error}") from error
@@ -59,7 +59,7 @@ def _run(check: Callable[[Stand], None], make: Make) -> None:
         ) from error
     except Exception as error:
         raise AssertionError(
-            f"{check.__name__}: a provider raised {error!r}; only RegistryUnavailable, "
+            f"{check.__name__}: a backend raised {error!r}; only RegistryUnavailable, "
             "RegistryRefused and RegistryClosed may come out of it"
         ) from error
 
@@ -70,5 +70,5 @@ PROVIDER_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
         for check in (*_publishing.CHECKS, *_watching.CHECKS)
     }
 )
-"""By name. Each calls `make()` for each provider that it wants on the one engine, and closes them
+"""By name. Each calls `make()` for each backend that it wants on the one engine, and closes them
 all; its services have new names each time, so that checks may share an engine and a namespace."""

@@ -122,7 +122,7 @@ def test_a_kit_of_calls_loads_no_aio_variant_and_nothing_of_what_it_does_not_use
     loaded = loaded_by("import rpcwheel; rpcwheel.Kit(timeout=2.0).client_interceptors()")
     unused = re.compile(
         r"rpcwheel\.(.*\baio\b.*|balancer\..*|heartbeat\.(manager|sync)|idle\.(detector|sync)|"
-        r"registry\.(resolved_channel|publisher|session|sync|providers\..*))|tomllib|sqlite3"
+        r"registry\.(resolved_channel|publisher|session|sync|backends\..*))|tomllib|sqlite3"
     )
     assert sorted(filter(unused.fullmatch, loaded)) == []
 

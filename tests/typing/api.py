@@ -152,7 +152,9 @@ def registries(server: grpc.Server, mine: rpcwheel.Registry) -> None:
     assert_type(rpcwheel.insecure_channel("shop.Orders", registry=mine), grpc.Channel)
     assert_type(rpcwheel.secure_channel("orders:50051", credentials, [], None), grpc.Channel)
     assert_type(ReconnectingChannel("orders:50051").number, int)
-    with rpcwheel.open_registry("memory://", policy=rpcwheel.RegistryPolicy(lease=5)) as registry:
+    with rpcwheel.open_registry(
+        "memory://", policy=rpcwheel.RegistryPolicy(lease_ttl=5)
+    ) as registry:
         assert_type(registry, rpcwheel.Registry)
         instance = rpcwheel.ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
         assert_type(registry.register(instance, wait=5.0), rpcwheel.Registration)

@@ -60,7 +60,7 @@ def settings() -> None:
     Kit(heartbeat=10.0, idle=timedelta(minutes=3))
     Kit(heartbeat=HeartbeatPolicy(interval=None), idle=IdlePolicy(close="goaway"))
     Kit(registry=5.0)
-    Kit(registry=RegistryPolicy(lease=5.0, snapshot=False))
+    Kit(registry=RegistryPolicy(lease_ttl=5.0, snapshot=False))
     Kit(heartbeat="10")  # type: ignore[arg-type]
     Kit(2.0)  # type: ignore[call-arg]
     RetryPolicy(retry_on="UNAVAILABLE", max_attempts="3")  # type: ignore[arg-type]

@@ -179,7 +179,7 @@ def test_a_wrong_argument_ends_with_2(capsys) -> None:
 def test_a_missing_package_ends_with_2_and_the_command_that_installs_it(
     monkeypatch, capsys
 ) -> None:
-    monkeypatch.delitem(sys.modules, "rpcwheel.registry.providers.redis", raising=False)
+    monkeypatch.delitem(sys.modules, "rpcwheel.registry.backends.redis", raising=False)
     monkeypatch.setitem(sys.modules, "redis", None)
     assert main(["registry", "ls", "redis://host"]) == 2
     assert "pip install 'rpcwheel[redis]'" in capsys.readouterr().err

@@ -62,7 +62,17 @@ def url(tmp_path):
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_register_publishes_until_it_is_told_to_end_and_then_withdraws(url, signum, status) -> None:
     told = ["--weight", "7", "--zone", "b", "--meta", "a=1", "--meta", "b=x=y", "--version", "v2"]
-    words = [url, "shop.Orders", "10.0.0.7:50051", "--lease", "60", "--tls", "--group", "g", *told]
+    words = [
+        url,
+        "shop.Orders",
+        "10.0.0.7:50051",
+        "--lease-ttl",
+        "60",
+        "--tls",
+        "--group",
+        "g",
+        *told,
+    ]
     with open_registry(url, policy=ALONE) as registry, job("register", *words) as process:
         assert process.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051 at")
         (one,) = registry.lookup("shop.Orders").instances

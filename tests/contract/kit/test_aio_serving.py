@@ -19,7 +19,7 @@ async def test_a_server_is_published_watched_and_ended_in_order(make_aio_shop, m
         server = make_aio_shop(interceptors=kit.server_interceptors()).server
         async with kit.serve(server, publish=memory, service=SERVICE, **QUICK) as published:
             assert isinstance(published, aio.Publisher)
-            assert published.registries[0].policy.lease == 60.0
+            assert published.registries[0].policy.lease_ttl == 60.0
             assert await published.wait_published(WAIT_S)
             (detector,) = kit._detectors
             url = f"{memory}/{SERVICE}"

@@ -43,7 +43,7 @@ def test_a_kit_s_settings_are_those_of_a_kit_policy(kind):
         "methods": methods,
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),
-        "registry": RegistryPolicy(lease=5.0),
+        "registry": RegistryPolicy(lease_ttl=5.0),
     }
     assert kind(**settings).policy == KitPolicy(**settings)
     assert set(settings) == set(KitPolicy.model_fields)

@@ -64,7 +64,7 @@ def test_a_call_by_name_has_the_policies_of_the_kit(kit, make_shop, memory):
 
 def test_the_registry_s_policy_is_the_kit_s(kit, make_shop, memory):
     published = kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK)
-    assert published.registries[0].policy == RegistryPolicy(lease=60.0)
+    assert published.registries[0].policy == RegistryPolicy(lease_ttl=60.0)
     published.stop()
 
 

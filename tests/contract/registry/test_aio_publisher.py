@@ -13,17 +13,17 @@ from grpc_health.v1 import health_pb2
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed, ServingEnds, add_sink, remove_sink
+from rpcwheel.observe import CallbackFailed, ShutdownStep, add_sink, remove_sink
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry import open_registry as open_sync_registry
 from rpcwheel.registry.aio import Publisher, Registry, insecure_channel, open_registry
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import FlakyProvider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import FlakyBackend
 
 QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
 ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
-LONG = RegistryPolicy(lease=10**6, timeout=600.0)
+LONG = RegistryPolicy(lease_ttl=10**6, timeout=600.0)
 """Neither a lease nor a request ends within a test."""
 ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
@@ -66,7 +66,7 @@ async def wait_until_withdrawn(registry):
 
 
 def steps(events):
-    return [one.step for one in events if isinstance(one, ServingEnds)]
+    return [one.step for one in events if isinstance(one, ShutdownStep)]
 
 
 # Start
@@ -237,15 +237,15 @@ async def test_cancelling_a_stop_does_not_stop_the_end(shop, memory, events, tim
 
 
 async def test_a_frozen_engine_holds_up_neither_the_end_nor_the_loop(shop, memory, events, timer):
-    provider = FlakyProvider(open_provider(memory, Settings(lease_s=10**6, timeout_s=600.0)))
-    async with Registry(provider, policy=LONG) as frozen:
+    backend = FlakyBackend(open_backend(memory, Settings(lease_s=10**6, timeout_s=600.0)))
+    async with Registry(backend, policy=LONG) as frozen:
         settings = QUICK | {"timer": timer}
         async with Publisher(shop.server, frozen, SERVICE, **settings) as published:
             assert await published.wait_published(WAIT_S)
-            provider.freeze()
+            backend.freeze()
             published.begin_stop()
             await aio_wait_until(lambda: timer.advance(1.0) >= 0 and published.state == "closed")
-        provider.up()
+        backend.up()
     await aio_wait_until(lambda: steps(events) == ALL)
 
 
@@ -253,7 +253,7 @@ async def test_a_sink_that_hangs_holds_up_no_end_and_no_loop(shop, memory):
     goes_on = threading.Event()
 
     def hang(event):
-        if isinstance(event, ServingEnds):
+        if isinstance(event, ShutdownStep):
             goes_on.wait()
 
     add_sink(hang)

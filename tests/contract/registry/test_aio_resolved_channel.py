@@ -20,11 +20,11 @@ from rpcwheel.registry.aio import (
     insecure_channel,
     open_registry,
 )
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import FlakyProvider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import FlakyBackend
 
-POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
+POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
 channel = functools.partial(insecure_channel, policy=BalancerPolicy(pick_timeout=WAIT_S))
@@ -39,10 +39,10 @@ async def registry(memory):
 
 @pytest.fixture
 async def flaky(memory):
-    provider = FlakyProvider(open_provider(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    async with Registry(provider, policy=POLICY) as registry:
-        yield provider, registry
-        provider.up()
+    backend = FlakyBackend(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
+    async with Registry(backend, policy=POLICY) as registry:
+        yield backend, registry
+        backend.up()
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ async def test_on_subchannel_and_on_removed_are_called_if_they_raise(
 
 
 async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(flaky, timer):
-    provider, registry = flaky
-    provider.down("the cable is cut")
+    backend, registry = flaky
+    backend.down("the cable is cut")
     settings = {"policy": BalancerPolicy(pick_timeout=30.0), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
         await aio_wait_until(lambda: timer.pending)
@@ -173,8 +173,8 @@ async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the
 
 
 async def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, timer):
-    provider, registry = flaky
-    provider.down("the cable is cut")
+    backend, registry = flaky
+    backend.down("the cable is cut")
     settings = {"policy": BalancerPolicy(pick_timeout=0.2), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
         await aio_wait_until(lambda: timer.pending)  # its time does not pass

@@ -10,10 +10,10 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import NotPublished, RegistryUnavailable
 from rpcwheel.observe.events import SnapshotFailed
 from rpcwheel.registry import Registry, RegistryPolicy
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import FlakyProvider
+from rpcwheel.testing import FlakyBackend
 
 LEASE_S = 6.0
 A_WHILE = 1.0
@@ -33,16 +33,16 @@ def engine(request):
 
 @pytest.fixture
 def start(path, timer, engine):
-    """Start a process: its registry, whose engine is up or down, and its provider."""
+    """Start a process: its registry, whose engine is up or down, and its backend."""
     with contextlib.ExitStack() as opened:
 
         def start(*, up=True):
             settings = Settings(lease_s=LEASE_S, timeout_s=600.0, timer=timer)
-            provider = FlakyProvider(open_provider(parse_url(engine), settings))
+            backend = FlakyBackend(open_backend(parse_url(engine), settings))
             if not up:
-                provider.down()
-            policy = RegistryPolicy(lease=LEASE_S, timeout=600.0, snapshot=str(path))
-            return provider, opened.enter_context(Registry(provider, policy=policy, timer=timer))
+                backend.down()
+            policy = RegistryPolicy(lease_ttl=LEASE_S, timeout=600.0, snapshot=str(path))
+            return backend, opened.enter_context(Registry(backend, policy=policy, timer=timer))
 
         yield start
     assert timer.pending == 0
@@ -50,11 +50,11 @@ def start(path, timer, engine):
 
 @pytest.fixture
 def servers(start):
-    """Three that stay: their provider and their registry."""
-    provider, registry = start()
+    """Three that stay: their backend and their registry."""
+    backend, registry = start()
     for one in instances("a", "b", "c"):
         registry.register(one, wait=WAIT_S)
-    return provider, registry
+    return backend, registry
 
 
 def an_earlier_run(start, path):
@@ -79,7 +79,7 @@ def test_a_client_that_starts_without_the_registry_has_what_the_one_before_saw(
     start, servers, path, timer
 ):
     an_earlier_run(start, path)
-    provider, registry = start(up=False)
+    backend, registry = start(up=False)
     listener = Listener()
     subscription = registry.subscribe(SERVICE, listener)
     assert wait_until(lambda: timer.advance(A_WHILE / 100) >= 0 and subscription.snapshot)
@@ -87,7 +87,7 @@ def test_a_client_that_starts_without_the_registry_has_what_the_one_before_saw(
     assert (keys(snapshot), snapshot.source) == ("abc", "cache")
     assert 0 <= snapshot.age_s < 60
     servers[1].register(instance("d"), wait=WAIT_S)
-    provider.up()
+    backend.up()
     assert wait_until(lambda: keys(subscription.snapshot) == "abcd")
     assert subscription.snapshot.source == "live"
     assert wait_until(lambda: listener.keys == ["abc", "abcd"])
@@ -95,10 +95,10 @@ def test_a_client_that_starts_without_the_registry_has_what_the_one_before_saw(
 
 def test_a_lookup_without_the_registry_gives_what_an_earlier_run_has_seen(start, servers, path):
     an_earlier_run(start, path)
-    provider, registry = start(up=False)
+    backend, registry = start(up=False)
     found = registry.lookup(SERVICE)
     assert (keys(found), found.source) == ("abc", "cache")
-    provider.up()
+    backend.up()
     assert registry.lookup(SERVICE).source == "live"
 
 
@@ -112,17 +112,17 @@ def test_what_was_only_looked_up_is_remembered_too(start, servers, path):
 
 def test_a_registry_that_comes_back_without_its_memory_erases_nothing(start, servers, path, timer):
     an_earlier_run(start, path)
-    provider, registry = start(up=False)
+    backend, registry = start(up=False)
     subscription = registry.subscribe(SERVICE)
     assert wait_until(lambda: timer.advance(A_WHILE / 100) >= 0 and subscription.snapshot)
     servers[0].down()  # or they might publish before anybody has looked
-    provider.forget()
-    provider.up()
-    assert wait_until(lambda: timer.advance(0.001) >= 0 and subscription.snapshot.source == "held")
+    backend.forget()
+    backend.up()
+    assert wait_until(lambda: timer.advance(0.001) >= 0 and subscription.snapshot.source == "stale")
     assert keys(subscription.snapshot) == "abc"
     servers[0].up()
     assert wait_until(
-        lambda: timer.advance(0.005) >= 0 and held(provider, SERVICE) == ["a", "b", "c"]
+        lambda: timer.advance(0.005) >= 0 and held(backend, SERVICE) == ["a", "b", "c"]
     )
     assert wait_until(lambda: subscription.snapshot.source == "live")
     assert keys(subscription.snapshot) == "abc"
@@ -132,7 +132,7 @@ def test_with_a_torn_file_nothing_is_known_and_never_an_empty_list(
     start, servers, path, timer, events
 ):
     path.write_bytes(b'{"v": 1, "services": {"shop.Ord')
-    provider, registry = start(up=False)
+    backend, registry = start(up=False)
     subscription = registry.subscribe(SERVICE)
     timer.advance(2 * A_WHILE)
     with pytest.raises(NotPublished):
@@ -140,7 +140,7 @@ def test_with_a_torn_file_nothing_is_known_and_never_an_empty_list(
     with pytest.raises(RegistryUnavailable):
         registry.lookup(SERVICE)
     assert wait_until(lambda: len(failures(events)) == 1)  # a worker reads the file
-    provider.up()
+    backend.up()
     assert keys(subscription.wait(WAIT_S)) == "abc"
     close(registry, path)
     _, later = start(up=False)

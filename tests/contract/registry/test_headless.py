@@ -21,8 +21,8 @@ from rpcwheel.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
 from rpcwheel.timer import ManualTimer
 
 HOST = "shop-orders.default"
@@ -80,12 +80,12 @@ def pods(make_shop):
 
 
 @pytest.fixture
-def provider():
-    """Open a provider that is closed with the test."""
+def backend():
+    """Open a backend that is closed with the test."""
     opened = []
 
     def open_one(url, timer=None, timeout_s=WAIT_S):
-        opened.append(open_provider(url, Settings(15.0, timeout_s, timer)))
+        opened.append(open_backend(url, Settings(15.0, timeout_s, timer)))
         return opened[-1]
 
     yield open_one
@@ -121,18 +121,18 @@ def url(port=50051, *options):
 # Addresses
 
 
-def test_each_address_is_one_instance(resolver, provider):
+def test_each_address_is_one_instance(resolver, backend):
     resolver.answers[HOST] = ["10.0.0.7", "fd00::7", "10.0.0.7", "fe80::1"]
-    view = provider(url()).lookup(HOST)
+    view = backend(url()).lookup(HOST)
     found = [ServiceInstance.decoded(one) for one in view.records.values()]
     assert [one.id for one in found] == ["10.0.0.7:50051", "[fd00::7]:50051", "[fe80::1%2]:50051"]
     assert list(view.records) == [one.id for one in found]
     assert {(one.service, one.protocol, one.port) for one in found} == {(HOST, "grpc", 50051)}
 
 
-def test_the_host_is_the_only_service(resolver, provider):
+def test_the_host_is_the_only_service(resolver, backend):
     resolver.answers[HOST] = ["10.0.0.7"]
-    headless = provider(url())
+    headless = backend(url())
     assert headless.services() == [HOST]
     with pytest.raises(RegistryRefused, match="has one service, 'shop-orders"):
         headless.lookup("shop.Orders")
@@ -198,11 +198,11 @@ def test_a_failed_resolution_keeps_the_addresses(resolver, pods):
         assert registry.up
 
 
-def test_a_name_that_never_had_addresses_makes_the_registry_unavailable(resolver, provider):
+def test_a_name_that_never_had_addresses_makes_the_registry_unavailable(resolver, backend):
     for answer in (NO_SUCH_NAME, NO_SERVER, UnicodeError("label too long")):
         resolver.answers[HOST] = answer
         with pytest.raises(RegistryUnavailable, match=r"'shop-orders.*' can't be resolved: "):
-            provider(url()).lookup(HOST)
+            backend(url()).lookup(HOST)
     policy = BalancerPolicy(pick_timeout=0.1)
     resolver.answers[HOST] = NO_SUCH_NAME
     with rpcwheel.insecure_channel(url(), policy=policy, registry_policy=POLICY) as channel:
@@ -218,9 +218,9 @@ def _details(channel):
     return caught.value.details()
 
 
-def test_a_name_that_is_gone_is_an_empty_service(resolver, provider):
+def test_a_name_that_is_gone_is_an_empty_service(resolver, backend):
     resolver.answers[HOST] = ["10.0.0.7"]
-    headless = provider(url())
+    headless = backend(url())
     assert headless.lookup(HOST).records
     resolver.answers[HOST] = NO_SERVER
     with pytest.raises(RegistryUnavailable):
@@ -230,13 +230,13 @@ def test_a_name_that_is_gone_is_an_empty_service(resolver, provider):
     assert headless.services() == []
 
 
-def test_an_address_that_no_server_can_have_makes_the_registry_unavailable(resolver, provider):
+def test_an_address_that_no_server_can_have_makes_the_registry_unavailable(resolver, backend):
     resolver.answers[HOST] = ["0.0.0.0"]
     with pytest.raises(RegistryUnavailable, match="an address to listen on"):
-        provider(url()).lookup(HOST)
+        backend(url()).lookup(HOST)
 
 
-def test_a_resolver_that_hangs_holds_nobody_up_and_is_asked_once(resolver, provider):
+def test_a_resolver_that_hangs_holds_nobody_up_and_is_asked_once(resolver, backend):
     go_on = threading.Event()
 
     def answer():
@@ -244,7 +244,7 @@ def test_a_resolver_that_hangs_holds_nobody_up_and_is_asked_once(resolver, provi
         return ["10.0.0.7"]
 
     resolver.answers[HOST] = answer
-    headless = provider(url(), timeout_s=0.05)
+    headless = backend(url(), timeout_s=0.05)
     for _ in range(3):
         with pytest.raises(RegistryUnavailable, match=r"has not answered within 0\.05 s"):
             headless.lookup(HOST)
@@ -317,9 +317,9 @@ def test_addresses_are_resolved_again_when_there_are_none(resolver, pods):
             assert ask(b"", timeout=WAIT_S, wait_for_ready=True) == b"127.0.0.1"
 
 
-def test_refresh_resolves_at_most_every_5_seconds(resolver, provider):
+def test_refresh_resolves_at_most_every_5_seconds(resolver, backend):
     timer, watcher = ManualTimer(), Watcher()
-    headless = provider(url(50051, SELDOM), timer)
+    headless = backend(url(50051, SELDOM), timer)
     watch = headless.watch(HOST, watcher)
     for count in (1, 2, 3):
         assert wait_until(lambda: len(watcher.news) == count)  # noqa: B023
@@ -432,10 +432,10 @@ def name_server(monkeypatch):
         thread.join()
 
 
-def test_srv_records_tell_addresses_and_ports(resolver, provider, name_server):
+def test_srv_records_tell_addresses_and_ports(resolver, backend, name_server):
     from dns import rcode
 
-    headless = provider(f"headless://{HOST}?srv")
+    headless = backend(f"headless://{HOST}?srv")
     resolver.answers = {"a.b": ["10.0.0.7"], "c.b": ["10.0.0.8"], "d.b": NO_SUCH_NAME}
     name_server.rcode = rcode.NXDOMAIN
     with pytest.raises(RegistryUnavailable, match=r"no SRV records _grpc\._tcp\.shop-orders"):

@@ -18,7 +18,7 @@ from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed, ServingEnds, add_sink, remove_sink
+from rpcwheel.observe import CallbackFailed, ShutdownStep, add_sink, remove_sink
 from rpcwheel.registry import (
     Publisher,
     Registry,
@@ -26,14 +26,14 @@ from rpcwheel.registry import (
     insecure_channel,
     open_registry,
 )
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import FlakyProvider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import FlakyBackend
 
 QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
 ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
 ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
-LONG = RegistryPolicy(lease=10**6, timeout=600.0)
+LONG = RegistryPolicy(lease_ttl=10**6, timeout=600.0)
 """Neither a lease nor a request ends within a test."""
 
 
@@ -50,12 +50,12 @@ def shop(make_shop):
 
 @pytest.fixture
 def flaky(memory):
-    """A provider whose engine fails on command, and a registry over it."""
+    """A backend whose engine fails on command, and a registry over it."""
     settings = Settings(lease_s=10**6, timeout_s=600.0)
-    provider = FlakyProvider(open_provider(f"{memory}-flaky", settings))
-    with Registry(provider, policy=LONG) as registry:
-        yield provider, registry
-        provider.up()
+    backend = FlakyBackend(open_backend(f"{memory}-flaky", settings))
+    with Registry(backend, policy=LONG) as registry:
+        yield backend, registry
+        backend.up()
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def ask(port, method=WHO):
 
 
 def steps(events):
-    return [one.step for one in events if isinstance(one, ServingEnds)]
+    return [one.step for one in events if isinstance(one, ShutdownStep)]
 
 
 def failures(events):
@@ -180,12 +180,12 @@ def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_
 
 
 def test_an_engine_that_is_down_at_the_start_is_no_error_and_is_told_later(shop, flaky):
-    provider, registry = flaky
-    provider.down()
+    backend, registry = flaky
+    backend.down()
     with serving(shop, registry, SERVICE) as published:
         assert ask(published.port) == b"a"
         assert not published.wait_published(0.01)
-        provider.up()
+        backend.up()
         assert published.wait_published(WAIT_S)
 
 
@@ -299,7 +299,7 @@ def test_each_step_of_the_end_is_an_event_with_its_reason(shop, memory, events):
         port = published.port
         published.stop(reason="enough")
     assert wait_until(lambda: steps(events) == ALL)
-    told = [one for one in events if isinstance(one, ServingEnds)]
+    told = [one for one in events if isinstance(one, ShutdownStep)]
     assert {(one.server, one.reason) for one in told} == {
         (f"{SERVICE} at 127.0.0.1:{port}", "enough")
     }
@@ -322,10 +322,10 @@ def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events):
 
 def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory, timer):
     """So that who polls sees it too."""
-    inner = open_provider(memory, Settings(lease_s=10**6, timeout_s=600.0))
+    inner = open_backend(memory, Settings(lease_s=10**6, timeout_s=600.0))
     times = []
 
-    class Noting(FlakyProvider):
+    class Noting(FlakyBackend):
         def publish(self, instances):
             super().publish(instances)
             times.append((instances[0].status, time.monotonic()))
@@ -484,11 +484,11 @@ def test_a_forked_child_ends_nothing(shop, memory, registry):
 def test_a_frozen_engine_holds_up_neither_the_end_nor_another_registry(
     shop, registry, flaky, timer, events
 ):
-    provider, frozen = flaky
+    backend, frozen = flaky
     settings = QUICK | {"timer": timer}
     with Publisher(shop.server, [frozen, registry], SERVICE, **settings) as published:
         assert published.wait_published(WAIT_S)
-        provider.freeze()
+        backend.freeze()
         published.begin_stop()
         assert wait_until(lambda: ids(registry) == [])
         assert steps(events)[-1:] in ([], ["withdraw"])
@@ -498,11 +498,11 @@ def test_a_frozen_engine_holds_up_neither_the_end_nor_another_registry(
 
 def test_a_stop_without_grace_waits_for_no_engine(shop, flaky, timer, events):
     """By a clock that stands still only the missing grace can end it."""
-    provider, frozen = flaky
+    backend, frozen = flaky
     published = Publisher(shop.server, frozen, SERVICE, timer=timer, **QUICK)
     published.start()
     assert published.wait_published(WAIT_S)
-    provider.freeze()
+    backend.freeze()
     published.begin_stop()
     assert wait_until(lambda: steps(events) == ["withdraw"])
     timer.advance(0.6)  # more than it may take without grace
@@ -567,7 +567,7 @@ def test_a_sink_that_hangs_holds_up_no_end(shop, memory):
     goes_on = threading.Event()
 
     def hang(event):
-        if isinstance(event, ServingEnds):
+        if isinstance(event, ShutdownStep):
             goes_on.wait()
 
     add_sink(hang)

@@ -17,11 +17,11 @@ from rpcwheel.registry import (
     insecure_channel,
     open_registry,
 )
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import FlakyProvider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import FlakyBackend
 
-POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
+POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
 channel = functools.partial(insecure_channel, policy=BalancerPolicy(pick_timeout=WAIT_S))
@@ -36,11 +36,11 @@ def registry(memory):
 
 @pytest.fixture
 def flaky(memory):
-    """A provider with an engine that fails when told to, and a registry over it."""
-    provider = FlakyProvider(open_provider(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    with Registry(provider, policy=POLICY) as registry:
-        yield provider, registry
-        provider.up()
+    """A backend with an engine that fails when told to, and a registry over it."""
+    backend = FlakyBackend(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
+    with Registry(backend, policy=POLICY) as registry:
+        yield backend, registry
+        backend.up()
 
 
 @pytest.fixture
@@ -163,18 +163,18 @@ def test_on_subchannel_and_on_removed_are_called_if_they_raise(serve, registry, 
 
 
 def test_a_registry_that_goes_away_harms_no_call(serve, flaky):
-    provider, registry = flaky
+    backend, registry = flaky
     serve("a")
     with channel(SERVICE, registry=registry) as to_service:
         assert who(to_service) == {b"a"}
-        provider.down()
-        provider.forget()
+        backend.down()
+        backend.forget()
         assert who(to_service, 20) == {b"a"}
 
 
 def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(flaky, timer):
-    provider, registry = flaky
-    provider.down("the cable is cut")
+    backend, registry = flaky
+    backend.down("the cable is cut")
     policy = BalancerPolicy(pick_timeout=30.0)
     with channel(SERVICE, registry=registry, policy=policy, timer=timer) as to_service:
         assert wait_until(lambda: timer.pending)
@@ -184,8 +184,8 @@ def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(
 
 
 def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, timer):
-    provider, registry = flaky
-    provider.down("the cable is cut")
+    backend, registry = flaky
+    backend.down("the cable is cut")
     policy = BalancerPolicy(pick_timeout=0.2)
     with channel(SERVICE, registry=registry, policy=policy, timer=timer) as to_service:
         assert wait_until(lambda: timer.pending)  # its time does not pass
@@ -195,8 +195,8 @@ def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, tim
 
 
 def test_a_channel_that_is_closed_leaves_no_timeout(flaky, timer):
-    provider, registry = flaky
-    provider.down()
+    backend, registry = flaky
+    backend.down()
     with channel(SERVICE, registry=registry, timer=timer):
         assert wait_until(lambda: timer.pending)
     assert timer.pending == 0
@@ -210,7 +210,7 @@ def test_a_refusal_fails_calls_at_once_and_is_over_when_the_registry_allows_it(s
 
         def suspect(self, reason): ...
 
-    class Locked(FlakyProvider):
+    class Locked(FlakyBackend):
         """As engines do, it lets nobody watch who is refused."""
 
         def watch(self, service, watcher):
@@ -222,7 +222,7 @@ def test_a_refusal_fails_calls_at_once_and_is_over_when_the_registry_allows_it(s
             self.watcher.saw(self.inner.lookup(SERVICE))
 
     serve("a")
-    locked = Locked(open_provider(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
+    locked = Locked(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
     locked.refuse("no rights")
     policy = BalancerPolicy(pick_timeout=NEVER_S)
     with (

@@ -10,7 +10,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy, ServiceInstance
 from rpcwheel.balancer import BalancerPolicy
 
-POLICY = RegistryPolicy(lease=1800.0, timeout=1.0)
+POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 SETTINGS = {"policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}
 """Calls wait for instances for longer than a machine stands still."""
 

@@ -1,34 +1,34 @@
-"""The contract of providers as a whole: what runs it, and how it says what is wrong."""
+"""The contract of backends as a whole: what runs it, and how it says what is wrong."""
 
 import pytest
 
 from rpcwheel.errors import RegistryUnavailable
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers.memory import MemoryProvider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import PROVIDER_CHECKS, check_provider
+from rpcwheel.testing import PROVIDER_CHECKS, check_backend
 
 
 def make(kind, timer):
     return lambda: kind(parse_url(f"memory://{kind.__name__}"), Settings(1.0, 1.0, timer))
 
 
-def test_a_sound_provider_passes_all_checks_at_once(timer):
-    check_provider(make(MemoryProvider, timer))
+def test_a_sound_backend_passes_all_checks_at_once(timer):
+    check_backend(make(MemoryBackend, timer))
 
 
 def test_the_first_check_that_fails_ends_it(timer):
-    class Deaf(MemoryProvider):
+    class Deaf(MemoryBackend):
         def watch(self, service, watcher):
             raise RegistryUnavailable("no watches here")
 
     said = "^what_is_not_renewed_is_forgotten: the engine did not do it: .*no watches here"
     with pytest.raises(AssertionError, match=said):
-        check_provider(make(Deaf, timer))
+        check_backend(make(Deaf, timer))
 
 
-def test_an_error_that_may_not_come_out_of_a_provider_is_told(timer):
-    class Careless(MemoryProvider):
+def test_an_error_that_may_not_come_out_of_a_backend_is_told(timer):
+    class Careless(MemoryBackend):
         def lookup(self, service):
             raise KeyError(service)
 
@@ -38,7 +38,7 @@ def test_an_error_that_may_not_come_out_of_a_provider_is_told(timer):
 
 
 def test_the_checks_of_leases_pass_though_the_machine_stands_still_for_longer_than_a_lease(timer):
-    class StandsStill(MemoryProvider):
+    class StandsStill(MemoryBackend):
         publishings = 0
 
         def publish(self, instances):

@@ -12,7 +12,7 @@ from fixtures.waiting import wait_until
 from rpcwheel import BalancerPolicy, RegistryPolicy, aio
 from rpcwheel.observe import StaleInstancesKept
 
-POLICY = RegistryPolicy(lease=2.0, timeout=1.0, snapshot=False)
+POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False)
 
 
 @pytest.fixture

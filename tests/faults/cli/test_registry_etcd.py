@@ -45,7 +45,7 @@ def test_an_etcd_that_lost_its_data_is_told_of_and_filled_again() -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine() as etcd:
-        register = ["register", etcd.url("shop.Orders"), "10.0.0.7:50051", "--lease", "9"]
+        register = ["register", etcd.url("shop.Orders"), "10.0.0.7:50051", "--lease-ttl", "9"]
         with job(*register) as publisher:
             assert publisher.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051")
             with job("watch", etcd.url(), "shop.Orders", "--json") as watcher:

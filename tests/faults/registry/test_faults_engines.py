@@ -12,13 +12,13 @@ import time
 import pytest
 
 import rpcwheel
-from fixtures.engine_watchers import Witness, in_the_end
+from fixtures.engine_watchers import RecordingWatcher, in_the_end
 from fixtures.fault_worlds import LEASE_ENDS_S, Load, World, running
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import ServiceInstance, aio, open_registry
-from rpcwheel.registry.provider import Settings
-from rpcwheel.registry.providers import open_provider
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.url import parse_url
 
 STOCK = "shop.Stock"
@@ -37,7 +37,7 @@ ENGINES_AND_FAULTS = [
     ("sqlite", "lock"),
     ("sqlite", "vanish"),
 ]
-"""Each fault, and each engine with one of its own; the tests of the providers have the rest."""
+"""Each fault, and each engine with one of its own; the tests of the backends have the rest."""
 
 OF_LEASES = {"freeze", "cut off"}
 """Faults that last until the leases have ended."""
@@ -111,7 +111,9 @@ def test_after_a_fault_the_registry_holds_what_is_wanted_and_no_call_fails_meanw
     published = serve()
     for name in ("stays", "goes", "changes"):
         assert published.register(item(name)).wait_published(WAIT_S)
-    subscriptions = [opened(url, hold=0.5).subscribe(STOCK) for url in (None, world.engine.url())]
+    subscriptions = [
+        opened(url, stale_timeout=0.5).subscribe(STOCK) for url in (None, world.engine.url())
+    ]
     for one in subscriptions:
         assert wait_until(lambda one=one: is_live(one, {"stays", "goes", "changes"}))
     with beside(world) as witness, load(world) as calls:
@@ -157,14 +159,14 @@ def test_after_a_fault_the_registry_holds_what_is_wanted_and_no_call_fails_meanw
 @contextlib.contextmanager
 def beside(world):
     """A watcher of the engine past the proxy, which keeps every view."""
-    provider = open_provider(parse_url(world.engine.url()), Settings(2.0, 1.0))
-    witness = Witness()
+    backend = open_backend(parse_url(world.engine.url()), Settings(2.0, 1.0))
+    witness = RecordingWatcher()
     try:
-        provider.watch(STOCK, witness)
+        backend.watch(STOCK, witness)
         assert witness.sees("stays", "goes", "changes")
         yield witness
     finally:
-        provider.close()
+        backend.close()
 
 
 def new_clients_start_from_the_snapshot_file(world, opened):

@@ -35,7 +35,7 @@ from rpcwheel import (
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.observe import RecordSkipped
 
-POLICY = RegistryPolicy(lease=60.0, timeout=WAIT_S / 2, snapshot=False)
+POLICY = RegistryPolicy(lease_ttl=60.0, timeout=WAIT_S / 2, snapshot=False)
 """To check a password costs an engine a while, on purpose."""
 
 IMPATIENT = POLICY.changed(timeout=0.4)

@@ -14,7 +14,7 @@ from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy, aio, open_registry
 
-POLICY = RegistryPolicy(lease=2.0, timeout=1.0, snapshot=False)
+POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False)
 SLOW = b"1.6"
 """Seconds that a call takes: more than a server waits for its clients to hear of its end."""
 
@@ -88,7 +88,7 @@ def test_a_frozen_or_killed_server_is_gone_from_each_registry_after_its_lease(tm
         ]
         urls = [engine.url() for engine in engines]
         server = opened.enter_context(PublishedServer(urls, lease=2.0))
-        policy = POLICY.changed(hold=0.5)
+        policy = POLICY.changed(stale_timeout=0.5)
         registries = [opened.enter_context(open_registry(url, policy=policy)) for url in urls]
         subscriptions = [each.subscribe(SERVICE) for each in registries[::2]]  # the others ask
 

@@ -118,7 +118,7 @@ NO_THREADS = """if True:
     import threading, grpc
     from concurrent.futures import ThreadPoolExecutor
     from rpcwheel.registry import Publisher
-    from rpcwheel.testing import FlakyProvider
+    from rpcwheel.testing import FlakyBackend
 
     server = grpc.server(ThreadPoolExecutor(2))
     settings = {"port": 0, "lame_duck": 0.01, "grace": 0.1}
@@ -138,13 +138,13 @@ NO_THREADS = """if True:
 
 LOOP_ENDS = """if True:
     import asyncio, grpc.aio
-    from rpcwheel.observe import ServingEnds, add_sink
+    from rpcwheel.observe import ShutdownStep, add_sink
     from rpcwheel.registry.aio import Publisher
 
     waits = asyncio.Event()
 
     def say(event):
-        if isinstance(event, ServingEnds):
+        if isinstance(event, ShutdownStep):
             print(event.step)
             if event.step == "wait":
                 loop.call_soon_threadsafe(waits.set)
@@ -209,14 +209,14 @@ def output_of(code):
 FORGOTTEN = """if True:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry import Registry
-    from rpcwheel.registry.provider import Settings
-    from rpcwheel.registry.providers import open_provider
-    from rpcwheel.testing import FlakyProvider
-    provider = FlakyProvider(open_provider("memory://", Settings(1800.0, 600.0)))
-    registry = Registry(provider)
+    from rpcwheel.registry.backend import Settings
+    from rpcwheel.registry.backends import open_backend
+    from rpcwheel.testing import FlakyBackend
+    backend = FlakyBackend(open_backend("memory://", Settings(1800.0, 600.0)))
+    registry = Registry(backend)
     one = ServiceInstance(service="shop", host="a", port=1)
     registry.register(one, wait=60)
-    provider.freeze()
+    backend.freeze()
     registry.unregister(one)
     registry.subscribe("shop")
 """

@@ -8,15 +8,15 @@ import pytest
 
 from fixtures.seen_worlds import REGISTRY, instances
 from fixtures.waiting import wait_until
-from rpcwheel.registry.snapshots import Snapshots
+from rpcwheel.registry.snapshot_file import SnapshotFile
 
 WRITER = """
 import sys
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import snapshots
-snapshots.DEBOUNCE_S = 0.0
+from rpcwheel.registry import snapshot_file
+snapshot_file.DEBOUNCE_S = 0.0
 path, service = sys.argv[1:]
-one = snapshots.Snapshots(path, "memory://")
+one = snapshot_file.Snapshots(path, "memory://")
 turn = 0
 while True:
     turn += 1
@@ -44,7 +44,7 @@ def test_a_reader_never_sees_half_a_file_however_its_writers_are_killed(tmp_path
         for writer in writers:
             writer.kill()
             writer.wait()
-    after = Snapshots(path, REGISTRY)
+    after = SnapshotFile(path, REGISTRY)
     after.keep("c", instances("a"))
     after.close()
     assert wait_until(lambda: set(services(path)) == {"a", "b", "c"})

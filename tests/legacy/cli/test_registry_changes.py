@@ -39,8 +39,8 @@ def test_a_change_says_of_what_to_what() -> None:
 
 
 def test_one_that_is_held_is_told_when_that_begins_and_ends() -> None:
-    held = replace(BOTH, held=frozenset({"a"}), source="held")
-    assert events(BOTH, held) == [("held", "a")]
+    held = replace(BOTH, stale=frozenset({"a"}), source="stale")
+    assert events(BOTH, held) == [("stale", "a")]
     assert events(held, held) == []
     assert events(held, BOTH) == [("back", "a")]
     assert events(held, Snapshot("shop.Orders", (B,))) == [("gone", "a")]

@@ -7,7 +7,7 @@ import pytest
 from fixtures.waiting import wait_until
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped
-from rpcwheel.registry.alarm import Alarm
+from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.timer import WheelTimer, shared_timer
 
 SECOND = 1_000_000_000
@@ -23,7 +23,7 @@ def made(timer, rung):
         rung.append(timer.now)
         alarm.rang()
 
-    alarm = Alarm(timer, ring, rung.append)
+    alarm = OneShotTimer(timer, ring, rung.append)
     return alarm
 
 
@@ -53,7 +53,7 @@ def test_never_is_no_time_and_clearing_leaves_nothing(timer, rung):
 def test_the_shared_timer_takes_the_place_of_one_that_was_stopped(rung):
     with WheelTimer() as own:
         pass
-    alarm = Alarm(own, lambda: rung.append("rang"), rung.append)
+    alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
     alarm.wake(alarm.now_ns() + 1)
     assert wait_until(lambda: "rang" in rung)
     assert isinstance(rung[0], TimerStopped)
@@ -66,7 +66,7 @@ def test_the_shared_timer_takes_the_place_of_one_that_was_stopped(rung):
 
 def test_it_rings_though_the_timer_is_stopped_while_it_waits_there(rung):
     own = WheelTimer()
-    alarm = Alarm(own, lambda: rung.append("rang"), rung.append)
+    alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
     alarm.wake(alarm.now_ns() + SECOND // 5)
     own.stop()
     assert wait_until(lambda: rung)
@@ -86,7 +86,7 @@ def test_it_rings_once_in_a_timer_that_works(rung):
             alarm.rang()
 
     with WheelTimer() as own:
-        alarm = Alarm(own, ring, rung.append)
+        alarm = OneShotTimer(own, ring, rung.append)
         with lock:
             alarm.wake(alarm.now_ns() + 1)
             assert shared_timer().pending == 1

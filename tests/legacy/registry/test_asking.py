@@ -7,16 +7,16 @@ import pytest
 from fixtures.registry_worlds import POLICY, instance
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.instance import Snapshot
-from rpcwheel.registry.asking import Asking
+from rpcwheel.registry.session import LookupQueue
 
 SECOND = 1_000_000_000
 
 
 class World:
-    def __init__(self, provider):
+    def __init__(self, backend):
         self.now_ns = 0
         self.told = []
-        self.asking = Asking(provider, POLICY, None, lambda: self.now_ns, self.emit)
+        self.asking = LookupQueue(backend, POLICY, None, lambda: self.now_ns, self.emit)
 
     def emit(self, *events):
         self.told.extend(events)
@@ -35,11 +35,11 @@ class World:
 
 
 @pytest.fixture
-def world(provider):
-    return World(provider)
+def world(backend):
+    return World(backend)
 
 
-def test_those_who_ask_the_same_share_one_question(world, provider):
+def test_those_who_ask_the_same_share_one_question(world, backend):
     asking = world.asking
     assert asking.ask("shop.Orders") is asking.ask("shop.Orders")
     assert asking.ask(None) is asking.ask(None)
@@ -55,17 +55,17 @@ def test_those_who_ask_the_same_share_one_question(world, provider):
     assert again is not first.answer  # its turn had come: what it sees may be older
 
 
-def test_a_change_is_another_revision_and_no_change_is_none(world, provider):
-    provider.publish([instance()])
+def test_a_change_is_another_revision_and_no_change_is_none(world, backend):
+    backend.publish([instance()])
     first, same = world.answer("shop.Orders"), world.answer("shop.Orders")
-    provider.publish([instance(2)])
+    backend.publish([instance(2)])
     other = world.answer("shop.Orders")
     assert (first.revision, same, other.revision) == (1, first, 2)
     assert [one.port for one in other.instances] == [1, 2]
 
 
-def test_a_question_that_the_end_of_the_registry_has_met_is_no_failure(world, provider):
-    provider.close()
+def test_a_question_that_the_end_of_the_registry_has_met_is_no_failure(world, backend):
+    backend.close()
     assert isinstance(world.answer("shop.Orders"), RegistryClosed)
     assert world.told == []
 
@@ -80,44 +80,44 @@ def ports(snapshot):
     return [one.port for one in snapshot.instances]
 
 
-def test_an_engine_that_has_lost_its_memory_is_not_believed_at_once(world, provider):
+def test_an_engine_that_has_lost_its_memory_is_not_believed_at_once(world, backend):
     """Or one process that only looks would empty the file of all that follow."""
     kept = world.keep()
     four = [instance(port) for port in (1, 2, 3, 4)]
-    provider.publish(four)
+    backend.publish(four)
     world.answer("shop.Orders")
-    provider.forget()
+    backend.forget()
     held = world.answer("shop.Orders")
-    assert (ports(held), held.source, len(held.held)) == ([1, 2, 3, 4], "held", 4)
-    provider.publish(four[:1])
+    assert (ports(held), held.source, len(held.stale)) == ([1, 2, 3, 4], "stale", 4)
+    backend.publish(four[:1])
     world.now_ns = 11 * SECOND
     assert ports(world.answer("shop.Orders")) == [1, 2, 3, 4]
     assert {len(one) for one in kept} == {4}
     world.now_ns = 12 * SECOND  # `hold` is over
     gone = world.answer("shop.Orders")
     assert (ports(gone), gone.source, kept[-1]) == ([1], "live", gone.instances)
-    assert [type(one).__name__ for one in world.told] == ["InstancesHeld"]
+    assert [type(one).__name__ for one in world.told] == ["InstancesRetained"]
 
 
-def test_what_was_heard_long_ago_is_not_held_against_what_is_there_now(world, provider):
-    provider.publish([instance(port) for port in (1, 2, 3)])
+def test_what_was_heard_long_ago_is_not_held_against_what_is_there_now(world, backend):
+    backend.publish([instance(port) for port in (1, 2, 3)])
     world.answer("shop.Orders")
-    provider.withdraw([instance(port) for port in (1, 2, 3)])
-    provider.publish([instance(4)])
+    backend.withdraw([instance(port) for port in (1, 2, 3)])
+    backend.publish([instance(4)])
     world.now_ns = 13 * SECOND
     assert ports(world.answer("shop.Orders")) == [4]
-    provider.withdraw([instance(4)])
+    backend.withdraw([instance(4)])
     world.now_ns = 30 * SECOND
     assert ports(world.answer("shop.Orders")) == []  # the one that there was may well have gone
 
 
-def test_what_was_known_by_a_subscription_is_remembered(world, provider):
+def test_what_was_known_by_a_subscription_is_remembered(world, backend):
     world.now_ns = 10 * SECOND
     known = (instance(1), instance(2), instance(3))
     world.asking.remember(Snapshot("shop.Orders", known, 7, age_s=2.0))
     last = world.asking.last("shop.Orders")
     assert (last.instances, last.source, last.age_s) == (known, "cache", 2.0)
-    assert world.answer("shop.Orders").source == "held"  # the engine has lost them
+    assert world.answer("shop.Orders").source == "stale"  # the engine has lost them
     world.asking.remember(Snapshot("other"))
     assert world.asking.last("other") is None
 

@@ -2,16 +2,15 @@
 
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.observe import RegistryRecovered
-from rpcwheel.registry.core import Contact
-from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.registry.rules import RegistryRules
+from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
+from rpcwheel.registry.reconciler import BackendHealth
 
 SECOND = 1_000_000_000
 AWAY = RegistryUnavailable("away")
 
 
 def contact():
-    return Contact("memory://", RegistryRules.of(RegistryPolicy(backoff=2.0)))
+    return BackendHealth("memory://", RegistryRules.of(RegistryPolicy(backoff=2.0)))
 
 
 def fail(one, now_ns, error=AWAY):

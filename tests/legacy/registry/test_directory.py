@@ -10,7 +10,7 @@ from fixtures.seen_worlds import REGISTRY, SERVICE, Listener, ended, keys, shows
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
-from rpcwheel.registry.directory import Directory
+from rpcwheel.registry.watches import ServiceWatch
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def make(timer):
     made = []
 
     def make(**others):
-        made.append(Directory(SERVICE, REGISTRY, **{"timer": timer} | others))
+        made.append(ServiceWatch(SERVICE, REGISTRY, **{"timer": timer} | others))
         return made[-1]
 
     yield make

@@ -8,9 +8,9 @@ import pytest
 
 from fixtures.seen_worlds import REGISTRY, SERVICE, Listener, instances, keys, shows, view
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.registry import directory as module
-from rpcwheel.registry.directory import Directory
-from rpcwheel.registry.snapshots import Snapshots
+from rpcwheel.registry import watches as module
+from rpcwheel.registry.snapshot_file import SnapshotFile
+from rpcwheel.registry.watches import ServiceWatch
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def make(timer):
     made = []
 
     def make(**others):
-        made.append(Directory(SERVICE, REGISTRY, **{"timer": timer} | others))
+        made.append(ServiceWatch(SERVICE, REGISTRY, **{"timer": timer} | others))
         return made[-1]
 
     yield make
@@ -35,7 +35,7 @@ def listener():
 
 @pytest.fixture
 def snapshots(tmp_path, timer):
-    snapshots = Snapshots(tmp_path / "shop.json", REGISTRY, timer=timer)
+    snapshots = SnapshotFile(tmp_path / "shop.json", REGISTRY, timer=timer)
     yield snapshots
     snapshots.close()
 
@@ -46,7 +46,7 @@ def test_the_file_is_read_before_the_registry_is_heard_however_soon_it_answers(m
         directory = make(snapshots=snapshots)
         directory.saw(view())
         assert keys(directory.wait(WAIT_S)) == "ab"
-        assert directory.snapshot.source == "held"
+        assert directory.snapshot.source == "stale"
 
 
 def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(
@@ -55,7 +55,7 @@ def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(
     gate = threading.Event()
     monkeypatch.setattr(module, "LOAD_S", 0.01)
 
-    class Hangs(Snapshots):
+    class Hangs(SnapshotFile):
         def load(self, service):
             gate.wait(3 * WAIT_S)
 
@@ -91,7 +91,7 @@ def test_while_it_is_live_its_entry_stays_young(make, tmp_path, timer, monkeypat
     began, gone = time.time(), []
     monkeypatch.setattr(time, "time", lambda: began + sum(gone))
     path = tmp_path / "shop.json"
-    snapshots = Snapshots(path, REGISTRY, timer=timer)
+    snapshots = SnapshotFile(path, REGISTRY, timer=timer)
 
     def pass_time(seconds):
         gone.append(seconds)

@@ -9,16 +9,16 @@ from fixtures.seen_worlds import REGISTRY, SERVICE, keys, shows, view
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.observe.events import RegistryFailed
-from rpcwheel.registry.directory import MOST_NEWS, Directory
 from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.registry.watches import MOST_NEWS, ServiceWatch
 from rpcwheel.timer import WheelTimer
 
-SOON = RegistryPolicy(lease=1, hold=0.2)
+SOON = RegistryPolicy(lease_ttl=1, stale_timeout=0.2)
 
 
 @pytest.fixture
 def directory(timer):
-    with closing(Directory(SERVICE, REGISTRY, timer=timer)) as directory:
+    with closing(ServiceWatch(SERVICE, REGISTRY, timer=timer)) as directory:
         yield directory
 
 
@@ -60,7 +60,7 @@ def test_no_doubt_is_passed_over_nor_what_was_seen_before_it(directory, busy):
     directory.saw(view("xyz"))
     directory.saw(view())
     busy.set()
-    assert wait_until(lambda: directory.snapshot and directory.snapshot.held == {"a", "b", "c"})
+    assert wait_until(lambda: directory.snapshot and directory.snapshot.stale == {"a", "b", "c"})
     assert keys(directory.snapshot) == "abc"
 
 
@@ -74,7 +74,7 @@ def test_who_said_draining_in_a_view_that_is_passed_over_is_gone_at_once(directo
     directory.saw(view("ac"))
     gate.set()
     assert shows(directory, "ac")
-    assert directory.snapshot.held == frozenset()
+    assert directory.snapshot.stale == frozenset()
 
 
 def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
@@ -85,7 +85,7 @@ def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
     assert len(directory._news) <= MOST_NEWS
     busy.set()
     assert shows(directory, "ab")
-    assert wait_until(lambda: directory.snapshot.held == {"b"})
+    assert wait_until(lambda: directory.snapshot.stale == {"b"})
 
 
 def test_who_said_draining_in_one_of_too_many_views_is_gone_at_once(directory):
@@ -99,13 +99,13 @@ def test_who_said_draining_in_one_of_too_many_views_is_gone_at_once(directory):
         directory.saw(view("a"))
     gate.set()
     assert shows(directory, "ab")
-    assert wait_until(lambda: directory.snapshot.held == {"b"})
+    assert wait_until(lambda: directory.snapshot.stale == {"b"})
 
 
 def test_a_timer_that_is_full_does_not_make_it_hold_for_ever(events):
     with WheelTimer(max_pending=1) as timer:
         timer.new_timeout(print, 1000)
-        with closing(Directory(SERVICE, REGISTRY, SOON, timer=timer)) as directory:
+        with closing(ServiceWatch(SERVICE, REGISTRY, SOON, timer=timer)) as directory:
             held_and_then_gone(directory)
     (told,) = [event for event in events if isinstance(event, RegistryFailed)]
     assert (told.registry, type(told.error)) == (REGISTRY, TooManyTimeouts)
@@ -113,7 +113,7 @@ def test_a_timer_that_is_full_does_not_make_it_hold_for_ever(events):
 
 def test_nor_does_one_that_is_stopped_while_it_waits():
     with WheelTimer() as timer:
-        directory = Directory(SERVICE, REGISTRY, SOON, timer=timer)
+        directory = ServiceWatch(SERVICE, REGISTRY, SOON, timer=timer)
         directory.saw(view("ab"))
         directory.suspect("the connection was lost")
         directory.saw(view("a"))

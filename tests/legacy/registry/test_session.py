@@ -13,16 +13,16 @@ from rpcwheel.errors import (
     TimerStopped,
 )
 from rpcwheel.observe import RegistryFailed
-from rpcwheel.registry.entry import State
+from rpcwheel.registry.reconciler import State
 from rpcwheel.registry.session import Session
 from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
 
 
 @pytest.fixture
-def session(provider, timer):
-    session = Session(provider, POLICY, timer=timer)
+def session(backend, timer):
+    session = Session(backend, POLICY, timer=timer)
     yield session
-    provider.up()
+    backend.up()
     assert session.close().result(WAIT_S)
     assert timer.pending == 0
 
@@ -54,20 +54,20 @@ def step_until(session, look, seconds=0.1):
     return timer.now - start
 
 
-def test_a_thousand_that_were_lost_come_back_spread_over_the_jitter(provider, timer):
+def test_a_thousand_that_were_lost_come_back_spread_over_the_jitter(backend, timer):
     """In a process of their own each, or as here in one: each has its own chance."""
-    session = Session(provider, POLICY.changed(lease=6.0, jitter=5.0), timer=timer)
+    session = Session(backend, POLICY.changed(lease_ttl=6.0, jitter=5.0), timer=timer)
     entries = [session.want(instance(port), hasty=False) for port in range(1, 1001)]
     assert all(session.when(entry, State.PUBLISHED).result(WAIT_S) for entry in entries)
-    provider.forget()
+    backend.forget()
     step_until(session, lambda: any(entry.state is State.LOST for entry in entries), 0.05)
     per_half_second = []
-    before = len(held(provider))
+    before = len(held(backend))
     for _ in range(10):
         for _ in range(10):
             timer.advance(0.05)
             assert wait_until(lambda: rests(session))
-        now = len(held(provider))
+        now = len(held(backend))
         per_half_second.append(now - before)
         before = now
     assert before >= 950  # the last ones may be late, as we are
@@ -97,8 +97,8 @@ def test_requests_are_made_one_at_a_time_and_never_on_the_timers_thread(timer):
     assert all(name.startswith("rpcwheel-worker") for name in threads)
 
 
-def test_whoever_waits_hears_that_it_is_not_wanted_any_more(session, provider):
-    provider.down()
+def test_whoever_waits_hears_that_it_is_not_wanted_any_more(session, backend):
+    backend.down()
     entry = session.want(instance(), hasty=False)
     published = session.when(entry, State.PUBLISHED)
     assert wait_until(lambda: entry.error is not None)  # it was tried
@@ -112,14 +112,14 @@ def test_whoever_waits_hears_that_it_is_not_wanted_any_more(session, provider):
 # Questions
 
 
-def test_what_somebody_waits_for_is_tried_soon(session, provider, timer):
-    provider.down()
+def test_what_somebody_waits_for_is_tried_soon(session, backend, timer):
+    backend.down()
     entry = session.want(instance(), hasty=False)
     assert wait_until(lambda: entry.error is not None and not session._working)
-    provider.up()
+    backend.up()
     session.want(instance(2), hasty=True)
     timer.advance(0.15)
-    assert held(provider) == []
+    assert held(backend) == []
     timer.advance(0.1)
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
 
@@ -129,10 +129,10 @@ def test_what_somebody_waits_for_is_tried_soon(session, provider, timer):
 
 def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
     let_go = threading.Event()
-    provider = Hanging(flaky(timer).inner, let_go)
-    session = Session(provider, POLICY, timer=timer)
+    backend = Hanging(flaky(timer).inner, let_go)
+    session = Session(backend, POLICY, timer=timer)
     session.want(instance(), hasty=False)
-    assert wait_until(lambda: provider.hanging)
+    assert wait_until(lambda: backend.hanging)
     asked = session.look_up("shop.Orders")
     over = session.close()
     with pytest.raises(RegistryClosed):
@@ -143,7 +143,7 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
     assert over.result(WAIT_S)
     let_go.set()
     assert wait_until(lambda: not session._working or session._core._flight is None)
-    assert (held(provider), timer.pending) == ([], 0)
+    assert (held(backend), timer.pending) == ([], 0)
 
 
 # Timers
@@ -151,12 +151,12 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
 
 def test_a_timer_that_was_stopped_is_replaced_by_the_shared_one(events):
     with WheelTimer() as own:
-        provider = flaky(None)
-        session = Session(provider, POLICY.changed(backoff=0.02), timer=own)
-    provider.down()
+        backend = flaky(None)
+        session = Session(backend, POLICY.changed(backoff=0.02), timer=own)
+    backend.down()
     entry = session.want(instance(), hasty=False)
-    assert wait_until(lambda: len(provider.requests) > 2)
-    provider.up()
+    assert wait_until(lambda: len(backend.requests) > 2)
+    backend.up()
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
     assert session.close().result(WAIT_S)
     assert (
@@ -167,8 +167,8 @@ def test_a_timer_that_was_stopped_is_replaced_by_the_shared_one(events):
 
 def test_a_manual_timer_that_was_stopped_is_told_and_hurts_nothing(events):
     timer = ManualTimer()
-    provider = flaky(None)
-    session = Session(provider, POLICY, timer=timer)
+    backend = flaky(None)
+    session = Session(backend, POLICY, timer=timer)
     timer.stop()
     publish(session, instance())
     assert wait_until(lambda: kinds(events, RegistryFailed))
@@ -179,17 +179,17 @@ def test_a_manual_timer_that_was_stopped_is_told_and_hurts_nothing(events):
 
 FORGOTTEN = """
 import sys, threading
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.registry.provider import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.sync import Registry
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.testing import FlakyProvider
-provider = FlakyProvider(open_provider("memory://", Settings(5.0, 60.0)))
-registry = Registry(provider)
+from rpcwheel.testing import FlakyBackend
+backend = FlakyBackend(open_backend("memory://", Settings(5.0, 60.0)))
+registry = Registry(backend)
 one = ServiceInstance(service="shop", host="a", port=1)
 registry.register(one, wait=5)
 if sys.argv[1] == "frozen":
-    provider.freeze()
+    backend.freeze()
     registry.unregister(one)
 registry.subscribe("shop")
 """
@@ -197,7 +197,7 @@ registry.subscribe("shop")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_in_a_forked_child_it_is_closed_and_hangs_nowhere(session, provider):
+def test_in_a_forked_child_it_is_closed_and_hangs_nowhere(session, backend):
     entry = publish(session, instance())
     locked, let_go = threading.Event(), threading.Event()
 
@@ -221,4 +221,4 @@ def test_in_a_forked_child_it_is_closed_and_hangs_nowhere(session, provider):
     assert os.waitpid(child, 0)[1] == 0
     let_go.set()
     holder.join(WAIT_S)
-    assert held(provider) == ["10.0.0.1:1"]
+    assert held(backend) == ["10.0.0.1:1"]

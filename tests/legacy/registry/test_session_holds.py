@@ -8,14 +8,14 @@ from tenacity.wait import wait_base
 from fixtures.registry_worlds import POLICY, flaky, instance
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.observe import RegistryFailed
-from rpcwheel.registry.entry import State
+from rpcwheel.registry.reconciler import State
 from rpcwheel.registry.session import Session
 
 FAST = POLICY.changed(renew=0.05)
 
 
-def count(provider, method):
-    return sum(name == method for name, _ in provider.requests)
+def count(backend, method):
+    return sum(name == method for name, _ in backend.requests)
 
 
 def published(session, one):
@@ -37,9 +37,9 @@ class Strategy(wait_base):
 def test_a_strategy_that_hangs_holds_up_no_caller():
     hangs, goes_on = threading.Event(), threading.Event()
     strategy = Strategy(lambda: hangs.set() or (goes_on.wait(WAIT_S) and 0))
-    provider = flaky(None)
-    session = Session(provider, POLICY.changed(backoff=strategy))
-    provider.down()
+    backend = flaky(None)
+    session = Session(backend, POLICY.changed(backoff=strategy))
+    backend.down()
     entry = session.want(instance(), hasty=False)
     assert hangs.wait(WAIT_S)
     session.watches.subscribe("shop.Orders", lambda directory: directory)
@@ -47,28 +47,28 @@ def test_a_strategy_that_hangs_holds_up_no_caller():
         session.want(instance(2), hasty=False)
         assert session.entries()
         session.watches.unsubscribe("shop.Orders", object())
-    provider.up()
+    backend.up()
     goes_on.set()
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
     assert session.close().result(WAIT_S)
 
 
 def test_a_strategy_that_ends_the_thread_does_not_end_the_session():
-    provider = flaky(None)
-    session = Session(provider, FAST.changed(backoff=Strategy(lambda: sys.exit(3))))
+    backend = flaky(None)
+    session = Session(backend, FAST.changed(backoff=Strategy(lambda: sys.exit(3))))
     published(session, instance())
-    provider.down()
+    backend.down()
     entry = session.want(instance(2), hasty=False)
     assert wait_until(lambda: entry.error is not None)
-    provider.up()
+    backend.up()
     session.look_up("shop.Orders").result(WAIT_S)
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
     assert session.close().result(WAIT_S)
 
 
 def test_a_bug_of_ours_is_told_and_the_work_goes_on(monkeypatch):
-    provider = flaky(None)
-    session = Session(provider, POLICY)
+    backend = flaky(None)
+    session = Session(backend, POLICY)
     monkeypatch.setattr("rpcwheel.registry.session.AGAIN_NS", 1_000_000)
     with monkeypatch.context() as broken:
         broken.setattr(session, "_take", lambda: 1 / 0)
@@ -79,10 +79,10 @@ def test_a_bug_of_ours_is_told_and_the_work_goes_on(monkeypatch):
 
 
 def test_what_fails_after_the_end_is_told_to_nobody(events):
-    provider = flaky(None)
-    session = Session(provider, POLICY)
+    backend = flaky(None)
+    session = Session(backend, POLICY)
     published(session, instance())
-    provider.freeze()
+    backend.freeze()
     over = session.close()
     assert wait_until(lambda: session._core._flight is not None)
     session.abandon()

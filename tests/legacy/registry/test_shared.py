@@ -57,7 +57,9 @@ def test_channels_by_one_url_share_a_session_until_the_last_is_closed_or_dropped
         insecure_channel(f"{memory}/shop.Audit?group=blue"),
     )
     assert len(SESSIONS) == 1
-    apart = insecure_channel(f"{memory}/shop.Orders", registry_policy=RegistryPolicy(lease=20.0))
+    apart = insecure_channel(
+        f"{memory}/shop.Orders", registry_policy=RegistryPolicy(lease_ttl=20.0)
+    )
     assert len(SESSIONS) == 2
     apart.close()
     one.close()

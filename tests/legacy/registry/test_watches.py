@@ -11,10 +11,10 @@ from rpcwheel.registry.watches import WatchManager
 
 
 class World:
-    def __init__(self, provider, timer):
+    def __init__(self, backend, timer):
         self.told, self.events, self.left = [], [], []
         self.watches = WatchManager(
-            provider,
+            backend,
             POLICY,
             timer=timer,
             snapshots=None,
@@ -29,14 +29,14 @@ class World:
 
 
 @pytest.fixture
-def world(provider, timer):
-    world = World(provider, timer)
+def world(backend, timer):
+    world = World(backend, timer)
     yield world
     world.watches.close()
     assert timer.pending == 0
 
 
-def test_when_the_last_has_gone_nothing_is_watched(world, provider):
+def test_when_the_last_has_gone_nothing_is_watched(world, backend):
     followers = [world.follow("first"), world.follow("second")]
     directory = followers[0][1]
     assert directory.wait(WAIT_S)
@@ -47,18 +47,18 @@ def test_when_the_last_has_gone_nothing_is_watched(world, provider):
     assert world.follow()[1] is not directory
 
 
-def test_what_was_known_of_a_service_that_nobody_follows_any_more_is_handed_on(world, provider):
+def test_what_was_known_of_a_service_that_nobody_follows_any_more_is_handed_on(world, backend):
     follower = world.follow()
     assert follower[1].wait(WAIT_S).instances == ()
     world.watches.unsubscribe("shop.Orders", follower)
     assert [one.service for one in world.left] == ["shop.Orders"]
 
 
-def test_a_watch_that_can_not_be_begun_is_tried_again(world, provider, timer, monkeypatch):
+def test_a_watch_that_can_not_be_begun_is_tried_again(world, backend, timer, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(provider, "watch", fail)
+    monkeypatch.setattr(backend, "watch", fail)
     _, directory = world.follow()
     failed = lambda: [event for event in world.events if isinstance(event, RegistryFailed)]  # noqa: E731
     assert wait_until(failed)
@@ -69,14 +69,14 @@ def test_a_watch_that_can_not_be_begun_is_tried_again(world, provider, timer, mo
     assert directory.wait(WAIT_S).instances == ()
 
 
-def test_a_watch_that_hangs_holds_up_no_caller(world, provider, monkeypatch):
-    let_go, watch = threading.Event(), provider.watch
+def test_a_watch_that_hangs_holds_up_no_caller(world, backend, monkeypatch):
+    let_go, watch = threading.Event(), backend.watch
 
     def hang(*arguments):
         let_go.wait(WAIT_S)
         return watch(*arguments)
 
-    monkeypatch.setattr(provider, "watch", hang)
+    monkeypatch.setattr(backend, "watch", hang)
     follower = world.follow()
     world.watches.unsubscribe("shop.Orders", follower)
     world.watches.close()

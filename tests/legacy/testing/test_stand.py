@@ -3,39 +3,39 @@
 import pytest
 
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.provider import Settings, View
-from rpcwheel.registry.providers import open_provider
-from rpcwheel.testing import _stand
-from rpcwheel.testing._stand import Stand, Witness, decoded, on_threads
+from rpcwheel.registry.backend import Settings, View
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import _harness
+from rpcwheel.testing._harness import ConformanceHarness, RecordingWatcher, decoded, on_threads
 
 
 def make(timer=None, lease=1.0):
-    return lambda: open_provider("memory://stand", Settings(lease, 1.0, timer))
+    return lambda: open_backend("memory://stand", Settings(lease, 1.0, timer))
 
 
 def test_leaving_it_closes_all_that_it_made(timer):
-    with Stand(make(timer)) as stand:
+    with ConformanceHarness(make(timer)) as stand:
         for _ in range(3):
             stand.publish(stand.new(), stand.instance())
     assert timer.pending == 0
 
 
 def test_waiting_in_vain_says_what_was_wanted_and_what_there_was(timer, monkeypatch):
-    monkeypatch.setattr(_stand, "PATIENCE_S", 0.05)
-    with Stand(make(timer)) as stand:
-        provider = stand.new()
+    monkeypatch.setattr(_harness, "PATIENCE_S", 0.05)
+    with ConformanceHarness(make(timer)) as stand:
+        backend = stand.new()
         many = [stand.instance(number) for number in range(6)]
-        stand.publish(provider, stand.instance(1, weight=3))
+        stand.publish(backend, stand.instance(1, weight=3))
         with pytest.raises(
             AssertionError, match=r"find .*\(weight 100\) and 2 more, but found .*3"
         ):
-            stand.finds(provider, *many)
+            stand.finds(backend, *many)
         with pytest.raises(AssertionError, match="must be told of nothing, but was told nothing"):
-            Witness().sees(stand)
+            RecordingWatcher().sees(stand)
 
 
-def test_what_makes_no_provider_is_told():
-    with Stand(lambda: "etcd") as stand, pytest.raises(AssertionError, match="make"):
+def test_what_makes_no_backend_is_told():
+    with ConformanceHarness(lambda: "etcd") as stand, pytest.raises(AssertionError, match="make"):
         stand.new()
 
 

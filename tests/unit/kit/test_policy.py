@@ -27,7 +27,7 @@ def test_a_plain_number_is_the_interval_the_idle_timeout_and_the_lease():
         policy = KitPolicy(heartbeat=short, idle=short, registry=short)
         assert policy.heartbeat == HeartbeatPolicy(interval=short)
         assert policy.idle == IdlePolicy(idle_timeout=short)
-        assert policy.registry == RegistryPolicy(lease=short)
+        assert policy.registry == RegistryPolicy(lease_ttl=short)
 
 
 def test_a_table_is_as_good_as_a_policy():

@@ -82,13 +82,13 @@ EVENTS = [
     events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=0.25, items=3),
     events.RegistryRecovered(REGISTRY, after_s=12.5),
     events.InstancesChanged(REGISTRY, "shop.Orders", 3, added=1, removed=2, source="live"),
-    events.InstancesHeld(REGISTRY, "shop.Orders", 2, "the connection was lost"),
+    events.InstancesRetained(REGISTRY, "shop.Orders", 2, "the connection was lost"),
     events.RecordSkipped(REGISTRY, "shop.Orders", "lock", BOOM),
     events.SnapshotFailed(REGISTRY, "orders.json", BOOM),
     events.SubchannelUnhealthy("shop.Orders", "10.0.0.7:1", "5 calls failed: UNAVAILABLE"),
     events.SubchannelHealthy("shop.Orders", "10.0.0.7:1", after_s=1.5),
     events.StaleInstancesKept("shop.Orders", ("10.0.0.7:1", "10.0.0.8:1")),
-    events.ServingEnds("shop.Orders", "withdraw", "SIGTERM"),
+    events.ShutdownStep("shop.Orders", "withdraw", "SIGTERM"),
 ]
 
 

@@ -8,50 +8,49 @@ from tenacity.wait import wait_base
 
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.registry.rules import LEAST_RETRY_NS, RegistryRules
+from rpcwheel.registry.policy import LEAST_RETRY_NS, RegistryPolicy, RegistryRules
 
 
 def test_the_defaults_are_these():
-    assert RegistryPolicy.short == "lease"
+    assert RegistryPolicy.short == "lease_ttl"
     assert RegistryPolicy().model_dump() == {
-        "lease": 15.0,
+        "lease_ttl": 15.0,
         "renew": None,
         "timeout": 3.0,
         "backoff": None,
         "jitter": None,
-        "hold": None,
-        "protect": True,
+        "stale_timeout": None,
+        "self_preservation": True,
         "snapshot": True,
     }
 
 
 def test_every_setting_is_kept_as_given():
     settings = {
-        "lease": timedelta(seconds=30),
+        "lease_ttl": timedelta(seconds=30),
         "renew": 5,
         "timeout": 1.5,
         "backoff": wait_fixed(1),
         "jitter": 1.0,
-        "hold": 60.0,
-        "protect": False,
+        "stale_timeout": 60.0,
+        "self_preservation": False,
         "snapshot": "registry.json",
     }
     assert RegistryPolicy(**settings).model_dump() == settings
 
 
 REFUSED = [
-    ({"lease": 0}, "lease: it must be a finite time above zero"),
+    ({"lease_ttl": 0}, "lease_ttl: it must be a finite time above zero"),
     ({"timeout": -1}, "timeout: it must be a finite time above zero"),
-    ({"lease": 3.0, "renew": 3.0}, r"renew \(3.0\) must be less than lease \(3.0\)"),
-    ({"lease": 3.0, "renew": timedelta(minutes=1)}, "renew .* must be less than lease"),
+    ({"lease_ttl": 3.0, "renew": 3.0}, r"renew \(3.0\) must be less than lease_ttl \(3.0\)"),
+    ({"lease_ttl": 3.0, "renew": timedelta(minutes=1)}, "renew .* must be less than lease_ttl"),
     ({"backoff": -1}, "backoff"),
     ({"snapshot": ""}, "snapshot: it must be a file, True or False"),
     *(
         ({"snapshot": word}, f"a file, true or false, not the text '{word}'.*'./{word}'")
         for word in ("no", "off", "False", "yes", "TRUE", "on", "0")
     ),
-    ({"leese": 1}, "did you mean 'lease'"),
+    ({"lease": 1}, "did you mean 'lease_ttl'"),
 ]
 
 
@@ -59,7 +58,7 @@ def test_settings_that_make_no_sense_are_refused():
     for given, said in REFUSED:
         with pytest.raises(ConfigurationError, match=said):
             RegistryPolicy(**given)
-    for given in ({"backoff": "x"}, {"snapshot": 3}, {"protect": 1}, {"lease": "5"}):
+    for given in ({"backoff": "x"}, {"snapshot": 3}, {"self_preservation": 1}, {"lease_ttl": "5"}):
         with pytest.raises(TypeError, match=next(iter(given))):
             RegistryPolicy(**given)
 
@@ -72,18 +71,20 @@ def seconds(policy):
 
 def test_by_default_a_lease_is_15_s_and_the_rest_follows_from_it():
     assert seconds(RegistryPolicy()) == [15, 5, 3, 5, 30]
-    assert seconds(RegistryPolicy(lease=3.0)) == [3, 1, 3, 1, 6]
-    assert seconds(RegistryPolicy(lease=60.0)) == [60, 20, 3, 5, 120]
+    assert seconds(RegistryPolicy(lease_ttl=3.0)) == [3, 1, 3, 1, 6]
+    assert seconds(RegistryPolicy(lease_ttl=60.0)) == [60, 20, 3, 5, 120]
 
 
 def test_what_is_given_is_taken():
-    given = RegistryPolicy(lease=9, renew=1, timeout=timedelta(seconds=2), jitter=3.5, hold=4)
+    given = RegistryPolicy(
+        lease_ttl=9, renew=1, timeout=timedelta(seconds=2), jitter=3.5, stale_timeout=4
+    )
     assert seconds(given) == [9, 1, 2, 3.5, 4]
 
 
 def test_the_default_waits_are_random_up_to_a_fifth_of_a_second_then_twice_that_up_to_a_third():
     for lease, longest in ((15.0, 5.0), (300.0, 30.0)):
-        rules = RegistryRules.of(RegistryPolicy(lease=lease))
+        rules = RegistryRules.of(RegistryPolicy(lease_ttl=lease))
         for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, longest), (100_000, longest)):
             waits = [rules.retry_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(300)]
             assert max(waits) <= most

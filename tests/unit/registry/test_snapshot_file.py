@@ -16,16 +16,15 @@ from fixtures.seen_worlds import REGISTRY, SERVICE, ended, instance, instances
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
-from rpcwheel.registry import _whole_file
-from rpcwheel.registry import snapshots as module
+from rpcwheel.registry import snapshot_file as module
 from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.registry.snapshots import (
+from rpcwheel.registry.snapshot_file import (
     AGAIN_S,
     DEBOUNCE_S,
     FORGET_S,
     REFRESH_S,
-    Snapshots,
-    open_snapshots,
+    SnapshotFile,
+    open_snapshot_file,
 )
 from rpcwheel.registry.url import RegistryUrl, parse_url
 from rpcwheel.timer import WheelTimer
@@ -37,7 +36,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="locks and modes of P
 def patience(monkeypatch):
     """Wait for writes and for locks as long as it takes."""
     monkeypatch.setattr(module, "CLOSE_S", 3600.0)
-    monkeypatch.setattr(_whole_file, "BUSY_S", 3600.0)
+    monkeypatch.setattr(module, "BUSY_S", 3600.0)
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def make(path, timer):
     made = []
 
     def make(**others):
-        made.append(Snapshots(path, REGISTRY, **{"timer": timer} | others))
+        made.append(SnapshotFile(path, REGISTRY, **{"timer": timer} | others))
         return made[-1]
 
     yield make
@@ -448,7 +447,7 @@ def test_what_another_process_wrote_later_is_what_is_known(make, path, timer):
 def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypatch):
     import fcntl
 
-    monkeypatch.setattr(_whole_file, "BUSY_S", 0.01)
+    monkeypatch.setattr(module, "BUSY_S", 0.01)
     path.parent.mkdir()
     snapshots = make()
     with path.with_name(f"{path.name}.lock").open("w") as lock:
@@ -549,9 +548,9 @@ def test_of_several_processes_one_writes_it(make, path, pass_time, timer):
 
 
 def test_it_is_written_twice_within_the_hold(tmp_path):
-    for settings, seconds in (({}, 15.0), ({"hold": 6}, 3.0), ({"hold": 1}, 1)):
+    for settings, seconds in (({}, 15.0), ({"stale_timeout": 6}, 3.0), ({"stale_timeout": 1}, 1)):
         policy = RegistryPolicy(snapshot=str(tmp_path / "a.json"), **settings)
-        assert open_snapshots(parse_url("etcd://a"), policy)._refresh_s == seconds
+        assert open_snapshot_file(parse_url("etcd://a"), policy)._refresh_s == seconds
 
 
 # Where it is
@@ -570,32 +569,34 @@ def test_it_is_in_the_users_cache_directory_one_for_each_registry(tmp_path, monk
         url("redis"),
         url(options={"db": "1"}),
     ]
-    paths = [open_snapshots(one, RegistryPolicy()).path for one in (url(), *others)]
+    paths = [open_snapshot_file(one, RegistryPolicy()).path for one in (url(), *others)]
     assert len(set(paths)) == len(paths)
     assert {one.parent for one in paths} == {tmp_path / "rpcwheel"}
     assert paths[0].name.startswith("etcd-10.0.0.1-2379-10.0.0.2-2379-")
     same = RegistryUrl("etcd", (("10.0.0.1", 2379), ("10.0.0.2", 2379)), service="any")
-    assert open_snapshots(same, RegistryPolicy()).path == paths[0]
+    assert open_snapshot_file(same, RegistryPolicy()).path == paths[0]
 
 
 def test_a_cache_directory_that_is_not_absolute_does_not_count(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
-    made = open_snapshots(url(), RegistryPolicy())
+    made = open_snapshot_file(url(), RegistryPolicy())
     assert made.path.parent == tmp_path / ".cache" / "rpcwheel"
 
 
 def test_the_policy_may_name_the_file_or_want_none(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert open_snapshots(url(), RegistryPolicy(snapshot="~/x.json")).path == tmp_path / "x.json"
-    assert open_snapshots(url(), RegistryPolicy(snapshot=False)) is None
+    assert (
+        open_snapshot_file(url(), RegistryPolicy(snapshot="~/x.json")).path == tmp_path / "x.json"
+    )
+    assert open_snapshot_file(url(), RegistryPolicy(snapshot=False)) is None
 
 
 def test_a_registry_of_this_process_has_none_unless_named(tmp_path):
     memory = RegistryUrl("memory")
-    assert open_snapshots(memory, RegistryPolicy()) is None
+    assert open_snapshot_file(memory, RegistryPolicy()) is None
     named = RegistryPolicy(snapshot=str(tmp_path / "x.json"))
-    assert open_snapshots(memory, named) is not None
+    assert open_snapshot_file(memory, named) is not None
 
 
 def test_a_user_without_a_home_has_none_and_is_told(monkeypatch, events):
@@ -604,13 +605,13 @@ def test_a_user_without_a_home_has_none_and_is_told(monkeypatch, events):
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(module.Path, "home", nowhere)
-    assert open_snapshots(url(), RegistryPolicy()) is None
+    assert open_snapshot_file(url(), RegistryPolicy()) is None
     assert [type(event) for event in events] == [SnapshotFailed]
 
 
 def test_no_password_is_in_the_file(tmp_path):
     with_password = url(user="shop", password="secret")
-    made = open_snapshots(with_password, RegistryPolicy(snapshot=str(tmp_path / "x.json")))
+    made = open_snapshot_file(with_password, RegistryPolicy(snapshot=str(tmp_path / "x.json")))
     made.keep(SERVICE, instances("a"))
     made.close()
     assert "secret" not in made.path.read_text()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import insecure_channel, open_registry
-from rpcwheel.registry.providers import OURS
+from rpcwheel.registry.backends import OURS
 from rpcwheel.registry.url import WITH_A_FILE, WITH_A_SERVICE, RegistryUrl, parse_url
 
 PARSED = [
@@ -71,7 +71,7 @@ REFUSED = [
     ("etcd://h/a?service=b", "it names two services, 'a' and 'b'"),
     ("redis://h:6379/3", r"the number of the database is \?db=3"),
     ("rediss://h/0", r"the number of the database is \?db=0"),
-    ("mine:///tmp/a.json", "its provider says path_is_own = True"),
+    ("mine:///tmp/a.json", "its backend says path_is_own = True"),
     ("etcd://h?namespace=", "namespace must be a name"),
     ("etcd://h?namespace=a/b", "namespace must be a name"),
     ("etcd://h?a=1&a=2", "a: given twice"),
@@ -135,18 +135,18 @@ def test_two_databases_of_one_host_have_two_names():
 
 
 @pytest.fixture
-def provider_in_files(tmp_path, monkeypatch):
-    """A package of somebody's, with a provider that has the path for itself."""
+def backend_in_files(tmp_path, monkeypatch):
+    """A package of somebody's, with a backend that has the path for itself."""
     code = """
-from rpcwheel.registry.providers.memory import MemoryProvider
-class FileProvider(MemoryProvider):
+from rpcwheel.registry.backends.memory import MemoryBackend
+class FileBackend(MemoryBackend):
     schemes, path_is_own = ("file",), True
 """
     (tmp_path / "filed_registry.py").write_text(code)
     told = tmp_path / "filed_registry-1.dist-info"
     told.mkdir()
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: filed-registry\nVersion: 1\n")
-    points = "[rpcwheel.registry]\nfile = filed_registry:FileProvider\nbad = filed_registry:No\n"
+    points = "[rpcwheel.registry]\nfile = filed_registry:FileBackend\nbad = filed_registry:No\n"
     (told / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -162,14 +162,14 @@ OWN_PATHS = [
 ]
 
 
-@pytest.mark.usefixtures("provider_in_files")
-def test_a_provider_of_ones_own_may_have_the_path_for_itself():
+@pytest.mark.usefixtures("backend_in_files")
+def test_a_backend_of_ones_own_may_have_the_path_for_itself():
     for url, wanted in OWN_PATHS:
         assert parse_url(url) == wanted, url
 
 
-@pytest.mark.usefixtures("provider_in_files")
-def test_a_provider_with_a_path_is_opened_and_named_by_it():
+@pytest.mark.usefixtures("backend_in_files")
+def test_a_backend_with_a_path_is_opened_and_named_by_it():
     with open_registry("file:///run/a.json") as registry:
         assert registry.url == "file:///run/a.json"
         registry.register(ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1), wait=9)
@@ -177,8 +177,8 @@ def test_a_provider_with_a_path_is_opened_and_named_by_it():
         insecure_channel("file:///run/a.json")
 
 
-@pytest.mark.usefixtures("provider_in_files")
-def test_a_provider_that_can_not_be_loaded_is_told_when_it_is_opened():
+@pytest.mark.usefixtures("backend_in_files")
+def test_a_backend_that_can_not_be_loaded_is_told_when_it_is_opened():
     assert parse_url("bad://h/shop.Orders").service == "shop.Orders"
     with pytest.raises(ConfigurationError, match="could not be loaded"):
         open_registry("bad://h/shop.Orders")

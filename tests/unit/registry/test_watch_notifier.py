@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.observe import CallbackFailed
-from rpcwheel.registry.provider import View
-from rpcwheel.registry.providers._notifier import WatchNotifier
+from rpcwheel.registry.backend import View
+from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 
 A, B = View({"a": b"1"}, 1), View({"b": b"2"}, 2)
 

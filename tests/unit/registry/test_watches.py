@@ -8,7 +8,7 @@ from rpcwheel.registry.watches import WatchManager
 from rpcwheel.timer import ManualTimer
 
 
-class Provider:
+class RegistryBackend:
     """Begins watches, or fails to, at random."""
 
     url = "test://engine"
@@ -23,22 +23,22 @@ class Provider:
 
 
 class Watch:
-    def __init__(self, provider, service):
-        self.provider, self.service = provider, service
-        provider.open.append(service)
-        provider.most = max(provider.most, provider.open.count(service))
+    def __init__(self, backend, service):
+        self.backend, self.service = backend, service
+        backend.open.append(service)
+        backend.most = max(backend.most, backend.open.count(service))
 
     def close(self):
-        self.provider.open.remove(self.service)
-        if self.provider.fails:
+        self.backend.open.remove(self.service)
+        if self.backend.fails:
             raise OSError
 
 
 def test_one_watch_runs_for_each_service_with_subscribers_whatever_fails():
     chance, timer = random.Random(7), ManualTimer()
-    provider = Provider(chance)
+    backend = RegistryBackend(chance)
     told = {"saw": print, "suspected": print, "emit": lambda *_: None, "left": lambda _: None}
-    watches = WatchManager(provider, POLICY, timer=timer, snapshots=None, **told)
+    watches = WatchManager(backend, POLICY, timer=timer, snapshots=None, **told)
     subscribers = []
     for _ in range(500):
         if subscribers and chance.random() < 0.5:
@@ -50,9 +50,9 @@ def test_one_watch_runs_for_each_service_with_subscribers_whatever_fails():
         timer.advance(chance.random())
         if chance.random() < 0.2:
             assert watches._jobs.wait(WAIT_S)
-    provider.fails = False
+    backend.fails = False
     wanted = sorted({service for service, _ in subscribers})
-    assert wait_until(lambda: timer.advance(1.0) >= 0 and sorted(provider.open) == wanted)
+    assert wait_until(lambda: timer.advance(1.0) >= 0 and sorted(backend.open) == wanted)
     watches.close()
     assert watches._jobs.wait(WAIT_S)
-    assert (provider.open, provider.most, timer.pending) == ([], 1, 0)
+    assert (backend.open, backend.most, timer.pending) == ([], 1, 0)

@@ -1,0 +1,364 @@
+"""A registry for coroutines: awaits the registry of `face.py`, and calls listeners on the loop.
+
+Requests begin where they are made, and go on if who awaits them is canceled or the loop is closed.
+Any number of loops may share a registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from rpcwheel._concurrency.loop import (
+    await_future,
+    call_on_loop,
+    loop_timeout,
+    on_worker,
+    running_loop,
+)
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
+from rpcwheel.observe import CallbackFailed
+
+from . import registry as blocking
+from .reconciler import State
+from .registry import checked_close, checked_wait
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from concurrent.futures import Future
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.timer.api import Timer
+
+    from .backend import RegistryBackend
+    from .policy import RegistryPolicy
+
+__all__ = ["Registration", "Registry", "Subscription", "open_registry"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, repr=False)
+class Registration:
+    """An instance that a registry keeps published. Thread-safe; goes on without this object."""
+
+    _owner: Registry
+    _blocking: blocking.Registration
+
+    @property
+    def instance(self) -> ServiceInstance:
+        """What is wanted to be published, or was last."""
+        return self._blocking.instance
+
+    @property
+    def state(self) -> str:
+        """As in the sync twin."""
+        return self._blocking.state
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it could not be done when it was tried last; None if it could."""
+        return self._blocking.error
+
+    def update(
+        self,
+        *,
+        weight: int | None = None,
+        status: str | None = None,
+        metadata: dict[str, str] | None = None,
+        **others: object,
+    ) -> None:
+        """Publish it with other values, as in the sync twin. Waits for nothing."""
+        self._blocking.update(weight=weight, status=status, metadata=metadata, **others)
+
+    async def wait_published(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
+        """Wait until the registry has it, as in the sync twin."""
+        return await self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
+
+    async def unregister(self, wait: Duration | None = None) -> None:
+        """End its publication; as `Registry.unregister`."""
+        await self._owner.unregister(self, wait=wait)
+
+    def __repr__(self) -> str:
+        return repr(self._blocking)
+
+    async def _reaches(self, state: State, wait_s: float | None) -> bool:
+        reached = self._blocking._when(state)
+        try:
+            return await await_future(reached, wait_s)
+        except TimeoutError:
+            return False
+        finally:
+            reached.cancel()
+
+
+class Subscription:
+    """Follows a service until it is closed. An async context manager that closes.
+
+    `async for snapshot in subscription` gives what is known, then each change, until it is closed;
+    of several changes since the last look only the latest.
+    """
+
+    def __init__(
+        self, owner: Registry, service: str, listener: Callable[[Snapshot], object] | None
+    ) -> None:
+        """For `Registry.subscribe` only."""
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._session = owner._session
+        self._closed = False
+        # All that follows belongs to the loop.
+        self._latest: Snapshot | None = None
+        self._news = asyncio.Event()  # replaced when it is set
+        self._task: asyncio.Future[object] | None = None  # of the listener, which awaits something
+        self._blocking = owner._blocking.subscribe(
+            service, lambda snapshot: call_on_loop(self._loop, self._arrived, snapshot)
+        )
+
+    @property
+    def service(self) -> str:
+        """Its name."""
+        return self._blocking.service
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What is known now; None: nothing yet."""
+        return self._blocking.snapshot
+
+    async def wait(self, timeout: Duration | None = None) -> Snapshot:  # noqa: ASYNC109 - as the twin
+        """Wait until something is known, as in the sync twin."""
+        wait_s = checked_wait(timeout, "timeout")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(loop_timeout(wait_s)):
+                while self.snapshot is None and not self._closed:
+                    await self._news.wait()
+        return self._blocking.wait(0)
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        seen: Snapshot | None = None
+        while not self._closed:
+            if self._latest is None or self._latest is seen:
+                await self._news.wait()
+            else:
+                seen = self._latest
+                yield seen
+
+    def close(self) -> None:
+        """End it; no call of the listener begins after this, and one that awaits is canceled.
+
+        Idempotent; waits for nothing; any thread.
+        """
+        self._closed = True
+        self._blocking.close()
+        if running_loop() is self._loop:
+            self._end()
+        else:
+            call_on_loop(self._loop, self._end)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._blocking)
+
+    # On the loop
+
+    def _arrived(self, snapshot: Snapshot) -> None:
+        if self._closed:
+            return
+        self._latest = snapshot
+        self._wake()
+        if self._listener is not None and self._task is None:
+            self._call(self._listener, snapshot)
+
+    def _call(self, listener: Callable[[Snapshot], object], snapshot: Snapshot) -> None:
+        try:
+            result = listener(snapshot)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported
+            self._report(listener, error)
+            return
+        if inspect.isawaitable(result):
+            self._task = asyncio.ensure_future(result, loop=self._loop)
+            self._task.add_done_callback(partial(self._called, listener, snapshot))
+
+    def _called(
+        self,
+        listener: Callable[[Snapshot], object],
+        snapshot: Snapshot,
+        task: asyncio.Future[object],
+    ) -> None:
+        """Call the listener once more if there is something newer."""
+        self._task = None
+        if task.cancelled() and (self._closed or _was_asked_to_end(task)):
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._report(listener, error)
+        if self._latest is not None and self._latest is not snapshot and not self._closed:
+            self._call(listener, self._latest)
+
+    def _report(self, listener: object, error: BaseException) -> None:
+        self._session.emit(CallbackFailed(self.service, repr(listener), error))
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _end(self) -> None:
+        self._wake()
+        if self._task is not None and self._task is not asyncio.current_task(self._loop):
+            self._task.cancel()
+            self._task = None
+
+
+def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
+    """Whether a task was canceled itself, and not something that it awaited."""
+    return isinstance(task, asyncio.Task) and task.cancelling() > 0
+
+
+class Registry:
+    """What `rpcwheel.Registry` is, with coroutines where that waits.
+
+    An async context manager that closes.
+    """
+
+    def __init__(
+        self,
+        backend: RegistryBackend | str,
+        *,
+        policy: RegistryPolicy | None = None,
+        timer: Timer | None = None,
+    ) -> None:
+        self._blocking = blocking.Registry(backend, policy=policy, timer=timer)
+        self._session = self._blocking._session
+        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self.policy = self._blocking.policy
+        """As it was given, or the defaults."""
+
+    @property
+    def url(self) -> str:
+        """Where the registry is, without the password; its name in events."""
+        return self._blocking.url
+
+    @property
+    def up(self) -> bool:
+        """Whether the engine has answered when it was last asked; False before that."""
+        return self._blocking.up
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._blocking.closed
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """What is registered, or not withdrawn yet."""
+        return tuple(Registration(self, one) for one in self._blocking.registrations)
+
+    async def register(
+        self, instance: ServiceInstance, *, wait: Duration | None = None
+    ) -> Registration:
+        """Have an instance published, and kept so, as in the sync twin."""
+        blocking, wait_s = self._blocking._want(instance, wait)
+        registration = Registration(self, blocking)
+        if wait_s is not None and not await registration.wait_published(wait_s):
+            raise blocking._not_published(wait_s)
+        return registration
+
+    async def unregister(
+        self, what: ServiceInstance | Registration, *, wait: Duration | None = None
+    ) -> None:
+        """End the publication of an instance, as in the sync twin."""
+        given = what._blocking if isinstance(what, Registration) else what
+        blocking, wait_s = self._blocking._drop(given, wait)
+        if wait_s is not None and not await Registration(self, blocking)._reaches(
+            State.GONE, wait_s
+        ):
+            raise blocking._not_withdrawn(wait_s)
+
+    def subscribe(
+        self, service: str, listener: Callable[[Snapshot], object] | None = None
+    ) -> Subscription:
+        """Follow the instances of a service, on the running loop.
+
+        Args:
+            service: Its name.
+            listener: A function or a coroutine function, called as `listener(snapshot)` on the
+                loop, first with what is known, then at each change; one call at a time, only the
+                latest. What it raises is an event (`CallbackFailed`), and harms nothing.
+
+        Raises:
+            RegistryClosed: After `close()`.
+            RuntimeError: No loop runs here.
+            TypeError, ConfigurationError: The name is none; the listener can't be called.
+        """
+        self._blocking._check_service(service, listener)
+        subscription = Subscription(self, service, listener)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """As `subscription.close()`."""
+        subscription.close()
+
+    async def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
+        """The instances of a service, now; as in the sync twin."""
+        known, wait_s = self._blocking._known(service, wait)
+        if known is not None:
+            return known
+        try:
+            return await self._answer(self._session.look_up(service), wait_s)
+        except (RegistryUnavailable, RegistryRefused) as error:
+            return await on_worker(partial(self._session.last, service, error))  # it reads a file
+
+    async def services(self) -> list[str]:
+        """The names of all services in the registry, in order; asks the engine."""
+        names = await self._answer(self._session.services(), self._blocking._timeout_s)
+        return list(names)
+
+    async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as the twin
+        """Withdraw what was published, and end; as in the sync twin.
+
+        If this is canceled, the registry is closed without it.
+        """
+        wait_s = checked_close(timeout)
+        over = self._session.close()
+        for subscription in tuple(self._subscriptions):
+            subscription.close()
+        try:
+            await await_future(over, wait_s)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            self._session.abandon()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._blocking)
+
+    async def _answer(self, asked: Future[R], wait_s: float) -> R:
+        try:
+            return await await_future(asked, wait_s)
+        except TimeoutError:
+            raise self._blocking._no_answer(wait_s) from None
+
+
+def open_registry(
+    url: str | RegistryBackend, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
+) -> Registry:
+    """Open the registry of a URL, as in the sync twin; contacts nobody yet."""
+    return Registry(url, policy=policy, timer=timer)

@@ -1,0 +1,294 @@
+"""A registry in a file, for the processes of one machine: no server, nothing to install.
+
+`sqlite:///run/shop/registry.db?poll=0.1`. All processes must see the same file system, which must
+not be a network's. A lease is a row with the time of its end by the system's monotonic clock, which
+is the same in all processes; one that is further ahead than it is long is from before a reboot, and
+is over. `poll` is how often, in seconds, watches look whether anybody wrote; a look that finds
+nothing takes some microseconds.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError
+from rpcwheel.observe import emit
+from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.registry.backend import RegistryBackend, View
+from rpcwheel.registry.one_shot_timer import OneShotTimer
+from rpcwheel.timer.clock import clock_of
+
+from .polling import PollingWatcher
+from .sqlite_file import SqliteFile
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from rpcwheel.errors import TimerError
+    from rpcwheel.instance import ServiceInstance
+    from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
+    from rpcwheel.registry.url import RegistryUrl
+
+__all__ = ["SqliteBackend"]
+
+POLL_S: Final = 0.1
+"""So a change is seen after 50 ms in the middle; half of it costs twice the idle processor time."""
+
+ALIVE: Final = "lease.ends_ns > :now AND lease.ends_ns <= :now + lease.length_ns"
+
+FIND: Final = """
+SELECT ends_ns, length_ns, instance.id, data FROM instance JOIN lease ON lease.id = instance.lease
+WHERE namespace = ? AND service = ? AND typeof(ends_ns) = 'integer' ORDER BY instance.id
+"""
+"""With those whose lease is over: what time it is can be asked when they are read, and no sooner,
+as one that is renewed while they are waited for would be further ahead than it is long."""
+
+FIND_SERVICES: Final = """
+SELECT DISTINCT ends_ns, length_ns, service FROM instance JOIN lease ON lease.id = instance.lease
+WHERE namespace = ? AND typeof(ends_ns) = 'integer'
+"""
+
+SWEEP: Final = f"DELETE FROM lease WHERE NOT ({ALIVE})"  # noqa: S608 - no word of anybody's is in it
+SWEEP_AFTER: Final = "DELETE FROM instance WHERE lease NOT IN (SELECT id FROM lease)"
+PUT: Final = "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?)"
+DROP: Final = "DELETE FROM instance WHERE namespace = ? AND service = ? AND id = ? AND epoch = ?"
+COUNT_UP: Final = "UPDATE meta SET value = value + 1 WHERE name = 'revision'"
+
+
+class SqliteBackend(RegistryBackend):
+    """The engine `sqlite://`; see above. Any thread, also at once.
+
+    In a forked child it opens the file anew, under a lease of its own; its watches are ended there.
+    """
+
+    schemes: ClassVar = ("sqlite",)
+    path_is_own: ClassVar = True
+
+    def __init__(self, url: RegistryUrl, settings: Settings) -> None:
+        super().__init__(url, settings)
+        url.check_options("poll")
+        if not url.path:
+            raise ConfigurationError(f"{url}: the file is missing: sqlite:///run/registry.db")
+        self._poll_ns = to_ns(url.seconds("poll", default=POLL_S))
+        self._lease_ns = to_ns(settings.lease_s)
+        self._now = clock_of(settings.timer)
+        self._file = SqliteFile(url.path, settings.timeout_s)
+        self._watched = SqliteFile(url.path, settings.timeout_s)  # sees what `_file` writes
+        self._following = PollingWatcher(
+            self._read,
+            timer=settings.timer,
+            period_s=settings.lease_s,
+            retry_s=settings.lease_s / 3,
+            anew=True,
+        )
+        self._lease: str | None = None
+        self._store: str | None = None  # of which file the lease is
+        self._lost: Lost = "missing"  # why there is no lease
+        self._closed = False
+        self._begin()
+        self._seen_at = "", ""  # which file and revision; like what follows, of jobs of EXECUTOR
+        self._seen_store: str | None = None
+        self._failing = False
+        reset_after_fork(self)
+
+    def _begin(self) -> None:
+        self._changed = threading.Lock()  # of what follows
+        self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
+        self._alarm = OneShotTimer(self.settings.timer, self._poll_due, self._refused)
+        self._planned = False  # the alarm will ring
+        self._looking = False  # it has
+
+    def publish(self, instances: Sequence[ServiceInstance]) -> None:
+        self._check_open()
+        if not instances:
+            return
+        with self._file.writing() as db:
+            lease = self._renewed(db) or secrets.token_hex(8)
+            db.execute(
+                "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)",
+                (lease, self._now() + self._lease_ns, self._lease_ns),
+            )
+            rows = (
+                (self.url.namespace, one.service, one.id, one.encoded(), one.epoch, lease)
+                for one in instances
+            )
+            db.executemany(PUT, rows)
+            db.execute(COUNT_UP)
+            store = _meta(db, "store")
+        self._lease, self._store = lease, store
+
+    def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
+        self._check_open()
+        if not instances:
+            return
+        rows = ((self.url.namespace, one.service, one.id, one.epoch) for one in instances)
+        with self._file.writing() as db:
+            if db.executemany(DROP, rows).rowcount:
+                db.execute(COUNT_UP)
+
+    def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
+        self._check_open()
+        if self._lease is None:
+            return dict.fromkeys((one.key for one in instances), self._lost)
+        with self._file.writing() as db:
+            lease, store = self._renewed(db), _meta(db, "store")
+            found = db.execute(
+                "SELECT service, id, epoch FROM instance WHERE lease = ? AND namespace = ?",
+                (lease, self.url.namespace),
+            ).fetchall()
+        if lease is None:
+            self._lease, self._lost = None, "lease" if store == self._store else "wiped"
+            return dict.fromkeys((one.key for one in instances), self._lost)
+        there = set(found)
+        return {one.key: "missing" for one in instances if (*one.key, one.epoch) not in there}
+
+    def lookup(self, service: str) -> View:
+        self._check_open()
+        with self._file.reading() as db:
+            return self._found(db, service)[0]
+
+    def services(self) -> Sequence[str]:
+        self._check_open()
+        with self._file.reading() as db:
+            rows = db.execute(FIND_SERVICES, (self.url.namespace,)).fetchall()
+        return sorted({service for _, (service,) in self._alive(rows)})
+
+    def watch(self, service: str, watcher: Watcher) -> Watch:
+        self._check_open()
+        watch = self._following.watch(service, watcher)
+        self._poll_later()
+        return watch
+
+    def close(self) -> None:
+        with self._changed:
+            closed, self._closed = self._closed, True
+            self._alarm.clear()
+        if closed:
+            return
+        self._following.close()
+        if self._lease is not None:
+            with suppress(RegistryError), self._file.writing() as db:
+                db.execute("DELETE FROM lease WHERE id = ?", (self._lease,))
+                db.execute(SWEEP_AFTER)
+                db.execute(COUNT_UP)
+        self._file.close()
+        self._watched.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RegistryClosed(f"{self.url} was closed; open another")
+
+    # In a transaction
+
+    def _renewed(self, db: sqlite3.Connection) -> str | None:
+        """Renew the lease and end those that are over; None if it is among them."""
+        self._sweep(db)
+        if self._lease is None:
+            return None
+        ends_ns = self._now() + self._lease_ns
+        changed = db.execute(
+            "UPDATE lease SET ends_ns = ? WHERE id = ?", (ends_ns, self._lease)
+        ).rowcount
+        return self._lease if changed else None
+
+    def _sweep(self, db: sqlite3.Connection) -> None:
+        if db.execute(SWEEP, {"now": self._now()}).rowcount:
+            db.execute(SWEEP_AFTER)
+            db.execute(COUNT_UP)
+
+    def _found(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
+        """What there is of a service, and when the first of its leases ends."""
+        rows = self._alive(db.execute(FIND, (self.url.namespace, service)).fetchall())
+        records = {
+            str(key): data if isinstance(data, bytes) else str(data).encode()  # not by us
+            for _, (key, data) in rows
+        }
+        return View(records), min((ends_ns for ends_ns, _ in rows), default=NEVER)
+
+    def _alive(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[int, list[Any]]]:
+        """Those whose lease is not over, with its end; after they were read, see `FIND`."""
+        now_ns = self._now()
+        return [
+            (ends_ns, row)
+            for ends_ns, length_ns, *row in rows
+            if now_ns < ends_ns <= now_ns + length_ns
+        ]
+
+    # Watching: the timer has a job look whether anybody has written; `Following` does the rest.
+
+    def _read(self, service: str, known: View | None) -> View:
+        with self._watched.reading() as db:
+            view, ends_ns = self._found(db, service)
+            store = _meta(db, "store")
+        with self._changed:
+            self._ends[service] = ends_ns
+        before, self._seen_store = self._seen_store, store
+        if before not in {None, store}:
+            self._following.lost(f"{self.url}: another file is in its place")
+        return known if known is not None and known.records == view.records else view
+
+    def _poll_later(self) -> None:
+        with self._changed:
+            busy = self._planned or self._looking
+            if not self._closed and not busy and self._following.services:
+                self._planned = True
+                self._alarm.wake(self._alarm.now_ns() + self._poll_ns)
+
+    def _poll_due(self) -> None:
+        with self._changed:
+            self._alarm.rang()
+            due, self._planned = self._planned, False
+            self._looking |= due
+        if due:
+            EXECUTOR.submit(self, self._look)
+
+    def _refused(self, error: TimerError) -> None:
+        failed = RegistryFailed(str(self.url), "watch", error, None)
+        EXECUTOR.submit(failed, partial(emit, failed))
+
+    def _look(self) -> None:
+        try:
+            try:
+                news, self._failing = self._has_news(), False
+            except RegistryError:
+                news, self._failing = not self._failing, True  # who reads fails too, and tells
+            if news:
+                self._following.look()
+        finally:
+            with self._changed:
+                self._looking = False
+            self._poll_later()
+
+    def _has_news(self) -> bool:
+        """Whether watches may be told of something: a write, a lease's end, another file."""
+        if self._watched.replaced():
+            return True
+        if self._watched.changed():  # by a renewal too, which is no news
+            with self._watched.reading() as db:
+                now_at = _meta(db, "store"), _meta(db, "revision")
+            before, self._seen_at = self._seen_at, now_at
+            if before != now_at:
+                return True
+        services, now = self._following.services, self._now()
+        with self._changed:
+            self._ends = {name: end for name, end in self._ends.items() if name in services}
+            return any(ends_ns <= now for ends_ns in self._ends.values())
+
+    def reset(self) -> None:
+        """Start anew, without a lease, in a forked child."""
+        self._begin()
+        self._lease = None
+        self._lost = "lease"
+
+
+def _meta(db: sqlite3.Connection, name: str) -> str:
+    """A word about the file."""
+    found = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return "0" if found is None else str(found[0])

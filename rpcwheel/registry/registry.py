@@ -1,0 +1,531 @@
+"""A registry for code that blocks. `aio_face.py` awaits the same registry.
+
+What is decided is in `core.py` and `seen.py`, what is done in `session.py`. Here arguments are
+checked, and callers wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from rpcwheel.durations import positive_ns, to_ns, to_seconds
+from rpcwheel.errors import (
+    ConfigurationError,
+    NotPublished,
+    RegistryClosed,
+    RegistryError,
+    RegistryRefused,
+    RegistryUnavailable,
+)
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.timer.clock import checked_timer
+
+from .backend import RegistryBackend, Settings
+from .backends import open_backend
+from .policy import RegistryPolicy
+from .reconciler import State
+from .session import Session
+from .snapshot_file import open_snapshot_file
+from .url import RegistryUrl, parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.instance import Snapshot
+    from rpcwheel.timer.api import Timer
+
+    from .reconciler import RegistrationRecord
+    from .watches import ServiceWatch
+
+__all__ = ["Registration", "Registry", "Subscription", "open_registry"]
+
+R = TypeVar("R")
+
+KEY_FIELDS: Final = {"service", "id", "epoch"}
+"""What `update` does not change: another service or id is another registration."""
+
+
+class Registration:
+    """An instance that a registry keeps published. Thread-safe; goes on without this object."""
+
+    def __init__(self, owner: Registry, entry: RegistrationRecord) -> None:
+        """For `Registry.register` only."""
+        self._owner = owner
+        self._session = owner._session
+        self._entry = entry
+
+    @property
+    def instance(self) -> ServiceInstance:
+        """What is wanted to be published, or was last."""
+        return self._entry.instance
+
+    @property
+    def state(self) -> str:
+        """One of these.
+
+        "PENDING": not there yet, or not as it was changed last. "PUBLISHED". "LOST": it was there,
+        the registry has forgotten it, and it is published again. "WITHDRAWING": unregistered, and
+        perhaps still there. "GONE".
+        """
+        return self._entry.state.value
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it could not be done when it was tried last; None if it could."""
+        return self._entry.error
+
+    def update(
+        self,
+        *,
+        weight: int | None = None,
+        status: str | None = None,
+        metadata: dict[str, str] | None = None,
+        **others: object,
+    ) -> None:
+        """Publish it with other values; those that are left out, or None, stay. Waits for nothing.
+
+        Raises:
+            ConfigurationError: A value is out of range; `service`, `id` and `epoch` don't change.
+            TypeError: A value is of a wrong type.
+            RegistryClosed: The registry is closed.
+            NotPublished: It is unregistered; register it again.
+        """
+        given = {"weight": weight, "status": status, "metadata": metadata}
+        changes = others | {name: value for name, value in given.items() if value is not None}
+        if fixed := KEY_FIELDS & changes.keys():
+            raise ConfigurationError(
+                f"{', '.join(sorted(fixed))} can't be changed by update(); register another"
+            )
+        self._session.change(self._entry, changes)
+
+    def wait_published(self, timeout: Duration | None = None) -> bool:
+        """Wait until the registry has it, as it was given or changed last.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+
+        Returns:
+            Whether it has; False too if it was unregistered meanwhile, or the registry closed.
+        """
+        return self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
+
+    def unregister(self, wait: Duration | None = None) -> None:
+        """End its publication; as `Registry.unregister`."""
+        self._owner.unregister(self, wait=wait)
+
+    def __repr__(self) -> str:
+        instance = self.instance
+        return f"<Registration of {instance.service}/{instance.id}: {self.state}>"
+
+    def _when(self, state: State) -> Future[bool]:
+        return self._session.when(self._entry, state)
+
+    def _reaches(self, state: State, wait_s: float | None) -> bool:
+        reached = self._when(state)
+        try:
+            return reached.result(wait_s)
+        except TimeoutError:
+            return False
+        finally:
+            reached.cancel()
+
+    def _not_published(self, wait_s: float) -> RegistryError:
+        """The error of a `register` that did not wait long enough; its cause is the last error."""
+        entry, session = self._entry, self._session
+        if not entry.wanted and not session.closed:
+            return NotPublished(f"{'/'.join(entry.instance.key)} was unregistered meanwhile")
+        return _with_cause(NotPublished, "published at", session, entry, wait_s)
+
+    def _not_withdrawn(self, wait_s: float) -> RegistryError:
+        """The same of an `unregister`."""
+        entry = self._entry
+        if entry.wanted:
+            return RegistryUnavailable(
+                f"{'/'.join(entry.instance.key)} was registered again meanwhile"
+            )
+        return _with_cause(RegistryUnavailable, "withdrawn from", self._session, entry, wait_s)
+
+
+class Subscription:
+    """Follows a service until it is closed. Thread-safe; a context manager that closes."""
+
+    def __init__(
+        self,
+        owner: Registry,
+        listener: Callable[[Snapshot], object] | None,
+        directory: ServiceWatch,
+    ) -> None:
+        """For `Registry.subscribe` only."""
+        self._owner = owner
+        self._directory = directory
+        self._listening = None if listener is None else directory.add(listener)
+
+    @property
+    def service(self) -> str:
+        """Its name."""
+        return self._directory.service
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What is known now; None: nothing yet."""
+        return self._directory.snapshot
+
+    def wait(self, timeout: Duration | None = None) -> Snapshot:
+        """Wait until something is known, of the registry or of an earlier run (`source`).
+
+        Raises:
+            NotPublished: Nothing was known in `timeout` seconds, or it was closed.
+        """
+        wait_s = checked_wait(timeout, "timeout")
+        snapshot = self._directory.wait(wait_s)
+        if snapshot is None:
+            raise NotPublished(f"nothing is known of {self.service} at {self._owner.url} yet")
+        return snapshot
+
+    def close(self) -> None:
+        """End it; no call of the listener begins after this. Idempotent; waits for nothing."""
+        if self._listening is not None:
+            self._listening.close()
+        self._owner._session.watches.unsubscribe(self.service, self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Subscription of {self.service} at {self._owner.url}>"
+
+
+class Registry:
+    """A registry that may fail: what it should know, it is told until it knows.
+
+    What is registered stays so through failures, restarts, wipes and expired leases of the engine,
+    until it is unregistered; each failed request is made again by the latest intent, without limit.
+
+    Args, errors: as `open_registry`; `backend` may also be a `RegistryBackend`, whose lease must
+    be the policy's.
+
+    Thread-safe; a context manager that closes. One that is dropped unclosed warns
+    (`ResourceWarning`) and goes on; at the interpreter's exit it does nothing, and its lease runs
+    out. In a forked child it is closed, and contacts nobody: open another there.
+    """
+
+    def __init__(
+        self,
+        backend: RegistryBackend | RegistryUrl | str,
+        *,
+        policy: RegistryPolicy | None = None,
+        timer: Timer | None = None,
+    ) -> None:
+        checked_timer(timer)
+        check_policy(policy)
+        opened, policy = _opened(backend, policy, timer)
+        timer = opened.settings.timer if timer is None else timer
+        snapshots = open_snapshot_file(opened.url, policy, timer=timer)
+        self.policy = policy
+        """How long it may believe in what, and how it is told again."""
+        self._handles: weakref.WeakValueDictionary[int, Registration] = (
+            weakref.WeakValueDictionary()
+        )
+        self._session = Session(opened, policy, timer=timer, snapshots=snapshots)
+
+    @property
+    def url(self) -> str:
+        """Where the registry is, without the password; its name in events."""
+        return self._session.name
+
+    @property
+    def up(self) -> bool:
+        """Whether the engine has answered when it was last asked; False before that."""
+        return self._session.up
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._session.closed
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """What is registered, or not withdrawn yet."""
+        return tuple(self._handle(entry) for entry in self._session.entries())
+
+    def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:
+        """Have an instance published, and kept so; the same `service` and `id` again: changed.
+
+        Args:
+            instance: The latest one given by its key is what counts.
+            wait: Seconds to wait until it is published. None: not at all; an engine that can't be
+                reached is then no error.
+
+        Raises:
+            NotPublished: Not within `wait`; its cause is the last error. It is tried on.
+            RegistryClosed: After `close()`.
+            TypeError: It is no `ServiceInstance`.
+        """
+        registration, wait_s = self._want(instance, wait)
+        if wait_s is not None and not registration.wait_published(wait_s):
+            raise registration._not_published(wait_s)
+        return registration
+
+    def unregister(
+        self, what: ServiceInstance | Registration, *, wait: Duration | None = None
+    ) -> None:
+        """Have it published no more; again, or of one that is gone: nothing happens.
+
+        Args:
+            what: What was registered; or any instance, as it was looked up: it is taken out if it
+                is still of the same `epoch`.
+            wait: Seconds to wait until the engine has said that it is gone. None: not at all.
+
+        Raises:
+            RegistryUnavailable: Not within `wait`; its cause is the last error. It is tried on.
+            RegistryClosed: After `close()`.
+            TypeError, ConfigurationError: It is neither; it is of another registry.
+        """
+        registration, wait_s = self._drop(what, wait)
+        if wait_s is not None and not registration._reaches(State.GONE, wait_s):
+            raise registration._not_withdrawn(wait_s)
+
+    def subscribe(
+        self, service: str, listener: Callable[[Snapshot], object] | None = None
+    ) -> Subscription:
+        """Follow the instances of a service.
+
+        Args:
+            service: Its name.
+            listener: Called as `listener(snapshot)` on a worker thread, first with what is known,
+                then at each change; one call at a time, only the latest. What it raises is an event
+                (`CallbackFailed`), and harms nothing.
+
+        Raises:
+            RegistryClosed: After `close()`.
+            TypeError, ConfigurationError: The name is none; the listener can't be called.
+        """
+        self._check_service(service, listener)
+        make = partial(Subscription, self, listener)
+        return self._session.watches.subscribe(service, make)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """As `subscription.close()`."""
+        subscription.close()
+
+    def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
+        """The instances of a service, now.
+
+        If it is subscribed to, this is what is known; else the engine is asked, for at most `wait`
+        seconds (None: the policy's `timeout`). If that fails: what it said last, or to an earlier
+        run (`source="cache"`).
+
+        Raises:
+            RegistryUnavailable: The engine can't be asked, and nothing is known. Never an empty
+                list in its place.
+            RegistryRefused: The engine will not answer, and nothing is known.
+            RegistryClosed: After `close()`.
+        """
+        known, wait_s = self._known(service, wait)
+        if known is not None:
+            return known
+        try:
+            return self._answer(self._session.look_up(service), wait_s)
+        except (RegistryUnavailable, RegistryRefused) as error:
+            return self._session.last(service, error)
+
+    def services(self) -> list[str]:
+        """The names of all services in the registry, in order; asks the engine.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: It can't be asked, or will not answer.
+            RegistryClosed: After `close()`.
+        """
+        names = self._answer(self._session.services(), self._timeout_s)
+        return list(names)
+
+    def close(self, timeout: Duration = 2.0) -> None:
+        """Withdraw what was published, and end: no thread, watch, timeout or connection is left.
+
+        One that takes its place in this process is to register after this: both have one `epoch`,
+        so a late withdrawal would take out the other's, until that renews.
+
+        Args:
+            timeout: Seconds to wait for that at most. If the engine answers later, or never, a
+                daemon thread sees to the rest: what can't be withdrawn is gone with the lease.
+
+        Idempotent; a later call waits for the first.
+        """
+        wait_s = checked_close(timeout)
+        try:
+            self._session.close().result(wait_s)
+        except TimeoutError:
+            self._session.abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "up" if self.up else "down"
+        registered = len(self._session.entries())
+        return f"<{type(self).__name__} {self.url}: {state}, {registered} registered>"
+
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None and not session.closed:
+            warnings.warn(
+                f"a registry of {self.url} was dropped and not closed: what it publishes stays "
+                "published until the program ends; use `with`, or call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+    def _handle(self, entry: RegistrationRecord) -> Registration:
+        known = self._handles.get(id(entry))
+        if known is None or known._entry is not entry:
+            known = self._handles[id(entry)] = Registration(self, entry)
+        return known
+
+    def _want(
+        self, instance: ServiceInstance, wait: Duration | None
+    ) -> tuple[Registration, float | None]:
+        """Take it on; and how many seconds are to be waited."""
+        wait_s = checked_wait(wait)
+        if not isinstance(instance, ServiceInstance):
+            raise TypeError(f"instance must be a ServiceInstance, not {instance!r}")
+        return self._handle(self._session.want(instance, hasty=wait is not None)), wait_s
+
+    def _drop(self, what: object, wait: Duration | None) -> tuple[Registration, float | None]:
+        """The same of what is to be withdrawn."""
+        wait_s = checked_wait(wait)
+        if isinstance(what, Registration):
+            if what._owner is not self:
+                raise ConfigurationError(f"{what!r} is of another registry, {what._owner!r}")
+            self._session.drop(what._entry, hasty=wait is not None)
+            return what, wait_s
+        if not isinstance(what, ServiceInstance):
+            raise TypeError(f"give a ServiceInstance or a Registration, not {what!r}")
+        return Registration(self, self._session.drop(what, hasty=wait is not None)), wait_s
+
+    def _check_service(self, service: str, listener: object = None) -> None:
+        """Check the arguments of those who want to see, and that it is open."""
+        ServiceInstance(service=service, host="checked", port=1)
+        if listener is not None and not callable(listener):
+            raise TypeError(f"a listener must be callable as listener(snapshot), not {listener!r}")
+        self._session.check_open()
+
+    def _known(self, service: str, wait: Duration | None) -> tuple[Snapshot | None, float]:
+        """What is known of a service that is subscribed to; and how long to wait for an answer."""
+        wait_s = checked_wait(wait)
+        self._check_service(service)
+        known = self._session.watches.known(service)
+        return known, self._timeout_s if wait_s is None else wait_s
+
+    @property
+    def _timeout_s(self) -> float:
+        return to_seconds(self._session.rules.timeout_ns)
+
+    def _answer(self, asked: Future[R], wait_s: float) -> R:
+        try:
+            return asked.result(wait_s)
+        except TimeoutError:
+            raise self._no_answer(wait_s) from None
+
+    def _no_answer(self, wait_s: float) -> RegistryUnavailable:
+        return RegistryUnavailable(f"{self.url} has not answered within {wait_s:g} s")
+
+
+def open_registry(
+    url: str | RegistryBackend, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
+) -> Registry:
+    """Open the registry of a URL; contacts nobody yet.
+
+    Args:
+        url: `memory://name`, `sqlite:///path`, `etcd://host:port`, `zookeeper://...`,
+            `redis://...`, `headless://host:port` (for reading), or of a backend of one's own; see
+            `rpcwheel.registry.url`. Or a backend, such as a `FlakyBackend` in tests.
+        policy: Lease, timeout, retries. None: the defaults of `RegistryPolicy`.
+        timer: Any rpcwheel timer; None takes `shared_timer()` when one is first needed.
+
+    Raises:
+        ConfigurationError: The URL makes no sense; the message says what does.
+        ExtraMissing: A package that the engine needs is not installed; it says which.
+        TypeError: An argument is of a wrong type.
+    """
+    return Registry(url, policy=policy, timer=timer)
+
+
+def check_policy(policy: object) -> None:
+    """Raise `TypeError` if it is neither a `RegistryPolicy` nor None."""
+    if policy is not None and not isinstance(policy, RegistryPolicy):
+        raise TypeError(f"policy must be a RegistryPolicy or None, not {policy!r}")
+
+
+def _opened(
+    backend: object, policy: RegistryPolicy | None, timer: Timer | None
+) -> tuple[RegistryBackend, RegistryPolicy]:
+    """The backend, and the policy it is to keep."""
+    if isinstance(backend, RegistryBackend):
+        lease_s = backend.settings.lease_s
+        if policy is None:
+            return backend, RegistryPolicy(lease_ttl=lease_s, timeout=backend.settings.timeout_s)
+        if to_ns(lease_s) != to_ns(policy.lease_ttl):
+            raise ConfigurationError(
+                f"the backend was made for a lease of {lease_s:g} s, the policy has "
+                f"{to_seconds(to_ns(policy.lease_ttl)):g} s; give both the same"
+            )
+        return backend, policy
+    if not isinstance(backend, (str, RegistryUrl)):
+        raise TypeError(
+            f"give a URL such as 'etcd://127.0.0.1:2379', or a RegistryBackend; not {backend!r}"
+        )
+    url = parse_url(backend) if isinstance(backend, str) else backend
+    policy = RegistryPolicy() if policy is None else policy
+    lease_s, timeout_s = (to_seconds(to_ns(time)) for time in (policy.lease_ttl, policy.timeout))
+    return open_backend(url, Settings(lease_s, timeout_s, timer)), policy
+
+
+def checked_wait(wait: Duration | None, what: str = "wait") -> float | None:
+    """In seconds; None stays None.
+
+    Raises:
+        TypeError: Neither seconds nor a timedelta nor None.
+        ConfigurationError: NaN or negative.
+    """
+    if wait is None:
+        return None
+    wait_ns = to_ns(wait, what=what)
+    if wait_ns < 0:
+        raise ConfigurationError(f"{what} must be 0 or more seconds, or None; not {wait!r}")
+    return min(to_seconds(wait_ns), threading.TIMEOUT_MAX)
+
+
+def _with_cause(
+    kind: type[RegistryError], done: str, session: Session, entry: RegistrationRecord, wait_s: float
+) -> RegistryError:
+    name = "/".join(entry.instance.key)
+    cause = entry.error or session.error
+    why = "" if cause is None else f": {cause}"
+    if session.closed:
+        error: RegistryError = RegistryClosed(
+            f"{session.name} was closed before {name} was {done} it{why}"
+        )
+    else:
+        error = kind(
+            f"{name} was not {done} {session.name} within {wait_s:g} s; it is tried on{why}"
+        )
+    error.__cause__ = cause
+    return error
+
+
+def checked_close(timeout: Duration) -> float:
+    """How long `close` may take, in seconds."""
+    return min(to_seconds(positive_ns(timeout, what="timeout")), threading.TIMEOUT_MAX)

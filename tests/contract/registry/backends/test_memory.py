@@ -1,0 +1,136 @@
+"""The registry of one process: the contract, and its leases by a clock that is moved by hand."""
+
+import contextlib
+import gc
+import os
+
+import pytest
+
+from fixtures.engine_watchers import RecordingWatcher
+from fixtures.timers import run_threads
+from fixtures.waiting import wait_until
+from rpcwheel.errors import ConfigurationError, RegistryUnavailable
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import check_backend
+from rpcwheel.timer import ManualTimer
+
+LEASE = 6.0
+SERVICE = "shop.Orders"
+ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
+TWO = ServiceInstance(service=SERVICE, host="10.0.0.2", port=1)
+
+
+@pytest.fixture
+def opened(timer):
+    """Open backends on one engine; closed in the end."""
+    made = []
+
+    def opened(url="memory://test", timer=timer):
+        made.append(open_backend(url, Settings(LEASE, 1.0, timer)))
+        return made[-1]
+
+    yield opened
+    for backend in made:
+        backend.close()
+
+
+def test_it_keeps_the_backend_contract(opened):
+    check_backend(opened)
+
+
+def test_without_a_timer_leases_end_by_the_shared_one():
+    with contextlib.closing(open_backend("memory://real", Settings(0.1, 1.0))) as backend:
+        backend.publish([ONE])
+        assert wait_until(lambda: not backend.lookup(SERVICE).records)
+
+
+def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened, timer):
+    backend, other = opened(), opened()
+    other.watch(SERVICE, witness := RecordingWatcher())
+    backend.publish([ONE, TWO])
+    both = {ONE.id, TWO.id}
+    timer.advance(LEASE - 0.01)
+    assert witness.news == [set(), both]
+    timer.advance(0.02)
+    assert witness.news == [set(), both, set()]
+    assert backend.renew([ONE]) == {ONE.key: "lease"}
+    assert other.services() == []
+    backend.publish([ONE])
+    for _ in range(3):
+        assert backend.renew([ONE]) == {}
+        assert witness.has_seen(ONE)
+        timer.advance(LEASE - 0.01)
+
+
+def test_one_timeout_waits_for_all_leases_and_none_once_they_are_over(opened, timer):
+    backend = opened()
+    for _ in range(3):
+        backend.publish([ONE, TWO])
+        backend.renew([ONE, TWO])
+        timer.advance(1)
+    assert timer.pending == 1
+    timer.advance(3 * LEASE)
+    assert timer.pending == 0
+    backend.publish([ONE])
+    backend.close()
+    assert timer.pending == 0
+
+
+def test_each_name_and_each_namespace_is_a_registry_of_its_own(opened):
+    backend = opened()
+    backend.publish([ONE])
+    for url in ("memory://", "memory://other", "memory://test?namespace=other"):
+        assert opened(url).services() == []
+    assert opened().services() == [SERVICE]
+
+
+def test_a_timer_that_is_stopped_makes_the_registry_unavailable(opened):
+    backend = opened(timer=(stopped := ManualTimer()))
+    stopped.stop()
+    with pytest.raises(RegistryUnavailable, match="no timeout for the lease"):
+        backend.publish([ONE])
+    assert backend.services() == []
+
+
+def test_many_threads_may_use_it_at_once(opened):
+    backends = [opened() for _ in range(4)]
+    instances = [ONE.changed(id=str(number)) for number in range(4)]
+
+    def work(number):
+        for _ in range(200):
+            backends[number].publish([instances[number]])
+            assert backends[number].renew([instances[number]]) == {}
+            backends[number].withdraw([instances[number]])
+
+    run_threads(*[lambda number=number: work(number) for number in range(4)])
+    assert backends[0].services() == []
+
+
+def test_a_url_with_more_than_a_name_is_refused():
+    for url in ("memory://a,b", "memory://a:1", "memory://u:p@a", "memory://a?poll=1"):
+        with pytest.raises(ConfigurationError):
+            open_backend(url, Settings(LEASE, 1.0))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_begins_with_nothing_and_leaves_its_parents_instances(opened):
+    backend = opened()
+    backend.publish([ONE])
+    gc.disable()  # nothing of gRPC's must be destroyed in the child
+    try:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                found = backend.renew([ONE]), backend.lookup(SERVICE).records
+                backend.publish([ONE])
+                backend.close()
+                code = 0 if found == ({ONE.key: "missing"}, {}) else 2
+            finally:
+                os._exit(code)
+    finally:
+        gc.enable()
+    assert os.waitpid(child, 0)[1] == 0
+    assert backend.renew([ONE]) == {}

@@ -1,0 +1,429 @@
+"""The registry in a file: the contract, leases, watches, and whatever becomes of the file."""
+
+import gc
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fixtures.engine_watchers import RecordingWatcher
+from fixtures.timers import hasty_threads, run_threads  # noqa: F401 - a fixture
+from fixtures.waiting import wait_until
+from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import check_backend
+from rpcwheel.timer import WheelTimer
+
+LEASE = 1.0
+"""Seconds of a lease where time moves by hand; else none ends within a test."""
+
+SERVICE = "shop.Orders"
+ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
+TWO = ServiceInstance(service=SERVICE, host="10.0.0.2", port=1)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "registry.db"
+
+
+@pytest.fixture
+def opened(path):
+    """Open backends on one file; closed in the end. Leases end where time moves by hand."""
+    made = []
+
+    def opened(query="", *, at=path, timer=None, timeout=60.0, lease=None):
+        settings = Settings(lease or (3600.0 if timer is None else LEASE), timeout, timer)
+        made.append(open_backend(f"sqlite://{at}{query}", settings))
+        return made[-1]
+
+    yield opened
+    for backend in made:
+        backend.close()
+
+
+def keep(backend, weight):
+    """Publish an instance with this weight."""
+    backend.publish([ONE.changed(weight=weight)])
+
+
+def find(backend):
+    """The weight that was published last."""
+    (record,) = backend.lookup(SERVICE).records.values()
+    return ServiceInstance.decoded(record).weight
+
+
+def test_it_keeps_the_backend_contract(opened, timer):
+    check_backend(lambda: opened(timer=timer))
+
+
+# Leases
+
+
+def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened, timer):
+    backend, other = opened(timer=timer), opened(timer=timer)
+    backend.publish([ONE])
+    timer.advance(LEASE - 0.01)
+    assert other.lookup(SERVICE).records
+    timer.advance(0.01)
+    assert not other.lookup(SERVICE).records
+    assert other.services() == []
+    assert backend.renew([ONE]) == backend.renew([ONE]) == {ONE.key: "lease"}
+    backend.publish([TWO])
+    assert backend.renew([ONE, TWO]) == {ONE.key: "missing"}
+    assert list(other.lookup(SERVICE).records) == [TWO.id]
+
+
+def test_a_watcher_is_told_of_the_end_of_a_lease_though_nobody_writes(opened, timer):
+    backend, other = opened(timer=timer), opened(timer=timer, lease=3600.0)
+    backend.publish([ONE])
+    other.watch(SERVICE, witness := RecordingWatcher())
+    assert witness.sees(ONE)
+    assert wait_until(lambda: timer.advance(0.05) >= 0 and witness.has_seen())
+    assert timer.now < 3600  # before anybody looks without a reason
+
+
+def test_a_lease_from_before_a_reboot_is_over(opened, path, timer):
+    """The monotonic clock begins anew: its end is then further ahead than it is long."""
+    timer.advance(1000)
+    before = opened(timer=timer)
+    before.publish([ONE])
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE lease SET ends_ns = ends_ns + 1000000000000")
+    assert opened(timer=timer).services() == []
+    assert before.renew([ONE]) == {ONE.key: "lease"}
+
+
+def test_a_renewal_removes_leases_that_are_over(opened, path, timer):
+    opened(timer=timer).publish([ONE])
+    living = opened(timer=timer)
+    living.publish([TWO.changed(service="other")])
+    for _ in range(2):
+        timer.advance(LEASE / 2)
+        living.renew([])
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT id FROM instance").fetchall() == [(TWO.id,)]
+        assert db.execute("SELECT count(*) FROM lease").fetchall() == [(1,)]
+
+
+def test_a_lease_that_is_renewed_while_a_lookup_waits_is_alive(opened, path):
+    backend, other = opened(), opened()
+    backend.publish([ONE])
+    other.services()  # it is open
+    found = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        looks = threading.Thread(
+            target=lambda: found.extend((other.lookup(SERVICE).records, other.services()))
+        )
+        looks.start()
+        time.sleep(0.05)  # most likely it waits for the file by now
+        ends_ns = time.monotonic_ns() + 3600 * 10**9
+        db.execute("UPDATE lease SET ends_ns = ?", (ends_ns,))
+        db.execute("COMMIT")
+        looks.join()
+    assert found == [{ONE.id: ONE.encoded()}, [SERVICE]]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_a_lease_of_its_own(opened):
+    backend = opened()
+    backend.publish([ONE])
+    gc.disable()  # nothing of gRPC's must be destroyed in the child
+    try:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                lost = backend.renew([ONE])
+                backend.publish([TWO])
+                found = list(backend.lookup(SERVICE).records)
+                backend.close()
+                code = 0 if (lost, found) == ({ONE.key: "lease"}, [ONE.id, TWO.id]) else 2
+            finally:
+                os._exit(code)
+    finally:
+        gc.enable()
+    assert os.waitpid(child, 0)[1] == 0
+    assert backend.renew([ONE]) == {}
+    assert list(backend.lookup(SERVICE).records) == [ONE.id]
+
+
+# Watches
+
+
+def test_polls_come_as_often_as_the_url_says(opened, timer):
+    opened("?poll=0.5", timer=timer).watch(SERVICE, witness := RecordingWatcher())
+    assert witness.sees()
+    assert wait_until(lambda: timer.pending == 2)  # the poll, and the look without reason
+    opened(timer=timer).publish([ONE])
+    timer.advance(0.49)
+    assert witness.has_seen()
+    timer.advance(0.02)
+    assert witness.sees(ONE)
+
+
+def test_polls_go_on_after_the_directory_was_missing(opened, path):
+    directory = path.parent / "run"
+    directory.mkdir()
+    one, two = opened(at=directory / "registry.db"), opened(at=directory / "registry.db")
+    one.publish([ONE])
+    two.watch(SERVICE, witness := RecordingWatcher())
+    assert witness.sees(ONE)
+    directory.rename(path.parent / "away")
+    directory.touch()
+    assert witness.doubts()
+    directory.unlink()
+    (path.parent / "away").rename(directory)
+    one.publish([TWO])
+    assert witness.sees(ONE, TWO)
+    one.withdraw([ONE])
+    assert witness.sees(TWO)
+
+
+def test_a_timer_that_is_full_does_not_end_a_watch(opened, events):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        publisher, other = opened(), opened(lease=3600.0, timer=timer)
+        other.watch(SERVICE, witness := RecordingWatcher())
+        assert witness.sees()
+        publisher.publish([ONE])
+        assert witness.sees(ONE)
+        publisher.publish([TWO])
+        assert witness.sees(ONE, TWO)
+        other.close()
+    assert wait_until(lambda: any(isinstance(event, RegistryFailed) for event in events))
+
+
+# What is in the file
+
+
+def test_namespaces_do_not_see_each_other(opened):
+    opened().publish([ONE])
+    other = opened("?namespace=other")
+    assert other.services() == []
+    other.publish([TWO])
+    assert list(opened().lookup(SERVICE).records) == [ONE.id]
+
+
+def test_foreign_records_are_given_as_they_are_and_hide_nothing(opened, path):
+    backend = opened()
+    backend.publish([ONE])
+    with closing(sqlite3.connect(path)) as db, db:
+        (lease,) = db.execute("SELECT id FROM lease").fetchone()
+        for number, data in enumerate(["text", None, 5, b"\xff"]):
+            row = ("rpcwheel", SERVICE, f"bad{number}", data, "", lease)
+            db.execute("INSERT INTO instance VALUES (?, ?, ?, ?, ?, ?)", row)
+        no_text = "INSERT INTO instance VALUES ('rpcwheel', ?, CAST(x'ff41' AS TEXT), 1, 1, ?)"
+        db.execute(no_text, (SERVICE, lease))
+    records = backend.lookup(SERVICE).records
+    assert records[ONE.id] == ONE.encoded()
+    assert [records[f"bad{number}"] for number in range(4)] == [b"text", b"None", b"5", b"\xff"]
+    assert len(records) == 6
+
+
+def test_options_that_make_no_sense_are_refused():
+    for query in ("?pol=1", "?poll=0", "?tls=1"):
+        with pytest.raises(ConfigurationError):
+            open_backend(f"sqlite:///run/a.db{query}", Settings(LEASE, 1.0))
+
+
+# The file
+
+
+def test_the_file_is_made_at_its_first_use_and_nothing_else_beside_it(opened, path):
+    backend = opened(timeout=0.0)
+    assert not path.exists()
+    keep(backend, 1)
+    assert find(opened()) == 1
+    assert [one.name for one in path.parent.iterdir()] == ["registry.db"]
+
+
+def test_its_path_may_begin_at_home_or_in_the_working_directory(opened, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keep(opened(at="~/home.db"), 1)
+    monkeypatch.chdir(tmp_path)
+    keep(opened(at="./here.db"), 1)
+    assert {"home.db", "here.db"} <= {one.name for one in tmp_path.iterdir()}
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_many_that_make_the_file_at_once_make_one(opened, path):
+    for _ in range(5):
+        path.unlink(missing_ok=True)
+        backends = [opened() for _ in range(8)]
+        run_threads(
+            *(
+                lambda one=one, number=number: one.publish([ONE.changed(id=str(number))])
+                for number, one in enumerate(backends)
+            )
+        )
+        assert sorted(opened().lookup(SERVICE).records) == sorted(map(str, range(8)))
+
+
+def test_a_lock_of_others_is_waited_for_as_long_as_the_timeout(opened, path):
+    patient, hasty = opened(), opened(timeout=0.05)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")  # the file is still to be made
+    with pytest.raises(RegistryUnavailable, match="another process has locked it"):
+        keep(hasty, 1)
+    other.execute("ROLLBACK")
+    keep(patient, 0)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(RegistryUnavailable, match=r"another process has locked it .* 0.05 s"):
+        keep(hasty, 1)
+    assert find(hasty) == 0  # a lookup is not held up
+    unlocking = threading.Timer(0.05, other.close)
+    unlocking.start()
+    keep(patient, 2)
+    unlocking.join()
+    assert find(patient) == 2
+
+
+def test_another_file_in_its_place_is_used(opened, path, tmp_path):
+    one, other, second = opened(), opened(), opened(at=tmp_path / "second.db")
+    keep(one, 1)
+    assert find(other) == 1
+    path.unlink()
+    assert one.renew([ONE]) == {ONE.key: "wiped"}
+    keep(one, 2)
+    assert find(other) == 2
+    keep(second, 3)
+    shutil.move(tmp_path / "second.db", path)
+    assert find(one) == find(other) == 3
+
+
+def test_a_watcher_is_told_to_doubt_another_file_in_its_place(opened, path):
+    backend, other = opened(), opened()
+    keep(backend, 1)
+    other.watch(SERVICE, witness := RecordingWatcher())
+    assert witness.sees(ONE)
+    path.unlink()
+    backend.publish([ONE, TWO])
+    assert witness.sees(ONE, TWO)
+    assert any("another file is in its place" in news for news in witness.news)
+
+
+def test_a_database_of_something_else_or_of_another_version_is_refused(opened, path):
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE invoices (id)")
+    before = path.read_bytes()
+    with pytest.raises(RegistryRefused, match="is a database of something else"):
+        keep(opened(), 1)
+    assert path.read_bytes() == before
+    path.unlink()
+    keep(opened(), 1)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA user_version = 2")
+    with pytest.raises(RegistryRefused, match="made by another version of rpcwheel"):
+        keep(opened(), 1)
+
+
+def test_a_file_that_is_no_database_is_told_and_mended_by_moving_it_away(opened, path):
+    backend = opened()
+    path.write_bytes(b"hello, world" * 1000)
+    with pytest.raises(RegistryUnavailable, match="move it away, and another is made"):
+        keep(backend, 1)
+    path.rename(path.with_name("away"))
+    keep(backend, 1)
+    assert find(backend) == 1
+
+
+def damage(path, backend):
+    keep(backend, 1)
+    with path.open("r+b") as raw:
+        raw.seek(200)
+        raw.write(b"?" * (path.stat().st_size - 200))
+
+
+def test_a_registry_that_is_damaged_is_made_anew_if_it_may_be_deleted(opened, path, monkeypatch):
+    def forbidden(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    backend = opened()
+    damage(path, backend)
+    with monkeypatch.context() as rights:
+        rights.setattr(Path, "unlink", forbidden)
+        with pytest.raises(RegistryRefused, match="damaged, and this user may not delete it"):
+            keep(opened(), 2)
+    with pytest.raises(RegistryUnavailable, match="it was damaged, and is made anew"):
+        keep(opened(), 2)
+    keep(backend, 3)
+    assert find(backend) == find(opened()) == 3
+
+
+def test_a_missing_directory_is_unavailable_until_it_comes(opened, tmp_path):
+    backend = opened(at=tmp_path / "later" / "registry.db")
+    with pytest.raises(RegistryUnavailable, match=r"there is no directory .*later"):
+        keep(backend, 1)
+    (tmp_path / "later").mkdir()
+    keep(backend, 1)
+    with pytest.raises(RegistryUnavailable, match="it is a directory"):
+        keep(opened(at=tmp_path), 1)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_file_that_the_user_may_not_write_is_refused(opened):
+    place = Path(tempfile.mkdtemp())  # pytest's are for nobody else to enter
+    place.chmod(0o755)
+    path = place / "registry.db"
+    keep(first := opened(at=path), 1)
+    first.close()
+    path.chmod(0o644)
+    gc.disable()  # nothing of gRPC's must be destroyed in the child
+    try:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.setuid(65534)
+                keep(opened(at=path), 2)
+            except RegistryRefused as error:
+                code = 0 if "may not write it" in str(error) else 2
+            finally:
+                os._exit(code)
+    finally:
+        gc.enable()
+    code = os.waitpid(child, 0)[1]
+    shutil.rmtree(place)
+    assert code == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_harms_nothing_and_is_over_when_there_is_room(opened, small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 60_000)
+    backend = opened(at=small_disk / "registry.db")
+    keep(backend, 1)
+    big = [
+        TWO.changed(id=str(number), metadata={f"k{n}": "y" * 1000 for n in range(8)})
+        for number in range(20)
+    ]
+    with pytest.raises(RegistryUnavailable, match="the disk is full"):
+        backend.publish(big)
+    assert find(backend) == 1
+    ballast.unlink()
+    backend.publish(big)
+    assert len(backend.lookup(SERVICE).records) == 21

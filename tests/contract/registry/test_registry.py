@@ -1,0 +1,616 @@
+"""A registry: what users are given, told and refused, also while the engine fails."""
+
+import gc
+import json
+import random
+import threading
+import warnings
+
+import pytest
+
+from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import (
+    ConfigurationError,
+    InstanceIdConflict,
+    NotPublished,
+    RegistryClosed,
+    RegistryRefused,
+    RegistryUnavailable,
+)
+from rpcwheel.observe import (
+    CallbackFailed,
+    InstancePublished,
+    RecordSkipped,
+    RegistryFailed,
+    add_sink,
+    remove_sink,
+)
+from rpcwheel.registry import Registry, RegistryPolicy, open_registry
+from rpcwheel.registry.backend import View
+
+
+@pytest.fixture
+def registry(backend, timer):
+    with Registry(backend, policy=POLICY.changed(snapshot=False)) as registry:
+        yield registry
+        backend.up()
+    assert timer.pending == 0
+
+
+def advance_until(timer, condition):
+    """Let time pass until it is true."""
+    return wait_until(lambda: timer.advance(0.02) >= 0 and condition())
+
+
+def requests(backend, method):
+    return sum(name == method for name, _ in backend.requests)
+
+
+def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registry):
+    registration = registry.register(instance(), wait=WAIT_S)
+    assert (registration.state, registration.error) == ("PUBLISHED", None)
+    assert registry.lookup("shop.Orders").instances == (instance(),)
+    registration.update(weight=7, status="DRAINING", metadata={"zone": "a"}, group="g")
+    assert registration.wait_published(WAIT_S)
+    found = registry.lookup("shop.Orders").instances[0]
+    assert (found.weight, found.status, found.metadata, found.group) == (
+        7,
+        "DRAINING",
+        {"zone": "a"},
+        "g",
+    )
+    assert registry.services() == ["shop.Orders"]
+    registration.unregister(wait=float("inf"))
+    assert registration.state == "GONE"
+    empty = registry.lookup("shop.Orders")
+    assert (empty.instances, empty.source) == ((), "live")
+
+
+def test_a_key_has_one_registration_until_it_is_unregistered(registry):
+    first = registry.register(instance())
+    assert registry.register(instance(weight=3), wait=float("inf")) is first
+    assert (registry.registrations, first.instance.weight) == ((first,), 3)
+    registry.unregister(first, wait=WAIT_S)
+    second = registry.register(instance(), wait=WAIT_S)
+    first.unregister(wait=WAIT_S)
+    assert (first.state, second.state) == ("GONE", "PUBLISHED")
+
+
+def test_an_instance_that_was_looked_up_can_be_withdrawn_by_anybody(registry, backend, timer):
+    registry.register(instance(), wait=WAIT_S)
+    with Registry(flaky(timer, str(backend.url).partition("//")[2])) as other:
+        other.unregister(other.lookup("shop.Orders").instances[0], wait=WAIT_S)
+        assert other.lookup("shop.Orders").instances == ()
+        assert not other.registrations
+
+
+def test_an_engine_that_is_down_is_an_error_only_for_who_waits(registry, backend):
+    backend.down("the cable is cut")
+    registration = registry.register(instance())
+    assert wait_until(lambda: registration.error)
+    with pytest.raises(NotPublished, match=r"not published at memory://.* within 0.05 s") as raised:
+        registry.register(instance(), wait=0.05)
+    assert isinstance(raised.value.__cause__, RegistryUnavailable)
+    assert (registration.state, registry.up) == ("PENDING", False)
+    with pytest.raises(RegistryUnavailable, match="not withdrawn") as raised:
+        registration.unregister(wait=0.05)
+    assert isinstance(raised.value.__cause__, RegistryUnavailable)
+    assert registration.state == "WITHDRAWING"
+
+
+def register(registry):
+    registry.register(instance(), wait=WAIT_S)
+
+
+def unregister(registry):
+    registry.unregister(instance(2), wait=WAIT_S)
+
+
+IN_VAIN = {
+    "closed": (
+        register,
+        Registry.close,
+        RegistryClosed,
+        r"was closed before shop\.Orders/",
+    ),
+    "unregistered": (
+        register,
+        lambda registry: registry.unregister(instance()),
+        NotPublished,
+        "unregistered meanwhile",
+    ),
+    "registered again": (
+        unregister,
+        lambda registry: registry.register(instance(2)),
+        RegistryUnavailable,
+        "registered again meanwhile",
+    ),
+}
+
+
+@pytest.mark.parametrize("meanwhile", IN_VAIN)
+def test_the_error_of_a_wait_in_vain_says_what_came_between(registry, backend, meanwhile):
+    ask, change, error, said = IN_VAIN[meanwhile]
+    registry.register(instance(2), wait=WAIT_S)
+    backend.down()
+
+    def come_between():
+        assert wait_until(lambda: len(backend.requests) > 1)
+        change(registry)
+
+    between = threading.Thread(target=come_between)
+    between.start()
+    with pytest.raises(error, match=said):
+        ask(registry)
+    between.join(WAIT_S)
+
+
+def test_unregistering_an_instance_of_an_earlier_process_leaves_ours(registry):
+    ours = registry.register(instance(), wait=WAIT_S)
+    registry.unregister(instance(epoch="before"), wait=WAIT_S)
+    assert ours.state == "PUBLISHED"
+    assert registry.lookup("shop.Orders").instances == (instance(),)
+
+
+# Lookup
+
+
+def test_a_lookup_that_fails_gives_what_was_known_last_or_raises_but_never_an_empty_list(
+    registry, backend
+):
+    registry.register(instance(), wait=WAIT_S)
+    live = registry.lookup("shop.Orders")
+    for fails, error in ((backend.down, RegistryUnavailable), (backend.refuse, RegistryRefused)):
+        fails()
+        last = registry.lookup("shop.Orders")
+        assert (last.instances, last.source) == (live.instances, "cache")
+        for asks in (lambda: registry.lookup("never.Seen"), registry.services):
+            with pytest.raises(error):
+                asks()
+
+
+def test_a_lookup_waits_no_longer_than_it_is_told(timer):
+    backend = flaky(timer)
+    with Registry(backend) as registry:
+        registry.register(instance(), wait=WAIT_S)
+        registry.lookup("shop.Orders")
+        backend.freeze()
+        assert registry.lookup("shop.Orders", wait=0.01).source == "cache"
+        with pytest.raises(RegistryUnavailable, match=r"within 0\.01 s"):
+            registry.lookup("never.Seen", wait=0.01)
+        backend.up()
+
+
+def test_lookups_of_one_service_share_a_request(registry, backend):
+    backend.freeze()
+    threads = [threading.Thread(target=registry.lookup, args=("shop.Orders",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert wait_until(lambda: backend.requests)
+    backend.up()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert requests(backend, "lookup") < 8
+
+
+def test_a_lookup_does_not_believe_at_once_an_engine_that_has_lost_its_memory(
+    registry, backend, timer
+):
+    beside = flaky(timer, backend.url.hosts[0][0])
+    beside.publish([instance(port) for port in (1, 2, 3, 4)])
+    assert len(registry.lookup("shop.Orders").instances) == 4
+    beside.close()
+    lost = registry.lookup("shop.Orders")
+    assert (len(lost.instances), len(lost.stale), lost.source) == (4, 4, "stale")
+    timer.advance(12)  # `hold`
+    gone = registry.lookup("shop.Orders")
+    assert (gone.instances, gone.source) == ((), "live")
+
+
+def test_a_record_that_cannot_be_read_is_skipped_and_if_none_can_it_is_no_empty_list(
+    registry, backend, monkeypatch, events
+):
+    records = {instance().id: instance().encoded(), "b": b"rubbish"}
+    monkeypatch.setattr(backend, "lookup", lambda _: View(records))
+    for _ in range(3):
+        assert registry.lookup("shop.Orders").instances == (instance(),)
+    assert wait_until(lambda: any(isinstance(one, RecordSkipped) for one in events))
+    monkeypatch.setattr(backend, "lookup", lambda _: View({"a": b"rubbish"}))
+    with pytest.raises(RegistryUnavailable, match=r"none of the records of other\.Service"):
+        registry.lookup("other.Service")
+
+
+def test_a_record_whose_host_is_no_host_is_skipped_and_reported(
+    registry, backend, monkeypatch, events
+):
+    bad = json.loads(instance(2).encoded()) | {"host": "unix:/run/shop.sock", "id": "b"}
+    records = {instance().id: instance().encoded(), "b": json.dumps(bad).encode()}
+    monkeypatch.setattr(backend, "lookup", lambda _: View(records))
+    assert registry.lookup("shop.Orders").instances == (instance(),)
+    assert wait_until(lambda: any(isinstance(one, RecordSkipped) for one in events))
+    (skipped,) = (one for one in events if isinstance(one, RecordSkipped))
+    assert skipped.key == "b"
+    assert "DNS name or an IP address" in str(skipped.error)
+
+
+# Subscriptions
+
+
+def test_a_subscriber_is_told_what_is_known_and_each_change(registry):
+    told = []
+    with registry.subscribe("shop.Orders", told.append) as subscription:
+        assert subscription.wait(WAIT_S).instances == ()
+        registry.register(instance(), wait=WAIT_S)
+        assert wait_until(lambda: told and told[-1].instances == (instance(),))
+        assert subscription.snapshot.instances == registry.lookup("shop.Orders").instances
+
+
+def test_one_watch_serves_all_subscribers_of_a_service_until_the_last_has_gone(registry, backend):
+    subscriptions = [registry.subscribe("shop.Orders") for _ in range(3)]
+    assert subscriptions[0].wait(WAIT_S) == subscriptions[2].wait(WAIT_S)
+    assert [method for method, _ in backend.requests] == ["watch"]
+    for subscription in subscriptions[:2]:
+        registry.unsubscribe(subscription)
+    registry.register(instance(), wait=WAIT_S)
+    assert wait_until(lambda: subscriptions[2].snapshot.instances)
+    subscriptions[2].close()
+    subscriptions[2].close()
+    told = []
+    with registry.subscribe("shop.Orders", told.append) as again:
+        assert again.wait(WAIT_S).instances == (instance(),)
+
+
+def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry, events):
+    calls = []
+
+    def listener(snapshot):
+        calls.append(snapshot)
+        raise ZeroDivisionError
+
+    with registry.subscribe("shop.Orders", listener):
+        assert wait_until(lambda: calls)
+        registry.register(instance(), wait=WAIT_S)
+        assert wait_until(lambda: len(calls) == 2)
+        assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
+
+
+def test_a_listener_that_hangs_holds_up_nobody_and_then_gets_the_last_snapshot(registry):
+    goes_on, slow, quick = threading.Event(), [], []
+
+    def hang(snapshot):
+        slow.append(len(snapshot.instances))
+        goes_on.wait()
+
+    with (
+        registry.subscribe("shop.Orders", hang),
+        registry.subscribe("shop.Orders", lambda snapshot: quick.append(len(snapshot.instances))),
+    ):
+        assert wait_until(lambda: slow == [0])
+        for port in range(1, 6):
+            registry.register(instance(port), wait=WAIT_S)
+            assert wait_until(lambda: quick[-1:] == [port])  # noqa: B023
+        goes_on.set()
+        assert wait_until(lambda: slow == [0, 5])
+
+
+def test_a_subscription_that_is_closed_calls_its_listener_no_more(registry):
+    told, others = [], []
+    with registry.subscribe("shop.Orders", others.append):
+        subscription = registry.subscribe("shop.Orders", told.append)
+        subscription.wait(WAIT_S)
+        assert wait_until(lambda: told)
+        subscription.close()
+        registry.register(instance(), wait=WAIT_S)
+        assert wait_until(lambda: others and others[-1].instances)
+    assert len(told) == 1
+
+
+def test_instances_that_vanish_after_contact_was_lost_are_held_for_a_while(
+    registry, backend, timer
+):
+    beside = flaky(timer, backend.url.hosts[0][0])
+    beside.publish([instance(1), instance(2)])
+    with registry.subscribe("shop.Orders") as subscription:
+        assert len(subscription.wait(WAIT_S).instances) == 2
+        backend.down()
+        beside.withdraw([instance(2)])
+        backend.up()
+        assert wait_until(lambda: subscription.snapshot.stale == {instance(2).id})
+        assert subscription.snapshot.source == "stale"
+        assert wait_until(
+            lambda: (
+                timer.advance(0.1) >= 0
+                and not beside.renew([instance(1)])
+                and subscription.snapshot.instances == (instance(1),)
+            )
+        )
+        assert subscription.snapshot.source == "live"
+    beside.close()
+
+
+def test_nothing_known_in_time_is_an_error(registry, backend):
+    backend.freeze()
+    with registry.subscribe("shop.Orders") as subscription:
+        assert subscription.snapshot is None
+        with pytest.raises(NotPublished, match="nothing is known"):
+            subscription.wait(0.02)
+    with pytest.raises(NotPublished):
+        subscription.wait(WAIT_S)
+
+
+# The end
+
+
+def test_closing_withdraws_ends_subscriptions_and_refuses_what_comes_later(backend, timer):
+    registry = Registry(backend, policy=POLICY.changed(snapshot=False))
+    registration = registry.register(instance(), wait=WAIT_S)
+    subscription = registry.subscribe("shop.Orders", lambda _: None)
+    registry.close(WAIT_S)
+    registry.close(WAIT_S)
+    assert (registration.state, registry.closed, held(backend)) == ("GONE", True, [])
+    assert timer.pending == 0
+    for late in (
+        lambda: registry.register(instance()),
+        lambda: registry.unregister(instance()),
+        lambda: registry.lookup("shop.Orders"),
+        lambda: registry.subscribe("shop.Orders"),
+        lambda: registration.update(weight=1),
+        registry.services,
+    ):
+        with pytest.raises(RegistryClosed, match="was closed"):
+            late()
+    registration.unregister()
+    subscription.close()
+    assert registration.wait_published() is False
+
+
+def test_closing_returns_in_time_though_the_engine_is_frozen(timer):
+    backend = flaky(timer)
+    registry = Registry(backend)
+    registry.register(instance(), wait=WAIT_S)
+    registry.subscribe("shop.Orders").wait(WAIT_S)
+    backend.freeze()
+    registry.close(0.1)
+    assert wait_until(lambda: timer.pending == 0)
+
+
+def test_closing_returns_in_time_even_if_the_backend_hangs_for_good(timer):
+    let_go = threading.Event()
+    backend = Hanging(flaky(timer).inner, let_go)
+    registry = Registry(backend)
+    registry.register(instance())
+    assert wait_until(lambda: backend.hanging)
+    registry.close(0.1)
+    let_go.set()
+    assert wait_until(lambda: timer.pending == 0)
+
+
+def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(timer):
+    let_go = threading.Event()
+    backend = Hanging(flaky(timer).inner, let_go)
+    registry = Registry(backend)
+    registry.register(instance())
+    assert wait_until(lambda: backend.hanging)
+    closing = threading.Thread(target=registry.close, args=(WAIT_S,))
+    closing.start()
+    assert wait_until(lambda: registry.closed)
+    let_go.set()
+    closing.join(WAIT_S)
+    assert held(backend) == []
+    assert [method for method, _ in backend.requests] == ["publish", "withdraw"]
+
+
+def test_a_registry_that_is_dropped_unclosed_warns(timer):
+    backend = flaky(timer)
+    registry = Registry(backend)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        del registry
+        gc.collect()
+    assert any("was dropped and not closed" in str(one.message) for one in said)
+    backend.close()
+
+
+# While the engine fails
+
+
+def test_an_instance_stays_published_as_long_as_it_is_registered(registry, backend, timer):
+    registry.register(instance(), wait=WAIT_S)
+    for number in range(1, 6):
+        assert wait_until(lambda: timer.pending == 2)  # the end of the lease, and the renewal
+        timer.advance(2.2)
+        assert wait_until(lambda: requests(backend, "renew") == number)  # noqa: B023
+    assert held(backend) == ["10.0.0.1:1"]
+    assert registry.registrations[0].state == "PUBLISHED"
+
+
+@pytest.mark.parametrize("lost", ["forget", "down"])
+def test_an_instance_that_the_engine_has_lost_is_published_again(
+    registry, backend, timer, events, lost
+):
+    registration = registry.register(instance(), wait=WAIT_S)
+    getattr(backend, lost)()
+    if lost == "down":
+        assert advance_until(timer, lambda: not held(backend))  # the lease has ended
+        backend.up()
+    assert advance_until(timer, lambda: held(backend) and registration.state == "PUBLISHED")
+    told = lambda: [one for one in events if isinstance(one, InstancePublished)]  # noqa: E731
+    assert wait_until(lambda: len(told()) >= 2)
+    assert told()[0].again == ""
+    assert told()[1].again in {"wiped", "lease"}
+
+
+def test_an_instance_that_was_unregistered_while_the_engine_was_down_does_not_come_back(
+    registry, backend, timer
+):
+    registration = registry.register(instance(), wait=WAIT_S)
+    backend.lose_answers()
+    registration.update(weight=7)
+    assert wait_until(lambda: registration.error)
+    registration.unregister()
+    backend.down()
+    timer.advance(5)
+    backend.up()
+    assert advance_until(timer, lambda: registration.state == "GONE")
+    assert held(backend) == []
+    assert not registry.registrations
+
+
+def test_an_id_that_another_process_takes_is_an_event_and_is_taken_back(
+    registry, backend, timer, events
+):
+    beside = flaky(timer, backend.url.hosts[0][0])
+    ours = registry.register(instance(epoch="ours"), wait=WAIT_S)
+    beside.publish([instance(epoch="theirs")])
+    id_conflict = lambda: [  # noqa: E731
+        one for one in events if isinstance(getattr(one, "error", None), InstanceIdConflict)
+    ]
+    assert advance_until(timer, id_conflict)
+    assert advance_until(timer, lambda: ours.state == "PUBLISHED" and ours.error is None)
+    beside.close()
+
+
+def test_a_backend_that_raises_another_error_is_an_event_and_is_tried_again(
+    registry, backend, timer, events, monkeypatch
+):
+    monkeypatch.setattr(backend, "publish", lambda _: 1 / 0)
+    registration = registry.register(instance())
+    assert wait_until(lambda: isinstance(registration.error, ZeroDivisionError))
+    monkeypatch.undo()
+    assert advance_until(timer, lambda: registration.state == "PUBLISHED")
+    assert wait_until(lambda: any(isinstance(one, RegistryFailed) for one in events))
+
+
+def test_a_lookup_that_is_answered_ends_the_wait_after_a_failure(registry, backend):
+    backend.down()
+    registration = registry.register(instance())
+    assert wait_until(lambda: registration.error)
+    backend.up()
+    assert registry.lookup("shop.Orders").source == "live"
+    assert registration.wait_published(WAIT_S)  # and no time has passed
+
+
+def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end(registry, backend, timer):
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(_):
+        hangs.set()
+        goes_on.wait()
+
+    add_sink(hang)
+    try:
+        registry.register(instance(), wait=WAIT_S)
+        assert hangs.wait(WAIT_S)
+        assert advance_until(timer, lambda: requests(backend, "renew"))
+        registry.close(WAIT_S)
+        assert held(backend) == []
+    finally:
+        remove_sink(hang)
+        goes_on.set()
+
+
+def test_after_a_storm_all_is_as_it_was_wanted_last(timer):
+    backend = flaky(timer, timeout_s=0.01)
+    registry = Registry(backend, policy=POLICY.changed(timeout=0.01, backoff=0.05, snapshot=False))
+    ended = threading.Event()
+    last = {}
+
+    def change_minds(port):
+        chance = random.Random(port)
+        for number in range(100):
+            if chance.random() < 0.5:
+                registry.register(instance(port, weight=number))
+                last[port] = number
+            else:
+                registry.unregister(instance(port))
+                last[port] = None
+            ended.wait(chance.random() * 0.003)
+
+    def trouble():
+        chance = random.Random("engine")
+        troubles = ("down", "up", "refuse", "lose_answers", "forget", "freeze", "up")
+        while not ended.is_set():
+            getattr(backend, chance.choice(troubles))()
+            timer.advance(chance.random() * 0.5)
+            ended.wait(chance.random() * 0.005)
+
+    engine = threading.Thread(target=trouble, daemon=True)
+    engine.start()
+    run_threads(*(lambda port=port: change_minds(port) for port in range(1, 5)))
+    ended.set()
+    engine.join(WAIT_S)
+    backend.up()
+    wanted = {f"10.0.0.1:{port}": number for port, number in last.items() if number is not None}
+
+    def is_settled():
+        ours = {one.instance.id: one.instance.weight for one in registry.registrations}
+        states = {one.state for one in registry.registrations}
+        return held(backend) == sorted(wanted) and ours == wanted and states <= {"PUBLISHED"}
+
+    assert advance_until(timer, is_settled)
+    timer.advance(20)  # a request that came late is made good
+    assert advance_until(timer, is_settled)
+    registry.close()
+    assert timer.pending == 0
+
+
+# Arguments
+
+
+def test_a_url_opens_it_and_contacts_nobody():
+    with open_registry("memory://somewhere", policy=RegistryPolicy(lease_ttl=1)) as registry:
+        assert (registry.url, registry.up) == ("memory://somewhere", False)
+        assert registry.policy.lease_ttl == 1
+        assert repr(registry) == "<Registry memory://somewhere: down, 0 registered>"
+
+
+def test_a_backend_of_ones_own_brings_its_lease_or_has_the_policys(backend):
+    with Registry(backend) as registry:
+        assert (registry.policy.lease_ttl, registry.policy.timeout) == (6.0, 600.0)
+    with pytest.raises(ConfigurationError, match="for a lease of 6 s, the policy has 15 s"):
+        Registry(backend, policy=RegistryPolicy())
+
+
+def test_arguments_that_make_no_sense_are_refused_at_once(registry):
+    for ask, error, said in (
+        (lambda: open_registry(5), TypeError, "a URL such as"),
+        (lambda: open_registry("memory://", policy=3), TypeError, "RegistryPolicy"),
+        (lambda: open_registry("memory://", timer=3), TypeError, "timer"),
+        (lambda: open_registry("nowhere://"), ConfigurationError, "scheme"),
+        (lambda: registry.register("shop"), TypeError, "ServiceInstance"),
+        (lambda: registry.register(instance(), wait=-1), ConfigurationError, "0 or more"),
+        (lambda: registry.register(instance(), wait="1"), TypeError, "seconds"),
+        (lambda: registry.unregister("shop"), TypeError, "ServiceInstance or a Registration"),
+        (lambda: registry.lookup(""), ConfigurationError, "name"),
+        (lambda: registry.lookup(None), TypeError, "str"),
+        (lambda: registry.lookup("shop.Orders", wait=float("nan")), ConfigurationError, "NaN"),
+        (lambda: registry.subscribe("a/b"), ConfigurationError, "name"),
+        (lambda: registry.subscribe("shop.Orders", 5), TypeError, "listener"),
+        (lambda: registry.close(0), ConfigurationError, "above zero"),
+    ):
+        with pytest.raises(error, match=said):
+            ask()
+    assert registry.registrations == ()
+    with open_registry("memory://elsewhere") as other:
+        registration = other.register(instance())
+        with pytest.raises(ConfigurationError, match="another registry"):
+            registry.unregister(registration)
+
+
+def test_a_change_that_makes_no_sense_changes_nothing(registry):
+    registration = registry.register(instance(), wait=WAIT_S)
+    for change, said in (
+        ({"weight": -1}, "weight"),
+        ({"wait": 1}, "no setting"),
+        ({"service": "other"}, "service can't be changed"),
+        ({"id": "other"}, "id can't be changed"),
+        ({"epoch": "other"}, "epoch can't be changed"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            registration.update(**change)
+    assert registration.instance == instance()
+    registration.unregister()
+    with pytest.raises(NotPublished, match="register it again"):
+        registration.update(weight=1)

@@ -1,0 +1,42 @@
+"""Every engine keeps the contract of backends."""
+
+import secrets
+import threading
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engine_redis import RedisEngine
+from fixtures.engine_watchers import ABOUT_LEASES, contract_settings
+from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.engines import engine_fixture
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.testing import PROVIDER_CHECKS
+
+etcd = engine_fixture(EtcdEngine)
+redis = engine_fixture(RedisEngine)
+zookeeper = engine_fixture(ZookeeperEngine)
+
+
+@pytest.mark.parametrize("name", ["etcd", "redis", "zookeeper"])
+def test_a_backend_of_each_engine_keeps_the_contract(name, request):
+    engine = request.getfixturevalue(name)
+    url = engine.url(namespace=f"test-{secrets.token_hex(4)}")
+    failed = []
+
+    def run(check):
+        try:
+            check(lambda: open_backend(url, contract_settings(check)))
+        except AssertionError as error:
+            failed.append(str(error))
+
+    checks = dict(PROVIDER_CHECKS)
+    run(checks.pop("closing_leaves_nothing_running"))  # which counts all threads
+    waiting = [threading.Thread(target=run, args=(checks.pop(each),)) for each in ABOUT_LEASES]
+    for thread in waiting:
+        thread.start()
+    for check in checks.values():
+        run(check)
+    for thread in waiting:
+        thread.join()
+    assert failed == []

@@ -1,0 +1,137 @@
+"""etcd while all is well with it: its keys and leases, and the end of a backend."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engine_watchers import RecordingWatcher, instance
+from fixtures.engines import engine_fixture
+from fixtures.waiting import wait_until
+from rpcwheel.errors import RegistryClosed
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry.backend import RegistryBackend
+from rpcwheel.registry.backends import etcd as module
+
+etcd = engine_fixture(EtcdEngine)
+
+SERVICE = "shop.Orders"
+
+
+@pytest.fixture
+def make(etcd: EtcdEngine, opened) -> Callable[..., RegistryBackend]:
+    """Makes backends in a namespace of the test's own, which are closed in the end."""
+    namespace = secrets.token_hex(4)
+    return lambda url="": opened(url or etcd.url(namespace=namespace))
+
+
+def of(service: str, port: int = 1) -> ServiceInstance:
+    return instance(port).changed(service=service)
+
+
+# Keys
+
+
+def test_a_record_is_a_key_below_its_service_with_the_one_lease_of_the_backend(etcd, make) -> None:
+    backend = make()
+    backend.publish([instance(1), of("shop.Carts", 2)])
+    keys = [
+        f"/{backend.url.namespace}/v1/shop.Carts/10.0.0.1:2",
+        f"/{backend.url.namespace}/v1/shop.Orders/10.0.0.1:1",
+    ]
+    assert [key for key in etcd.records() if backend.url.namespace in key] == keys
+    assert len({etcd.lease_of(key) for key in keys} - {0}) == 1
+    backend.close()
+    assert not [key for key in etcd.records() if backend.url.namespace in key]
+
+
+def test_a_service_is_not_another_one_whose_name_begins_with_its_own(make) -> None:
+    backend = make()
+    witness, other = RecordingWatcher(), RecordingWatcher()
+    backend.watch("shop", witness)
+    backend.watch("shop-v2", other)
+    backend.publish([of("shop-v2", 1), of("shop.v2", 2)])
+    assert other.sees(instance(1))
+    assert backend.lookup("shop").records == {}
+    assert witness.sees()
+    assert backend.services() == ["shop-v2", "shop.v2"]
+
+
+def test_what_others_have_put_below_our_prefix_is_shown_as_it_is_and_kept(etcd, make) -> None:
+    backend = make()
+    root = f"/{backend.url.namespace}/v1"
+    witness = RecordingWatcher()
+    backend.watch(SERVICE, witness)
+    etcd.put(f"{root}/{SERVICE}/mine", b"\xff no json")
+    etcd.put(f"{root}/{SERVICE}/a/b", b"{}")
+    etcd.put(f"{root}/no-service", b"")
+    assert backend.lookup(SERVICE).records == {"mine": b"\xff no json", "a/b": b"{}"}
+    assert witness.sees("a/b", "mine")
+    assert backend.services() == [SERVICE]
+    theirs = instance(1, id="mine")
+    backend.withdraw([theirs])
+    assert "mine" in backend.lookup(SERVICE).records
+    backend.publish([theirs])
+    assert backend.lookup(SERVICE).records["mine"] == theirs.encoded()
+
+
+def test_more_than_one_transaction_takes_are_published_renewed_and_withdrawn(make) -> None:
+    backend = make()
+    large = [instance(n, metadata={"n": "é" * 8000}) for n in range(1, module.MOST_OPERATIONS + 3)]
+    assert sum(len(each.encoded()) for each in large) > 4 * module.MOST_BYTES
+    backend.publish(large)
+    assert backend.renew(large) == {}
+    assert len(backend.lookup(SERVICE).records) == len(large)
+    backend.withdraw(large)
+    assert backend.lookup(SERVICE).records == {}
+
+
+def test_one_that_was_published_with_another_epoch_is_missing(make) -> None:
+    backend = make()
+    backend.publish([instance(1, epoch="old")])
+    new = instance(1, epoch="new")
+    assert backend.renew([new]) == {new.key: "missing"}
+
+
+# The end
+
+
+def test_what_is_published_after_a_while_without_anything_has_a_whole_lease(etcd, opened) -> None:
+    backend = opened(etcd.url(namespace=secrets.token_hex(4)), lease=4.0)
+    backend.publish([instance(1)])
+    key = f"/{backend.url.namespace}/v1/{SERVICE}/10.0.0.1:2"
+    backend.withdraw([instance(1)])
+    time.sleep(2.2)
+    before = time.monotonic()
+    backend.publish([instance(2)])
+    lease = etcd.lease_of(key)
+    left_s = int(etcd.ask("lease/timetolive", ID=lease)["TTL"]) if lease else 0
+    assert left_s >= 3 - (time.monotonic() - before)  # etcd rounds it down
+
+
+def test_a_closed_backend_leaves_no_thread(make) -> None:
+    for _ in range(2):  # the first starts what lasts: the shared timer
+        before = threading.active_count()
+        backend = make()
+        backend.watch(SERVICE, RecordingWatcher())
+        backend.publish([instance()])
+        backend.close()
+    assert wait_until(lambda: threading.active_count() <= before)
+
+
+def test_a_closed_backend_takes_nothing_more(make) -> None:
+    backend = make()
+    backend.close()
+    for act in (
+        lambda: backend.publish([instance()]),
+        lambda: backend.withdraw([]),
+        lambda: backend.renew([]),
+        lambda: backend.lookup(SERVICE),
+        backend.services,
+        lambda: backend.watch(SERVICE, RecordingWatcher()),
+    ):
+        with pytest.raises(RegistryClosed):
+            act()

@@ -1,0 +1,149 @@
+"""A forked child does not disturb its parent's lease and watches, and does not crash.
+
+Each case of the first test runs in a process of its own, without gRPC's fork handlers: in a child
+they start a poller of gRPC's, which can abort the process whatever the child does
+(grpc/grpc#43055). So the child gets along only if rpcwheel leaves what gRPC has in the parent
+alone.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engine_redis import RedisEngine
+from fixtures.engine_watchers import in_the_end, instance
+from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.waiting import WAIT_S
+
+TESTS = Path(__file__).parents[3]
+
+PROGRAM = """
+import os, signal, sys
+from fixtures.engine_watchers import RecordingWatcher, instance
+from fixtures.waiting import WAIT_S
+from rpcwheel.errors import RegistryClosed
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+
+A, B = instance(1), instance(2)
+
+def refused():
+    try:
+        backend.lookup(A.service)
+    except RegistryClosed as error:
+        return "before the fork" in str(error)
+
+def begins_anew():
+    backend.publish([B])
+    found = backend.lookup(A.service).records
+    backend.withdraw([B])  # to close gives a slow engine little time for it
+    return found == {A.id: A.encoded(), B.id: B.encoded()}
+
+backend, witness = open_backend(sys.argv[1], Settings(60.0, 10.0)), RecordingWatcher()
+backend.watch(A.service, witness)
+backend.publish([A])
+assert witness.sees(A)
+if sys.argv[1].startswith("etcd"):
+    locks, check = (backend._lock, backend._client._lock), refused
+elif sys.argv[1].startswith("redis"):
+    locks, check = (backend._hints._lock, backend._following._changed), begins_anew
+else:
+    locks, check = (backend._session._lock, backend._following._changed), begins_anew
+for lock in locks:  # as another thread may hold them
+    lock.acquire()
+child = os.fork()
+if not child:
+    signal.alarm(int(WAIT_S))  # a child that hangs is one that fails
+    good = False
+    try:
+        good = check()
+        backend.close()
+    finally:
+        os._exit(0 if good else 1)
+for lock in locks:
+    lock.release()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert backend.renew([A]) == {}
+assert witness.sees(A)
+backend.close()
+"""
+
+
+@pytest.mark.parametrize("kind", [EtcdEngine, RedisEngine, ZookeeperEngine])
+def test_a_forked_child_leaves_its_parent_the_lease_and_the_watches(kind):
+    if reason := kind.available():
+        pytest.skip(reason)
+    with kind() as engine:
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", PROGRAM, engine.url()],
+            env={**os.environ, "PYTHONPATH": str(TESTS), "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            capture_output=True,
+            text=True,
+            timeout=3 * WAIT_S,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
+
+
+CHILDREN = 40
+
+FOLLOWER = """
+import os, signal, sys, time
+from rpcwheel import RegistryPolicy, ServiceInstance, open_registry
+from fixtures.waiting import WAIT_S, wait_until
+
+policy = RegistryPolicy(lease_ttl=3.0, timeout=1.0, snapshot=False)
+with open_registry(sys.argv[1], policy=policy) as registry:
+    subscription = registry.subscribe("shop.Orders")
+    wait_until(lambda: subscription.snapshot and subscription.snapshot.instances)
+    registry.register(ServiceInstance(service="shop.Bills", host="10.0.0.1", port=1), wait=WAIT_S)
+    print("follows", flush=True)
+    sys.stdin.readline()  # etcd is frozen
+    ended = []
+    for _ in range(int(sys.argv[2])):
+        time.sleep(0.05)  # so that another attempt to connect has begun
+        child = os.fork()
+        if not child:
+            signal.alarm(int(WAIT_S))  # a child that hangs is one that fails
+            time.sleep(0.1)  # gRPC's threads begin anew in the child
+            os._exit(0)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print("forked", flush=True)
+    sys.stdin.readline()  # etcd is back, with another instance
+    wait_until(lambda: len(subscription.snapshot.instances) == 2)
+print(ended.count(0), flush=True)
+"""
+
+
+def test_children_that_are_forked_while_etcd_is_frozen_do_not_crash(opened):
+    """gRPC connects again all the time then; its fork handlers are as by default."""
+    if reason := EtcdEngine.available():
+        pytest.skip(reason)
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+    with EtcdEngine() as engine:
+        publisher = opened(engine.url())
+        publisher.publish([instance(1)])
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", FOLLOWER, engine.url(), str(CHILDREN)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as follower:
+            try:
+                assert follower.stdout.readline() == "follows\n"
+                engine.freeze()
+                follower.stdin.write("\n")
+                follower.stdin.flush()
+                assert follower.stdout.readline() == "forked\n"
+                engine.thaw()
+                in_the_end(lambda: publisher.publish([instance(1), instance(2)]))
+                told, _ = follower.communicate("\n", timeout=3 * WAIT_S)
+                assert int(told) == CHILDREN
+            finally:
+                follower.kill()

@@ -1,0 +1,253 @@
+"""ZooKeeper while all is well with it: its nodes, foreign nodes, logins and URLs."""
+
+import json
+import logging
+import secrets
+import socket
+import threading
+
+import pytest
+from kazoo.security import make_acl, make_digest_acl
+
+from fixtures.engine_watchers import RecordingWatcher, instance, opened, tls_files
+from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.engines import engine_fixture, free_port
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import (
+    ConfigurationError,
+    RegistryClosed,
+    RegistryRefused,
+    RegistryUnavailable,
+)
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+
+__all__ = ["opened", "tls_files"]
+
+zookeeper = engine_fixture(ZookeeperEngine)
+A, B = instance(1), instance(2)
+
+
+@pytest.fixture
+def namespace():
+    """One that no other test uses."""
+    return f"test-{secrets.token_hex(4)}"
+
+
+# What is there
+
+
+def test_an_instance_is_an_ephemeral_node_of_json(zookeeper, opened, namespace):
+    opened(zookeeper.url(namespace=namespace)).publish([A])
+    with zookeeper.operator() as operator:
+        data, stat = operator.get(f"/{namespace}/v1/shop.Orders/10.0.0.1:1")
+    assert json.loads(data)["host"] == "10.0.0.1"
+    assert stat.ephemeralOwner
+    assert data == A.encoded()
+
+
+def test_an_id_is_the_same_after_the_way_through_a_node(zookeeper, opened, namespace):
+    backend = opened(zookeeper.url(namespace=namespace))
+    odd = [instance(id=name) for name in (".", "..", "a%b", "%2E", "ünü", "\x80", "[::1]:1")]
+    backend.publish(odd)
+    assert backend.lookup(A.service).records == {one.id: one.encoded() for one in odd}
+    assert backend.renew(odd) == {}
+    backend.withdraw(odd)
+    assert backend.lookup(A.service).records == {}
+
+
+def test_foreign_nodes_are_shown_as_they_are_beside_the_good_ones(zookeeper, opened, namespace):
+    backend, witness = opened(zookeeper.url(namespace=namespace)), RecordingWatcher()
+    parent = f"/{namespace}/v1/shop.Orders"
+    with zookeeper.operator() as operator:
+        operator.create(f"{parent}/junk", b"\xff\x00", makepath=True)
+        operator.create(f"{parent}/parent/child", b"x", makepath=True)
+        operator.create(f"{parent}/%zz", b"")
+        hidden = [make_digest_acl("somebody", "else", all=True)]
+        operator.create(f"{parent}/hidden", A.encoded(), acl=hidden)
+    backend.publish([A])
+    backend.watch(A.service, witness)
+    foreign = {"junk": b"\xff\x00", "parent": b"", "%zz": b"", "hidden": b""}
+    assert backend.lookup(A.service).records == {A.id: A.encoded(), **foreign}
+    assert witness.sees(A, *foreign)
+    backend.withdraw([instance(id=one) for one in ("junk", "parent", "%zz")])
+    assert backend.lookup(A.service).records == {A.id: A.encoded(), **foreign}
+
+
+def test_a_foreign_node_of_our_name_is_replaced(zookeeper, opened, namespace):
+    backend = opened(zookeeper.url(namespace=namespace))
+    with zookeeper.operator() as operator:
+        operator.create(f"/{namespace}/v1/shop.Orders/{A.id}", b"junk", makepath=True)
+    backend.publish([A])
+    assert backend.lookup(A.service).records == {A.id: A.encoded()}
+    assert backend.renew([A]) == {}
+
+
+def test_a_foreign_node_with_nodes_under_it_is_not_replaced(zookeeper, opened, namespace):
+    backend = opened(zookeeper.url(namespace=namespace))
+    with zookeeper.operator() as operator:
+        operator.create(f"/{namespace}/v1/shop.Orders/{A.id}/x", b"", makepath=True)
+    with pytest.raises(RegistryRefused, match=r"10\.0\.0\.1:1 is another's node"):
+        backend.publish([A, B])
+    assert B.id in backend.lookup(A.service).records
+
+
+def test_a_change_of_one_reads_only_that_one(zookeeper, opened, namespace):
+    backend, witness = opened(zookeeper.url(namespace=namespace), lease=30), RecordingWatcher()
+    many = [instance(port) for port in range(1, 21)]
+    backend.publish(many)
+    backend.watch(A.service, witness)
+    assert witness.sees(*many)
+    assert wait_until(lambda: not backend._following._running)
+    before = _received(zookeeper)
+    heavy = A.changed(weight=7)
+    backend.publish([heavy])
+    assert wait_until(lambda: witness.views[-1].records[A.id] == heavy.encoded())
+    asked = _received(zookeeper) - before
+    assert asked < 10  # create, get, set and get again; not twenty
+
+
+def _received(engine) -> int:
+    with socket.create_connection(("127.0.0.1", engine.port), WAIT_S) as connection:
+        connection.sendall(b"srvr")
+        said = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+    return int(next(line for line in said.splitlines() if "Received" in line).split()[1])
+
+
+def test_what_another_registry_of_this_process_has_taken_is_its_own(zookeeper, opened, namespace):
+    first, second = (opened(zookeeper.url(namespace=namespace)) for _ in "12")
+    first.publish([A])
+    second.publish([A])
+    assert first.renew([A]) == {A.key: "missing"}
+    first.close()
+    assert second.renew([A]) == {}
+    assert second.lookup(A.service).records == {A.id: A.encoded()}
+
+
+# Who may, and where it is
+
+
+def test_what_is_made_with_credentials_is_closed_to_others(zookeeper, opened, namespace, caplog):
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("kazoo").setLevel(logging.WARNING)  # the operator's own
+    owner = opened(zookeeper.url(namespace=namespace, user="ann:sesame"))
+    owner.publish([A])
+    for login in ("", "ann:wrong"):
+        other = opened(zookeeper.url(namespace=namespace, user=login))
+        for ask in (
+            lambda: other.publish([B]),  # noqa: B023 - called at once
+            lambda: other.lookup(A.service),  # noqa: B023
+            lambda: other.renew([A]),  # noqa: B023
+            lambda: other.withdraw([A]),  # noqa: B023
+        ):
+            with pytest.raises(RegistryRefused, match="NoAuth") as refused:
+                ask()
+            assert "wrong" not in str(refused.value)
+    assert owner.renew([A]) == {}
+    assert opened(zookeeper.url(namespace=namespace, user="ann:sesame")).lookup(A.service).records
+    assert "sesame" not in caplog.text
+    assert "sesame" not in repr(owner.__dict__)
+    assert "rpcwheel.registry.kazoo" in caplog.text
+
+
+def test_parents_that_are_there_need_not_be_ours_to_make(zookeeper, opened, namespace):
+    closed = [make_acl("world", "anyone", read=True, admin=True)]
+    with zookeeper.operator() as operator:
+        operator.create(f"/{namespace}")
+        operator.create(f"/{namespace}/v1")
+        operator.set_acls(f"/{namespace}", closed)
+        backend = opened(zookeeper.url(namespace=namespace))
+        backend.publish([A])
+        assert backend.renew([A]) == {}
+        operator.set_acls(f"/{namespace}/v1", closed)
+        with pytest.raises(RegistryRefused, match="NoAuth"):
+            backend.publish([A.changed(service="shop.Stock")])
+        for path in ("/v1", ""):  # or the operator could not flush it
+            operator.set_acls(f"/{namespace}{path}", [make_acl("world", "anyone", all=True)])
+
+
+def test_a_watch_of_what_is_closed_to_us_is_in_doubt(zookeeper, opened, namespace):
+    opened(zookeeper.url(namespace=namespace, user="ann:sesame")).publish([A])
+    witness = RecordingWatcher()
+    opened(zookeeper.url(namespace=namespace)).watch(A.service, witness)
+    assert witness.doubts()
+    assert not witness.views
+
+
+def test_tls_shows_and_wants_certificates(opened, tls_files):
+    if reason := ZookeeperEngine.available():
+        pytest.skip(reason)
+    root, chain, key = map(str, tls_files)
+    with ZookeeperEngine(tls=tls_files) as engine:
+        backend = opened(engine.url(tls="true", ca=root, cert=chain, key=key))
+        backend.publish([A])
+        assert backend.lookup(A.service).records
+        for url in (engine.url(tls="true"), engine.url(tls="true", ca=root)):
+            with pytest.raises(RegistryRefused, match=r"(?i)certificate"):
+                opened(url).lookup(A.service)
+        with pytest.raises(RegistryUnavailable):
+            opened(engine.url(), timeout=0.3).lookup(A.service)
+        backend.close()
+
+
+def test_of_several_hosts_one_will_do(zookeeper, opened):
+    url = zookeeper.url().replace("//", f"//127.0.0.1:{free_port()},")
+    backend = opened(url, timeout=5)
+    backend.publish([A])
+    assert backend.renew([A]) == {}
+
+
+def test_where_nobody_listens_the_error_says_so(opened):
+    backend = opened(f"zookeeper://127.0.0.1:{free_port()}", timeout=0.3)
+    with pytest.raises(RegistryUnavailable, match="refused"):
+        backend.publish([A])
+
+
+def test_who_is_no_zookeeper_is_unavailable(opened):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_talk_nonsense, args=(server,), daemon=True).start()
+        backend = opened(f"zookeeper://127.0.0.1:{server.getsockname()[1]}", timeout=0.5)
+        with pytest.raises(RegistryUnavailable):
+            backend.lookup(A.service)
+        backend.close()
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _talk_nonsense(server) -> None:
+    try:
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"\0\0\0\x05HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+    except OSError:
+        return
+
+
+def test_a_url_that_makes_no_sense_is_refused_at_once():
+    refused_urls = {
+        "zookeeper://": "the host is missing",
+        "zookeeper://ann@127.0.0.1": "user:password",
+        "zookeeper://127.0.0.1?namespace=zookeeper": "ZooKeeper's own",
+        "zookeeper://127.0.0.1?tsl=true": "did you mean 'tls'",
+        "zookeeper://127.0.0.1?ca=root.pem": "add tls=true",
+        "zookeepers://127.0.0.1?cert=x.pem": "cert and key go together",
+        "zookeepers://127.0.0.1?ca=nowhere.pem": "can't be used",
+    }
+    for url, said in refused_urls.items():
+        with pytest.raises(ConfigurationError, match=said):
+            open_backend(url, Settings(2.0, 1.0))
+
+
+# Its life
+
+
+def test_a_backend_that_was_closed_says_so(zookeeper, opened, namespace):
+    backend = opened(zookeeper.url(namespace=namespace))
+    backend.publish([A])
+    backend.close()
+    for ask in (
+        lambda: backend.publish([A]),
+        lambda: backend.watch(A.service, RecordingWatcher()),
+    ):
+        with pytest.raises(RegistryClosed):
+            ask()

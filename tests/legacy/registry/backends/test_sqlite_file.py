@@ -1,0 +1,92 @@
+"""The file of a SQLite registry: what no backend shows."""
+
+import sqlite3
+
+import pytest
+
+from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.registry.backends.sqlite_file import SqliteFile
+
+KEEP = "INSERT OR REPLACE INTO meta VALUES ('test', ?)"
+FIND = "SELECT value FROM meta WHERE name = 'test'"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "registry.db"
+
+
+@pytest.fixture
+def opened():
+    made = []
+
+    def opened(path, timeout=60.0):
+        made.append(SqliteFile(str(path), timeout))
+        return made[-1]
+
+    yield opened
+    for file in made:
+        file.close()
+
+
+def keep(file, value):
+    with file.writing() as db:
+        db.execute(KEEP, (value,))
+
+
+def find(file):
+    with file.reading() as db:
+        found = db.execute(FIND).fetchone()
+    return None if found is None else found[0]
+
+
+def test_a_request_beside_another_waits_for_it_no_longer_than_it_may(opened, path):
+    file = opened(path, 0.05)
+    with (
+        file.reading(),
+        pytest.raises(RegistryUnavailable, match="still busy with the request before"),
+    ):
+        find(file)
+
+
+def test_all_of_a_transaction_happens_or_nothing(opened, path):
+    file = opened(path)
+    keep(file, 1)
+
+    def broken():
+        with file.writing() as db:
+            db.execute(KEEP, (2,))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        broken()
+    assert find(file) == 1
+
+
+def test_a_write_is_seen_as_a_change_once_and_ones_own_never(opened, path):
+    file, other = opened(path), opened(path)
+    keep(file, 1)
+    assert file.changed()  # nothing was known
+    assert not file.changed()
+    keep(file, 2)
+    assert not file.changed()
+    keep(other, 3)
+    assert file.changed()
+    assert not file.changed()
+
+
+def test_what_another_process_has_made_anew_meanwhile_is_not_deleted(opened, path):
+    file = opened(path)
+    keep(file, 1)
+    error = sqlite3.DatabaseError("malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def use():
+        with file.reading():
+            path.unlink()
+            keep(opened(path), 3)
+            raise error
+
+    with pytest.raises(RegistryUnavailable, match="is made anew"):
+        use()
+    assert find(opened(path)) == 3

@@ -1,0 +1,57 @@
+"""What a URL says of TLS."""
+
+import ssl
+
+import pytest
+
+from fixtures.engine_watchers import tls_files
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.registry.backends.tls import Tls, refused_by_tls
+from rpcwheel.registry.url import parse_url
+
+__all__ = ["tls_files"]
+
+
+def test_there_is_none_unless_the_scheme_or_the_url_says_so():
+    assert Tls.of(parse_url("redis://a"), default=False) is None
+    assert Tls.of(parse_url("rediss://a?tls=no"), default=True) is None
+    assert Tls.of(parse_url("redis://a?tls"), default=False) == Tls()
+    assert Tls.of(parse_url("rediss://a"), default=True) == Tls()
+
+
+def test_the_files_make_a_context_that_wants_the_servers_name(tls_files):
+    root, chain, key = tls_files
+    url = parse_url(f"redis://a?tls=1&ca={root}&cert={chain}&key={key}")
+    context = Tls.of(url, default=False).context()
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert len(context.get_ca_certs()) == 1
+
+
+def test_options_that_contradict_or_name_no_file_are_refused():
+    for options, said in (
+        ("ca=root.pem", "for TLS only"),
+        ("tls=maybe", "true or false"),
+        ("tls=1&cert=a.pem", "cert and key go together"),
+        ("tls=1&key=a.pem", "cert and key go together"),
+        ("tls=1&ca=nowhere.pem", "can't be used"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            Tls.of(parse_url(f"redis://a?{options}"), default=False)
+
+
+def test_a_file_that_is_no_certificate_is_refused(tls_files):
+    root, _, key = tls_files
+    with pytest.raises(ConfigurationError, match="can't be used"):
+        Tls.of(parse_url(f"redis://a?tls=1&ca={key}"), default=False)
+    with pytest.raises(ConfigurationError, match="can't be used"):
+        Tls.of(parse_url(f"redis://a?tls=1&cert={root}&key={key}"), default=False)
+
+
+def test_a_refusal_is_known_by_what_it_was_raised_from():
+    error = ConnectionError()
+    error.__cause__ = ssl.SSLCertVerificationError("self-signed")
+    assert refused_by_tls(error)
+    assert not refused_by_tls(ConnectionError("reset"))
+    assert not refused_by_tls(ssl.SSLEOFError())
+    assert not refused_by_tls(None)

@@ -1,0 +1,119 @@
+"""How the engine for a URL is found, and what is said if there is none."""
+
+import sys
+from importlib import metadata
+
+import pytest
+
+from rpcwheel.errors import ConfigurationError, ExtraMissing
+from rpcwheel.registry import backends
+from rpcwheel.registry.backend import RegistryBackend, Settings
+from rpcwheel.registry.backends import OURS, open_backend
+from rpcwheel.registry.backends.memory import MemoryBackend
+from rpcwheel.registry.url import parse_url
+
+SETTINGS = Settings(lease_s=2.0, timeout_s=1.0)
+
+
+class Mine(MemoryBackend):
+    """Somebody's own."""
+
+    schemes = ("mine",)
+
+
+not_a_backend = dict
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """Name a backend as another package's entry point does."""
+
+    def named(value):
+        point = metadata.EntryPoint("mine", value, backends.GROUP)
+        monkeypatch.setattr(backends, "entry_points", lambda group: [point])
+
+    monkeypatch.setitem(sys.modules, "somebodys", sys.modules[__name__])
+    return named
+
+
+def test_the_scheme_of_a_url_finds_its_backend():
+    url = parse_url("memory://a")
+    for given in (url, "memory://a"):
+        backend = open_backend(given, SETTINGS)
+        assert isinstance(backend, MemoryBackend)
+        assert (backend.url, backend.settings) == (url, SETTINGS)
+        backend.close()
+
+
+def test_each_built_in_scheme_has_a_backend():
+    for scheme in OURS:
+        where = {"sqlite": "/run/a.db", "headless": "localhost:50051"}.get(scheme, "localhost")
+        backend = open_backend(f"{scheme}://{where}", SETTINGS)
+        backend.close()
+        assert scheme in backend.schemes
+
+
+def test_an_unknown_scheme_is_refused_with_the_nearest():
+    with pytest.raises(ConfigurationError, match=r"'etdc'; did you mean etcd://\? there are etcd"):
+        open_backend("etdc://u:secret@h", SETTINGS)
+    with pytest.raises(
+        ConfigurationError, match=r"there are etcd://, etcds://, headless://, memory://"
+    ):
+        open_backend("consul://h", SETTINGS)
+
+
+def test_an_entry_point_names_a_backend(entry):
+    entry("somebodys:Mine")
+    backend = open_backend("mine://a", SETTINGS)
+    backend.close()
+    assert type(backend) is Mine
+
+
+def test_an_unknown_scheme_is_told_those_of_entry_points_too(entry):
+    entry("somebodys:Mine")
+    with pytest.raises(ConfigurationError, match=r"did you mean mine://"):
+        open_backend("mime://a", SETTINGS)
+
+
+def test_an_entry_point_that_leads_nowhere_is_an_error_that_says_so(entry):
+    for value, kind, said in (
+        ("somebodys:not_a_backend", ConfigurationError, "is no rpcwheel.registry.RegistryBackend"),
+        ("somebodys:Other", ConfigurationError, "somebodys:Other could not be loaded"),
+        ("nowhere_at_all:Other", ExtraMissing, "needs the package 'nowhere_at_all'"),
+    ):
+        entry(value)
+        with pytest.raises(kind, match=said):
+            open_backend("mine://a", SETTINGS)
+
+
+def test_a_missing_package_is_told_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(backends.OURS, "etcd", "no_such_package:EtcdBackend")
+    with pytest.raises(ExtraMissing, match=r"pip install 'rpcwheel\[etcd\]'") as caught:
+        open_backend("etcd://h", SETTINGS)
+    assert isinstance(caught.value, ImportError)
+
+
+def test_a_package_that_is_missed_only_when_a_backend_is_made_is_told_alike(monkeypatch):
+    class Late(MemoryBackend):
+        def __init__(self, url, settings):
+            raise ModuleNotFoundError("no kazoo", name="kazoo")
+
+    monkeypatch.setitem(backends.OURS, "zookeeper", "somebodys:Late")
+    monkeypatch.setitem(sys.modules, "somebodys", type(sys)("somebodys"))
+    sys.modules["somebodys"].Late = Late
+    with pytest.raises(ExtraMissing, match=r"'kazoo'.*pip install 'rpcwheel\[zookeeper\]'"):
+        open_backend("zookeeper://h", SETTINGS)
+
+
+def test_every_method_of_a_backend_must_be_written():
+    with pytest.raises(TypeError, match="abstract"):
+        RegistryBackend(parse_url("memory://"), SETTINGS)
+    assert RegistryBackend.__abstractmethods__ == {
+        "close",
+        "lookup",
+        "publish",
+        "renew",
+        "services",
+        "watch",
+        "withdraw",
+    }
