@@ -16,7 +16,7 @@ from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import snapshot_file
 snapshot_file.DEBOUNCE_S = 0.0
 path, service = sys.argv[1:]
-one = snapshot_file.Snapshots(path, "memory://")
+one = snapshot_file.SnapshotFile(path, "memory://")
 turn = 0
 while True:
     turn += 1
