@@ -15,9 +15,7 @@ from registry_process import Server, when_parent_is_gone
 import rpcwheel
 
 CALLS = 50  # at the end
-POLICY = rpcwheel.RegistryPolicy(
-    lease_ttl=3.0, snapshot=False
-)  # no file: all ends with this example
+POLICY = rpcwheel.RegistryPolicy(lease_ttl=3.0, snapshot=False)  # no snapshot file
 
 
 class Audit(AuditServicer):

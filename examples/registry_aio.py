@@ -14,9 +14,7 @@ from registry_process import Server, when_parent_is_gone
 
 import rpcwheel.aio
 
-POLICY = rpcwheel.RegistryPolicy(
-    lease_ttl=3.0, snapshot=False
-)  # no file: all ends with this example
+POLICY = rpcwheel.RegistryPolicy(lease_ttl=3.0, snapshot=False)  # no snapshot file
 MORE = 50  # calls that the last one answers
 
 

@@ -172,6 +172,6 @@ def _notes(scale: Scale) -> str:
         sessions=scale.sessions,
         changes=scale.changes,
         publishers=scale.publishers,
-        lease_ttl=scale.lease_s,
+        lease=scale.lease_s,
         window=scale.window_s,
     )
