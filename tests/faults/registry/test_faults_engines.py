@@ -182,7 +182,7 @@ def new_clients_start_from_the_snapshot_file(world, opened):
 def test_a_process_that_starts_while_the_registry_is_dead_calls_whom_an_earlier_one_saw(
     world, serve
 ):
-    serve(lease=60.0)
+    serve(lease_ttl=60.0)
 
     def start():
         command = [sys.executable, "-P", "-W", "error", "-c", CLIENT]
