@@ -46,12 +46,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All records of one service, as the engine has them."""
+    """All records of one service in the engine. Immutable."""
 
     records: Mapping[str, bytes]
-    """`ServiceInstance.encoded()` by id; whatever else was found there too, as it is."""
+    """`ServiceInstance.encoded()` by id, and other records that were found there, unchanged."""
     revision: int = 0
-    """Of the engine, where it has one; later views have no smaller one but after a wipe."""
+    """Of the engine, if it has one; it only decreases if the engine lost its data."""
+    changed: frozenset[str] | None = None
+    """Ids whose records differ from those of the previous view given to the same watcher, including
+    removed ones. None: not known, so the two views are compared. With it the cost of an update is
+    proportional to what changed."""
 
 
 class Watcher(Protocol):
