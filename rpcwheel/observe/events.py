@@ -1,8 +1,9 @@
-"""What happened: one frozen record for each thing worth telling, the unit in each field's name.
+"""Events: frozen records of what rpcwheel loses, delays or saves.
 
-`timer` and `name` are the names their owners were given; `task` and `function` are labels for
-people, such as `shop.orders.push`; `registry` is a URL without its password, `instance` an id. An
-`error` is the exception itself, frames and all: a sink that keeps it keeps them.
+Fields that end with `_s` are seconds. `timer` and `name` are the names that the user gave; `task`
+and `function` are labels such as `shop.orders.push`; `registry` is the registry's URL without the
+password; `instance` is an instance's id. An `error` is the exception itself with its traceback, so
+a sink that keeps the event also keeps the frames.
 """
 
 from dataclasses import dataclass
@@ -229,7 +230,7 @@ class ConnectionDead(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionReplaced(Event):
-    """A channel has a new connection in the place of its old one; `number` counts them, from 1."""
+    """A channel has replaced its connection; `number` counts its connections, from 1."""
 
     target: str
     number: int
@@ -304,20 +305,24 @@ class UnmatchedResponse(Event):
 
 @dataclass(frozen=True, slots=True)
 class InstancePublished(Event):
-    """An instance is in the registry now; `again` says why it had to be put there once more."""
+    """The registry has accepted an instance: a new one, a changed one, or one that it had lost."""
 
     registry: str
     service: str
     instance: str
     again: str = ""
-    """"": the first time, or a change; else "missing", "taken", "lease", "session", "wiped"."""
+    """Why it was published again. "": a new or changed instance. "missing": its record had
+    disappeared. "taken": another process had replaced its record. "lease": the lease had ended.
+    "session": the session had ended. "wiped": the registry had lost its data."""
     away_s: float = 0.0
-    """For at most so long it was not there."""
+    """If `again` is set: the longest time for which the registry may not have had it."""
+    status: str = "UP"
+    """The published status: "UP", or "DRAINING" right before it is withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceWithdrawn(Event):
-    """An instance was taken out of the registry, as was asked."""
+    """The registry has removed an instance because this process asked for it."""
 
     registry: str
     service: str
@@ -326,20 +331,24 @@ class InstanceWithdrawn(Event):
 
 @dataclass(frozen=True, slots=True)
 class RegistryFailed(Event):
-    """A request to the registry failed and is made again, or there is an `InstanceIdConflict`."""
+    """A request to the registry failed, or two processes publish the same instance id.
+
+    In the second case `error` is an `InstanceIdConflict`.
+    """
 
     registry: str
     request: str
     """"publish", "withdraw", "renew", "watch", "lookup" or "close"."""
     error: BaseException
     delay_s: float | None
-    """Until it is made again; None if it is not."""
+    """Seconds until the next attempt. None: the request is not repeated."""
     items: int = 1
+    """The number of instances in the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryRecovered(Event):
-    """The registry answers again, after it had failed for `after_s`."""
+    """The registry answers again, `after_s` after the first failure."""
 
     registry: str
     after_s: float
@@ -347,11 +356,16 @@ class RegistryRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class InstancesChanged(Event):
-    """What is known of a service has changed; `source` is "live", "stale" or "cache"."""
+    """The known instances of a subscribed service have changed.
+
+    `source` is that of the new `Snapshot`: "live", "stale" or "cache". If `added` and `removed` are
+    0, the values of an instance or the source have changed.
+    """
 
     registry: str
     service: str
     instances: int
+    """How many there are now."""
     added: int
     removed: int
     source: str
@@ -359,17 +373,25 @@ class InstancesChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class InstancesRetained(Event):
-    """Instances that the registry has lost are kept for now; `reason` says why."""
+    """Instances disappeared from a registry that may have lost data; they are kept as stale.
+
+    They are removed after `RegistryPolicy.stale_timeout` unless the registry lists them again.
+    `reason` says why the registry is suspected.
+    """
 
     registry: str
     service: str
     instances: int
+    """The number of stale instances."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSkipped(Event):
-    """A record of the registry, or of the snapshot file, is no instance; told once per content."""
+    """A record in the registry or in the snapshot file is not a valid instance.
+
+    Emitted once for each content of the record.
+    """
 
     registry: str
     service: str
@@ -379,7 +401,10 @@ class RecordSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed(Event):
-    """The file of what was known last can't be written or read; the registry goes on without."""
+    """The snapshot file cannot be read or written. The registry works without it.
+
+    Emitted once until the file works again.
+    """
 
     registry: str
     path: str
@@ -388,7 +413,10 @@ class SnapshotFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class SubchannelUnhealthy(Event):
-    """A subchannel gets no calls while a healthy one is READY, until it answers a health check."""
+    """A subchannel failed and gets no calls while a healthy one is READY.
+
+    It gets calls again when it answers a health check.
+    """
 
     channel: str
     subchannel: str
@@ -406,7 +434,7 @@ class SubchannelHealthy(Event):
 
 @dataclass(frozen=True, slots=True)
 class StaleInstancesKept(Event):
-    """All instances of a channel were removed; it keeps those of these that answer."""
+    """The registry has no instances any more; a channel keeps the last ones that still answer."""
 
     channel: str
     subchannels: tuple[str, ...]
@@ -414,8 +442,11 @@ class StaleInstancesKept(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShutdownStep(Event):
-    """A server's end goes a step on: "withdraw", "not serving", "wait", "stop", "closed"."""
+    """A step of a published server's graceful shutdown begins, or the shutdown has ended."""
 
     server: str
+    """The first service and its address."""
     step: str
+    """"withdraw", "not serving", "wait" (`lame_duck`), "stop", and at the end "closed"."""
     reason: str
+    """Why the server is shut down, such as "SIGTERM"."""

@@ -1,9 +1,8 @@
-"""How events are logged: the sink that is there from the start.
+"""Logging of events: the sink that is installed by default.
 
-Timers write to the logger `rpcwheel.timer`, failback to `rpcwheel.failback`, calls to
-`rpcwheel.call`, connections to `rpcwheel.connection`, registries and what is published there to
-`rpcwheel.registry`. What loses work is an error, what will be tried again a warning, what went
-right is told at level info. The event itself is on the record as `record.event`, and `record.msg`
+The loggers are `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
+`rpcwheel.registry`. Events that lose work are errors, failures that are tried again are warnings,
+successes have the level info. The event itself is on the record as `record.event`, and `record.msg`
 is the same for all events of a kind, so that log collectors can group them.
 
 One event is one line. Names and error texts come from peers: whitespace in them becomes one space,
@@ -25,7 +24,7 @@ import traceback
 from dataclasses import fields
 from typing import Final, NamedTuple
 
-from rpcwheel.errors import RpcWheelError
+from rpcwheel.errors import InstanceIdConflict, RpcWheelError
 
 from . import events
 from .rate_limit import RateLimiter, Suppressed
@@ -55,11 +54,11 @@ BURST: Final = 10
 PERIOD_S: Final = 10.0
 
 SELDOM_S: Final = 1.0
-"""Seconds between two lines that say the same of one queue for each of its calls."""
+"""Seconds between two lines about one queue that would otherwise be written for each call."""
 
 RARELY_S: Final = 60.0
-"""Seconds between two lines that say the same of one target, or of one service of a registry: what
-is gone may stay so for days."""
+"""Seconds between two equal lines about one target, or one service of a registry. An outage may
+last for days."""
 
 _LIMITER: Final = RateLimiter()
 
@@ -71,9 +70,7 @@ class _Line(NamedTuple):
     """The fields that say what the event is about, separated by spaces: its rate is limited for
     each value of them."""
     text: str
-    """A template over the event's fields, with some more: `error` in one line, `call`
-    the failback's name and the function, or one of them where both are the same, `next` when it is
-    tried again, and `back` why and after how long something is there once more."""
+    """A template over the event's fields, and those that `_words` adds."""
     traceback: bool = False
     """Whether an error without a status is logged with its traceback."""
     every_s: float = 0.0
@@ -213,8 +210,8 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         CONNECTION,
         logging.INFO,
         "target",
-        "%(target)s: connection %(number)d in the place of the last, %(reason)s, "
-        "which had %(calls)d call(s) in flight",
+        "%(target)s: replaced its connection by a new one (number %(number)d); %(calls)d call(s) "
+        "were in flight on the old one: %(reason)s",
         every_s=RARELY_S,
     ),
     events.ConnectionAlive: _Line(
@@ -265,26 +262,26 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         REGISTRY,
         logging.INFO,
         "registry service instance",
-        "%(registry)s: %(service)s at %(instance)s is published%(back)s",
+        "%(registry)s: published %(service)s instance %(instance)s%(published)s",
     ),
     events.InstanceWithdrawn: _Line(
         REGISTRY,
         logging.INFO,
         "registry service instance",
-        "%(registry)s: %(service)s at %(instance)s is withdrawn",
+        "%(registry)s: withdrew %(service)s instance %(instance)s",
     ),
     events.RegistryFailed: _Line(
         REGISTRY,
         logging.WARNING,
         "registry",
-        "%(registry)s: %(request)s failed, %(items)d item(s), %(next)s: %(error)s",
+        "%(registry)s: %(attempted)s failed (%(next)s): %(error)s",
         every_s=RARELY_S,
     ),
     events.RegistryRecovered: _Line(
         REGISTRY,
         logging.INFO,
         "registry",
-        "%(registry)s: the registry answers again, after %(after_s).3g s",
+        "%(registry)s: the registry answers again after %(after_s).3g s",
         every_s=RARELY_S,
         ends=events.RegistryFailed,
     ),
@@ -292,30 +289,30 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         REGISTRY,
         logging.INFO,
         "registry service",
-        "%(registry)s: %(service)s has %(instances)d instance(s) (%(source)s), "
-        "%(added)d more and %(removed)d gone",
+        "%(registry)s: %(service)s has %(number)s%(origin)s: %(change)s",
     ),
     events.InstancesRetained: _Line(
         REGISTRY,
         logging.WARNING,
         "registry service",
-        "%(registry)s: %(service)s keeps %(instances)d instance(s) that the registry has lost, "
-        "%(reason)s",
+        "%(registry)s: %(number)s of %(service)s disappeared while the registry may have lost data "
+        "(%(reason)s); kept as stale until the registry lists them again or stale_timeout is over",
         every_s=RARELY_S,
     ),
     events.RecordSkipped: _Line(
         REGISTRY,
         logging.WARNING,
         "registry service",
-        "%(registry)s: %(service)s: the record %(key)s is skipped: %(error)s",
+        "%(registry)s: ignored the record %(key)s of %(service)s, which is not a valid instance: "
+        "%(error)s",
         every_s=RARELY_S,
     ),
     events.SnapshotFailed: _Line(
         REGISTRY,
         logging.WARNING,
         "registry path",
-        "%(registry)s: the file %(path)s can't be used, which harms only a start while the "
-        "registry is down: %(error)s",
+        "%(registry)s: cannot use the snapshot file %(path)s, which clients need only if they "
+        "start while the registry is down: %(error)s",
     ),
     events.SubchannelUnhealthy: _Line(
         CONNECTION,
@@ -336,12 +333,15 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         CONNECTION,
         logging.WARNING,
         "channel",
-        "%(channel)s: all instances were removed; those of these that answer are kept: "
-        "%(subchannels)s",
+        "%(channel)s: the registry has no instances any more; the channel keeps these as long as "
+        "they answer: %(subchannels)s",
         every_s=RARELY_S,
     ),
     events.ShutdownStep: _Line(
-        REGISTRY, logging.INFO, "server", "%(server)s ends, %(step)s: %(reason)s"
+        REGISTRY,
+        logging.INFO,
+        "server",
+        "%(server)s is shutting down (%(reason)s): %(shutdown)s",
     ),
 }
 
@@ -389,7 +389,7 @@ def _write(line: _Line, event: events.Event, suppressed: int) -> None:
         __file__,
         0,
         line.text + "%(more)s",
-        (_told(event) | {"error": _one_line(error), "more": more},),
+        (_words(event) | {"error": _one_line(error), "more": more},),
         None,  # formatters would print the error as it came
         "log_event",
         {"event": event},
@@ -417,22 +417,105 @@ def _report_all() -> None:
         _report(one)
 
 
-def _told(event: events.Event) -> dict[str, object]:
-    """The event's fields, and those that `_Line.text` has beside; sequences of names joined."""
-    told: dict[str, object] = {}
+def _words(event: events.Event) -> dict[str, object]:
+    """What the templates may name: the event's fields, and texts that are derived from them.
+
+    Sequences of names are joined.
+    """
+    words: dict[str, object] = {}
     for field in fields(event):  # type: ignore[arg-type]  # each kind in _LINES is a dataclass
         value = getattr(event, field.name)
         if isinstance(value, tuple):
             value = ", ".join(value)
-        told[field.name] = _plain(value) if isinstance(value, str) else value
-    name, function, again = told.get("name"), told.get("function"), told.get("again")
-    told["call"] = function if name == function else f"{name}: {function}"
-    delay_s = told.get("delay_s")
-    told["next"] = "not tried again"
-    if delay_s is not None:
-        told["next"] = f"next try in {delay_s:.3g} s" if delay_s else "tried again at once"
-    told["back"] = f" again ({again}), away for up to {told['away_s']:.3g} s" if again else ""
-    return told
+        words[field.name] = _plain(value) if isinstance(value, str) else value
+    name, function = words.get("name"), words.get("function")
+    words["call"] = function if name == function else f"{name}: {function}"
+    match event:
+        case events.InstancePublished():
+            words["published"] = _published(event)
+        case events.RegistryFailed():
+            words["attempted"], words["next"] = _attempted(event), _next(event)
+        case events.InstancesChanged():
+            words["number"] = _number_of_instances(event.instances)
+            words["origin"] = _ORIGINS.get(event.source, "")
+            words["change"] = f"{event.added} added, {event.removed} removed"
+            if not event.added and not event.removed:
+                words["change"] = "none added or removed, but their values or state changed"
+        case events.InstancesRetained():
+            words["number"] = _number_of_instances(event.instances)
+        case events.ShutdownStep():
+            words["shutdown"] = _SHUTDOWN_STEPS.get(event.step, words["step"])
+    return words
+
+
+def _number_of_instances(number: int) -> str:
+    return f"{number} instance" if number == 1 else f"{number} instances"
+
+
+def _published(event: events.InstancePublished) -> str:
+    status = "" if event.status == "UP" else f" with status {_plain(event.status)}"
+    if not event.again:
+        return status
+    why = _REASONS_TO_REPUBLISH.get(event.again, _plain(event.again))
+    return f"{status} again: {why}; it was missing for at most {event.away_s:.3g} s"
+
+
+def _attempted(event: events.RegistryFailed) -> str:
+    if isinstance(event.error, InstanceIdConflict):
+        return "keeping an instance published"
+    words = _REQUESTS.get(event.request)
+    if words is None:
+        return _plain(event.request)
+    return words.format(_number_of_instances(event.items))
+
+
+def _next(event: events.RegistryFailed) -> str:
+    """What happens next."""
+    if event.delay_s is None:
+        return _NOT_REPEATED.get(event.request, "not tried again")
+    when = f"in {event.delay_s:.3g} s" if event.delay_s else "now"
+    if isinstance(event.error, InstanceIdConflict):
+        return f"it is published again {when}"
+    kept = "known instances are kept; " if event.request == "watch" else ""
+    return f"{kept}next attempt {when}"
+
+
+_REQUESTS: Final = {
+    "publish": "publishing {}",
+    "withdraw": "withdrawing {}",
+    "renew": "renewing the lease of {}",
+    "watch": "watching for changes",
+    "lookup": "a lookup",
+    "close": "closing the connection",
+}
+
+_NOT_REPEATED: Final = {
+    "publish": "not tried again, as the registry is being closed",
+    "withdraw": "not tried again; clients see the instances until their lease ends",
+    "lookup": "the caller gets the last known instances, or this error",
+    "close": "instances that are still published disappear when their lease ends",
+}
+
+_REASONS_TO_REPUBLISH: Final = {
+    "missing": "its record had disappeared",
+    "taken": "another process had replaced its record",
+    "lease": "its lease had ended",
+    "session": "the registry session had ended",
+    "wiped": "the registry had lost its data",
+}
+
+_ORIGINS: Final = {
+    "stale": ", some of which the registry does not list any more",
+    "cache": " in the cache, as the registry has not answered yet",
+}
+
+_SHUTDOWN_STEPS: Final = {
+    "withdraw": "withdrawing its instances from the registry",
+    "not serving": "setting its health to NOT_SERVING",
+    "wait": "still serving while clients learn of it (lame duck)",
+    "stop": "accepting no more calls; calls in flight may finish",
+    "closed": "finished",
+}
 
 
 def _is_status(error: BaseException | None) -> bool:

@@ -487,7 +487,11 @@ class Reconciler:
             return []
         instance = entry.instance
         away_s = to_seconds(away_ns)
-        return [InstancePublished(self._registry, instance.service, instance.id, again, away_s)]
+        return [
+            InstancePublished(
+                self._registry, instance.service, instance.id, again, away_s, instance.status
+            )
+        ]
 
     def _withdrawn(
         self, entry: RegistrationRecord, generation: int, now_ns: int

@@ -1,6 +1,7 @@
 """The log: one line for each event, in log_lines.golden.txt, and how often each is written."""
 
 import dataclasses
+import itertools
 import logging
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import grpc
 import pytest
 
 from fixtures.waiting import WAIT_S
-from rpcwheel.errors import FailbackFull
+from rpcwheel.errors import FailbackFull, InstanceIdConflict
 from rpcwheel.observe import events, log_event, logs
 from rpcwheel.observe.rate_limit import Suppressed
 
@@ -400,9 +401,9 @@ def test_what_is_said_of_a_target_is_said_once_a_minute_each_kind_of_event_by_it
     dead = events.ConnectionDead("shop:1", silent_s=180.0, misses=3, calls=0)
     for event in (dead, events.ConnectionReplaced("shop:1", 2, "it is dead", calls=0), dead, dead):
         log_event(event)
-    assert [message.split(",")[0] for message in caplog.messages] == [
+    assert [message.split(",")[0].split(" by")[0] for message in caplog.messages] == [
         "shop:1: connection dead",
-        "shop:1: connection 2 in the place of the last",
+        "shop:1: replaced its connection",
         "shop:1: connection dead",
     ]
     assert caplog.messages[-1].endswith("; 1 more suppressed since the last such line")
@@ -422,18 +423,70 @@ def test_that_a_connection_lives_again_is_always_said_after_it_was_said_to_be_de
     assert said == ["alive", "dead,", "alive", "dead,", "alive"]
 
 
-def test_what_is_published_for_the_first_time_is_not_called_published_again(caplog):
+def line_of(event, caplog):
     caplog.set_level("INFO")
-    log_event(events.InstancePublished(REGISTRY, "shop.Orders", "10.0.0.7:1"))
-    assert caplog.messages[0].endswith("shop.Orders at 10.0.0.7:1 is published")
+    log_event(event)
+    return caplog.messages[-1].removeprefix(f"{REGISTRY}: ")
 
 
-def test_a_request_that_is_not_made_again_is_told_so(caplog):
-    log_event(events.RegistryFailed(REGISTRY, "close", BOOM, delay_s=None))
-    assert "1 item(s), not tried again: " in caplog.messages[0]
+def test_published_instances_are_logged_with_their_status_and_the_reason_for_a_repetition(caplog):
+    def published(*values, **more):
+        event = events.InstancePublished(REGISTRY, "shop.Orders", "10.0.0.7:1", *values, **more)
+        return line_of(event, caplog)
+
+    one = "published shop.Orders instance 10.0.0.7:1"
+    assert published() == one
+    assert published(status="DRAINING") == f"{one} with status DRAINING"
+    assert published("wiped", 2.0) == (
+        f"{one} again: the registry had lost its data; it was missing for at most 2 s"
+    )
 
 
-def test_failures_are_said_once_a_minute_of_each_registry_and_its_recovery_always_after_one(
+def test_failures_of_a_registry_are_logged_with_what_happens_next(caplog, monkeypatch):
+    monkeypatch.setattr(logs.time, "monotonic", itertools.count(0, 1000).__next__)
+
+    def failed(request, delay_s, error=BOOM, **more):
+        return line_of(events.RegistryFailed(REGISTRY, request, error, delay_s, **more), caplog)
+
+    assert failed("publish", 0.25) == (
+        "publishing 1 instance failed (next attempt in 0.25 s): ValueError: no such shop"
+    )
+    assert failed("lookup", None) == (
+        "a lookup failed (the caller gets the last known instances, or this error): "
+        "ValueError: no such shop"
+    )
+    assert failed("watch", 0.0) == (
+        "watching for changes failed (known instances are kept; next attempt now): "
+        "ValueError: no such shop"
+    )
+    assert failed("close", None).startswith(
+        "closing the connection failed (instances that are still published disappear when their "
+        "lease ends): "
+    )
+    assert failed("renew", 3.0, InstanceIdConflict("shop.Orders/a: another process")) == (
+        "keeping an instance published failed (it is published again in 3 s): "
+        "InstanceIdConflict: shop.Orders/a: another process"
+    )
+
+
+def test_changes_of_a_service_are_logged_with_numbers_and_source(caplog):
+    def changed(*values):
+        return line_of(events.InstancesChanged(REGISTRY, "shop.Orders", *values), caplog)
+
+    assert changed(1, 1, 0, "live") == "shop.Orders has 1 instance: 1 added, 0 removed"
+    assert changed(3, 0, 0, "live") == (
+        "shop.Orders has 3 instances: none added or removed, but their values or state changed"
+    )
+    assert changed(3, 3, 0, "cache") == (
+        "shop.Orders has 3 instances in the cache, as the registry has not answered yet: "
+        "3 added, 0 removed"
+    )
+    assert changed(3, 0, 0, "stale").startswith(
+        "shop.Orders has 3 instances, some of which the registry does not list any more: "
+    )
+
+
+def test_failures_of_a_registry_are_logged_once_a_minute_and_the_recovery_after_each(
     caplog, monkeypatch
 ):
     caplog.set_level("INFO")
@@ -448,14 +501,14 @@ def test_failures_are_said_once_a_minute_of_each_registry_and_its_recovery_alway
     assert said == [(failed, False), (elsewhere, False), (up, False)]
 
 
-def test_what_is_skipped_is_said_once_a_minute_of_each_service(caplog, monkeypatch):
+def test_skipped_records_are_logged_once_a_minute_for_each_service(caplog, monkeypatch):
     monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
     for service, key in (("a", "1"), ("a", "2"), ("b", "1")):
         log_event(events.RecordSkipped(REGISTRY, service, key, BOOM))
     assert [record.event.service for record in caplog.records] == ["a", "b"]
 
 
-def test_a_member_that_is_up_again_is_always_said_after_it_was_said_to_be_down(caplog, monkeypatch):
+def test_a_healthy_subchannel_is_always_logged_after_an_unhealthy_one(caplog, monkeypatch):
     caplog.set_level("INFO")
     monkeypatch.setattr(logs.time, "monotonic", iter(range(9)).__next__)
     down = events.SubchannelUnhealthy("shop.Orders", "a:1", "refused")
