@@ -247,7 +247,7 @@ async def test_unreadable_records_are_skipped_and_reported_and_the_others_are_ca
             for found in (known.wait(WAIT_S), other.lookup(SERVICE)):
                 assert [one.id for one in found.instances] == ["good"]
             assert wait_until(lambda: skipped(events) >= FOREIGN.keys())
-            assert wait_until(lambda: "is skipped: ValueError" in caplog.text)
+            assert wait_until(lambda: "which is not a valid instance: ValueError" in caplog.text)
             with rpcwheel.insecure_channel(
                 engine.url(SERVICE), registry_policy=POLICY
             ) as to_service:
