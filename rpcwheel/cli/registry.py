@@ -1,7 +1,6 @@
-"""`rpcwheel registry ls|watch|register|unregister URL ...`: what a registry has, from a shell.
+"""`rpcwheel registry ls|watch|register|unregister URL ...`: a registry from the command line.
 
-This is what the words mean; what is then done stands in `registry_jobs.py`. Works with every
-backend; without rich the table is plain text.
+This module parses the arguments; `registry_jobs.py` does the work. It works with every backend.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 LONGEST_S: Final = 1e6
-"""Eleven days."""
+"""The largest value for an option in seconds: eleven days."""
 
-ENGINES: Final = (
-    "sqlite:///path, etcd://HOST:PORT, zookeeper://..., redis://...; with /SERVICE; "
-    "headless://HOST:PORT to look only"
+URL_HELP: Final = (
+    "sqlite:///FILE, etcd://HOST:PORT, zookeeper://HOST:PORT, redis://HOST:PORT, optionally with "
+    "/SERVICE (sqlite: ?service=SERVICE); headless://HOST:PORT is read only"
 )
 
 
-class _Intermixed(argparse.ArgumentParser):
-    """Takes options between the words too, as in `ls URL --json SERVICE`."""
+class _IntermixedParser(argparse.ArgumentParser):
+    """Accepts options between the positional arguments, as in `ls URL --json SERVICE`."""
 
     _inside = False
 
@@ -50,15 +49,17 @@ class _Intermixed(argparse.ArgumentParser):
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command and its arguments."""
+    """Add the command `registry` and its arguments."""
     parser = commands.add_parser(
         "registry",
-        help="see, follow and change what a registry has",
-        description="See, follow and change what a registry has. Exit status 0 if it was done, 1 "
-        "if the registry can't be reached, refuses, or does not have it, 2 for a wrong argument "
-        "or a missing package, 130 after Ctrl-C.",
+        help="show, watch and change the instances in a registry",
+        description="Show, watch and change the instances in a registry. Exit status: 0 success; 1 "
+        "the registry does not answer or refuses, or there is no such service or instance; 2 a "
+        "wrong argument or a missing package; 130 after Ctrl-C.",
     )
-    jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB", parser_class=_Intermixed)
+    jobs = parser.add_subparsers(
+        dest="job", required=True, metavar="JOB", parser_class=_IntermixedParser
+    )
     _add_ls(jobs)
     _add_watch(jobs)
     _add_register(jobs)
@@ -72,11 +73,11 @@ def _add_ls(jobs: Any) -> None:
         _ls,
         "[SERVICE ...]",
         "show the instances of services",
-        "Ask the registry for the instances of services; of all if none is named.",
+        "Show the instances of services; of all services if none is named.",
     )
     parser.add_argument("words", nargs="*", default=[], metavar="SERVICE")
-    parser.add_argument("--json", action="store_true", help="one JSON document, for machines")
-    parser.add_argument("--plain", action="store_true", help="plain text on a terminal too")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--plain", action="store_true", help="no colors on a terminal")
 
 
 def _add_watch(jobs: Any) -> None:
@@ -85,11 +86,12 @@ def _add_watch(jobs: Any) -> None:
         "watch",
         _watch,
         "SERVICE ...",
-        "follow the instances of services",
-        "Tell of instances as they come, change, become stale and go, until Ctrl-C.",
+        "show changes of services as they happen",
+        "Show the instances of services, and each change, until Ctrl-C: = present, + added, "
+        "~ changed, ? stale, - removed, ! a message about the registry.",
     )
     parser.add_argument("words", nargs="*", default=[], metavar="SERVICE")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def _add_register(jobs: Any) -> None:
@@ -99,25 +101,26 @@ def _add_register(jobs: Any) -> None:
         _register,
         "[SERVICE] HOST:PORT",
         "publish an instance, until Ctrl-C",
-        "Publish an instance, and again whatever happens to the registry, until Ctrl-C or SIGTERM; "
-        "then withdraw it. For servers that can't do so themselves.",
+        "Publish an instance and keep it published, whatever happens to the registry, until Ctrl-C "
+        "or SIGTERM; then withdraw it. For servers that do not do so themselves.",
     )
     parser.add_argument("words", nargs="+", metavar="SERVICE HOST:PORT")
-    parser.add_argument("--id", default="", help="by which it is known (default HOST:PORT)")
+    parser.add_argument("--id", default="", help="its id (default HOST:PORT)")
     parser.add_argument("--weight", type=int, default=100, metavar="N",
                         help="its share of the calls, 0 to 1000 (default 100)")  # fmt: skip
     parser.add_argument("--version", default="", metavar="NAME")
     parser.add_argument("--group", default="", metavar="NAME")
     parser.add_argument("--zone", default="", metavar="NAME")
-    parser.add_argument("--tls", action="store_true", help="clients reach it over TLS")
+    parser.add_argument("--tls", action="store_true", help="clients connect with TLS")
     parser.add_argument("--meta", type=_pair, action="append", default=[], metavar="KEY=VALUE",
-                        help="more to tell of it; as often as you like")  # fmt: skip
+                        help="metadata; may be given several times")  # fmt: skip
     parser.add_argument(
         "--lease-ttl",
         type=_seconds,
         default=RegistryPolicy().lease_ttl,
         metavar="SECONDS",
-        help="after which it is forgotten if this dies (default %(default)g)",
+        help="if this process dies, the registry removes the instance after so many seconds "
+        "(default %(default)g)",
     )
 
 
@@ -127,9 +130,9 @@ def _add_unregister(jobs: Any) -> None:
         "unregister",
         _unregister,
         "[SERVICE] ID",
-        "take an instance out",
-        "Take an instance out of the registry, whoever has published it, and say who that was. If "
-        "that process lives, and does so by rpcwheel, it publishes it again.",
+        "remove an instance",
+        "Remove an instance from the registry, whichever process has published it, and show that "
+        "process. If it still runs and uses rpcwheel, it publishes the instance again.",
     )
     parser.add_argument("words", nargs="+", metavar="SERVICE ID")
 
@@ -145,24 +148,20 @@ def _job(
     parser: argparse.ArgumentParser = jobs.add_parser(
         name, help=summary, description=description, usage=f"%(prog)s [options] URL {words}"
     )
-    parser.set_defaults(run=lambda args: _told(action, args))
-    parser.add_argument("url", metavar="URL", help=ENGINES)
+    parser.set_defaults(run=lambda args: _run(action, args))
+    parser.add_argument("url", metavar="URL", help=URL_HELP)
     parser.add_argument(
         "--timeout",
         type=_seconds,
         default=RegistryPolicy().timeout,
         metavar="SECONDS",
-        help="for each request (default %(default)g)",
+        help="limit for each request (default %(default)g)",
     )
     return parser
 
 
-def _told(action: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Do it, and say what went wrong.
-
-    Returns:
-        The exit status.
-    """
+def _run(action: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a job and print its error; return the exit status."""
     try:
         return action(args)
     except (ConfigurationError, ExtraMissing) as error:
@@ -179,24 +178,26 @@ def _failed(error: Exception, status: int) -> int:
 
 def _ls(args: argparse.Namespace) -> int:
     services = _services(args.url, args.words)
-    return registry_jobs.ls(_place(args), services, machine=args.json, plain=args.plain)
+    return registry_jobs.ls(_access(args), services, as_json=args.json, plain=args.plain)
 
 
 def _watch(args: argparse.Namespace) -> int:
     services = _services(args.url, args.words)
     if not services:
         raise ConfigurationError("name a service: rpcwheel registry watch URL SERVICE")
-    return registry_jobs.watch(_place(args), services, machine=args.json)
+    return registry_jobs.watch(_access(args), services, as_json=args.json)
 
 
 def _register(args: argparse.Namespace) -> int:
-    service, address = _two(args, "HOST:PORT")
+    service, address = _service_and(args, "HOST:PORT")
     try:
         target = parse_target(address)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if target.path:
-        raise ConfigurationError(f"{address}: others can't reach a unix socket; give HOST:PORT")
+        raise ConfigurationError(
+            f"{address}: other machines cannot reach a unix socket; give HOST:PORT"
+        )
     instance = ServiceInstance(
         service=service,
         host=target.host,
@@ -210,24 +211,24 @@ def _register(args: argparse.Namespace) -> int:
         metadata=dict(args.meta),
         started_at=started_now(),
     )
-    return registry_jobs.register(_place(args), instance)
+    return registry_jobs.register(_access(args), instance)
 
 
 def _unregister(args: argparse.Namespace) -> int:
-    service, name = _two(args, "ID")
-    return registry_jobs.unregister(_place(args), service, name)
+    service, instance_id = _service_and(args, "ID")
+    return registry_jobs.unregister(_access(args), service, instance_id)
 
 
-def _place(args: argparse.Namespace) -> registry_jobs.Place:
-    """What an earlier run has seen does not count here: no file."""
+def _access(args: argparse.Namespace) -> registry_jobs.RegistryAccess:
+    """The registry, without the snapshot file: only what the registry answers now is shown."""
     policy = RegistryPolicy(timeout=args.timeout, snapshot=False)
     if "lease_ttl" in args:
         policy = policy.changed(lease_ttl=args.lease_ttl)
-    return registry_jobs.Place(args.url, policy)
+    return registry_jobs.RegistryAccess(args.url, policy)
 
 
 def _services(url: str, words: Sequence[str]) -> list[str]:
-    """Those that are named, each once; the URL may name one too."""
+    """The services that the URL and the arguments name, each once."""
     named = parse_url(url).service
     services = list(dict.fromkeys([*([named] if named else []), *words]))
     for service in services:
@@ -235,18 +236,18 @@ def _services(url: str, words: Sequence[str]) -> list[str]:
     return services
 
 
-def _two(args: argparse.Namespace, second: str) -> tuple[str, str]:
-    """The service, which the URL may name instead, and the other word."""
+def _service_and(args: argparse.Namespace, second: str) -> tuple[str, str]:
+    """The service, which the URL may name too, and a second argument."""
     named = parse_url(args.url).service
     words = args.words
     if len(words) == 1 and named:
         words = [named, *words]
-    if len(words) != 2:  # noqa: PLR2004 - the service and the other
+    if len(words) != 2:  # noqa: PLR2004 - the service and the second argument
         raise ConfigurationError(
             f"give a service and {second}: rpcwheel registry {args.job} URL SERVICE {second}"
         )
     if named and words[0] != named:
-        raise ConfigurationError(f"two services are named: {named!r} by the URL, and {words[0]!r}")
+        raise ConfigurationError(f"two services are named: {named!r} in the URL, and {words[0]!r}")
     return words[0], words[1]
 
 

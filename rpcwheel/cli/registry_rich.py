@@ -17,11 +17,11 @@ __all__ = ["show"]
 
 
 def show(head: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> None:
-    """Print it; a word that is too long goes on in the next line."""
+    """Print the table. Long cells are continued on the next line; DRAINING rows are yellow."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     for name in head:
         table.add_column(name, overflow="fold", justify="right" if name == "weight" else "left")
     for row in rows:
-        draining = "DRAINING" in row
-        table.add_row(*(Text(word, style="yellow" if draining else "") for word in row))
+        style = "yellow" if "DRAINING" in row else ""
+        table.add_row(*(Text(cell, style=style) for cell in row))
     Console(file=stream, highlight=False).print(table)

@@ -1,55 +1,114 @@
-"""Instances as a table: plain text, or rich's on a terminal; and as one JSON document."""
+"""Output of `rpcwheel registry`: the table of instances, JSON, and the lines of `watch`. Pure."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from .diagnosis import printable
-from .registry_changes import facts_of, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TextIO
 
-    from rpcwheel.instance import ServiceInstance
+    from rpcwheel.instance import ServiceInstance, Snapshot
 
-__all__ = ["as_document", "as_text", "show"]
+__all__ = [
+    "Change",
+    "as_document",
+    "as_text",
+    "change_as_json",
+    "changes_between",
+    "encodable",
+    "show",
+]
 
 Found: TypeAlias = "Mapping[str, Sequence[ServiceInstance]]"
-"""By service."""
+"""Instances by service."""
 
 COLUMNS: Final = (
     "service", "id", "address", "weight", "version", "group", "zone", "status", "up since",
     "metadata",
 )  # fmt: skip
 
-LEFT_OUT: Final = {"version", "group", "zone", "metadata"}
-"""If no instance has any."""
+OPTIONAL_COLUMNS: Final = {"version", "group", "zone", "metadata"}
+"""Columns that are left out if they are empty for all instances."""
+
+COMPARED_FIELDS: Final = (
+    "host", "port", "status", "weight", "version", "group", "zone", "protocol", "metadata",
+)  # fmt: skip
+
+MARKS: Final = {
+    "present": "=",
+    "added": "+",
+    "changed": "~",
+    "stale": "?",
+    "live": "=",
+    "removed": "-",
+}
 
 
-def table(found: Found) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows."""
+# The table
+
+
+def show(registry: str, found: Found, stream: TextIO, *, plain: bool) -> None:
+    """Print the table and a summary line. A terminal gets colors if rich is installed."""
+    if any(found.values()):
+        if plain or not stream.isatty() or os.environ.get("TERM") == "dumb":
+            _print(as_text(found), stream)
+        else:
+            _show_rich(found, stream)
+        _print("", stream)
+    _print(_summary(registry, found), stream)
+
+
+def as_text(found: Found) -> str:
+    """The table as plain text; "" without instances."""
+    head, rows = _table(found)
+    if not rows:
+        return ""
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [[name.upper() for name in head], *rows]
+    ]
+    return "\n".join(lines)
+
+
+def as_document(registry: str, found: Found) -> str:
+    """One JSON object with the registry and the instances of each service."""
+    services = {name: [_as_json(one) for one in instances] for name, instances in found.items()}
+    return json.dumps({"registry": registry, "services": services}, indent=2)
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """The text with escapes for characters that the encoding of the stream does not have."""
+    encoding = stream.encoding or "ascii"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _table(found: Found) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and the rows."""
     rows = [_row(one) for instances in found.values() for one in instances]
-    kept = [
+    shown = [
         at
         for at, name in enumerate(COLUMNS)
-        if name not in LEFT_OUT or any(row[at] for row in rows)
+        if name not in OPTIONAL_COLUMNS or any(row[at] for row in rows)
     ]
-    return [COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows]
+    return [COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows]
 
 
 def _row(one: ServiceInstance) -> list[str]:
     address = one.address if one.protocol == "grpc" else f"{one.protocol}://{one.address}"
-    words = [one.service, one.id, address, str(one.weight), one.version, one.group, one.zone]
-    words += [one.status, _since(one.started_at), pairs(one.metadata)]
-    return [printable(word) for word in words]
+    cells = [one.service, one.id, address, str(one.weight), one.version, one.group, one.zone]
+    cells += [one.status, _local_time(one.started_at), _pairs(one.metadata)]
+    return [printable(cell) for cell in cells]
 
 
-def _since(seconds: float) -> str:
-    """In this machine's time; "" if it was not told, or is no time that a calendar has."""
+def _local_time(seconds: float) -> str:
+    """Date and time; "" for 0 (unknown), "?" for a number that is not a valid time."""
     if not seconds:
         return ""
     try:
@@ -58,27 +117,7 @@ def _since(seconds: float) -> str:
         return "?"
 
 
-def as_text(found: Found) -> str:
-    """Columns of plain text; "" if there is no instance."""
-    head, rows = table(found)
-    if not rows:
-        return ""
-    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
-    lines = [
-        "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip()
-        for row in [[name.upper() for name in head], *rows]
-    ]
-    return "\n".join(lines)
-
-
-def as_document(registry: str, found: Found) -> str:
-    """One JSON object: the registry, and the instances of each service."""
-    services = {name: [facts_of(one) for one in instances] for name, instances in found.items()}
-    return json.dumps({"registry": registry, "services": services}, indent=2)
-
-
-def summary(registry: str, found: Found) -> str:
-    """The last line."""
+def _summary(registry: str, found: Found) -> str:
     count = sum(map(len, found.values()))
     if not found:
         return f"no service at {registry}"
@@ -90,17 +129,6 @@ def summary(registry: str, found: Found) -> str:
     )
 
 
-def show(registry: str, found: Found, stream: TextIO, *, plain: bool) -> None:
-    """Print the table, and how many there are; in colours on a terminal, if rich is there."""
-    if any(found.values()):
-        if plain or not stream.isatty() or os.environ.get("TERM") == "dumb":
-            _print(as_text(found), stream)
-        else:
-            _show_rich(found, stream)
-        _print("", stream)
-    _print(summary(registry, found), stream)
-
-
 def _show_rich(found: Found, stream: TextIO) -> None:
     try:
         from . import registry_rich
@@ -109,11 +137,98 @@ def _show_rich(found: Found, stream: TextIO) -> None:
             raise
         _print(as_text(found), stream)
     else:
-        registry_rich.show(*table(found), stream)
+        registry_rich.show(*_table(found), stream)
 
 
 def _print(line: str, stream: TextIO) -> None:
-    # What others have published may hold anything; a pipe's encoding may not.
-    encoding = stream.encoding or "ascii"
-    stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.write(encodable(line, stream) + "\n")
     stream.flush()
+
+
+# Changes, for `watch`
+
+
+class Change(NamedTuple):
+    """A change of one instance."""
+
+    event: str
+    """"present": in the first snapshot. "added". "changed". "stale": the registry does not list it
+    any more, but may have lost data. "live": listed again after it was stale. "removed"."""
+    instance: ServiceInstance
+    """Its present values, or the last known ones."""
+    note: str = ""
+    """What is different."""
+
+    def line(self) -> str:
+        """One line of text."""
+        one = self.instance
+        where = one.id if one.id == one.address else f"{one.id} ({one.address})"
+        words = self.note or (_details(one) if self.event in {"present", "added"} else "")
+        line = f"{MARKS[self.event]} {one.service} {where} {self.event}"
+        return printable(f"{line}: {words}" if words else line)
+
+
+def changes_between(before: Snapshot | None, after: Snapshot) -> list[Change]:
+    """The changes from one snapshot to the next; None: there is no earlier one."""
+    old_instances = {} if before is None else {one.id: one for one in before.instances}
+    was_stale = frozenset() if before is None else before.stale
+    found, removed = [], dict(old_instances)
+    for one in after.instances:
+        old = removed.pop(one.id, None)
+        if old is None:
+            found.append(Change("present" if before is None else "added", one))
+        elif note := _difference(old, one):
+            found.append(Change("changed", one, note))
+        if one.id in after.stale - was_stale:
+            found.append(Change("stale", one, "not listed by the registry, kept for now"))
+        elif old is not None and one.id in was_stale - after.stale:
+            found.append(Change("live", one))
+    return found + [Change("removed", one) for one in removed.values()]
+
+
+def change_as_json(change: Change) -> dict[str, Any]:
+    """The change as a JSON object."""
+    one = change.instance
+    found = {"event": change.event, "service": one.service, "id": one.id}
+    return found | ({"note": change.note} if change.note else {}) | {"instance": _as_json(one)}
+
+
+def _difference(old: ServiceInstance, new: ServiceInstance) -> str:
+    """What differs, in words; "" if nothing does that concerns clients."""
+    words = [
+        f"{name} {_value(getattr(old, name))} -> {_value(getattr(new, name))}"
+        for name in COMPARED_FIELDS
+        if getattr(old, name) != getattr(new, name)
+    ]
+    if old.epoch != new.epoch:
+        words.append("restarted")
+    return ", ".join(words)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return _pairs(value) or "none"
+    return str(value) or "none"
+
+
+def _pairs(metadata: dict[str, str]) -> str:
+    """Metadata as on the command line."""
+    return " ".join(f"{key}={value}" for key, value in sorted(metadata.items()))
+
+
+def _details(one: ServiceInstance) -> str:
+    """Status, weight, and all values that are not the default."""
+    words = [one.status, f"weight {one.weight}"]
+    words += [f"{name} {value}" for name in ("version", "group", "zone")
+              if (value := getattr(one, name))]  # fmt: skip
+    if one.protocol != "grpc":
+        words.append(one.protocol)
+    if one.metadata:
+        words.append(_pairs(one.metadata))
+    return ", ".join(words)
+
+
+def _as_json(one: ServiceInstance) -> dict[str, Any]:
+    """All values of an instance by name, and `address`."""
+    values: dict[str, Any] = one.model_dump(mode="json")
+    return {**values, "address": one.address}

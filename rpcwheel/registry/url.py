@@ -1,12 +1,15 @@
-"""Where a registry is, as one line: `etcd://user:password@10.0.0.1:2379,10.0.0.2:2379/shop.Orders`.
+"""Registry URLs, such as `etcd://user:password@10.0.0.1:2379,10.0.0.2:2379/shop.Orders`.
 
-The scheme is that of a backend. Hosts may be several, with a comma. The path is the service, but
-for `sqlite`, where it is the file's: `sqlite:///run/shop/registry.db`, and from where the program
-runs or from home `sqlite://./registry.db` and `sqlite://~/registry.db` (the service is then
-`?service=`). So it is for backends of others that say so (`RegistryBackend.path_is_own`). After `?`
-follow the options that all have (`namespace`, `service`, `group`, `version`), and the backend's
-own. What is no letter, digit, `.`, `_`, `-` or `~` in a user, a password, a path or an option is
-percent-encoded.
+* The scheme selects the backend.
+* Several hosts are separated by commas.
+* The path is the service. With `sqlite` it is the file: `sqlite:///run/shop/registry.db`, relative
+  to the working directory `sqlite://./registry.db`, in the home directory `sqlite://~/registry.db`.
+  Other backends may claim the path too (`RegistryBackend.path_is_own`). Their service is given by
+  `?service=`.
+* Options follow after `?`: those of all backends (`namespace`, `service`, `group`, `version`), and
+  the backend's own.
+* In a user, a password, a path or an option, characters other than letters, digits, `.`, `_`, `-`
+  and `~` are percent-encoded.
 """
 
 from __future__ import annotations
@@ -31,16 +34,16 @@ Hosts = tuple[tuple[str, int | None], ...]
 
 NAMESPACE: Final = "rpcwheel"
 GROUP: Final = "rpcwheel.registry"
-"""Of the entry points that name others' backends: `scheme = "package.module:Class"`."""
+"""The group of the entry points of other packages' backends: `scheme = "package.module:Class"`."""
 
-WITH_A_FILE: Final = frozenset({"sqlite"})
-"""Schemes whose path is a file's."""
+FILE_SCHEMES: Final = frozenset({"sqlite"})
+"""Schemes whose path is a file."""
 
-OF_REDIS: Final = frozenset({"redis", "rediss"})
+REDIS_SCHEMES: Final = frozenset({"redis", "rediss"})
 HEADLESS: Final = "headless"
-"""Its host is the service."""
+"""The scheme whose host is the service."""
 
-WITH_A_SERVICE: Final = OF_REDIS | {
+SERVICE_SCHEMES: Final = REDIS_SCHEMES | {
     "memory",
     "etcd",
     "etcds",
@@ -48,13 +51,13 @@ WITH_A_SERVICE: Final = OF_REDIS | {
     "zookeepers",
     HEADLESS,
 }
-"""Our schemes whose path is the service; of others' their classes say what it is."""
+"""Built-in schemes whose path is the service."""
 
-HERE: Final = frozenset({"", ".", "..", "~"})
-"""What stands before the path of a file, where others have hosts."""
+FILE_PREFIXES: Final = frozenset({"", ".", "..", "~"})
+"""What may stand before the path of a file, in place of the hosts."""
 
-FOR_ALL: Final = ("namespace", "service", "group", "version")
-"""Options that every scheme has; what they say of clients is no backend's business."""
+COMMON_OPTIONS: Final = ("namespace", "service", "group", "version")
+"""Options of every scheme. Backends ignore all of them but the namespace."""
 
 LARGEST_PORT: Final = 65535
 
@@ -66,25 +69,25 @@ _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 
 @dataclass(frozen=True, slots=True)
 class RegistryUrl:
-    """A registry's address, taken apart.
+    """A parsed registry URL.
 
-    `str()` gives it without the password and the service; of the options it has the namespace and
-    the database, by which two registries of one host differ.
+    `str()` leaves out the password and the service. Of the options it keeps the namespace and the
+    database, in which two registries on one host differ.
     """
 
     scheme: str
     hosts: Hosts = ()
-    """Host and port; the port is None where it was left out."""
+    """Pairs of host and port; the port is None if it was left out."""
     path: str = ""
-    """Of the file, or whatever it is to a backend with `path_is_own`; else ""."""
+    """The file, or the path of a backend with `path_is_own`; otherwise ""."""
     service: str = ""
-    """What the path, or `?service=`, names; "" if nothing does."""
+    """The service that the path or `?service=` names; "" if none is named."""
     user: str = ""
     password: str = field(default="", repr=False)
     namespace: str = NAMESPACE
-    """Under which all keys are."""
+    """The prefix of all keys in the engine."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What else was given after `?`."""
+    """All other options."""
 
     def __str__(self) -> str:
         hosts = ",".join(
@@ -99,12 +102,12 @@ class RegistryUrl:
         return f"{self.scheme}://{user}{hosts}{self.path}{asked}"
 
     def check_options(self, *own: str) -> None:
-        """See that all options are those that every scheme has, or `own`.
+        """Check that there are no options but the common ones and `own`.
 
         Raises:
-            ConfigurationError: One is not; it says which there are.
+            ConfigurationError: An option is unknown. The message names the nearest, or all.
         """
-        known = (*FOR_ALL, *own)
+        known = (*COMMON_OPTIONS, *own)
         for name in self.options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
@@ -112,10 +115,10 @@ class RegistryUrl:
                 raise ConfigurationError(f"{self}: there is no option {name!r}; {meant}")
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """An option that is yes or no; `?tls` alone is yes.
+        """Read an option that is true or false. Without a value (`?tls`) it is true.
 
         Raises:
-            ConfigurationError: It is neither.
+            ConfigurationError: The value is neither.
         """
         given = self.options.get(name)
         if given is None:
@@ -125,10 +128,10 @@ class RegistryUrl:
         return _YES_NO.get(given.lower(), True)
 
     def seconds(self, name: str, *, default: float) -> float:
-        """An option that is a finite time above zero.
+        """Read an option that is a number of seconds.
 
         Raises:
-            ConfigurationError: It is not.
+            ConfigurationError: It is not a finite number above zero.
         """
         given = self.options.get(name)
         try:
@@ -143,11 +146,11 @@ class RegistryUrl:
 
 
 def parse_url(url: str) -> RegistryUrl:
-    """Take a registry's URL apart. Whether there is such a scheme, `open_backend` knows.
+    """Parse the URL of a registry. Any scheme is accepted: `open_backend` refuses unknown ones.
 
     Raises:
-        ConfigurationError: It makes no sense; it says why, without the password.
-        TypeError: It is no string.
+        ConfigurationError: The URL is malformed. The message never contains the password.
+        TypeError: `url` is not a string.
     """
     if not isinstance(url, str):
         raise TypeError(f'a registry is named by a URL, such as "memory://", not {url!r}')
@@ -155,17 +158,20 @@ def parse_url(url: str) -> RegistryUrl:
     scheme, colon, rest = url.partition("://")
     if not colon or not _SCHEME.fullmatch(scheme):
         raise ConfigurationError(
-            f'{shown!r} is no URL of a registry; it begins with a scheme, such as "etcd://" or '
-            '"sqlite:///"'
+            f"{shown!r} is not the URL of a registry; it begins with a scheme, such as "
+            '"etcd://" or "sqlite:///"'
         )
     try:
         return _parsed(scheme, rest)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{shown!r}: {error}") from None
+        # What follows a misspelled scheme was read by the wrong rules: `sqlit:///run/shop.db`.
+        near = _nearest_scheme(scheme)
+        unknown = f"no registry has the scheme {scheme!r}; did you mean {near}://?"
+        raise ConfigurationError(f"{shown!r}: {unknown if near else error}") from None
 
 
 def masked_url(url: str) -> str:
-    """For errors: without anything in it that may be secret."""
+    """Remove everything that may be secret from a URL, also a malformed one, for messages."""
     scheme, slashes, rest = url.partition("//")
     if not slashes:
         scheme, rest = "", url
@@ -179,10 +185,10 @@ def _parsed(scheme: str, rest: str) -> RegistryUrl:
     options = _options(query)
     namespace = _a_name("namespace", options.pop("namespace", NAMESPACE))
     user, password, hosts = "", "", Hosts()
-    if scheme in WITH_A_FILE:
+    if scheme in FILE_SCHEMES:
         path, service = _file(scheme, authority, slash + path), ""
     elif path and _path_is_own(scheme):
-        if authority not in HERE:
+        if authority not in FILE_PREFIXES:
             user, password, hosts = _authority(authority, path + "?" + query)
             authority = ""
         path, service = _without_zero(authority + slash + unquote(path)), ""
@@ -194,34 +200,42 @@ def _parsed(scheme: str, rest: str) -> RegistryUrl:
     if "service" in options:
         named = options.pop("service")
         if service not in {"", named}:
-            raise ConfigurationError(f"it names two services, {service!r} and {named!r}")
+            raise ConfigurationError(f"it names two services, {service!r} and {named!r}; give one")
         service = named
     if service:
         _a_name("the service", service)
     return RegistryUrl(scheme, hosts, path, service, user, password, namespace, options)
 
 
+def _nearest_scheme(scheme: str) -> str:
+    """The known scheme that an unknown one resembles; "" if it is known, or resembles none."""
+    known = {*FILE_SCHEMES, *SERVICE_SCHEMES, *(one.name for one in entry_points(group=GROUP))}
+    near = [] if scheme in known else difflib.get_close_matches(scheme, sorted(known), n=1)
+    return near[0] if near else ""
+
+
 def _path_is_own(scheme: str) -> bool:
-    """Whether a backend of somebody else's says so; loads it."""
-    if scheme in WITH_A_SERVICE:
+    """Whether the backend of another package claims the path. Loads its class."""
+    if scheme in SERVICE_SCHEMES:
         return False
     for one in entry_points(group=GROUP):
         if one.name == scheme:
-            with suppress(Exception):  # `open_backend` tells what is wrong with it
+            with suppress(Exception):  # `open_backend` reports what is wrong with it
                 return bool(getattr(one.load(), "path_is_own", False))
     return False
 
 
 def _service(scheme: str, path: str) -> str:
-    """The service that a path names."""
-    if scheme in OF_REDIS and path.isdecimal():
+    """The service that the path names."""
+    if scheme in REDIS_SCHEMES and path.isdecimal():
         raise ConfigurationError(
             f"the path is the name of the service; the number of the database is ?db={path}"
         )
-    if path and scheme not in WITH_A_SERVICE and not _NAME.fullmatch(path):
+    if path and scheme not in SERVICE_SCHEMES and not _NAME.fullmatch(path):
         raise ConfigurationError(
-            f"the path {path!r} is no name of a service; if it is the engine's, its backend says "
-            f"path_is_own = True, and is named by an entry point of the group {GROUP}"
+            f"the path {path!r} is not a valid service name; if the backend of {scheme}:// uses "
+            "the path itself, its class must set path_is_own = True and be named by an entry point "
+            f"of the group {GROUP}"
         )
     return path
 
@@ -252,7 +266,7 @@ def _a_name(what: str, value: str) -> str:
 
 
 def _file(scheme: str, authority: str, path: str) -> str:
-    if authority not in HERE:
+    if authority not in FILE_PREFIXES:
         raise ConfigurationError(
             f"{scheme} takes a file of this machine, after three slashes: {scheme}:///run/shop.db; "
             f"for one beside the program {scheme}://./shop.db"
@@ -265,12 +279,12 @@ def _file(scheme: str, authority: str, path: str) -> str:
 
 def _without_zero(path: str) -> str:
     if "\0" in path:
-        raise ConfigurationError("the name of the file has a zero character in it")
+        raise ConfigurationError("the name of the file contains a null character")
     return path
 
 
 def _authority(authority: str, after: str) -> tuple[str, str, Hosts]:
-    """User, password and hosts; `after` is what follows."""
+    """Parse user, password and hosts. `after` is the rest of the URL, for the error message."""
     if "@" in after and "@" not in authority:
         raise ConfigurationError("a '/' or '?' in a user or a password is written %2F or %3F")
     credentials, at, hosts = authority.rpartition("@")

@@ -1,5 +1,6 @@
-"""`rpcwheel registry`, run in this process: what its words mean, and how it ends."""
+"""`rpcwheel registry`, run in this process: arguments, output and exit status."""
 
+import io
 import itertools
 import json
 import socket
@@ -24,7 +25,7 @@ def instance(service="shop.Orders", port=50051, **values):
 
 @pytest.fixture
 def url():
-    """Of a registry of this test's own, which this process sees whole."""
+    """The URL of a registry of this test's own."""
     return f"memory://cli-{next(NUMBERS)}"
 
 
@@ -54,9 +55,7 @@ def test_ls_shows_all_services_if_none_is_named(url, registry, capsys) -> None:
     assert shown["registry"] == url
 
 
-def test_ls_shows_the_service_that_is_named_wherever_the_options_stand(
-    url, registry, capsys
-) -> None:
+def test_ls_shows_the_named_service_wherever_the_options_are(url, registry, capsys) -> None:
     for words in [
         ["{url}", "shop.Stock", "--json"],
         ["{url}", "--json", "shop.Stock"],
@@ -70,7 +69,7 @@ def test_ls_shows_the_service_that_is_named_wherever_the_options_stand(
         assert services_of(shown) == {"shop.Stock": ["10.0.0.7:50052"]}
 
 
-def test_ls_tells_machines_all_that_an_instance_is(url, registry, capsys) -> None:
+def test_ls_json_has_all_values_of_an_instance(url, registry, capsys) -> None:
     one = instance(id="a", weight=3, zone="b", metadata={"k": "v"}, started_at=12.5)
     registered(registry, one)
     main(["registry", "ls", url, "--json"])
@@ -79,7 +78,7 @@ def test_ls_tells_machines_all_that_an_instance_is(url, registry, capsys) -> Non
     assert ServiceInstance(**told) == one
 
 
-def test_ls_shows_people_a_table_and_how_many_there_are(url, registry, capsys) -> None:
+def test_ls_prints_a_table_and_a_summary(url, registry, capsys) -> None:
     registered(registry, instance(weight=7), instance(port=50052))
     assert main(["registry", "ls", url]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -88,25 +87,107 @@ def test_ls_shows_people_a_table_and_how_many_there_are(url, registry, capsys) -
     assert lines[-1] == f"2 instances of 1 service at {url}"
 
 
-def test_nothing_there_is_an_answer(url, registry, capsys) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(url, monkeypatch, stream, *words):
+    """What `ls` writes to a stream."""
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["registry", "ls", url, *words]) == 0
+    return stream.getvalue()
+
+
+def test_the_table_leaves_out_columns_that_are_empty_and_aligns_the_others(
+    url, registry, monkeypatch
+) -> None:
+    registered(registry, instance(id="a"))
+    head = shown(url, monkeypatch, io.StringIO()).splitlines()[0]
+    assert head.split() == ["SERVICE", "ID", "ADDRESS", "WEIGHT", "STATUS", "UP", "SINCE"]
+    registered(registry, instance(id="longer-than-the-others", zone="z"))
+    registered(registry, instance("b", version="v2"))
+    head, *rows = shown(url, monkeypatch, io.StringIO()).splitlines()[:4]
+    assert {row.index("10.0.0.7:50051", head.index("ADDRESS")) for row in rows} == {
+        head.index("ADDRESS")
+    }
+    assert rows[0][head.index("VERSION") :].startswith("v2")
+    assert rows[2][head.index("ZONE") :].startswith("z")
+
+
+def test_the_table_shows_tls_the_start_time_and_metadata(url, registry, monkeypatch) -> None:
+    registered(
+        registry,
+        instance(protocol="grpcs", started_at=86400.0, metadata={"b": "2", "a": "1"}),
+        instance(id="b", started_at=1e300),
+    )
+    one, other = shown(url, monkeypatch, io.StringIO()).splitlines()[1:3]
+    assert "grpcs://10.0.0.7:50051" in one
+    assert "1970-01-0" in one
+    assert one.endswith("a=1 b=2")
+    assert "?" in other
+
+
+def test_a_terminal_gets_a_rich_table_with_all_text_and_no_markup(
+    url, registry, monkeypatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    registered(registry, instance(metadata={"k": "[bold]x[/bold]", "long": "v" * 200}))
+    text = shown(url, monkeypatch, Terminal())
+    assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" in text
+    assert "[bold]" in "".join(text.split())
+    assert text.count("v") > 200
+    assert "SERVICE" in shown(url, monkeypatch, Terminal(), "--plain")
+
+
+def test_a_terminal_without_rich_gets_plain_text(url, registry, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delitem(sys.modules, "rpcwheel.cli.registry_rich", raising=False)
+    monkeypatch.delattr("rpcwheel.cli.registry_rich", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    registered(registry, instance())
+    assert "SERVICE" in shown(url, monkeypatch, Terminal())
+
+
+def test_characters_that_the_encoding_does_not_have_are_escaped(url, registry, monkeypatch) -> None:
+    registered(registry, instance(zone="Zürich"))
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", pipe)
     assert main(["registry", "ls", url]) == 0
-    assert main(["registry", "ls", url, "shop.Orders"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"no service at {url}",
-        f"no instance of shop.Orders at {url}",
-    ]
+    assert rb"Z\xfcrich" in pipe.buffer.getvalue()
 
 
-def test_to_look_makes_no_file(tmp_path, capsys) -> None:
+def test_ls_of_an_empty_registry_is_a_success(url, registry, capsys) -> None:
+    assert main(["registry", "ls", url]) == 0
+    assert capsys.readouterr().out == f"no service at {url}\n"
+
+
+def test_ls_of_a_service_without_instances_ends_with_1(url, registry, capsys) -> None:
+    assert main(["registry", "ls", url, "shop.Orders"]) == 1
+    assert capsys.readouterr().out == f"no instance of shop.Orders at {url}\n"
+    registered(registry, instance())
+    for words in (["shop.Orders", "shop.Stock"], ["shop.Orders", "shop.Stock", "--json"]):
+        assert main(["registry", "ls", url, *words]) == 1
+        captured = capsys.readouterr()
+        assert "10.0.0.7:50051" in captured.out
+        assert f"no instance of shop.Stock at {url}" in captured.err
+
+
+def test_jobs_that_read_do_not_create_a_file(tmp_path, capsys) -> None:
     file = tmp_path / "shop.db"
     for job in (["ls"], ["watch"], ["unregister"]):
         words = [*job, f"sqlite://{file}", "shop.Orders", *(["a"] if job == ["unregister"] else [])]
         assert main(["registry", *words]) == 1
-        assert "there is no such file" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert f"sqlite://{file}: there is no such file" in error
+        assert "the first server or client that uses the registry creates it" in error
     assert not file.exists()
 
 
-def test_unregister_takes_out_what_another_process_has_published_and_says_whose(
+def test_unregister_removes_an_instance_of_another_process_and_names_the_process(
     tmp_path, capsys
 ) -> None:
     url = f"sqlite://{tmp_path / 'shop.db'}"
@@ -117,13 +198,13 @@ def test_unregister_takes_out_what_another_process_has_published_and_says_whose(
         assert [one.port for one in other.lookup("shop.Orders").instances] == [50052]
 
 
-def test_unregister_says_which_there_are_if_there_is_none_such(url, registry, capsys) -> None:
+def test_unregister_of_an_unknown_id_names_the_known_ones(url, registry, capsys) -> None:
     registered(registry, instance(id="a"), instance(id="b"))
     assert main(["registry", "unregister", f"{url}/shop.Orders", "c"]) == 1
     assert f"no instance 'c' of shop.Orders at {url}; there are a, b" in capsys.readouterr().err
 
 
-def test_a_record_that_is_no_instance_is_told_of_and_the_others_are_shown(tmp_path, capsys) -> None:
+def test_an_invalid_record_is_reported_and_the_other_instances_are_shown(tmp_path, capsys) -> None:
     import sqlite3
 
     file = tmp_path / "shop.db"
@@ -138,12 +219,14 @@ def test_a_record_that_is_no_instance_is_told_of_and_the_others_are_shown(tmp_pa
         assert main(["registry", "ls", f"sqlite://{file}", "--json"]) == 0
     captured = capsys.readouterr()
     assert services_of(json.loads(captured.out)) == {"shop.Orders": ["10.0.0.7:50051"]}
-    assert "skipped shop.Orders/x: no JSON" in captured.err
+    assert "skipped shop.Orders/x, which is not a valid instance: no JSON" in captured.err
 
 
-def test_what_makes_no_sense_is_refused_with_what_does(capsys) -> None:
+def test_invalid_arguments_are_refused_with_an_explanation(capsys) -> None:
     for words, said in [
         (["ls", "etdc://host"], "did you mean etcd://?"),
+        (["ls", "sqlit:///run/shop/registry.db"], "did you mean sqlite://?"),
+        (["watch", "sqlit://./registry.db", "shop.A"], "did you mean sqlite://?"),
         (["ls", "sqlite://host/shop.db"], "three slashes"),
         (["ls", "memory://?pol=1"], "there is no option 'pol'"),
         (["ls", "memory://", "a b"], "it must be a name"),
@@ -189,7 +272,7 @@ def test_a_missing_package_ends_with_2_and_the_command_that_installs_it(
     "words",
     [["ls"], ["watch", "shop.A"], ["unregister", "shop.A", "x"], ["register", "shop.A", "h:1"]],
 )
-def test_a_registry_that_is_not_there_ends_with_1_and_the_reason(words, capsys) -> None:
+def test_a_registry_that_can_not_be_reached_ends_with_1_and_the_reason(words, capsys) -> None:
     pytest.importorskip("google.protobuf")
     with socket.socket() as nobody:  # bound, and not listening
         nobody.bind(("127.0.0.1", 0))
@@ -203,15 +286,16 @@ def test_a_registry_that_is_not_there_ends_with_1_and_the_reason(words, capsys) 
 
 
 def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_withdraws(
-    url, registry, capsys, monkeypatch
+    url, registry, capsys, monkeypatch, caplog
 ) -> None:
+    caplog.set_level("INFO", "rpcwheel.registry")
     seen, pauses = [], []
 
     def pause(seconds):
         pauses.append(seconds)
         wait_until(lambda: ["DRAINING"] in seen)
 
-    monkeypatch.setattr(registry_jobs, "FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(registry_jobs, "WITHDRAW_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr(registry_jobs, "time", SimpleNamespace(sleep=pause))
 
     def look(snapshot):
@@ -223,12 +307,15 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
         assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
         assert wait_until(lambda: seen[-1] == [])
     assert len(pauses) == 1
-    assert capsys.readouterr().out.endswith("withdrawn shop.Orders/10.0.0.7:50051\n")
+    assert capsys.readouterr().out.endswith("withdrew shop.Orders/10.0.0.7:50051\n")
+    one = f"{url}: published shop.Orders instance 10.0.0.7:50051"
+    assert [line for line in caplog.messages if " published " in line] == [
+        one,
+        f"{one} with status DRAINING",
+    ]
 
 
-def test_a_signal_in_the_middle_of_the_registration_withdraws_it_too(
-    url, registry, capsys, monkeypatch
-) -> None:
+def test_a_signal_during_the_registration_withdraws_it(url, registry, capsys, monkeypatch) -> None:
     register, calls = Registry.register, []
 
     def interrupted(self, *args, **options):
@@ -237,13 +324,13 @@ def test_a_signal_in_the_middle_of_the_registration_withdraws_it_too(
             raise KeyboardInterrupt  # before the caller has what was returned
         return calls[-1]
 
-    monkeypatch.setattr(registry_jobs, "FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(registry_jobs, "WITHDRAW_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr(Registry, "register", interrupted)
     assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
-    assert capsys.readouterr().out == "withdrawn shop.Orders/10.0.0.7:50051\n"
+    assert capsys.readouterr().out == "withdrew shop.Orders/10.0.0.7:50051\n"
 
 
-def test_register_says_whose_place_it_takes(url, registry, capsys) -> None:
+def test_register_names_the_process_whose_instance_it_replaces(url, registry, capsys) -> None:
     registered(registry, instance(epoch="feed"))
     others = []
 
@@ -254,5 +341,7 @@ def test_register_says_whose_place_it_takes(url, registry, capsys) -> None:
 
     with Interrupt() as ctrl_c, registry.subscribe("shop.Orders", look):
         assert main(["registry", "register", f"{url}/shop.Orders", "10.0.0.7:50051"]) == 130
-    said = "takes the place of shop.Orders/10.0.0.7:50051 of the process feed at 10.0.0.7:50051"
-    assert said in capsys.readouterr().err
+    assert (
+        "replaces shop.Orders/10.0.0.7:50051 of the process feed at 10.0.0.7:50051"
+        in capsys.readouterr().err
+    )

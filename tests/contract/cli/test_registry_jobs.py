@@ -1,4 +1,4 @@
-"""The jobs that go on until Ctrl-C, as processes, on a registry in a file."""
+"""The jobs that run until Ctrl-C, as processes, on a registry in a file."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ sys.exit(main(sys.argv[1:]))
 
 @contextmanager
 def job(*words, run=("-m", "rpcwheel")):
-    """One that runs; gives its process, whose first line has been read."""
+    """Run a job in a process of its own."""
     command = [sys.executable, "-W", "error", *run, "registry", *words]
     with subprocess.Popen(
         command,
@@ -43,7 +43,7 @@ def job(*words, run=("-m", "rpcwheel")):
 
 
 def ended(process, signum):
-    """Tell it to end; gives the status, and what it has still said."""
+    """Stop the process; return its exit status and the rest of its output."""
     process.send_signal(signum)
     out, err = process.communicate(timeout=WAIT_S)
     assert "Traceback" not in err
@@ -60,7 +60,7 @@ def url(tmp_path):
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_register_publishes_until_it_is_told_to_end_and_then_withdraws(url, signum, status) -> None:
+def test_register_publishes_until_a_signal_and_then_withdraws(url, signum, status) -> None:
     told = ["--weight", "7", "--zone", "b", "--meta", "a=1", "--meta", "b=x=y", "--version", "v2"]
     words = [
         url,
@@ -81,11 +81,11 @@ def test_register_publishes_until_it_is_told_to_end_and_then_withdraws(url, sign
                             started_at=one.started_at)  # fmt: skip
         assert one == expected
         assert one.started_at > 0
-        assert ended(process, signum) == (status, "withdrawn shop.Orders/10.0.0.7:50051\n")
+        assert ended(process, signum) == (status, "withdrew shop.Orders/10.0.0.7:50051\n")
         assert registry.lookup("shop.Orders").instances == ()  # long before the lease is over
 
 
-def test_watch_tells_what_comes_changes_and_goes(url) -> None:
+def test_watch_prints_instances_that_are_added_changed_and_removed(url) -> None:
     with open_registry(url, policy=ALONE) as registry:
         registry.register(instance(id="a"), wait=WAIT_S)
         with job("watch", url, "shop.Orders") as process:
@@ -100,11 +100,11 @@ def test_watch_tells_what_comes_changes_and_goes(url) -> None:
             lines.append(process.stdout.readline())
             assert ended(process, signal.SIGINT) == (130, "")
     assert [line.rstrip() for line in lines] == [
-        "= shop.Orders a (10.0.0.7:50051) there: UP, weight 100",
-        "+ shop.Orders b (10.0.0.7:50051) came: UP, weight 100",
+        "= shop.Orders a (10.0.0.7:50051) present: UP, weight 100",
+        "+ shop.Orders b (10.0.0.7:50051) added: UP, weight 100",
         "~ shop.Orders b (10.0.0.7:50051) changed: weight 100 -> 1",
         "~ shop.Orders b (10.0.0.7:50051) changed: status UP -> DRAINING",
-        "- shop.Orders b (10.0.0.7:50051) gone",
+        "- shop.Orders b (10.0.0.7:50051) removed",
     ]
 
 
@@ -116,7 +116,7 @@ def test_watch_ends_after_a_signal_that_does_not_interrupt_its_wait(url) -> None
             assert ended(process, signal.SIGINT) == (130, "")
 
 
-def test_a_server_that_never_answers_is_given_up_and_told_of_in_one_line() -> None:
+def test_a_registry_that_never_answers_is_reported_in_one_line() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -125,4 +125,4 @@ def test_a_server_that_never_answers_is_given_up_and_told_of_in_one_line() -> No
             _, told = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     (line,) = told.splitlines()  # and none of the log
-    assert line.endswith("Timeout reading from socket")  # which is more than: no answer yet
+    assert line.endswith("Timeout reading from socket")  # the cause, not: no answer yet

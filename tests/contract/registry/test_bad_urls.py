@@ -9,8 +9,8 @@ from rpcwheel import ConfigurationError, Kit, aio, open_registry
 SERVICE = "shop.Orders"
 
 BAD_URLS = {
-    "": "is no URL of a registry",
-    "127.0.0.1:2379": "is no URL of a registry",
+    "": "is not the URL of a registry",
+    "127.0.0.1:2379": "is not the URL of a registry",
     "etdc://127.0.0.1:2379": "did you mean etcd://",
     "consul://127.0.0.1": "no registry has the scheme 'consul'",
     "etcd://127.0.0.1:port": "a port is a number",

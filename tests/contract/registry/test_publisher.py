@@ -253,7 +253,7 @@ def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, mem
 # Arguments
 
 REFUSED = [
-    ({"registry": "etcd:127.0.0.1"}, ConfigurationError, "no URL of a registry"),
+    ({"registry": "etcd:127.0.0.1"}, ConfigurationError, "not the URL of a registry"),
     ({"registry": "etdc://127.0.0.1"}, ConfigurationError, "did you mean etcd://"),
     ({"registry": []}, ConfigurationError, "registry is empty"),
     ({"registry": 7}, TypeError, "registry must be a registry, a URL"),

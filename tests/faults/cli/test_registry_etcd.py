@@ -18,7 +18,7 @@ ALONE = RegistryPolicy(snapshot=False)
 
 @contextmanager
 def job(*words):
-    """One that runs; gives its process, whose first line has been read."""
+    """Run a job in a process of its own."""
     command = [sys.executable, "-W", "error", "-m", "rpcwheel", "registry", *words]
     with subprocess.Popen(
         command,
@@ -34,14 +34,14 @@ def job(*words):
 
 
 def ended(process, signum):
-    """Tell it to end; gives the status, and what it has still said."""
+    """Stop the process; return its exit status and the rest of its output."""
     process.send_signal(signum)
     out, err = process.communicate(timeout=WAIT_S)
     assert "Traceback" not in err
     return process.returncode, out
 
 
-def test_an_etcd_that_lost_its_data_is_told_of_and_filled_again() -> None:
+def test_register_and_watch_report_data_loss_and_register_publishes_again() -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine() as etcd:
@@ -51,13 +51,13 @@ def test_an_etcd_that_lost_its_data_is_told_of_and_filled_again() -> None:
             with job("watch", etcd.url(), "shop.Orders", "--json") as watcher:
                 told = [json.loads(watcher.stdout.readline())]
                 etcd.wipe()
-                assert any("published again" in line for line in publisher.stdout)
-                while told[-1]["event"] != "found":
+                assert any(" again: the registry had lost it" in line for line in publisher.stdout)
+                while told[-1]["event"] != "reconnected":
                     told.append(json.loads(watcher.stdout.readline()))
                 assert ended(watcher, signal.SIGINT)[0] == 130
-            assert told[0]["event"] == "there"
-            assert "lost" in [one["event"] for one in told]
-            assert "gone" not in [one["event"] for one in told]  # held, until it is back
+            assert told[0]["event"] == "present"
+            assert "disconnected" in [one["event"] for one in told]
+            assert "removed" not in [one["event"] for one in told]
             with open_registry(etcd.url(), policy=ALONE) as registry:
                 assert wait_until(lambda: registry.lookup("shop.Orders").instances)
                 assert ended(publisher, signal.SIGTERM)[0] == 143

@@ -8,7 +8,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import insecure_channel, open_registry
 from rpcwheel.registry.backends import OURS
-from rpcwheel.registry.url import WITH_A_FILE, WITH_A_SERVICE, RegistryUrl, parse_url
+from rpcwheel.registry.url import FILE_SCHEMES, SERVICE_SCHEMES, RegistryUrl, parse_url
 
 PARSED = [
     ("memory://", RegistryUrl("memory")),
@@ -71,7 +71,10 @@ REFUSED = [
     ("etcd://h/a?service=b", "it names two services, 'a' and 'b'"),
     ("redis://h:6379/3", r"the number of the database is \?db=3"),
     ("rediss://h/0", r"the number of the database is \?db=0"),
-    ("mine:///tmp/a.json", "its backend says path_is_own = True"),
+    ("mine:///tmp/a.json", "its class must set path_is_own = True"),
+    ("sqlit:///run/a.db", r"no registry has the scheme 'sqlit'; did you mean sqlite://\?"),
+    ("sqlit://./a.db", "did you mean sqlite://"),
+    ("zookeper://h/a/b", "did you mean zookeeper://"),
     ("etcd://h?namespace=", "namespace must be a name"),
     ("etcd://h?namespace=a/b", "namespace must be a name"),
     ("etcd://h?a=1&a=2", "a: given twice"),
@@ -80,7 +83,7 @@ REFUSED = [
     ("sqlite://", "the name of the file is missing"),
     ("sqlite:///", "the name of the file is missing"),
     ("sqlite:///run/", "the name of the file is missing"),
-    ("sqlite:///a%00b", "zero character"),
+    ("sqlite:///a%00b", "null character"),
 ]
 
 
@@ -185,7 +188,7 @@ def test_a_backend_that_can_not_be_loaded_is_told_when_it_is_opened():
 
 
 def test_the_path_of_each_built_in_scheme_is_the_service_or_a_file():
-    assert set(OURS) == WITH_A_FILE | WITH_A_SERVICE
+    assert set(OURS) == FILE_SCHEMES | SERVICE_SCHEMES
 
 
 def test_an_unknown_option_is_refused_with_the_nearest():
