@@ -87,12 +87,11 @@ class HeadlessBackend(RegistryBackend):
             self._dns = resolver
         interval_s = url.seconds("interval", default=INTERVAL_S)
         self._now_ns = clock_of(settings.timer)
-        self._following = PollingWatcher(
+        self._polling = PollingWatcher(
             self._read,
             timer=settings.timer,
             period_s=interval_s,
             retry_s=interval_s,
-            anew=False,
         )
         self._had_addresses = False
         self._resolved_ns: int | None = None
@@ -115,14 +114,14 @@ class HeadlessBackend(RegistryBackend):
         return {}
 
     def lookup(self, service: str) -> View:
-        return self._read(service, None)
+        return self._read(service)
 
     def services(self) -> Sequence[str]:
         return [self._host] if self._endpoints() else []
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         self._check_open()
-        return self._following.watch(service, watcher)
+        return self._polling.watch(service, watcher)
 
     def refresh(self, service: str) -> None:
         with self._lock:
@@ -130,17 +129,17 @@ class HeadlessBackend(RegistryBackend):
             if self._closed or (last_ns is not None and now_ns - last_ns < to_ns(MIN_INTERVAL_S)):
                 return
             self._resolved_ns = now_ns
-        EXECUTOR.submit(self, partial(self._following.look, service))
+        EXECUTOR.submit(self, partial(self._polling.request_read, service))
 
     def close(self) -> None:
         self._closed = True
-        self._following.close()
+        self._polling.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise RegistryClosed(f"{self.url} was closed; open another")
 
-    def _read(self, service: str, known: View | None) -> View:
+    def _read(self, service: str, _: View | None = None) -> View:
         if service != self._host:
             raise RegistryRefused(
                 f"{self.url} has one service, {self._host!r}, which is its host; not {service!r}"
@@ -154,7 +153,7 @@ class HeadlessBackend(RegistryBackend):
             except ConfigurationError as error:  # such as 0.0.0.0, of a filtering name server
                 raise RegistryUnavailable(f"{self.url}: {error}") from error
             records[one.id] = one.encoded()
-        return known if known is not None and known.records == records else View(records)
+        return View(records)
 
     def _endpoints(self) -> tuple[_Endpoint, ...]:
         """Resolve, or wait for the resolution that is under way; at most `timeout_s`.

@@ -1,25 +1,28 @@
-"""How a backend whose engine is asked keeps its watches true: one job at a time, on EXECUTOR.
+"""Watches for backends that read their engine again at each hint, and periodically.
 
-The engine's own notices (a node has changed, a message has come) are hints only: any thread may
-give them, and what follows is a look at the engine. It is looked at without a hint too, now and
-then, as a hint can be lost; and again and again while it fails.
+A hint says that a service may have changed: a ZooKeeper watch has fired, a Redis message has
+arrived. Any thread may give one. Every hint leads to a read of the service. The services are read
+without a hint too, periodically, as a hint can be lost, and with a growing delay while reads fail.
+
+All reads and all calls of watchers are made by one job at a time on `EXECUTOR`.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
-from rpcwheel.durations import to_ns
+from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.observe import ExecutorRejected, emit
 from rpcwheel.registry.one_shot_timer import OneShotTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rpcwheel.errors import TimerError
     from rpcwheel.registry.backend import View, Watcher
@@ -30,13 +33,13 @@ __all__ = ["PollingWatcher"]
 FIRST_RETRY_S: Final = 0.2
 
 _JITTER: Final = random.SystemRandom()
-"""Not the program's own, whose order of numbers is its business; and forked children differ."""
+"""Not the program's own generator, which tests may have seeded. Forked children differ."""
 
 
 class PollingWatcher:
-    """All watches of one backend. Thread-safe; nothing in here blocks but `read`, on EXECUTOR.
+    """All watches of one backend. Thread-safe; no method blocks.
 
-    In a forked child it begins anew, without watches.
+    In a forked child it starts without watches.
     """
 
     def __init__(
@@ -46,232 +49,249 @@ class PollingWatcher:
         timer: Timer | None,
         period_s: float,
         retry_s: float,
-        anew: bool,
+        full_every: int = 1,
+        has_changed: Callable[[], bool] | None = None,
     ) -> None:
-        """Take note.
+        """Start no timer and no job.
 
         Args:
-            read: Asks the engine for a service; gets what it has answered last (None after contact
-                was lost), and may give that very object back. One call at a time. May raise
+            read: Reads a service from the engine. Gets the view that it returned last, or None if
+                everything must be read again. It may return that very view. `View.changed` must be
+                relative to that view. May raise RegistryError.
+            timer: None for `shared_timer()`, used from the first watch on.
+            period_s: Seconds between periodic reads, 10 % more or less.
+            retry_s: The longest delay after a failed read; the first is random, up to 0.2 s.
+            full_every: Every how many periods `read` gets None. 1: in each.
+            has_changed: A cheap check that is made in each period that is not a full one; all
+                services are read if it returns True. None: they are read in each period. May raise
                 RegistryError.
-            timer: None for `shared_timer()`, when the first watch comes.
-            period_s: Seconds between looks that nobody has asked for, 10 % more or less.
-            anew: Whether those looks read everything, or what `read` was told last does.
-            retry_s: The longest wait after a failed look; the first is at random up to 0.2 s.
         """
         self._read = read
         self._timer = timer
         self._period_s = period_s
         self._retry_s = retry_s
-        self._anew = anew
+        self._full_every = full_every
+        self._has_changed = has_changed
         self._closed = False
         self.reset()
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Start anew, without watches, in a forked child."""
-        self._changed = threading.Lock()
+        """Start without watches, in a forked child."""
+        self._lock = threading.Lock()
         self._watches: dict[str, list[_Watch]] = {}
         self._views: dict[str, View] = {}
-        self._dirty: dict[str, None] = {}  # services to look at, in order
-        self._late: set[str] = set()  # those that failed
-        self._doubt: str | None = None  # to be told to all, before anything else
+        self._pending: dict[str, bool] = {}  # services to read, in order; True: in full
+        self._failed: set[str] = set()  # services to read at `_retry_ns`
+        self._lost_reason: str | None = None  # to report to all watchers, before anything else
+        self._check_due = False
         self._running = False
         self._failures = 0
-        self._period = OneShotTimer(self._timer, self._period_over, self._refused)
-        self._retry = OneShotTimer(self._timer, self._retry_due, self._refused)
-        self._planned: set[OneShotTimer] = set()  # those that will ring
+        self._periods = 0
+        self._alarm = OneShotTimer(self._timer, self._alarm_due, self._timer_refused)
+        self._period_ns = self._retry_ns = NEVER
 
     def watch(self, service: str, watcher: Watcher) -> _Watch:
-        """Have the watcher told from now on, soon for the first time."""
+        """Start a watch. The watcher soon gets a first view."""
         watch = _Watch(self, service, watcher)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return watch
+            if not self._watches:
+                self._schedule_period()
             self._watches.setdefault(service, []).append(watch)
-            self._dirty[service] = None
-            self._start()
-            self._schedule(self._period, _JITTER.uniform(0.9, 1.1) * self._period_s)
+            self._add_pending((service,))
         return watch
 
-    def look(self, service: str | None = None) -> None:
-        """Look at this service soon; None: at all."""
-        with self._changed:
-            for name in self._watches if service is None else (service,):
-                if name in self._watches:
-                    self._dirty[name] = None
-            self._start()
+    def request_read(self, service: str | None = None) -> None:
+        """Read this service soon, if it is watched; None: all that are watched."""
+        with self._lock:
+            self._add_pending(self._watches if service is None else (service,))
 
-    def lost(self, reason: str) -> None:
-        """Tell all that contact was lost, once until they see the engine again; and look."""
-        with self._changed:
-            self._doubt = reason
-            self._views.clear()
-            self._dirty.update(dict.fromkeys(self._watches))
-            self._start()
+    def report_contact_lost(self, reason: str) -> None:
+        """Tell all watchers, once until they get a view again, and read everything anew."""
+        with self._lock:
+            self._lost_reason = reason
+            self._add_pending(self._watches, full=True)
 
     def close(self) -> None:
-        """End all watches: nothing is told after this returns. Idempotent."""
-        with self._changed:
+        """End all watches: no watcher is called after this returns. Idempotent."""
+        with self._lock:
             self._closed = True
-            watches = [watch for each in self._watches.values() for watch in each]
-            self._plan_nothing()
+            watches = self._watches_of(self._watches)
         for watch in watches:
             watch.close()
 
     @property
     def services(self) -> frozenset[str]:
-        """Those that are watched."""
-        with self._changed:
+        """The services that are watched."""
+        with self._lock:
             return frozenset(self._watches)
 
-    def _start(self) -> None:
-        """With the lock: have a job run if there is work."""
-        if not self._running and not self._closed and (self._dirty or self._doubt is not None):
+    # With the lock
+
+    def _watches_of(self, services: Iterable[str]) -> list[_Watch]:
+        return [watch for name in services for watch in self._watches.get(name, ())]
+
+    def _add_pending(self, services: Iterable[str], *, full: bool = False) -> None:
+        for name in services:
+            if name in self._watches:
+                self._pending[name] = full or self._pending.get(name, False)
+        self._start_job()
+
+    def _start_job(self) -> None:
+        if not self._running and not self._closed:
             self._running = True
-            EXECUTOR.submit(self, self._work)
+            EXECUTOR.submit(self, self._run)
 
-    def _schedule(self, alarm: OneShotTimer, delay_s: float) -> None:
-        """With the lock: look again then, if that is not planned already."""
-        if alarm not in self._planned and not self._closed and self._watches:
-            self._planned.add(alarm)
-            alarm.wake(alarm.now_ns() + to_ns(delay_s))
+    def _schedule_period(self) -> None:
+        delay_s = _JITTER.uniform(0.9, 1.1) * self._period_s
+        self._period_ns = self._alarm.now_ns() + to_ns(delay_s)
+        self._alarm.wake(self._period_ns)
 
-    def _plan_nothing(self) -> None:
-        """With the lock."""
-        for alarm in self._planned:
-            alarm.clear()
-        self._planned.clear()
+    # On the timer's thread
 
-    def _rang(self, alarm: OneShotTimer) -> bool:
-        """With the lock: take note of it; False if it has rung before."""
-        alarm.rang()
-        planned = alarm in self._planned
-        self._planned.discard(alarm)
-        return planned
+    def _alarm_due(self) -> None:
+        with self._lock:
+            self._alarm.rang()
+            now_ns = self._alarm.now_ns()
+            if now_ns >= self._retry_ns:
+                self._retry_ns = NEVER
+                self._add_pending(self._failed, full=True)
+                self._failed.clear()
+            if now_ns >= self._period_ns:
+                self._periods += 1
+                full = self._periods % self._full_every == 0
+                if full or self._has_changed is None:
+                    self._add_pending(self._watches, full=full)
+                else:
+                    self._check_due = True
+                    self._start_job()
+                self._schedule_period()
+            self._alarm.wake(min(self._period_ns, self._retry_ns))
 
-    def _refused(self, error: TimerError) -> None:
-        told = ExecutorRejected(timer="registry", task=repr(self._read), error=error)
-        EXECUTOR.submit(told, partial(emit, told))
-
-    def _period_over(self) -> None:
-        with self._changed:
-            if not self._rang(self._period):
-                return
-            if self._anew:
-                self._views.clear()
-            self._dirty.update(dict.fromkeys(self._watches))
-            self._start()
-            self._schedule(self._period, _JITTER.uniform(0.9, 1.1) * self._period_s)
-
-    def _retry_due(self) -> None:
-        with self._changed:
-            if not self._rang(self._retry):
-                return
-            self._dirty.update(dict.fromkeys(self._late & self._watches.keys()))
-            self._late.clear()
-            self._start()
+    def _timer_refused(self, error: TimerError) -> None:
+        event = ExecutorRejected(timer="registry", task=repr(self._read), error=error)
+        EXECUTOR.submit(event, partial(emit, event))
 
     # On a thread of EXECUTOR
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            while self._step():
-                pass
+            while (step := self._next_step()) is not None:
+                step()
         except BaseException:
-            with self._changed:  # a bug, told by EXECUTOR; those to come must not wait for this job
+            with self._lock:  # a bug, which EXECUTOR reports; the next hint starts another job
                 self._running = False
             raise
 
-    def _step(self) -> bool:
-        """Do the next thing; False if there is none."""
-        with self._changed:
-            reason, self._doubt = self._doubt, None
-            if self._closed or (reason is None and not self._dirty):
-                self._running = False
-                return False
-            service = "" if reason is not None else next(iter(self._dirty))
-            self._dirty.pop(service, None)
-            known = self._views.get(service)
-            told = tuple(
-                watch
-                for name, watches in self._watches.items()
-                for watch in watches
-                if reason is not None or name == service
-            )
-        if reason is not None:
-            for watch in told:
-                watch.suspect(reason)
-        elif told:
-            self._look_at(service, known, told)
-        return True
+    def _next_step(self) -> Callable[[], None] | None:
+        with self._lock:
+            if not self._closed:
+                if self._lost_reason is not None:
+                    reason, self._lost_reason = self._lost_reason, None
+                    return partial(_suspect, self._watches_of(self._watches), reason)
+                if self._check_due:
+                    self._check_due = False
+                    return self._check
+                for service, full in self._pending.items():
+                    del self._pending[service]
+                    known = self._views.pop(service, None)  # back after a read that succeeds
+                    return partial(self._read_service, service, None if full else known)
+            self._running = False
+            return None
 
-    def _look_at(self, service: str, known: View | None, watches: tuple[_Watch, ...]) -> None:
+    def _check(self) -> None:
+        try:
+            changed = self._has_changed is not None and self._has_changed()
+        except RegistryError:
+            changed = not self._failed  # a read fails too, and reports it
+        if changed:
+            self.request_read()
+
+    def _read_service(self, service: str, known: View | None) -> None:
         try:
             view = self._read(service, known)
         except RegistryError as error:
-            self._failed(service, error)
+            self._read_failed(service, error)
             return
-        with self._changed:
+        with self._lock:
             self._failures = 0
-            if self._doubt is not None:  # lost meanwhile: it may be from before, and is read again
+            if self._lost_reason is not None:  # the view may be older than the loss: read again
                 return
-            self._views[service] = view
+            watches = self._watches_of((service,))
+            if watches:
+                self._views[service] = view
         for watch in watches:
-            watch.saw(view)
+            watch.saw(view, known)
 
-    def _failed(self, service: str, error: RegistryError) -> None:
-        with self._changed:
-            self._late.add(service)
-            if isinstance(error, RegistryUnavailable):  # it would not answer the others either
-                self._late.update(self._watches)
-                self._dirty.clear()
-                self._views.clear()
-                doubtful = [watch for each in self._watches.values() for watch in each]
-            else:
-                self._views.pop(service, None)
-                doubtful = list(self._watches.get(service, ()))
-            most = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
+    def _read_failed(self, service: str, error: RegistryError) -> None:
+        with self._lock:
+            if isinstance(error, RegistryUnavailable):  # reads of other services would fail too
+                self._pending.clear()
+                self._failed.update(self._watches)
+            elif service in self._watches:
+                self._failed.add(service)
+            watches = self._watches_of(self._failed)
+            longest_s = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
-            self._schedule(self._retry, _JITTER.uniform(0, most))
-        for watch in doubtful:
-            watch.suspect(str(error))
+            if self._failed and self._retry_ns == NEVER:
+                self._retry_ns = self._alarm.now_ns() + to_ns(_JITTER.uniform(0, longest_s))
+                self._alarm.wake(self._retry_ns)
+        _suspect(watches, str(error))
 
-    def _drop(self, watch: _Watch) -> None:
-        with self._changed:
-            left = [each for each in self._watches.pop(watch.service, ()) if each is not watch]
-            if left:
-                self._watches[watch.service] = left
+    def _remove(self, watch: _Watch) -> None:
+        with self._lock:
+            others = [each for each in self._watches.pop(watch.service, ()) if each is not watch]
+            if others:
+                self._watches[watch.service] = others
             else:
                 self._views.pop(watch.service, None)
+                self._pending.pop(watch.service, None)
+                self._failed.discard(watch.service)
             if not self._watches:
-                self._plan_nothing()
+                self._alarm.clear()
+                self._period_ns = self._retry_ns = NEVER
 
 
 class _Watch:
     """One watcher of one service."""
 
-    def __init__(self, following: PollingWatcher, service: str, watcher: Watcher) -> None:
+    def __init__(self, polling: PollingWatcher, service: str, watcher: Watcher) -> None:
         self.service = service
-        self._following = following
+        self._polling = polling
         self._watcher = watcher
-        self._telling = threading.RLock()  # a watcher may close its own watch
+        self._lock = threading.RLock()  # a watcher may close its own watch
         self._open = True
-        self._doubtful = False
+        self._last: View | None = None  # what the watcher has
+        self._suspected = False
 
-    def saw(self, view: View) -> None:
-        with self._telling:
-            if self._open:
-                self._doubtful = False
-                self._watcher.saw(view)
+    def saw(self, view: View, known: View | None) -> None:
+        """Call the watcher, unless it has these records. `view.changed` is relative to `known`."""
+        with self._lock:
+            last, self._last = self._last, view
+            if not self._open or (
+                last is not None and not self._suspected and last.records == view.records
+            ):
+                return
+            self._suspected = False
+            if view.changed is not None and (last is not known or last is view):
+                view = replace(view, changed=None)
+            self._watcher.saw(view)
 
     def suspect(self, reason: str) -> None:
-        with self._telling:
-            if self._open and not self._doubtful:
-                self._doubtful = True
+        """Call the watcher, unless it was called for this since its last view."""
+        with self._lock:
+            if self._open and not self._suspected:
+                self._suspected = True
                 self._watcher.suspect(reason)
 
     def close(self) -> None:
-        with self._telling:
+        with self._lock:
             self._open = False
-        self._following._drop(self)  # noqa: SLF001 - its other half
+        self._polling._remove(self)  # noqa: SLF001 - its other half
+
+
+def _suspect(watches: Iterable[_Watch], reason: str) -> None:
+    for watch in watches:
+        watch.suspect(reason)

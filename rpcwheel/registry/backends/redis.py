@@ -84,9 +84,9 @@ CUT_S: Final = 0.3
 
 """Seconds that the listener may take to end; its connection is cut."""
 
-ALL_AFTER: Final = 12
+FULL_EVERY: Final = 12
 
-"""Looks without a change after which everything is read: four leases."""
+"""Periods between full reads of watched services: four leases."""
 
 CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
 
@@ -110,11 +110,11 @@ class RedisBackend(RegistryBackend):
         self._options = _options_of(url, settings)
         self._keys = Keys(url.namespace)
         self._now = clock_of(settings.timer)
-        self._following = PollingWatcher(
+        self._polling = PollingWatcher(
             self._follow,
             timer=settings.timer,
             period_s=settings.lease_s / 3,
-            anew=False,
+            full_every=FULL_EVERY,
             retry_s=settings.lease_s / 3,
         )
         self._closed = False
@@ -131,12 +131,11 @@ class RedisBackend(RegistryBackend):
             self._client,
             self._keys.channel,
             quiet_s=self.settings.lease_s / 3,
-            hint=self._following.look,
-            lost=lambda error: self._following.lost(f"{self.url}: {error}"),
+            hint=self._polling.request_read,
+            lost=lambda error: self._polling.report_contact_lost(f"{self.url}: {error}"),
         )
         self._owner = f"{secrets.token_hex(8)}:{int(self.settings.lease_s * 1000)}"
         self._published: dict[tuple[str, str], _Published] = {}
-        self._quiet: dict[str, int] = {}  # looks without a change, by service
         self._memory = b""  # of the engine, as the looks have seen it
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
@@ -183,12 +182,12 @@ class RedisBackend(RegistryBackend):
         if self._closed:
             raise RegistryClosed(f"{self.url}: this registry was closed")
         self._hints.start()
-        return self._following.watch(service, watcher)
+        return self._polling.watch(service, watcher)
 
     def close(self) -> None:
         if self._closed:
             return
-        self._following.close()
+        self._polling.close()
         released = threading.Event()
         if self._published:
             EXECUTOR.submit(released, lambda: self._release(released))
@@ -218,18 +217,13 @@ class RedisBackend(RegistryBackend):
 
     def _follow(self, service: str, known: View | None) -> View:
         """What a watched service has now; `known` itself if nothing has changed."""
-        quiet = self._quiet.get(service, 0)
-        asked = (
-            ("", 0) if known is None or quiet >= ALL_AFTER else (known.revision, len(known.records))
-        )
+        asked = ("", 0) if known is None else (known.revision, len(known.records))
         memory, number, *changed = self._run(self._list, service, "", *asked)
         before, self._memory = self._memory, memory
         if before and memory != before:
-            self._following.lost(f"{self.url}: the server has lost its memory")
+            self._polling.report_contact_lost(f"{self.url}: the server has lost its memory")
         if known is not None and not changed:
-            self._quiet[service] = quiet + 1
             return known
-        self._quiet[service] = 0
         return _view(number, *changed)
 
     def _run(self, script: Script, service: str, *args: str | bytes | int) -> Any:

@@ -12,16 +12,12 @@ from __future__ import annotations
 import secrets
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError
-from rpcwheel.observe import emit
-from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.backend import RegistryBackend, View
-from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.timer.clock import clock_of
 
 from .polling import PollingWatcher
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from rpcwheel.errors import TimerError
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
@@ -76,34 +71,29 @@ class SqliteBackend(RegistryBackend):
         url.check_options("poll")
         if not url.path:
             raise ConfigurationError(f"{url}: the file is missing: sqlite:///run/registry.db")
-        self._poll_ns = to_ns(url.seconds("poll", default=POLL_S))
+        poll_s = url.seconds("poll", default=POLL_S)
         self._lease_ns = to_ns(settings.lease_s)
         self._now = clock_of(settings.timer)
         self._file = SqliteFile(url.path, settings.timeout_s)
         self._watched = SqliteFile(url.path, settings.timeout_s)  # sees what `_file` writes
-        self._following = PollingWatcher(
+        self._polling = PollingWatcher(
             self._read,
             timer=settings.timer,
-            period_s=settings.lease_s,
+            period_s=poll_s,
             retry_s=settings.lease_s / 3,
-            anew=True,
+            full_every=max(1, round(settings.lease_s / poll_s)),
+            has_changed=self._has_changed,
         )
         self._lease: str | None = None
-        self._store: str | None = None  # of which file the lease is
+        self._store: str | None = None  # the file that the lease is in
         self._lost: Lost = "missing"  # why there is no lease
         self._closed = False
-        self._begin()
-        self._seen_at = "", ""  # which file and revision; like what follows, of jobs of EXECUTOR
-        self._seen_store: str | None = None
-        self._failing = False
-        reset_after_fork(self)
-
-    def _begin(self) -> None:
-        self._changed = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # of closing
+        # Used by one job of `_polling` at a time
         self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
-        self._alarm = OneShotTimer(self.settings.timer, self._poll_due, self._refused)
-        self._planned = False  # the alarm will ring
-        self._looking = False  # it has
+        self._checked = "", ""  # the file and its revision
+        self._read_store: str | None = None
+        reset_after_fork(self)
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         self._check_open()
@@ -162,17 +152,14 @@ class SqliteBackend(RegistryBackend):
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         self._check_open()
-        watch = self._following.watch(service, watcher)
-        self._poll_later()
-        return watch
+        return self._polling.watch(service, watcher)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             closed, self._closed = self._closed, True
-            self._alarm.clear()
         if closed:
             return
-        self._following.close()
+        self._polling.close()
         if self._lease is not None:
             with suppress(RegistryError), self._file.writing() as db:
                 db.execute("DELETE FROM lease WHERE id = ?", (self._lease,))
@@ -221,71 +208,36 @@ class SqliteBackend(RegistryBackend):
             if now_ns < ends_ns <= now_ns + length_ns
         ]
 
-    # Watching: the timer has a job look whether anybody has written; `Following` does the rest.
+    # Watching, on a thread of EXECUTOR
 
-    def _read(self, service: str, known: View | None) -> View:
+    def _read(self, service: str, _: View | None) -> View:
         with self._watched.reading() as db:
             view, ends_ns = self._found(db, service)
             store = _meta(db, "store")
-        with self._changed:
-            self._ends[service] = ends_ns
-        before, self._seen_store = self._seen_store, store
+        self._ends[service] = ends_ns
+        before, self._read_store = self._read_store, store
         if before not in {None, store}:
-            self._following.lost(f"{self.url}: another file is in its place")
-        return known if known is not None and known.records == view.records else view
+            self._polling.report_contact_lost(f"{self.url}: another file is in its place")
+        return view
 
-    def _poll_later(self) -> None:
-        with self._changed:
-            busy = self._planned or self._looking
-            if not self._closed and not busy and self._following.services:
-                self._planned = True
-                self._alarm.wake(self._alarm.now_ns() + self._poll_ns)
-
-    def _poll_due(self) -> None:
-        with self._changed:
-            self._alarm.rang()
-            due, self._planned = self._planned, False
-            self._looking |= due
-        if due:
-            EXECUTOR.submit(self, self._look)
-
-    def _refused(self, error: TimerError) -> None:
-        failed = RegistryFailed(str(self.url), "watch", error, None)
-        EXECUTOR.submit(failed, partial(emit, failed))
-
-    def _look(self) -> None:
-        try:
-            try:
-                news, self._failing = self._has_news(), False
-            except RegistryError:
-                news, self._failing = not self._failing, True  # who reads fails too, and tells
-            if news:
-                self._following.look()
-        finally:
-            with self._changed:
-                self._looking = False
-            self._poll_later()
-
-    def _has_news(self) -> bool:
-        """Whether watches may be told of something: a write, a lease's end, another file."""
+    def _has_changed(self) -> bool:
+        """Whether a read may find something new: after a write, a lease's end, another file."""
         if self._watched.replaced():
             return True
-        if self._watched.changed():  # by a renewal too, which is no news
+        if self._watched.changed():  # also by a renewal, which changes no view
             with self._watched.reading() as db:
-                now_at = _meta(db, "store"), _meta(db, "revision")
-            before, self._seen_at = self._seen_at, now_at
-            if before != now_at:
+                checked = _meta(db, "store"), _meta(db, "revision")
+            before, self._checked = self._checked, checked
+            if before != checked:
                 return True
-        services, now = self._following.services, self._now()
-        with self._changed:
-            self._ends = {name: end for name, end in self._ends.items() if name in services}
-            return any(ends_ns <= now for ends_ns in self._ends.values())
+        services, now = self._polling.services, self._now()
+        self._ends = {name: end for name, end in self._ends.items() if name in services}
+        return any(ends_ns <= now for ends_ns in self._ends.values())
 
     def reset(self) -> None:
-        """Start anew, without a lease, in a forked child."""
-        self._begin()
-        self._lease = None
-        self._lost = "lease"
+        """Start without a lease, in a forked child."""
+        self._lock = threading.Lock()
+        self._lease, self._lost = None, "lease"
 
 
 def _meta(db: sqlite3.Connection, name: str) -> str:

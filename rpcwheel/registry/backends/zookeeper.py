@@ -75,11 +75,10 @@ class ZookeeperBackend(RegistryBackend):
         self._paths = Paths(url.namespace)
         self._session = Session(url, settings, self._contact_changed)
         self._reader = Reader(url, self._session, self._look)
-        self._following = PollingWatcher(
+        self._polling = PollingWatcher(
             self._reader.follow,
             timer=settings.timer,
             period_s=LOOK_LEASES * settings.lease_s,
-            anew=True,
             retry_s=settings.lease_s / 3,
         )
         self._published: dict[str, int] = {}  # session by path
@@ -147,22 +146,22 @@ class ZookeeperBackend(RegistryBackend):
     def watch(self, service: str, watcher: Watcher) -> Watch:
         if self._session.closed:
             raise RegistryClosed(f"{self.url}: this registry was closed")
-        return self._following.watch(service, watcher)
+        return self._polling.watch(service, watcher)
 
     def close(self) -> None:
-        self._following.close()
+        self._polling.close()
         self._session.close()
 
     def _contact_changed(self, reason: str | None) -> None:
         """On EXECUTOR."""
         self._reader.forget()
         if reason is None:
-            self._following.look()
+            self._polling.request_read()
         else:
-            self._following.lost(reason)
+            self._polling.report_contact_lost(reason)
 
     def _look(self, service: str) -> None:
-        self._following.look(service)
+        self._polling.request_read(service)
 
     def _path(self, instance: ServiceInstance) -> str:
         return self._paths.node(*instance.key)

@@ -320,6 +320,7 @@ def test_addresses_are_resolved_again_when_there_are_none(resolver, pods):
 def test_refresh_resolves_at_most_every_5_seconds(resolver, backend):
     timer, watcher = ManualTimer(), Watcher()
     headless = backend(url(50051, SELDOM), timer)
+    resolver.answers[HOST] = ["10.0.0.1"]
     watch = headless.watch(HOST, watcher)
     for count in (1, 2, 3):
         assert wait_until(lambda: len(watcher.news) == count)  # noqa: B023
@@ -328,6 +329,7 @@ def test_refresh_resolves_at_most_every_5_seconds(resolver, backend):
         headless.refresh(HOST)
         timer.advance(2)
         assert resolver.count == count
+        resolver.answers[HOST] = [f"10.0.0.{count + 1}"]
         headless.refresh(HOST)
     watch.close()
     headless.close()

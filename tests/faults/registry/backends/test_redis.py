@@ -142,15 +142,6 @@ def test_scripts_that_the_server_has_forgotten_are_sent_again(redis, opened, nam
     assert backend.renew([A]) == {}
 
 
-def test_a_look_at_what_has_not_changed_gives_the_same_view(redis, opened, namespace):
-    backend, witness = opened(redis.url(namespace=namespace), lease=0.6), RecordingWatcher()
-    other = opened(redis.url(namespace=namespace), lease=30)
-    other.publish([A])
-    backend.watch(A.service, witness)
-    assert wait_until(lambda: len(witness.views) >= 6)
-    assert len({id(view) for view in witness.views[2:6]}) == 1
-
-
 def test_another_database_is_another_registry(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace, db="3"))
     backend.publish([A])

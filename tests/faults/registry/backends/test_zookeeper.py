@@ -98,7 +98,7 @@ def test_a_change_of_one_reads_only_that_one(zookeeper, opened, namespace):
     backend.publish(many)
     backend.watch(A.service, witness)
     assert witness.sees(*many)
-    assert wait_until(lambda: not backend._following._running)
+    assert wait_until(lambda: not backend._polling._running)
     before = _received(zookeeper)
     heavy = A.changed(weight=7)
     backend.publish([heavy])

@@ -1,0 +1,403 @@
+"""Watches of backends that are polled: every watcher gets the present records in the end."""
+
+import os
+import signal
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fixtures.engine_watchers import RecordingWatcher
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
+from rpcwheel.observe import ExecutorRejected
+from rpcwheel.registry.backend import View
+from rpcwheel.registry.backends.polling import FIRST_RETRY_S, PollingWatcher
+from rpcwheel.timer import ManualTimer, WheelTimer
+from rpcwheel.timer.clock import clock_of
+
+PERIOD = 10.0
+RETRY = 4.0
+TICK_NS = 10_000_000
+
+
+class Engine:
+    """Records by service, and an engine's ways to fail. `read` says what changed."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, dict[str, bytes]] = {}
+        self.error: Exception | None = None
+        self.refused: set[str] = set()
+        self.reads: list[tuple[str, View | None]] = []
+        self.gate: threading.Event | None = None
+
+    def read(self, service: str, known: View | None) -> View:
+        self.reads.append((service, known))
+        records = dict(self.records.get(service, {}))
+        if self.gate is not None:
+            self.gate.wait(WAIT_S)
+        if self.error is not None:
+            raise self.error
+        if service in self.refused:
+            raise RegistryRefused("no rights")
+        return View(records, changed=None if known is None else difference(known, records))
+
+
+def difference(known: View, records: dict[str, bytes]) -> frozenset[str]:
+    return frozenset(key for key, _ in known.records.items() ^ records.items())
+
+
+class CheckedWatcher(RecordingWatcher):
+    """Checks that `changed` is relative to the view before."""
+
+    def saw(self, view: View) -> None:
+        if self.views:
+            assert view.changed in {None, difference(self.views[-1], dict(view.records))}
+        else:
+            assert view.changed is None
+        super().saw(view)
+
+
+def polling_of(engine: Engine, timer: ManualTimer, **options: object) -> PollingWatcher:
+    return PollingWatcher(engine.read, timer=timer, period_s=PERIOD, retry_s=RETRY, **options)
+
+
+def wait_until_quiet(polling: PollingWatcher) -> bool:
+    return wait_until(lambda: not polling._running)
+
+
+@pytest.fixture
+def engine():
+    """One with two services."""
+    engine = Engine()
+    engine.records = {"a": {"1": b"x"}, "b": {}}
+    return engine
+
+
+@pytest.fixture
+def polling(engine, timer):
+    """Closed in the end, when no timeout may be left."""
+    polling = polling_of(engine, timer)
+    yield polling
+    polling.close()
+    assert wait_until_quiet(polling)
+    assert timer.pending == 0
+
+
+@pytest.fixture
+def watch(polling):
+    """Start a watch, and wait for its first view."""
+
+    def watch(service, *ids):
+        watcher = CheckedWatcher()
+        polling.watch(service, watcher)
+        assert watcher.sees(*ids)
+        assert wait_until_quiet(polling)
+        return watcher
+
+    return watch
+
+
+def test_a_watch_gets_a_first_view_also_of_an_empty_service(polling, watch):
+    watch("a", "1")
+    watch("b")
+    assert polling.services == {"a", "b"}
+
+
+def test_a_requested_read_is_of_that_service_only(polling, engine, watch):
+    a, b = watch("a", "1"), watch("b")
+    engine.records = {"a": {}, "b": {"2": b""}}
+    polling.request_read("a")
+    assert a.sees()
+    assert wait_until_quiet(polling)
+    assert len(b.news) == 1
+    polling.request_read("unwatched")
+    assert wait_until_quiet(polling)
+    assert [service for service, _ in engine.reads].count("unwatched") == 0
+
+
+def test_a_view_says_what_changed_since_the_last_view_of_the_same_watcher(polling, engine, watch):
+    first = watch("a", "1")
+    engine.records["a"] = {"1": b"x", "2": b"y"}
+    polling.request_read("a")
+    assert first.sees("1", "2")
+    late = watch("a", "1", "2")
+    engine.records["a"] = {"1": b"z", "2": b"y"}
+    polling.request_read("a")
+    for watcher in (first, late):
+        assert wait_until(lambda watcher=watcher: watcher.views[-1].records["1"] == b"z")
+        assert watcher.views[-1].changed == {"1"}
+    assert [view.changed for view in first.views] == [None, {"2"}, {"1"}]
+
+
+def test_a_watcher_is_not_called_for_the_records_that_it_has(polling, watch):
+    a = watch("a", "1")
+    polling.request_read("a")
+    assert wait_until_quiet(polling)
+    assert len(a.news) == 1
+
+
+@pytest.mark.parametrize("full_every", [1, 2])
+def test_a_change_without_a_hint_is_found_after_the_period(engine, timer, full_every):
+    polling, a = polling_of(engine, timer, full_every=full_every), RecordingWatcher()
+    polling.watch("a", a)
+    assert a.sees("1")
+    engine.records["a"] = {}
+    assert wait_until_quiet(polling)
+    timer.advance(0.8 * PERIOD)
+    assert wait_until_quiet(polling)
+    assert len(a.news) == 1
+    timer.advance(0.4 * PERIOD)
+    assert a.sees()
+    assert wait_until_quiet(polling)
+    assert (engine.reads[-1][1] is None) is (full_every == 1)
+    timer.advance(1.2 * PERIOD)
+    assert wait_until(lambda: len(engine.reads) == 3)
+    assert engine.reads[-1][1] is None
+    polling.close()
+
+
+def test_a_check_decides_about_periodic_reads_but_for_the_full_ones(engine, timer):
+    answers = iter([False, True, RegistryUnavailable("gone")])
+
+    def check():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            engine.error = answer
+            raise answer
+        return answer
+
+    polling, a = polling_of(engine, timer, full_every=4, has_changed=check), RecordingWatcher()
+    polling.watch("a", a)
+    assert a.sees("1")
+    reads = []
+    for _ in range(4):
+        assert wait_until_quiet(polling)
+        reads.append(len(engine.reads))
+        timer.advance(1.1 * PERIOD)
+        assert wait_until_quiet(polling)
+        engine.error = None
+    assert reads[:3] == [1, 1, 2]  # the first one of the watch
+    assert a.sees("1")
+    assert a.after_doubt == ["gone", {"1"}]
+    polling.close()
+
+
+def test_failing_reads_are_reported_once_and_tried_again_until_one_succeeds(
+    polling, engine, timer, watch
+):
+    a, b = watch("a", "1"), watch("b")
+    engine.error = RegistryUnavailable("gone")
+    polling.request_read("a")
+    for _ in range(8):
+        assert wait_until_quiet(polling)
+        timer.advance(RETRY)
+    assert wait_until_quiet(polling)
+    assert len(engine.reads) > 5
+    engine.error = None
+    timer.advance(RETRY)
+    assert a.sees("1")
+    assert b.sees()
+    assert a.after_doubt == ["gone", {"1"}]
+    assert b.after_doubt == ["gone", set()]
+
+
+def test_the_delay_after_a_failed_read_grows_up_to_its_limit(polling, engine, timer):
+    engine.error = RegistryUnavailable("gone")
+    polling.watch("a", RecordingWatcher())
+    for failures in range(12):
+        assert wait_until(lambda failures=failures: polling._failures == failures + 1)
+        delay_ns = polling._retry_ns - clock_of(timer)()
+        assert delay_ns <= min(RETRY, FIRST_RETRY_S * 2**failures) * 1e9 + TICK_NS
+        polling._period_ns += 10**12  # of retries only
+        timer.advance(RETRY)
+        assert wait_until_quiet(polling)
+
+
+def test_watches_continue_on_the_shared_timer_if_theirs_is_full(engine, events):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 1000)
+        polling = PollingWatcher(engine.read, timer=timer, period_s=0.1, retry_s=0.1)
+        a = RecordingWatcher()
+        engine.error = RegistryUnavailable("gone")
+        polling.watch("a", a)
+        assert a.doubts()
+        engine.error = None
+        assert a.sees("1")
+        engine.records["a"] = {}
+        assert a.sees()
+        polling.close()
+        assert wait_until_quiet(polling)
+    assert wait_until(lambda: events)
+    assert {type(event) for event in events} == {ExecutorRejected}
+
+
+def test_a_refusal_of_one_service_does_not_affect_others(polling, engine, timer, watch):
+    b = CheckedWatcher()
+    engine.refused = {"b"}
+    polling.watch("b", b)
+    a = watch("a", "1")
+    assert b.doubts()
+    assert wait_until_quiet(polling)
+    engine.refused = set()
+    timer.advance(RETRY)
+    assert b.sees()
+    assert a.news == [{"1"}]
+
+
+def test_a_view_read_before_contact_was_lost_is_dropped(polling, engine):
+    a = CheckedWatcher()
+    engine.gate = threading.Event()
+    polling.watch("a", a)
+    assert wait_until(lambda: engine.reads)
+    engine.records["a"] = {"new": b""}
+    polling.report_contact_lost("wiped")
+    gate, engine.gate = engine.gate, None
+    gate.set()
+    assert a.sees("new")
+    assert a.news == ["wiped", {"new"}]
+    assert [known for _, known in engine.reads] == [None, None]
+
+
+def test_a_closed_watch_is_not_called_and_leaves_no_timeout(polling, engine, timer):
+    a, other = RecordingWatcher(), RecordingWatcher()
+    first, second = polling.watch("a", a), polling.watch("a", other)
+    assert other.sees("1")
+    first.close()
+    first.close()
+    engine.records["a"] = {}
+    polling.request_read()
+    assert other.sees()
+    assert frozenset() not in a.news
+    assert wait_until_quiet(polling)
+    engine.gate, before = threading.Event(), len(engine.reads)
+    third = polling.watch("a", RecordingWatcher())
+    assert wait_until(lambda: len(engine.reads) > before)
+    calls = len(other.news)
+    for each in (third, second):
+        each.close()
+    assert timer.pending == 0
+    engine.gate.set()
+    assert wait_until_quiet(polling)
+    assert len(other.news) == calls
+    assert timer.pending == 0
+
+
+def test_a_watcher_may_close_its_own_watch(polling):
+    class Once(RecordingWatcher):
+        def saw(self, view):
+            super().saw(view)
+            watch.close()
+
+    once = Once()
+    watch = polling.watch("b", RecordingWatcher())
+    watch.close()
+    watch = polling.watch("a", once)
+    assert once.sees("1")
+    assert wait_until(lambda: polling.services == frozenset())
+
+
+def test_after_a_bug_of_the_backend_reads_go_on(polling, engine, events):
+    a = RecordingWatcher()
+    engine.error = ZeroDivisionError("a bug")
+    polling.watch("a", a)
+    assert wait_until(lambda: events)
+    assert wait_until_quiet(polling)
+    engine.error = None
+    polling.request_read()
+    assert a.sees("1")
+
+
+def test_a_forked_child_begins_without_watches(polling, watch):
+    watch("a", "1")
+    with polling._lock:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # ends a child that hangs
+            watcher = RecordingWatcher()
+            good = polling.services == frozenset()
+            polling.watch("a", watcher)
+            good = good and watcher.sees("1")
+            polling.close()
+            os._exit(0 if good else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert polling.services == {"a"}
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order: in the end all watchers have the present records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timer = ManualTimer()
+        self.engine = Engine()
+        self.polling = polling_of(self.engine, self.timer, full_every=2)
+        self.open: list[tuple[str, object, CheckedWatcher]] = []
+        self.closed: list[tuple[CheckedWatcher, int]] = []
+
+    @rule(service=st.sampled_from("ab"))
+    def watch(self, service):
+        watcher = CheckedWatcher()
+        self.open.append((service, self.polling.watch(service, watcher), watcher))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def close(self, data):
+        _, watch, watcher = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        watch.close()
+        self.closed.append((watcher, len(watcher.news)))
+
+    @rule(
+        service=st.sampled_from("ab"), ids=st.sets(st.sampled_from("xyz")), requested=st.booleans()
+    )
+    def change(self, service, ids, requested):
+        self.engine.records[service] = dict.fromkeys(ids, b"")
+        if requested:
+            self.polling.request_read(service)
+
+    @rule(error=st.sampled_from([None, RegistryUnavailable("down"), RegistryRefused("no")]))
+    def fail(self, error):
+        self.engine.error = error
+
+    @rule()
+    def lose_contact(self):
+        self.polling.report_contact_lost("lost")
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, PERIOD]))
+    def wait(self, seconds):
+        self.timer.advance(seconds)
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def settle(self):
+        self.engine.error = None
+        for _ in range(2):  # the period, and a retry
+            assert wait_until_quiet(self.polling)
+            self.timer.advance(1.2 * PERIOD)
+        assert wait_until_quiet(self.polling)
+        for service, _, watcher in self.open:
+            assert watcher.news[-1] == set(self.engine.records.get(service, {}))
+
+    @invariant()
+    def closed_watches_are_not_called(self):
+        assert all(len(watcher.news) == calls for watcher, calls in self.closed)
+
+    @invariant()
+    def a_loss_is_reported_once(self):
+        for _, _, watcher in self.open:
+            losses = [isinstance(one, str) for one in tuple(watcher.news)]
+            assert not any(one and other for one, other in pairwise(losses))
+
+    def teardown(self):
+        self.polling.close()
+        assert wait_until_quiet(self.polling)
+        assert self.timer.pending == 0
+        self.timer.stop()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=30)
