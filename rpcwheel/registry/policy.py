@@ -1,4 +1,4 @@
-"""What a user may set for registries, and what each setting means."""
+"""The settings of a registry."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ __all__ = ["RegistryPolicy", "RegistryRules"]
 
 
 SWITCHES: Final = frozenset({"yes", "no", "on", "off", "true", "false", "none", "null", "0", "1"})
-
-"""Words that mean no file, whatever language they come from."""
+"""Words that are refused as the name of a snapshot file: they are meant as true or false."""
 
 
 class RegistryPolicy(Policy):
-    """How long a registry may believe in an instance, and how it is told again."""
+    """Leases, retries and stale instances of a registry. A single number is the `lease_ttl`."""
 
     short: ClassVar[str | None] = "lease_ttl"
 
     lease_ttl: Seconds = 15.0
-    """Seconds after which the registry forgets an instance whose process is gone."""
+    """Seconds after which the registry removes an instance that is no longer renewed, because its
+    process died or cannot reach the registry."""
 
     renew: Seconds | None = None
-    """Seconds between renewals, each of which looks whether all is still there. None: a third of
-    the lease."""
+    """Seconds between renewals, 10 % more or less. Each renewal also checks that the registry still
+    has all instances of this process. None: a third of `lease_ttl`."""
 
     timeout: Seconds = 3.0
-    """Seconds that one request to the registry may take."""
+    """Limit for one request to the registry, in seconds."""
 
     backoff: Wait | None = None
-    """How long to wait after a failed request. None: at random up to 0.2 s, then up to twice as
-    much each time, at most a third of the lease, or 30 s. There is no limit to the tries."""
+    """The wait before a failed request is repeated. None: random, up to 0.2 s after the first
+    failure, up to twice as much after each further one, at most a third of `lease_ttl` and at most
+    30 s. The number of attempts is not limited."""
 
     jitter: Seconds | None = None
-    """When the registry has forgotten everything, publishing again is spread over so many seconds
-    at random, so that a thousand servers don't come at once. None: a third of the lease, at most
-    5 s."""
+    """If the registry loses a lease, a session or all its data, the process publishes again after
+    a random time of up to so many seconds, so that a thousand servers do not do it at once. None: a
+    third of `lease_ttl`, at most 5 s."""
 
     stale_timeout: Seconds | None = None
-    """Seconds that instances which vanish are kept, from when the registry was last seen to have
-    lost contact, memory or more than half of a service. None: twice the lease."""
+    """Seconds for which clients keep stale instances, counted from the time at which the registry
+    answers again, or at which more than half of a service disappeared. None: twice `lease_ttl`."""
 
     self_preservation: StrictBool = True
-    """Whether instances are held at all; False believes the registry, an empty list too."""
+    """Whether clients keep stale instances at all. False: instances that the registry does not list
+    are removed at once, even if the list is empty."""
 
     snapshot: StrictBool | str = True
-    """The file that serves a start without the registry. True: one for each registry in the user's
-    cache directory. False: none."""
+    """The snapshot file, from which clients start while the registry does not answer. True: a file
+    for each registry in the user's cache directory. A path: that file. False: none."""
 
     @field_validator("backoff")
     @classmethod
@@ -79,36 +81,34 @@ class RegistryPolicy(Policy):
     def _renews_in_time(self) -> Self:
         if self.renew is not None and to_ns(self.renew) >= to_ns(self.lease_ttl):
             raise ConfigurationError(
-                f"renew ({self.renew}) must be less than lease_ttl ({self.lease_ttl}), or each "
-                "instance is forgotten before it is renewed"
+                f"renew ({self.renew}) must be less than lease_ttl ({self.lease_ttl}); otherwise "
+                "the registry removes each instance before it is renewed"
             )
         return self
 
 
 SHARE: Final = 3
-
-"""Renewals per lease, so that one may be lost; Consul's and etcd's own clients do the same."""
+"""Renewals per lease, so that one may fail. The clients of Consul and etcd do the same."""
 
 FIRST_RETRY_S: Final = 0.2
 
 LONGEST_RETRY_NS: Final = 30_000_000_000
 
 LONGEST_JITTER_NS: Final = 5_000_000_000
-
-"""Ten thousand instances in so long are 2,000 a second: one small etcd takes 2,400."""
+"""Ten thousand instances in this time are 2,000 per second; a small etcd accepts 2,400."""
 
 HOLD: Final = 2
-
-"""Leases: one in which the others find out, and one in which they publish again."""
+"""The default of `stale_timeout` in leases: publishers need one to notice that their instances are
+missing, and one to publish them again."""
 
 LEAST_RETRY_NS: Final = 10_000_000
-
-"""Whatever the policy says: a dead engine that refuses at once must not cost a core."""
+"""The shortest wait, whatever the policy says: a dead engine that refuses at once must not cost a
+core."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryRules:
-    """What a `RegistryPolicy` means, in nanoseconds."""
+    """A `RegistryPolicy` with all defaults filled in, in nanoseconds."""
 
     lease_ns: int
     renew_ns: int
@@ -118,11 +118,11 @@ class RegistryRules:
     backoff: Backoff
     """The wait after each failure."""
     longest_retry_ns: int
-    """A third of the lease, at most 30 s; taken too when the backoff raises or has no end."""
+    """A third of the lease, at most 30 s. Used also if the backoff raises or is infinite."""
 
     @classmethod
     def of(cls, policy: RegistryPolicy) -> RegistryRules:
-        """Work them out."""
+        """Compute the rules of a policy."""
         lease_ns = to_ns(policy.lease_ttl)
         share_ns = max(1, lease_ns // SHARE)
         longest_ns = min(share_ns, LONGEST_RETRY_NS)
@@ -142,13 +142,13 @@ class RegistryRules:
         )
 
     def retry_ns(self, attempt: int, *, elapsed_ns: int, error: BaseException | None) -> int:
-        """How long to wait after the `attempt`-th failure in a row; never for ever, never 0.
+        """The wait after the `attempt`-th failure in a row; never 0 and never infinite.
 
-        Calls the user's strategy: not under a lock.
+        Calls the user's wait strategy, so do not call it under a lock.
         """
         try:
             delay_ns = self.backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=error)
-        except BaseException:  # noqa: BLE001 - a strategy of the user's; the tries must go on
+        except BaseException:  # noqa: BLE001 - a strategy of the user's; attempts must go on
             delay_ns = None
         if delay_ns is None or delay_ns == NEVER:
             delay_ns = self.longest_retry_ns

@@ -1,4 +1,4 @@
-"""What a channel's target and its keyword arguments name: an address, or a service. Pure."""
+"""The target of a channel: the address of a server, or a service in a registry. Pure."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ANY: Final = "*"
 EXAMPLE: Final = "etcd://127.0.0.1:2379/shop.Orders"
 
 DATABASE_SUFFIXES: Final = (".db", ".db3", ".sqlite", ".sqlite3")
-"""`sqlite:///x.db/shop.Orders` has a service after the file's name."""
+"""Endings of file names, to recognize a service after the file: `sqlite:///x.db/shop.Orders`."""
 
 CLIENT_OPTIONS: Final = ("group", "version")
-"""Options of a URL that select instances. The others are the engine's."""
+"""Options of a URL that select instances. All others are for the backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service, the registry that has it, and which of its instances are selected."""
+    """A service, its registry, and a selection of its instances."""
 
     service: str
     url: RegistryUrl | None = None
-    """The registry's, without the service and the selection. None: the user's own registry."""
+    """The registry's URL, without service, group and version. None: a `Registry` of the user's."""
     group: str = ANY
     version: str = ANY
 
@@ -50,19 +50,19 @@ class Target:
         group: str | None = None,
         version: str | None = None,
     ) -> Target:
-        """Parse a registry URL, or with a registry of the user's the name of a service.
+        """Parse a registry URL; if the user gave a `Registry`, the name of a service.
 
         `group` and `version` take precedence over those in the URL.
 
         Raises:
-            ConfigurationError: It is no such URL or name, or no service is named, or two.
-            TypeError: `target` is no string.
+            ConfigurationError: The URL or name is not valid, or names no service, or two.
+            TypeError: `target` is not a string.
         """
         url = None if has_registry else _checked_url(target, service)
         name = _checked_name(target, service) if url is None else service or url.service
         if not name:
             raise ConfigurationError(
-                f"which service is meant? Name it in the URL, {_example_like(url)!r}, or by "
+                f"no service is named; name it in the URL, {_example_like(url)!r}, or by "
                 "service='shop.Orders'"
             )
         options = {} if url is None else url.options
@@ -74,7 +74,10 @@ class Target:
         )
 
     def with_tls(self) -> Target:
-        """For a channel with credentials. DNS does not tell which servers use TLS: all do then."""
+        """The target for a channel with credentials.
+
+        DNS does not say which servers use TLS, so all servers of `headless://` are assumed to.
+        """
         if self.url is None or self.url.scheme != HEADLESS:
             return self
         options = {"protocol": "grpcs", **self.url.options}
@@ -82,10 +85,10 @@ class Target:
 
     @property
     def authority(self) -> str | None:
-        """By which name all servers are called, and their certificates checked.
+        """The name that all servers are called by, which their certificates must be for.
 
-        That of a headless service, as with `dns:///`: nobody has certificates for the addresses of
-        pods. None: each by its own.
+        For a headless service its host, as with `dns:///`, because certificates are not issued for
+        the addresses of pods. None: each server is called by its own address.
         """
         if self.url is None or self.url.scheme != HEADLESS:
             return None
@@ -94,7 +97,7 @@ class Target:
 
     @property
     def registry_key(self) -> Hashable:
-        """Equal for all URLs of one registry with the same password."""
+        """A key that is equal for URLs of the same registry with the same password."""
         if self.url is None:
             return None
         parts = {each.name: getattr(self.url, each.name) for each in dataclasses.fields(self.url)}
@@ -102,7 +105,7 @@ class Target:
         return tuple(parts.values())
 
     def select(self, snapshot: Snapshot) -> list[ServiceInstance]:
-        """The instances of the group and the version."""
+        """The instances of this group and version."""
         return [
             instance
             for instance in snapshot.instances
@@ -111,33 +114,33 @@ class Target:
 
 
 def is_registry_url(target: object) -> bool:
-    """Whether a target is the URL of a registry, and not a target of gRPC.
+    """Whether a target is a registry URL, and not a target of gRPC.
 
-    A URL has `://`, so `unix:50051` and `dns:50051` are none, and its scheme is not one of gRPC's:
-    `dns:///orders:50051` and `unix:///run/shop.sock` are targets of gRPC.
+    A registry URL contains `://`, and its scheme is not one of gRPC's. So `dns:///orders:50051`,
+    `unix:///run/shop.sock`, `unix:50051` and `dns:50051` are targets of gRPC.
     """
     scheme, separator, _ = target.partition("://") if isinstance(target, str) else ("", "", "")
     return bool(separator) and scheme.lower() not in GRPC_SCHEMES
 
 
 def names_service(target: object, settings: Mapping[str, object]) -> bool:
-    """Whether a channel is to a service by its name, and not to an address.
+    """Whether a channel connects to a service in a registry, and not to an address.
 
     Args:
-        target: Of the channel.
-        settings: The arguments that only a channel by name can have, by their names. None: not
-            given.
+        target: The channel's target.
+        settings: By name, the arguments that apply only to a service in a registry. A value of None
+            means: not given.
 
     Raises:
-        ConfigurationError: The target is an address, and one of these was given.
+        ConfigurationError: The target is an address, and one of the arguments was given.
     """
     if settings.get("registry") is not None or is_registry_url(target):
         return True
     if given := [name for name, value in settings.items() if value is not None]:
         shown = repr(masked_url(target)) if isinstance(target, str) else repr(target)
         raise ConfigurationError(
-            f"{', '.join(given)}: for a channel to a service by its name, such as {EXAMPLE!r}; "
-            f"{shown} is an address"
+            f"{', '.join(given)}: only for a service in a registry, such as {EXAMPLE!r}; {shown} "
+            "is an address"
         )
     return False
 
@@ -172,7 +175,7 @@ def _registry_alone(url: RegistryUrl) -> RegistryUrl:
 
 
 def _example_like(url: RegistryUrl | None) -> str:
-    """How this URL would name a service. The whole path of a file's URL is the file's."""
+    """An example of how this URL would name a service."""
     if url is None or not url.path:
         return EXAMPLE
     if url.scheme != "sqlite":

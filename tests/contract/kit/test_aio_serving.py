@@ -38,7 +38,7 @@ async def test_a_channel_by_name_takes_what_only_a_name_can_have(memory):
     async with aio.Kit() as kit:
         async with kit.channel(memory, service=SERVICE, lb_policy="least_request", zone="eu-1"):
             pass
-        with pytest.raises(ConfigurationError, match="for a channel to a service by its name"):
+        with pytest.raises(ConfigurationError, match="only for a service in a registry"):
             kit.channel("127.0.0.1:50051", service=SERVICE)
 
 

@@ -199,7 +199,7 @@ URL = "memory://a/shop.Orders"
 
 async def test_arguments_that_make_no_sense_are_refused_at_once():
     for arguments, error, said in (
-        ({"target": "memory://a"}, ConfigurationError, "which service is meant"),
+        ({"target": "memory://a"}, ConfigurationError, "no service is named"),
         ({"target": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
         ({"target": URL, "registry": 7}, TypeError, "registry must be"),
         ({"target": URL, "registry_policy": 7}, TypeError, "policy must be a RegistryPolicy or"),

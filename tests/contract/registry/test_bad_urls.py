@@ -44,7 +44,7 @@ async def test_a_bad_url_is_refused_at_once_by_everything_that_takes_one():
             with pytest.raises(ConfigurationError) as refused:
                 door(url)
             said = str(refused.value)
-            is_address = "://" not in url and "service: for a channel to a service" in said
+            is_address = "://" not in url and "service: only for a service in a registry" in said
             if (why not in said and not is_address) or "pa@ss" in said:
                 wrong.append((url, name, said))
     assert wrong == []

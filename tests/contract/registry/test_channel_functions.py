@@ -112,9 +112,13 @@ async def test_settings_of_channels_by_name_are_refused_for_an_address():
     del named["registry"]
     for world, _ in WORLDS:
         for name, value in named.items():
-            with pytest.raises(ConfigurationError, match=rf"^{name}: for a channel to a service"):
+            with pytest.raises(
+                ConfigurationError, match=rf"^{name}: only for a service in a registry"
+            ):
                 world.insecure_channel("127.0.0.1:50051", **{name: value})
-            with pytest.raises(ConfigurationError, match=rf"^{name}: for a channel to a service"):
+            with pytest.raises(
+                ConfigurationError, match=rf"^{name}: only for a service in a registry"
+            ):
                 world.secure_channel("dns:///orders:50051", credentials, **{name: value})
 
 

@@ -467,7 +467,7 @@ def test_srv_records_need_dnspython(monkeypatch):
 
 REFUSED = [
     (f"headless://{HOST}", "takes one host with the port"),
-    ("headless://", "which service is meant"),
+    ("headless://", "no service is named"),
     ("headless://a:1,b:1", "takes one host"),
     ("headless://user@a:1", "takes one host"),
     ("headless://a:1?srv", "takes one host without a port"),

@@ -249,7 +249,7 @@ def test_a_registry_of_the_user_stays_open(registry):
 URL = "memory://a/shop.Orders"
 
 REFUSED = [
-    ({"target": "memory://a"}, ConfigurationError, "which service is meant"),
+    ({"target": "memory://a"}, ConfigurationError, "no service is named"),
     ({"target": "shop.Orders", "zone": "a"}, ConfigurationError, "is an address"),
     ({"target": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
     ({"target": f"{URL}?tls=1"}, ConfigurationError, "there is no option 'tls'"),

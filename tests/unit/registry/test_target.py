@@ -64,7 +64,9 @@ def test_settings_of_channels_by_name_are_refused_for_an_address():
     assert names_service("shop.Orders", {"registry": object()})
     assert not names_service("127.0.0.1:50051", {"zone": None, "group": None})
     for target in ("127.0.0.1:50051", "dns:///orders:50051", "unix:/run/shop.sock", "", 7):
-        with pytest.raises(ConfigurationError, match=r"zone, group: for a channel .* by its name"):
+        with pytest.raises(
+            ConfigurationError, match=r"zone, group: only for a service in a registry"
+        ):
             names_service(target, {"zone": "eu-1", "group": ""})
 
 
@@ -106,7 +108,7 @@ def test_a_service_is_named_once():
     with pytest.raises(ConfigurationError, match="two services are named"):
         of("shop.Orders", True, service="shop.Audit")
     for has_registry, target in ((False, "memory://a"), (True, "")):
-        with pytest.raises(ConfigurationError, match="which service is meant"):
+        with pytest.raises(ConfigurationError, match="no service is named"):
             of(target, has_registry)
 
 
