@@ -1,19 +1,26 @@
 """`zookeeper://user:password@host:2181,host2:2181/shop.Orders`: instances as ephemeral nodes.
 
-Each is a node `/{namespace}/v1/{service}/{id}` of this process's session, whose timeout is the
-lease; ZooKeeper deletes it when the session ends. kazoo keeps the session alive, so that renewing
-is only looking. The parents stay. `zookeepers://`, or `?tls=true`, is over TLS, with `ca`, `cert`
-and `key` as files. With credentials (digest), what is created can be read and changed with the same
-ones only.
+Each instance is the node `/{namespace}/v1/{service}/{id}`, which ZooKeeper deletes when the session
+of the process that created it ends. The lease is the timeout of the session. The parent nodes are
+persistent. `zookeepers://`, or `?tls=true`, uses TLS, with the files `ca`, `cert` and `key`. With
+credentials (digest), created nodes can be read and changed only with the same credentials.
 
-Made for ZooKeeper 3.4 and later; a server may raise the lease to two of its ticks, or cut it to 20.
+kazoo keeps the session alive. `renew` therefore only checks that the nodes are there. It leaves a
+data watch on each of them, so a node is read again only if its watch has fired, if the connection
+was lost since, or at every `FULL_EVERY`-th renewal.
 
+The watches are ZooKeeper's own one-shot watches, set again with the read that they lead to. kazoo's
+`DataWatch` and `ChildrenWatch` (2.11) were measured: with 2,000 nodes they take 4 times as long to
+start, and one thread for each node after each reconnect; `ChildrenWatch` ends for good when its
+node is deleted.
+
+For ZooKeeper 3.4 and later. A server may raise the lease to two of its ticks, or lower it to 20.
 """
 
 from __future__ import annotations
 
 import json
-import threading
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, unquote
@@ -33,7 +40,7 @@ from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import RegistryBackend, View
 
 from .polling import PollingWatcher
-from .zookeeper_session import SCHEMES, Session, checked_url, refusal
+from .zookeeper_session import SCHEMES, Session, check_url, registry_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,25 +52,21 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
+__all__ = ["Paths", "Reader", "ZookeeperBackend"]
 
-__all__ = ["Paths", "Reader", "ZookeeperBackend", "epoch_of"]
+FULL_EVERY: Final = 12
+"""Renewals, each a third of a lease after the other, until all is read again although no watch has
+fired: 4 leases, 60 s by default. Watched services are read as often."""
 
-
-LOOK_LEASES: Final = 4
-
-"""Leases between looks at everything, though nothing seems to have changed: 60 s by default."""
-
-MOST_ROUNDS: Final = 5
-
-"""Tries to have a node that others write too."""
+MAX_ATTEMPTS: Final = 5
+"""To publish a node that others change at the same time."""
 
 
 class ZookeeperBackend(RegistryBackend):
     """One session with ZooKeeper, by kazoo. Thread-safe.
 
-    Threads: three of kazoo's while it is open, which only post to
-    `rpcwheel._concurrency.executor.EXECUTOR`. In a forked child it begins anew, without a session
-    and watches.
+    While it is open there are three threads of kazoo's. In a forked child it starts again, with
+    another session and without watches.
     """
 
     schemes: ClassVar[tuple[str, ...]] = SCHEMES
@@ -71,59 +74,80 @@ class ZookeeperBackend(RegistryBackend):
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)
-        checked_url(url)
+        check_url(url)
         self._paths = Paths(url.namespace)
         self._session = Session(url, settings, self._contact_changed)
-        self._reader = Reader(url, self._session, self._look)
+        self._reader = Reader(url, self._session, self._service_changed)
         self._polling = PollingWatcher(
-            self._reader.follow,
+            self._reader.read_watched,
             timer=settings.timer,
-            period_s=LOOK_LEASES * settings.lease_s,
+            period_s=settings.lease_s / 3,
             retry_s=settings.lease_s / 3,
+            full_every=FULL_EVERY,
         )
         self._published: dict[str, int] = {}  # session by path
+        # Nodes that were ours when they were read, and whose watch has not fired: by path, the
+        # connection of the watch, and the epoch.
+        self._verified: dict[str, tuple[int, str]] = {}
+        self._renewals = 0
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
         left = {self._path(one): one.encoded() for one in instances}
-        self._published.update(dict.fromkeys(left, _id_of(client)))
-        for _ in range(MOST_ROUNDS):
+        self._published.update(dict.fromkeys(left, _session_id(client)))
+        for path in left:
+            self._verified.pop(path, None)
+        for _ in range(MAX_ATTEMPTS):
             left = self._put(client, left, end_ns)
             if not left:
-                self._session.believe(client)
+                self._session.accept_data(client)
                 return
-        raise RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(left)}")
+        raise self._conflict(left)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
-        left = {self._path(one): one.epoch for one in instances}
-        for path in left:
+        epochs = {self._path(one): one.epoch for one in instances}
+        for path in epochs:
             self._published.pop(path, None)
-        for _ in range(MOST_ROUNDS):
-            there = self._get(client, left, end_ns)
-            ours = [path for path, found in there.items() if epoch_of(found[0]) == left[path]]
-            asked = [client.delete_async(path, there[path][1].version) for path in ours]
-            results = dict(zip(ours, self._session.gathered(asked, end_ns), strict=True))
-            self._check(results)
-            left = {
-                path: left[path]
-                for path, result in results.items()
-                if isinstance(result, KazooException) and not isinstance(result, NoNodeError)
-            }
-            if not left:
-                return
-        raise RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(left)}")
+            self._verified.pop(path, None)
+        found = self._get(client, epochs, end_ns)
+        versions = {
+            path: stat.version
+            for path, (data, stat) in found.items()
+            if _epoch_of(data) == epochs[path]
+        }
+        requests = [client.delete_async(path, version) for path, version in versions.items()]
+        results = self._results(versions, requests, end_ns)
+        left = [path for path, result in results.items() if _failed(result, NoNodeError)]
+        if left:
+            raise self._conflict(left)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        client = self._session.client()
-        paths = {self._path(one): one for one in instances}
-        there = self._get(client, paths, self._session.end_ns())
-        session = _id_of(client)
+        client, connection = self._session.client(), self._session.connection
+        self._renewals += 1
+        if self._renewals % FULL_EVERY == 0:
+            self._verified.clear()
+        unverified = {
+            self._path(one): one
+            for one in instances
+            if self._verified.get(self._path(one)) != (connection, one.epoch)
+        }
+        if not unverified:
+            return {}
+        # Before the reads, as a watch may fire before its read returns.
+        self._verified |= {path: (connection, one.epoch) for path, one in unverified.items()}
         lost: dict[tuple[str, str], Lost] = {}
-        for path, one in paths.items():
-            data, stat = there.get(path, (b"", None))
-            if stat is None or stat.ephemeralOwner != session or epoch_of(data) != one.epoch:
-                lost[one.key] = self._why(client, path, session)
+        try:
+            found = self._get(client, unverified, self._session.end_ns(), self._own_node_changed)
+        except BaseException:
+            self._verified.clear()
+            raise
+        for path, one in unverified.items():
+            data, stat = found.get(path, (b"", None))
+            owner = stat and stat.ephemeralOwner
+            if owner != _session_id(client) or _epoch_of(data) != one.epoch:
+                self._verified.pop(path, None)
+                lost[one.key] = self._why_lost(client, path)
         return lost
 
     def lookup(self, service: str) -> View:
@@ -131,12 +155,12 @@ class ZookeeperBackend(RegistryBackend):
 
     def services(self) -> Sequence[str]:
         client, end_ns = self._session.client(), self._session.end_ns()
-        (names,) = self._session.gathered([client.get_children_async(self._paths.root)], end_ns)
-        self._check({self._paths.root: names})
+        root = self._paths.root
+        names = self._results([root], [client.get_children_async(root)], end_ns)[root]
         if isinstance(names, NoNodeError):
             return []
-        asked = [client.exists_async(self._paths.service(name)) for name in names]
-        stats = self._session.gathered(asked, end_ns)
+        requests = [client.exists_async(self._paths.service(name)) for name in names]
+        stats = self._session.results(requests, end_ns)
         return sorted(
             name
             for name, stat in zip(names, stats, strict=True)
@@ -152,153 +176,126 @@ class ZookeeperBackend(RegistryBackend):
         self._polling.close()
         self._session.close()
 
+    # On threads of kazoo's: nothing here blocks
+
     def _contact_changed(self, reason: str | None) -> None:
-        """On EXECUTOR."""
-        self._reader.forget()
         if reason is None:
             self._polling.request_read()
         else:
             self._polling.report_contact_lost(reason)
 
-    def _look(self, service: str) -> None:
+    def _service_changed(self, service: str) -> None:
         self._polling.request_read(service)
+
+    def _own_node_changed(self, event: WatchedEvent) -> None:
+        if event.type != EventType.NONE:
+            self._verified.pop(event.path, None)
+
+    # Requests
 
     def _path(self, instance: ServiceInstance) -> str:
         return self._paths.node(*instance.key)
 
-    def _why(self, client: KazooClient, path: str, session: int) -> Lost:
-        """Why what was published there is not."""
-        if self._session.lost_memory(client):
+    def _why_lost(self, client: KazooClient, path: str) -> Lost:
+        if self._session.has_lost_data(client):
             return "wiped"
+        session = _session_id(client)
         return "missing" if self._published.get(path, session) == session else "session"
 
     def _get(
-        self, client: KazooClient, paths: Collection[str], end_ns: int
+        self,
+        client: KazooClient,
+        paths: Collection[str],
+        end_ns: int,
+        watch: Callable[[WatchedEvent], None] | None = None,
     ) -> dict[str, tuple[bytes, Any]]:
-        """Data and stat of those that are there."""
-        asked = [client.get_async(path) for path in paths]
-        found = dict(zip(paths, self._session.gathered(asked, end_ns), strict=True))
-        self._check(found)
+        """Read data and stat of the nodes that exist."""
+        requests = [client.get_async(path, watch) for path in paths]
         return {
             path: (bytes(result[0] or b""), result[1])
-            for path, result in found.items()
+            for path, result in self._results(paths, requests, end_ns).items()
             if not isinstance(result, NoNodeError)
         }
 
     def _put(self, client: KazooClient, left: Mapping[str, bytes], end_ns: int) -> dict[str, bytes]:
-        """Try to have these nodes; those that could not be had are left."""
-        asked = [client.create_async(path, data, ephemeral=True) for path, data in left.items()]
-        results = dict(zip(left, self._session.gathered(asked, end_ns), strict=True))
-        self._check(results)
-        if any(isinstance(result, NoNodeError) for result in results.values()):
-            self._make_parents(client, left, end_ns)
-        taken = [path for path, result in results.items() if isinstance(result, NodeExistsError)]
-        replaced = self._replace(client, {path: left[path] for path in taken}, end_ns)
+        """Try to create or replace these nodes; returns those that could not be."""
+        requests = [client.create_async(path, data, ephemeral=True) for path, data in left.items()]
+        results = self._results(left, requests, end_ns)
+        parents = {
+            path.rpartition("/")[0]
+            for path, result in results.items()
+            if isinstance(result, NoNodeError)
+        }
+        self._results(parents, [client.ensure_path_async(path) for path in parents], end_ns)
+        taken = {
+            path: left[path]
+            for path, result in results.items()
+            if isinstance(result, NodeExistsError)
+        }
+        replaced = self._replace(client, taken, end_ns)
         return {
             path: data
             for path, data in left.items()
-            if isinstance(results[path], KazooException) and path not in replaced
+            if _failed(results[path]) and path not in replaced
         }
 
     def _replace(self, client: KazooClient, taken: Mapping[str, bytes], end_ns: int) -> set[str]:
-        """Put data in our own nodes, and ours in place of another session's; gives those it has.
+        """Write to our own nodes, and replace those of other sessions; returns what succeeded.
 
-        A node of a dead session would go with it later (Dubbo deletes and creates too).
+        The node of a session that has died would be deleted with it (Dubbo replaces it, too).
         """
-        there = self._get(client, taken, end_ns)
-        asked = []
-        for path, (_, stat) in there.items():
-            if stat.ephemeralOwner == _id_of(client):
-                asked.append(client.set_async(path, taken[path], stat.version))
+        found = self._get(client, taken, end_ns)
+        requests = []
+        for path, (_, stat) in found.items():
+            if stat.ephemeralOwner == _session_id(client):
+                requests.append(client.set_async(path, taken[path], stat.version))
             else:
-                both = client.transaction()
-                both.delete(path, stat.version)
-                both.create(path, taken[path], ephemeral=True)
-                asked.append(both.commit_async())
-        results = dict(zip(there, self._session.gathered(asked, end_ns), strict=True))
-        errors = {
-            path: _first_error(result) if isinstance(result, list) else result
-            for path, result in results.items()
-        }
-        self._check(errors)
-        return {path for path, error in errors.items() if not isinstance(error, KazooException)}
+                transaction = client.transaction()
+                transaction.delete(path, stat.version)
+                transaction.create(path, taken[path], ephemeral=True)
+                requests.append(transaction.commit_async())
+        results = self._results(found, requests, end_ns)
+        return {path for path, result in results.items() if not _failed(result)}
 
-    def _make_parents(self, client: KazooClient, paths: Collection[str], end_ns: int) -> None:
-        """Make the nodes above these, which stay."""
-        parents = sorted({path.rpartition("/")[0] for path in paths})
-        refused: list[NoAuthError] = []
-        made: dict[str, Any] = {}
-        for depth in range(2, 5):
-            level = sorted({"/".join(parent.split("/")[:depth]) for parent in parents})
-            asked = [client.create_async(parent) for parent in level]
-            made = dict(zip(level, self._session.gathered(asked, end_ns), strict=True))
-            refused += [result for result in made.values() if isinstance(result, NoAuthError)]
-        self._check(made)
-        if refused and any(isinstance(result, NoNodeError) for result in made.values()):
-            raise refusal(self.url, refused[0])  # else it was there, and only not ours to make
-
-    def _check(self, results: Mapping[Any, Any]) -> None:
-        """Raise what no further try can change."""
+    def _results(
+        self, paths: Collection[str], requests: Sequence[Any], end_ns: int
+    ) -> dict[str, Any]:
+        """Wait for the results, by path; raises for errors that no further attempt can change."""
+        results = dict(zip(paths, self._session.results(requests, end_ns), strict=True))
         for path, result in results.items():
-            if isinstance(result, NoAuthError):
-                raise refusal(self.url, result) from result
-            if isinstance(result, NotEmptyError):
+            error = _first_error(result) if isinstance(result, list) else result
+            if isinstance(error, NoAuthError):
+                raise registry_error(self.url, error) from error
+            if isinstance(error, NotEmptyError):
                 raise RegistryRefused(
                     f"{self.url}: {path} is another's node, with nodes under it; delete them"
                 )
+            results[path] = result if error is None else error
+        return results
+
+    def _conflict(self, paths: Collection[str]) -> RegistryUnavailable:
+        return RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(paths)}")
+
+
+def _failed(result: Any, allowed: type[KazooException] | tuple[()] = ()) -> bool:
+    return isinstance(result, KazooException) and not isinstance(result, allowed)
 
 
 def _first_error(results: list[Any]) -> KazooException | None:
-    """Of a transaction: the one that ended it; the others say that they were rolled back."""
+    """Find the error that ended a transaction; the others only say that they were rolled back."""
     errors = [one for one in results if isinstance(one, KazooException)]
     causes = [one for one in errors if not isinstance(one, (RolledBackError, RuntimeInconsistency))]
     return next(iter(causes + errors), None)
 
 
-def _id_of(client: KazooClient) -> int:
-    """Of its session; none has 0."""
+def _session_id(client: KazooClient) -> int:
+    """The id of the client's session, or 0, which no session has."""
     session = client.client_id
     return int(session[0]) if session else 0
 
 
-SAFE: Final = ":@[]-_.~+=,;!$&'()*"
-
-"""What stands for itself in a node's name, beside letters and digits."""
-
-
-MOST_IDS: Final = 16384
-
-"""Remembered, as all are asked for at each change; a few MB. Working one out takes 2 to 9 us."""
-
-
-class Paths:
-    """Which node is whose."""
-
-    def __init__(self, namespace: str) -> None:
-        self.root = f"/{namespace}/v1"
-
-    def service(self, service: str) -> str:
-        return f"{self.root}/{service}"
-
-    def node(self, service: str, instance: str) -> str:
-        return f"{self.root}/{service}/{_name(instance)}"
-
-
-def _name(instance: str) -> str:
-    """Of a node; ZooKeeper takes neither `.` nor `..` nor most of what is not ASCII."""
-    name = quote(instance, safe=SAFE)
-    return name if name.strip(".") else name.replace(".", "%2E")
-
-
-@lru_cache(MOST_IDS)
-def _id(name: str) -> str:
-    """The id that a node's name stands for; a foreign name stands for itself."""
-    instance = unquote(name)
-    return instance if _name(instance) == name else name
-
-
-def epoch_of(data: bytes) -> str | None:
-    """The epoch in a record; None if it is no record."""
+def _epoch_of(data: bytes) -> str | None:
+    """The epoch in a record; None if this is not a record."""
     try:
         record = json.loads(data)
     except ValueError:
@@ -307,132 +304,156 @@ def epoch_of(data: bytes) -> str | None:
     return epoch if isinstance(epoch, str) else None
 
 
-class _Known:
-    """A service that is watched: what was read, by the nodes' names, and what of it is stale."""
+SAFE: Final = ":@[]-_.~+=,;!$&'()*"
+"""Characters that a node's name has unescaped, in addition to letters and digits."""
 
-    def __init__(self) -> None:
-        self.records: dict[str, bytes] = {}
-        self.all_stale = True
-        self.names_stale = True
-        self.stale: set[str] = set()
+CACHED_IDS: Final = 16384
+"""All ids of a service are needed at each full read. Unescaping one takes 2 to 9 us."""
+
+
+class Paths:
+    """The paths of nodes. Ids are percent-encoded, as ZooKeeper restricts names."""
+
+    def __init__(self, namespace: str) -> None:
+        self.root = f"/{namespace}/v1"
+
+    def service(self, service: str) -> str:
+        return f"{self.root}/{service}"
+
+    def node(self, service: str, instance: str) -> str:
+        return f"{self.root}/{service}/{_name_of(instance)}"
+
+
+def _name_of(instance: str) -> str:
+    """The name of an instance's node; ZooKeeper refuses `.`, `..` and most non-ASCII characters."""
+    name = quote(instance, safe=SAFE)
+    return name if name.strip(".") else name.replace(".", "%2E")
+
+
+@lru_cache(CACHED_IDS)
+def _id_of(name: str) -> str:
+    """The id that a node's name stands for; a name that we would not give is its own id."""
+    instance = unquote(name)
+    return instance if _name_of(instance) == name else name
+
+
+@dataclass(frozen=True, slots=True)
+class _NodesView(View):
+    """A view that also has the data by the nodes' names, for the next read."""
+
+    nodes: Mapping[str, bytes] = field(default_factory=dict)
+
+
+LIST: Final = ""
+"""Stands for the list of a service's nodes, among the names of nodes whose watch has fired."""
 
 
 class Reader:
-    """Reads services: `follow` one call at a time, the rest from any thread."""
+    """Reads services: `read` on any thread, `read_watched` one call at a time."""
 
-    def __init__(self, url: RegistryUrl, session: Session, look: Callable[[str], None]) -> None:
-        """Take note.
-
-        Args:
-            url: Where they are.
-            session: That they are read in.
-            look: Told, on a thread of kazoo's, which service has changed.
-        """
+    def __init__(self, url: RegistryUrl, session: Session, changed: Callable[[str], None]) -> None:
+        """`changed(service)` is called on a thread of kazoo's when a watch has fired."""
         self._url = url
         self._paths = Paths(url.namespace)
         self._session = session
-        self._look = look
-        self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
-
-    def forget(self) -> None:
-        """All watches are gone: read everything again."""
-        with self._lock:
-            self._known.clear()
+        self._changed = changed
+        self._fired: dict[str, set[str]] = {}  # by service; without a lock, see `_take_fired`
 
     def read(self, service: str) -> View:
-        """All records, without watching them."""
+        """Read all records, and set no watches."""
         client, end_ns = self._session.client(), self._session.end_ns()
-        names = self._names(client, service, end_ns, watch=None)
-        return _view(client, self._records(client, service, names, end_ns, watch=None))
+        names = self._list(client, service, end_ns)
+        nodes = self._read_nodes(client, service, names, end_ns)
+        return View(_by_ids(nodes), client.last_zxid)
 
-    def follow(self, service: str, view: View | None) -> View:
-        """All records, watched; only what has changed is read again, but without a view all."""
+    def read_watched(self, service: str, known: View | None) -> View:
+        """Read what has changed since `known` (None: everything), and set watches on it."""
         client, end_ns = self._session.client(), self._session.end_ns()
-        fresh = _Known()
-        fresh.all_stale = fresh.names_stale = False
-        with self._lock:
-            known = self._known.get(service, _Known()) if view is not None else _Known()
-            self._known[service] = fresh  # what changes from here on is for the next time
-        try:
-            names = set(known.records)
-            if known.all_stale or known.names_stale:
-                names = self._names(client, service, end_ns, watch=self._parent_changed)
-            wanted = (
-                names if known.all_stale else names - known.records.keys() | names & known.stale
-            )
-            read = self._records(client, service, wanted, end_ns, watch=self._node_changed)
-        except BaseException:
-            with self._lock:
-                self._known.pop(service, None)  # nobody knows what was read: all, next time
-            raise
-        unread = names - wanted  # once: it is as long as the service
-        kept = {name: data for name, data in known.records.items() if name in unread}
-        fresh.records = kept | read
-        return _view(client, fresh.records)
+        fired = self._take_fired(service)
+        if not isinstance(known, _NodesView):
+            names = self._list(client, service, end_ns, self._watch_fired)
+            nodes = self._read_nodes(client, service, names, end_ns, self._watch_fired)
+            return _NodesView(_by_ids(nodes), client.last_zxid, None, nodes)
+        if not fired:
+            return known
+        removed: set[str] = set()
+        if LIST in fired:
+            names = self._list(client, service, end_ns, self._watch_fired)
+            removed = known.nodes.keys() - names
+            fired |= names - known.nodes.keys()
+        changed = fired - removed - {LIST}
+        read = self._read_nodes(client, service, changed, end_ns, self._watch_fired)
+        nodes = {**known.nodes, **read}
+        for name in (removed | changed) - read.keys():
+            nodes.pop(name, None)
+        ids = frozenset(
+            _id_of(name) for name in removed | changed if known.nodes.get(name) != nodes.get(name)
+        )
+        return _NodesView(_by_ids(nodes), client.last_zxid, ids, nodes)
 
-    def _names(
+    def _list(
         self,
         client: KazooClient,
         service: str,
         end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None,
+        watch: Callable[[WatchedEvent], None] | None = None,
     ) -> set[str]:
         path = self._paths.service(service)
-        for _ in range(MOST_ROUNDS):
-            (names,) = self._session.gathered([client.get_children_async(path, watch)], end_ns)
-            if isinstance(names, NoAuthError):
-                raise refusal(self._url, names) from names
-            if not isinstance(names, NoNodeError):
-                return set(names)
-            if watch is None:
-                return set()
-            (there,) = self._session.gathered([client.exists_async(path, watch)], end_ns)
-            if there is None:
-                return set()
-        raise RegistryUnavailable(f"{self._url}: the node {path} comes and goes")
+        (names,) = self._session.results([client.get_children_async(path, watch)], end_ns)
+        if isinstance(names, NoAuthError):
+            raise registry_error(self._url, names) from names
+        if not isinstance(names, NoNodeError):
+            return set(names)
+        if watch is not None:  # only this request leaves a watch on a node that does not exist
+            (stat,) = self._session.results([client.exists_async(path, watch)], end_ns)
+            if stat is not None:  # it was created in between
+                self._mark_fired(service, LIST)
+        return set()
 
-    def _records(
+    def _read_nodes(
         self,
         client: KazooClient,
         service: str,
         names: Collection[str],
         end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None,
+        watch: Callable[[WatchedEvent], None] | None = None,
     ) -> dict[str, bytes]:
         parent = self._paths.service(service)
-        asked = [client.get_async(f"{parent}/{name}", watch) for name in names]
-        found = zip(names, self._session.gathered(asked, end_ns), strict=True)
+        requests = [client.get_async(f"{parent}/{name}", watch) for name in names]
         return {
-            # what others' credentials hide is a record that can't be read
+            # a node that other credentials protect is shown as a record that can't be decoded
             name: b"" if isinstance(result, NoAuthError) else bytes(result[0] or b"")
-            for name, result in found
+            for name, result in zip(names, self._session.results(requests, end_ns), strict=True)
             if not isinstance(result, NoNodeError)
         }
 
+    def _take_fired(self, service: str) -> set[str]:
+        """Take out, one by one, as kazoo's thread may add some meanwhile."""
+        fired, taken = self._fired.setdefault(service, set()), set()
+        while fired:
+            taken.add(fired.pop())
+        return taken
+
     # On a thread of kazoo's
 
-    def _parent_changed(self, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:  # of the session, which tells it itself
-            service = event.path.rpartition("/")[2]
-            with self._lock:
-                if service in self._known:
-                    self._known[service].names_stale = True
-            self._look(service)
+    def _watch_fired(self, event: WatchedEvent) -> None:
+        if event.type == EventType.NONE:  # the connection was lost, which the session reports
+            return
+        parent, _, name = event.path.rpartition("/")
+        if parent == self._paths.root:
+            self._mark_fired(name, LIST)
+        else:
+            self._mark_fired(parent.rpartition("/")[2], name)
 
-    def _node_changed(self, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:
-            parent, _, name = event.path.rpartition("/")
-            service = parent.rpartition("/")[2]
-            with self._lock:
-                if service in self._known:
-                    self._known[service].stale.add(name)
-            self._look(service)
+    def _mark_fired(self, service: str, name: str) -> None:
+        self._fired.setdefault(service, set()).add(name)
+        self._changed(service)
 
 
-def _view(client: KazooClient, records: Mapping[str, bytes]) -> View:
-    """By ids; where a foreign name looks like an id of ours, ours is the one."""
-    ids = {name: _id(name) for name in records}
-    ours = {known: records[name] for name, known in ids.items() if known != name}
-    plain = {name: records[name] for name, known in ids.items() if known == name}
-    return View(plain | ours, client.last_zxid)
+def _by_ids(nodes: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """The data by ids; an id of ours takes precedence over a foreign name that looks like it."""
+    if "%" not in "".join(nodes):  # for large services: a generator would take 20 times as long
+        return nodes
+    ids = {name: _id_of(name) for name in nodes}
+    ours = {known: nodes[name] for name, known in ids.items() if known != name}
+    return {name: nodes[name] for name, known in ids.items() if known == name} | ours

@@ -21,6 +21,7 @@ from rpcwheel.errors import (
 )
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
+from rpcwheel.registry.backends.zookeeper import FULL_EVERY
 
 __all__ = ["opened", "tls_files"]
 
@@ -105,6 +106,67 @@ def test_a_change_of_one_reads_only_that_one(zookeeper, opened, namespace):
     assert wait_until(lambda: witness.views[-1].records[A.id] == heavy.encoded())
     asked = _received(zookeeper) - before
     assert asked < 10  # create, get, set and get again; not twenty
+
+
+def test_a_change_of_one_is_given_as_the_change_of_one(zookeeper, opened, namespace):
+    publisher, watching = (opened(zookeeper.url(namespace=namespace)) for _ in "12")
+    publisher.publish([A, B, odd := instance(id="%")])
+    watching.watch(A.service, witness := RecordingWatcher())
+    assert witness.sees(A, B, odd)
+    for change in (
+        lambda: publisher.publish([A.changed(weight=7)]),
+        lambda: publisher.withdraw([odd]),
+        lambda: publisher.publish([instance(3)]),
+    ):
+        before = witness.views[-1]
+        change()
+        assert wait_until(lambda before=before: witness.views[-1].records != before.records)
+        view = witness.views[-1]
+        assert view.changed == {key for key, _ in before.records.items() ^ view.records.items()}
+        assert len(view.changed) == 1
+
+
+def test_a_renewal_of_nodes_that_have_not_changed_sends_no_requests(zookeeper, opened, namespace):
+    backend = opened(zookeeper.url(namespace=namespace), lease=60)
+    many = [instance(port) for port in range(1, 51)]
+    backend.publish(many)
+    assert backend.renew(many) == {}
+    before = _received(zookeeper)
+    for _ in range(5):
+        assert backend.renew(many) == {}
+    assert _received(zookeeper) - before < 10  # pings, and the request for this figure
+
+
+def test_a_renewal_reads_all_nodes_again_every_few_leases(zookeeper, opened, namespace):
+    backend = opened(zookeeper.url(namespace=namespace), lease=60)
+    many = [instance(port) for port in range(1, 51)]
+    backend.publish(many)
+    assert backend.renew(many) == {}
+    before = _received(zookeeper)
+    for _ in range(FULL_EVERY):
+        assert backend.renew(many) == {}
+    assert _received(zookeeper) - before >= 50
+
+
+def test_a_renewal_notices_nodes_that_vanish_or_are_replaced_after_one_before(
+    zookeeper, opened, namespace
+):
+    backend, other = (opened(zookeeper.url(namespace=namespace)) for _ in "12")
+    third = instance(3)
+    backend.publish([A, B, third])
+    with zookeeper.operator() as operator:
+        for change in (
+            lambda: operator.delete(f"/{namespace}/v1/shop.Orders/{A.id}"),
+            lambda: operator.set(f"/{namespace}/v1/shop.Orders/{A.id}", b"broken"),
+            lambda: other.publish([A]),
+            lambda: other.publish([A.changed(epoch="another")]),
+        ):
+            for _ in range(2):
+                assert backend.renew([A, B, third]) == {}
+            change()
+            assert wait_until(lambda: backend.renew([A, B, third]) == {A.key: "missing"})
+            assert backend.renew([A, B, third]) == {A.key: "missing"}
+            backend.publish([A])
 
 
 def _received(engine) -> int:

@@ -5,14 +5,12 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from kazoo.exceptions import NoNodeError
 
 from fixtures.engine_watchers import (
-    LEASE,
-    TIMEOUT,
     RecordingWatcher,
     closes,
     in_the_end,
@@ -24,9 +22,6 @@ from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryUnavailable
-from rpcwheel.registry.backend import Settings
-from rpcwheel.registry.backends import open_backend
-from rpcwheel.timer import WheelTimer
 
 __all__ = ["opened"]
 
@@ -115,7 +110,7 @@ def test_who_is_silent_is_given_twice_as_long_each_time_and_offered_the_same(zoo
         in_the_end(lambda: backend.publish([A]))
         offers.clear()
         proxy.close()
-        assert wait_until(lambda: backend._session._handler._patience_s == 4 * 0.3)
+        assert wait_until(lambda: backend._session._handler._answer_timeout_s == 4 * 0.3)
         assert wait_until(lambda: len(offers) > 2)
         first, *others = offers[:3]
         assert first > 0
@@ -280,24 +275,20 @@ def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(zookeeper, ope
 
 def test_a_client_that_had_no_contact_for_long_is_replaced(zookeeper, opened):
     proxy = zookeeper.proxy()
-    backend = opened(zookeeper.url(port=proxy.port), lease=0.5, timeout=3)
+    backend = opened(zookeeper.url(port=proxy.port), lease=0.5, timeout=0.5)
     in_the_end(lambda: backend.publish([A]))
     before = backend._session._client
     proxy.blackhole(new=True)
-    assert wait_until(lambda: backend._session._client is not before)
+
+    def replaced():
+        with pytest.raises(RegistryUnavailable):
+            backend.renew([A])
+        return backend._session._client is not before
+
+    assert wait_until(replaced)
     proxy.heal()
     assert in_the_end(lambda: backend.renew([A])) == {A.key: "session"}
     assert not before.connected
-
-
-def test_a_timer_that_is_full_keeps_nobody_from_the_server(zookeeper):
-    with WheelTimer(max_pending=1) as timer:
-        timer.new_timeout(print, 1000)
-        settings = Settings(LEASE, TIMEOUT, timer)
-        with closing(open_backend(zookeeper.url(), settings)) as backend:
-            in_the_end(lambda: backend.publish([A]))
-            assert list(backend.lookup(A.service).records) == [A.id]
-            assert backend._session._tending._timer is None  # the shared one
 
 
 @pytest.mark.parametrize("fault", ["dead", "deaf"])
