@@ -5,6 +5,6 @@
 """
 
 from .flaky import FlakyBackend
-from .registries import PROVIDER_CHECKS, check_backend
+from .registries import BACKEND_CHECKS, check_backend
 
-__all__ = ["PROVIDER_CHECKS", "FlakyBackend", "check_backend"]
+__all__ = ["BACKEND_CHECKS", "FlakyBackend", "check_backend"]

@@ -1,6 +1,6 @@
 """What every backend must do, as checks that run over a real engine.
 
-    @pytest.mark.parametrize("check", PROVIDER_CHECKS.values(), ids=PROVIDER_CHECKS)
+    @pytest.mark.parametrize("check", BACKEND_CHECKS.values(), ids=BACKEND_CHECKS)
     def test_my_engine_keeps_the_contract(check, engine):
         namespace = secrets.token_hex(4)
         check(lambda: open_backend(engine.url(namespace=namespace), Settings(2.0, 2.0)))
@@ -25,14 +25,14 @@ from ._harness import ConformanceHarness
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PROVIDER_CHECKS", "check_backend"]
+__all__ = ["BACKEND_CHECKS", "check_backend"]
 
 Make = Callable[[], RegistryBackend]
 Check = Callable[[Make], None]
 
 
 def check_backend(make: Make) -> None:
-    """Run all of `PROVIDER_CHECKS`, one after the other; takes some leases' time.
+    """Run all of `BACKEND_CHECKS`, one after the other; takes some leases' time.
 
     Args:
         make: Gives a new backend, on the same engine and in the same namespace each time; called
@@ -42,7 +42,7 @@ def check_backend(make: Make) -> None:
     Raises:
         AssertionError: Of the first check that fails.
     """
-    for check in PROVIDER_CHECKS.values():
+    for check in BACKEND_CHECKS.values():
         check(make)
 
 
@@ -64,7 +64,7 @@ def _run(check: Callable[[ConformanceHarness], None], make: Make) -> None:
         ) from error
 
 
-PROVIDER_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
+BACKEND_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
     {
         check.__name__: update_wrapper(partial(_run, check), check)
         for check in (*_publishing.CHECKS, *_watching.CHECKS)

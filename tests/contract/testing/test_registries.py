@@ -6,7 +6,7 @@ from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import PROVIDER_CHECKS, check_backend
+from rpcwheel.testing import BACKEND_CHECKS, check_backend
 
 
 def make(kind, timer):
@@ -32,7 +32,7 @@ def test_an_error_that_may_not_come_out_of_a_backend_is_told(timer):
         def lookup(self, service):
             raise KeyError(service)
 
-    check = PROVIDER_CHECKS["what_is_published_is_found"]
+    check = BACKEND_CHECKS["what_is_published_is_found"]
     with pytest.raises(AssertionError, match=r"raised KeyError.*; only RegistryUnavailable"):
         check(make(Careless, timer))
 
@@ -49,5 +49,5 @@ def test_the_checks_of_leases_pass_though_the_machine_stands_still_for_longer_th
 
     for name in ("a_lease_that_is_renewed_does_not_end", "what_is_not_renewed_is_forgotten"):
         StandsStill.publishings = 0
-        PROVIDER_CHECKS[name](make(StandsStill, timer))
+        BACKEND_CHECKS[name](make(StandsStill, timer))
         assert StandsStill.publishings > 1

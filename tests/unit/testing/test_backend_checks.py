@@ -10,7 +10,7 @@ from rpcwheel.registry.backends import memory
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import PROVIDER_CHECKS, _harness, _publishing
+from rpcwheel.testing import BACKEND_CHECKS, _harness, _publishing
 from rpcwheel.timer import ManualTimer
 
 # Backends that break a rule of publishing
@@ -310,7 +310,7 @@ BROKEN = {
 
 
 def test_each_check_fails_a_backend_that_breaks_its_rule_and_names_the_rule(monkeypatch):
-    assert BROKEN.keys() == PROVIDER_CHECKS.keys()
+    assert BROKEN.keys() == BACKEND_CHECKS.keys()
     for module in (_harness, _publishing):
         monkeypatch.setattr(module, "PATIENCE_S", 0.1)
     monkeypatch.setattr(LeavesAThread, "ended", ended := threading.Event(), raising=False)
@@ -331,7 +331,7 @@ def failure_of(name, broken, monkeypatch):
         if broken is TellsAtOnce:
             patch.setattr(memory, "WatchNotifier", Unordered)
         try:
-            PROVIDER_CHECKS[name](lambda: broken(url, Settings(1.0, 1.0, timer)))
+            BACKEND_CHECKS[name](lambda: broken(url, Settings(1.0, 1.0, timer)))
         except AssertionError as error:
             return str(error)
     return "nothing"

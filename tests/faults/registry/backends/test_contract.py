@@ -11,7 +11,7 @@ from fixtures.engine_watchers import ABOUT_LEASES, contract_settings
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
 from rpcwheel.registry.backends import open_backend
-from rpcwheel.testing import PROVIDER_CHECKS
+from rpcwheel.testing import BACKEND_CHECKS
 
 etcd = engine_fixture(EtcdEngine)
 redis = engine_fixture(RedisEngine)
@@ -30,7 +30,7 @@ def test_a_backend_of_each_engine_keeps_the_contract(name, request):
         except AssertionError as error:
             failed.append(str(error))
 
-    checks = dict(PROVIDER_CHECKS)
+    checks = dict(BACKEND_CHECKS)
     run(checks.pop("closing_leaves_nothing_running"))  # which counts all threads
     waiting = [threading.Thread(target=run, args=(checks.pop(each),)) for each in ABOUT_LEASES]
     for thread in waiting:
