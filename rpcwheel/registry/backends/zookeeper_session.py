@@ -8,6 +8,9 @@ kazoo (2.11) reconnects with its own `KazooRetry`. What `Handler` adds was measu
   session has ended.
 * A server that is just starting may never answer a connection. kazoo would wait for the timeout of
   the session, divided by the number of hosts: 15 s with one host and the default lease.
+* A server that is frozen is found by kazoo's pings. kazoo sends none while requests are sent more
+  often than it would ping, so a client that retries stays on that server for ever. A connection on
+  which nothing arrives while a request times out is ended; kazoo goes to the next server.
 
 If neither helps, the client is replaced by a new one.
 """
@@ -168,6 +171,7 @@ class Session:
             except NODE_ERRORS as error:
                 results.append(error)
             except KazooTimeoutError:
+                self._cut_if_silent(end_ns)
                 raise RegistryUnavailable(
                     f"{self._url}: no answer within {self._settings.timeout_s:g} s"
                 ) from None
@@ -203,6 +207,12 @@ class Session:
         if not ended.wait(max(limit_s - CUT_TIMEOUT_S, limit_s / 2)):
             handler.cut()
             ended.wait(min(CUT_TIMEOUT_S, limit_s / 2))
+
+    def _cut_if_silent(self, end_ns: int) -> None:
+        """End a connection on which nothing has arrived since the request that has timed out."""
+        handler = self._handler
+        if handler is not None and handler.heard_ns < end_ns - int(self._settings.timeout_s * 1e9):
+            handler.cut()
 
     def _started(self) -> tuple[KazooClient, Handler, threading.Event]:
         with self._lock:
@@ -297,6 +307,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._newest: threading.Thread | None = None
         self.error: Exception | None = None
         """Why the last attempt to connect failed."""
+        self.heard_ns = 0
+        """When something last arrived on the connection, or it was made."""
         # Used by kazoo's connecting thread only
         self._answer_timeout_s = timeout_s  # doubles, so that a slow server is not asked more often
         self._answer_end_s: float | None = None  # while the server has not answered a connection
@@ -334,6 +346,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
             self.error = error
             raise
         self._socket, self.error = connection, None
+        self.heard_ns = time.monotonic_ns()
         self._answer_end_s = time.monotonic() + self._answer_timeout_s
         return connection
 
@@ -344,14 +357,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         errors: Sequence[object],
         timeout: float | None = None,
     ) -> Any:
-        """Limit kazoo's wait for the answer to a connection."""
-        if self._answer_end_s is None:
-            return super().select(reads, writes, errors, timeout)
-        left_s = max(0.0, self._answer_end_s - time.monotonic())
-        ready = super().select(
-            reads, writes, errors, left_s if timeout is None else min(left_s, timeout)
-        )
-        if not any(ready):  # kazoo gives this connection up
+        """Limit kazoo's wait for the answer to a connection, and note when something arrives."""
+        if self._answer_end_s is not None:
+            left_s = max(0.0, self._answer_end_s - time.monotonic())
+            timeout = left_s if timeout is None else min(left_s, timeout)
+        ready = super().select(reads, writes, errors, timeout)
+        if self._socket in ready[0]:
+            self.heard_ns = time.monotonic_ns()
+        elif self._answer_end_s is not None and not any(ready):  # kazoo gives this connection up
             self._answer_end_s = None
             self._answer_timeout_s *= 2
         return ready

@@ -157,6 +157,19 @@ def test_a_connection_that_gets_no_answer_is_made_again_after_the_timeout(zookee
     assert backend.renew([A]) == {}
 
 
+def test_a_silent_server_is_left_for_another_although_requests_go_on(zookeeper, opened):
+    """kazoo sends no pings while requests are sent."""
+    proxies = zookeeper.proxy(), zookeeper.proxy()
+    hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+    backend = opened(f"zookeeper://{hosts}", lease=60, timeout=0.5)
+    in_the_end(lambda: backend.publish([A]))
+    for proxy in proxies:  # one of them is the one in use
+        proxy.blackhole(new=True)
+        assert in_the_end(lambda: backend.lookup(A.service)).records == {A.id: A.encoded()}
+        proxy.heal()
+    assert in_the_end(lambda: backend.renew([A])) == {}  # the same session
+
+
 def test_after_a_server_stood_still_for_longer_than_the_session_all_comes_back(zookeeper, opened):
     url, witness = zookeeper.url(), RecordingWatcher()
     backend, other = opened(url, lease=1, timeout=0.5), opened(url, lease=2, timeout=3)
