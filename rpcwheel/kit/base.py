@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rpcwheel.idle.policy import IdlePolicy
     from rpcwheel.probe import Probe
     from rpcwheel.registry.policy import RegistryPolicy
-    from rpcwheel.registry.publishing import PublisherBase
+    from rpcwheel.registry.publisher import PublisherBase
     from rpcwheel.timer.api import Timer
 
     Ports = int | str | Iterable[int | str] | None
@@ -121,10 +121,10 @@ def check_served(settings: Mapping[str, object]) -> None:
     Raises:
         TypeError: One is not; it says which there are.
     """
-    from rpcwheel.registry.publishing import PublisherBase
+    from rpcwheel.registry.publisher import PublisherBase
 
     known = set(inspect.signature(PublisherBase.__init__).parameters) | SERVED
-    known -= {"self", "beside", *NOT_SERVED}
+    known -= {"self", "on_serving", *NOT_SERVED}
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -385,13 +385,13 @@ class KitBase(Generic[Q, M, T, D]):
             settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
         return settings
 
-    def _beside(
+    def _on_serving(
         self,
         server: Any,
         ports: Ports,
         connections: T | None,
     ) -> Callable[[Any], Callable[[], object]] | None:
-        """What begins with a server that is published; None if nothing does."""
+        """The publisher's `on_serving`: begins to close idle connections; None without `idle`."""
         if self._policy.idle is None or (connections is None and not self._tables):
             return None
         table = self._claim(connections)

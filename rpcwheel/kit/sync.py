@@ -243,7 +243,7 @@ class Kit(
             signals=signals,
             policy=self._policy.registry,
             timer=self._timer,
-            beside=self._beside(server, ports, connections),
+            on_serving=self._on_serving(server, ports, connections),
             **settings,
         )
 

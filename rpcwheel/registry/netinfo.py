@@ -1,11 +1,12 @@
-"""Where a server is, for those who are to call it: addresses of this machine, and ports of it.
+"""Addresses and ports of this machine, for publishing where clients reach a server.
 
-What asks the system blocks: for a name of a registry's host as long as the resolver takes, else for
-microseconds; none of it is for a loop or the timer's thread.
+The functions that ask the system block: as long as the system's resolver or the timeout takes, else
+for microseconds. Do not call them on an event loop or the timer's thread.
 """
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import os
 import socket
@@ -17,50 +18,105 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from .url import RegistryUrl
 
-__all__ = ["LOOPBACK", "accepts", "host_towards", "is_local", "listening"]
+__all__ = [
+    "PortBinding",
+    "address_facing",
+    "connect_error",
+    "is_local",
+    "listening_addresses",
+    "port_binding",
+]
 
 LOOPBACK: Final = "127.0.0.1"
 
-HERE: Final = {"memory", "sqlite"}
-"""Schemes of registries that are of one machine."""
+LOCAL_SCHEMES: Final = {"memory", "sqlite"}
+"""Schemes of registries that belong to one machine."""
 
 DESCRIPTORS: Final = next(
     (path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.is_dir()), None
 )
 
-OUTWARD: Final = ("192.0.2.1", "2001:db8::1")
-"""Nobody's addresses (RFC 5737 and 3849): on the way there, the default route is taken."""
+EXTERNAL_ADDRESSES: Final = ("192.0.2.1", "2001:db8::1")
+"""Addresses for documentation (RFC 5737 and 3849), which the default route leads to."""
 
 ANY_PORT: Final = 9
-"""What a UDP socket is pointed at; nothing is sent there."""
+"""For UDP sockets that send nothing."""
 
 
-def host_towards(registries: Iterable[RegistryUrl]) -> str:
-    """Find the address of this machine by which these are reached, and so can be reached from.
+class PortBinding(enum.Enum):
+    """Who listens on the port that is published."""
 
-    A UDP socket is pointed at each, which sends nothing and makes the system choose an interface.
-    The first address that is not the loopback's is taken; where all are, that. If none of the
-    registries can be found now, it is the address by which the world outside is reached.
+    OWN = "own"
+    """This process."""
+    BIND = "bind"
+    """Nobody yet; the server is to bind it."""
+    PROXY = "proxy"
+    """A proxy or a mapped port in front of this process."""
+
+
+def port_binding(
+    port: int,
+    *,
+    listening_ports: Collection[int],
+    server_runs: bool,
+    host_is_elsewhere: bool,
+    host_answers: bool,
+) -> PortBinding:
+    """Decide who listens on the port that is published.
+
+    Args:
+        port: The port that is published; 0 for any.
+        listening_ports: The ports on which this process listens.
+        server_runs: Whether the server runs, so no port can be added to it.
+        host_is_elsewhere: Whether a host was given that is not this machine.
+        host_answers: Whether a host was given that accepts connections on the port.
 
     Raises:
-        ConfigurationError: Nor can that, so that nothing is known.
+        ConfigurationError: Nobody does and nobody could, or it can't be known.
+    """
+    if port and port in listening_ports:
+        return PortBinding.OWN
+    if server_runs:
+        if port and (host_is_elsewhere or host_answers):
+            return PortBinding.PROXY
+        raise ConfigurationError(
+            f"port is {port}, and nothing in this process listens there, but the server runs "
+            "already; give the port that add_insecure_port() or add_secure_port() returned, or, "
+            "if it is reached through another machine or a proxy, say where: host="
+        )
+    if port and listening_ports and (host_answers or host_is_elsewhere):
+        return PortBinding.PROXY
+    # Without a port of this process nobody can forward to it: an answer comes from another server.
+    return PortBinding.BIND
+
+
+def address_facing(registries: Iterable[RegistryUrl]) -> str:
+    """Return the address of this machine from which the registries are reached.
+
+    It is the local address of a UDP socket that is connected to the registry, which sends nothing
+    and makes the system choose an interface. The first address that is not the loopback's counts;
+    if there are only those, 127.0.0.1. If no registry can be resolved now, it is the address that
+    faces the internet.
+
+    Raises:
+        ConfigurationError: There is no such address.
     """
     failures: list[str] = []
     found: list[str] = []
     for url in registries:
-        if url.scheme in HERE or not url.hosts:
+        if url.scheme in LOCAL_SCHEMES or not url.hosts:
             found.append(LOOPBACK)
-        for host, port in url.hosts if url.scheme not in HERE else ():
+        for host, port in url.hosts if url.scheme not in LOCAL_SCHEMES else ():
             try:
-                found.append(_own_address(host, port or ANY_PORT))
+                found.append(_source_address(host, port or ANY_PORT))
             except OSError as error:
                 failures.append(f"{host}: {error}")
     if not found:  # the registries may be reached later; the server serves now
-        found = _own_addresses_outward()
+        found = _external_source_addresses()
     remote = [one for one in found if not ipaddress.ip_address(one).is_loopback]
     if not found:
         raise ConfigurationError(
@@ -70,62 +126,63 @@ def host_towards(registries: Iterable[RegistryUrl]) -> str:
     return remote[0] if remote else LOOPBACK
 
 
-def _own_address(host: str, port: int) -> str:
-    for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+def _source_address(host: str, port: int) -> str:
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.connect(place)
+            probe.connect(address)
             return str(probe.getsockname()[0]).partition("%")[0]
     raise OSError("no route to it")
 
 
-def _own_addresses_outward() -> list[str]:
+def _external_source_addresses() -> list[str]:
     found: list[str] = []
-    for host in OUTWARD:
+    for host in EXTERNAL_ADDRESSES:
         with suppress(OSError):
-            found.append(_own_address(host, ANY_PORT))
+            found.append(_source_address(host, ANY_PORT))
     return found
 
 
 def is_local(host: str) -> bool:
-    """Whether an address, or the first one of a name, is of this machine."""
+    """Whether an address, or the first address of a name, belongs to this machine."""
     with suppress(OSError):
-        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(place)
+            probe.bind(address)
             return True
     return False
 
 
-def listening() -> frozenset[tuple[str, int]] | None:
-    """The addresses and ports at which this process listens; None where the system hides that.
+def listening_addresses() -> frozenset[tuple[str, int]] | None:
+    """The addresses and ports on which this process listens; None if the system hides them.
 
-    Paths of unix sockets stand there with the port 0.
+    A unix socket is its path with the port 0.
     """
     if DESCRIPTORS is None:
         return None
-    return frozenset(_listening())
+    return frozenset(_listening_addresses(DESCRIPTORS))
 
 
-def _listening() -> Iterator[tuple[str, int]]:
-    for number in [int(path.name) for path in DESCRIPTORS.iterdir()] if DESCRIPTORS else ():
-        with suppress(OSError):  # closed meanwhile; no socket of the kind
+def _listening_addresses(descriptors: Path) -> Iterator[tuple[str, int]]:
+    for number in [int(path.name) for path in descriptors.iterdir()]:
+        with suppress(OSError):  # closed meanwhile; a socket of another kind
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
-                continue  # to close a duplicate of a file takes away its locks
+                continue  # closing a duplicate of a file would release its locks
             with socket.socket(fileno=os.dup(number)) as one:
                 if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     name = one.getsockname()
-                    yield (_plain(name[0]), int(name[1])) if isinstance(name, tuple) else (name, 0)
+                    is_ip = isinstance(name, tuple)
+                    yield (_without_mapping(name[0]), int(name[1])) if is_ip else (name, 0)
 
 
-def _plain(address: str) -> str:
-    """An address as people write it: gRPC listens at IPv4 by IPv6 sockets (RFC 4291, 2.5.5.2)."""
+def _without_mapping(address: str) -> str:
+    """The IPv4 address in a mapped IPv6 address (RFC 4291, 2.5.5.2), at which gRPC listens."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return str(mapped or ip)
 
 
-def accepts(host: str, port: int, timeout_s: float) -> str:
-    """Connect there; "" if that was accepted, else why not."""
+def connect_error(host: str, port: int, timeout_s: float) -> str:
+    """Connect to an address; returns why that failed, or "" if it did not."""
     try:
         socket.create_connection((host, port), timeout_s).close()
     except OSError as error:

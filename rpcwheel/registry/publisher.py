@@ -1,163 +1,768 @@
-"""Publishes the services of a `grpc.Server` while it serves, and ends both in order.
+"""Publishes the services of a server while it serves, and stops both in order.
 
-What goes down runs on a worker, whoever asks for it; `stop()` waits there. What a registry, the
-health servicer or a sink does can hold it up for a bounded time only.
+`PublisherBase` is the whole publisher: blocking, and written once. `Publisher` is its interface for
+threads; `aio_publisher.py` has the one for coroutines, which runs the same code on worker threads.
+A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`.
+
+Start: the server starts, its port accepts a connection, its health is SERVING, and only then it is
+published. Stop, because nobody may call what is about to go: it is withdrawn from the registries,
+its health is NOT_SERVING, it goes on serving for a while (lame duck), the server stops, and what
+the publisher has opened is closed. Measured with eight busy clients over six replacements: in this
+order no call of 16,211 failed; if a server stopped before it was withdrawn, some did.
+
+Threads: `start()` runs on its caller's thread, the stop on one worker thread. Registries, health
+servicers and sinks run on workers of their own during the stop, so one that hangs delays it for a
+bounded time only. Neither they nor any other user code are called under the lock.
 """
 
 from __future__ import annotations
 
+import enum
+import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
 
+from rpcwheel._concurrency.callbacks import CloseCallbacks
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S
+from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
 from rpcwheel._grpc.serving import has_ended, is_running, services_of
-from rpcwheel.errors import ConfigurationError, RegistryError, TimerError
+from rpcwheel.durations import MAX_NS, to_ns, to_seconds
+from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, TimerError
+from rpcwheel.instance import ServiceInstance, joined, started_now
+from rpcwheel.observe import CallbackFailed, ShutdownStep
 from rpcwheel.timer import ManualTimer, shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .lifecycle import UP, Phase, PortBinding, Step
-from .publishing import HEALTH_S, NOT_SERVING, NOTICED_S, SERVING, PublisherBase
-from .registry import Registry, checked_wait, open_registry
-from .signals import SIGNALS, may_handle
+from .netinfo import (
+    PortBinding,
+    address_facing,
+    connect_error,
+    is_local,
+    listening_addresses,
+    port_binding,
+)
+from .registry import Registration, Registry, checked_wait
+from .signals import SIGNAL_HANDLERS, is_main_thread
+from .url import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from rpcwheel.durations import Duration
+    from rpcwheel.timer.api import Timer
 
     from .policy import RegistryPolicy
+    from .url import RegistryUrl
 
-__all__ = ["Publisher"]
+__all__ = ["Publisher", "PublisherBase", "ServerAdapter", "ServerGone"]
 
-GLANCE_S: Final = 0.05
-"""Between two looks whether somebody is in a hurry by now."""
+R = TypeVar("R")
 
-SLACK_S: Final = 1.0
-"""How much longer than the grace the server may take to end, and a timer than the lame duck."""
+CONNECT_TIMEOUT_S: Final = 1.0
+"""For one connection to the server's own port."""
 
-START_S: Final = 0.5
-"""How long a worker may take to begin."""
+WITHDRAW_TIMEOUT_S: Final = 2.0
+"""For the registries, all at once."""
+
+DRAINING_NOTICE_S: Final = 0.25
+"""Between DRAINING and the withdrawal, so that clients whose registry is polled see the former: two
+polling intervals."""
+
+HEALTH_TIMEOUT_S: Final = 1.0
+"""For the user's health servicer."""
+
+STOP_MARGIN_S: Final = 1.0
+"""How much longer than the grace the server may take to stop, and a timer than the lame duck."""
+
+CLOSE_TIMEOUT_S: Final = 2.0
+"""For the registries that the publisher has opened, and for the user's callback."""
+
+HURRIED_TIMEOUT_S: Final = 0.5
+"""For a step that can't be left out of a hurried stop."""
+
+UNANSWERED_TIMEOUT_S: Final = 0.1
+"""For closing a registry that has not answered to the withdrawal."""
+
+POLL_INTERVAL_S: Final = 0.05
+"""How often a step looks whether the stop is hurried by now, or a manual clock has advanced."""
+
+WORKER_START_TIMEOUT_S: Final = 0.5
+"""How long `stop()` waits for a worker thread before it does the work itself."""
 
 SIGNAL_CHECK_S: Final = 0.2
 """How often a wait lets the main thread run signal handlers; gRPC's own waits do so every 0.1 s."""
 
+SERVING: Final = 1
+NOT_SERVING: Final = 2
+"""Of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+
+UNREGISTERED: Final = ("WITHDRAWING", "GONE")
+"""States of a registration."""
+
+NOT_PUBLISHED: Final = ("grpc.health.", "grpc.reflection.", "grpc.channelz.")
+"""How the names of services begin that every server has."""
+
+
+class ServerGone(Exception):
+    """The event loop of a server has ended, so nothing can be done with the server any more."""
+
+
+class ServerAdapter(Protocol):
+    """What differs between servers of `grpc` and of `grpc.aio`. Blocking; not for event loops."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether `call` and `stop` have no effect any more."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server was started and not stopped."""
+
+    def service_names(self) -> tuple[str, ...]:
+        """The services that the server has handlers for; () if that can't be known."""
+
+    def call(self, function: Callable[..., Any], *args: object) -> Any:
+        """Call a method of the server, or user code, where the server runs; returns the result.
+
+        Raises:
+            ServerGone: The server's event loop has ended.
+        """
+
+    def stop(self, grace_s: float) -> threading.Event:
+        """Accept no more calls, let running ones go on for so long; the event is set afterwards.
+
+        A second call may only shorten the grace to 0.
+
+        Raises:
+            ServerGone: The server's event loop has ended.
+        """
+
+
+class State(enum.Enum):
+    """Where a publisher stands."""
+
+    NEW = "new"
+    STARTING = "starting"
+    SERVING = "serving"
+    ENDING = "ending"
+    CLOSED = "closed"
+
+
+class _Deadline:
+    """The end of a step of the stop by the timer's clock; sooner once the stop is hurried."""
+
+    def __init__(
+        self, publisher: PublisherBase[Any], timeout_s: float, hurried_timeout_s: float
+    ) -> None:
+        self._now_ns, self._hurry = publisher._now_ns, publisher._hurry
+        self._timeout_s, self._hurried_timeout_s = timeout_s, hurried_timeout_s
+        self._begin_ns = self._now_ns()
+
+    def left_s(self) -> float:
+        """Seconds until the step is over; 0: it is."""
+        timeout_s = self._hurried_timeout_s if self._hurry.is_set() else self._timeout_s
+        return max(0.0, timeout_s - to_seconds(self._now_ns() - self._begin_ns))
+
+    def wait_for(self, events: Iterable[threading.Event]) -> None:
+        """Wait until all events are set, or the step is over."""
+        for event in events:
+            while (left_s := self.left_s()) > 0:
+                if event.wait(min(left_s, POLL_INTERVAL_S)):
+                    break
+
+
+class PublisherBase(Generic[R]):
+    """A server, its registries, and the instances that are published of it.
+
+    `R` is the class of registries that users give and get.
+    """
+
+    _registry_type: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        server: Any,
+        registry: R | str | Sequence[R | str],
+        *services: str,
+        port: int,
+        host: str | None = None,
+        id: str = "",  # noqa: A002 - as the instance has it
+        weight: int = 100,
+        group: str = "",
+        version: str = "",
+        protocol: str = "grpc",
+        zone: str = "",
+        metadata: Mapping[str, str] | None = None,
+        health: Any = None,
+        lame_duck: Duration = 1.0,
+        grace: Duration = 10.0,
+        signals: bool = False,
+        policy: RegistryPolicy | None = None,
+        timer: Timer | None = None,
+        on_serving: Callable[[PublisherBase[R]], Callable[[], object]] | None = None,
+    ) -> None:
+        """Check the arguments and open the registries that are given by URL; contacts nobody yet.
+
+        Args:
+            server: What `grpc.server()` returned; for `rpcwheel.aio`, `grpc.aio.server()`. It is
+                started if it does not run, and stopped at the end.
+            registry: Where to publish: a registry of yours, which is left open, a URL, or several
+                of them.
+            *services: What to publish. None: the services that the server has handlers for, except
+                health, reflection and channelz; a server of grpc.aio does not show its services.
+                The path of a URL may name one, too.
+            port: Where clients reach the server. If nobody listens there and the server does not
+                run, it is bound first, without TLS, as `[::]:port`; 0 takes any free port.
+            host: Where clients reach the server. None: the address of this machine that faces the
+                registry; 127.0.0.1 for a registry on this machine.
+            id: The instance's id in the registry; "" for `host:port`. Workers that share a port
+                need one each: a process that publishes an id takes it over from the one before.
+            weight: Share of the calls, from 0 to 1000.
+            group: As clients ask for it.
+            version: As clients ask for it.
+            protocol: `"grpcs"` for a server with TLS.
+            zone: For clients that prefer their own zone.
+            metadata: More to publish, as strings.
+            health: The server's `grpc_health` servicer, or any object with `set(service, status)`.
+                It gets SERVING before the services are published, and NOT_SERVING once they are
+                withdrawn (by `enter_graceful_shutdown()` if it has that).
+            lame_duck: Seconds between the withdrawal and the stop, in which clients hear of it.
+            grace: Seconds for which running calls may go on after the stop.
+            signals: Whether SIGTERM and SIGINT stop the server in order, and a second one at once.
+                On the main thread only. Handlers that were set before are not called meanwhile, and
+                are restored afterwards. (Handlers that were added to an event loop would be called:
+                asyncio's are refused, uvloop's can't be detected.) Wait for the end with the
+                server's `wait_for_termination()`.
+            policy: For registries that are given by URL; None: the defaults.
+            timer: Any rpcwheel timer; None takes `shared_timer()`.
+            on_serving: Called with this publisher once it is published; returns a function that is
+                called after the server has stopped.
+
+        Raises:
+            ConfigurationError: A value makes no sense; the message says which ones do.
+            ExtraMissing: A package that a registry needs is not installed.
+            TypeError: An argument is of a wrong type.
+        """
+        self._server: ServerAdapter = self._adapt(server)
+        self._grpc_server = server
+        self._timer = checked_timer(timer)
+        self._now_ns = clock_of(timer)
+        self._health = _checked_health(health)
+        self._lame_duck_s = _checked_seconds(lame_duck, "lame_duck")
+        self._grace_s = _checked_seconds(grace, "grace")
+        self._signals = signals
+        self._on_serving = on_serving
+        self._undo_on_serving: Callable[[], object] | None = None
+        given = [registry] if isinstance(registry, (str, self._registry_type)) else _list(registry)
+        self._urls = [url for one in given if (url := _url_of(one)) is not None]
+        self._port, self._host = _checked_port(port), host
+        self._settings: dict[str, Any] = {
+            "id": id,
+            "weight": weight,
+            "group": group or _url_option(self._urls, "group"),
+            "version": version or _url_option(self._urls, "version"),
+            "protocol": protocol,
+            "zone": zone,
+            "metadata": dict(metadata or {}),
+        }
+        self._services = _named_services(services, self._urls)
+        for service in self._services or ("checked",):
+            self._instance(service, "checked" if host is None else host, self._port or 1)
+
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._state = State.NEW
+        self._reason = ""
+        self._binding = PortBinding.OWN
+        self._instances: tuple[ServiceInstance, ...] = ()
+        self._published: list[tuple[R, Registration]] = []
+        self._answered: list[R] = []  # to the withdrawal
+        self._events = NotificationQueue()
+        # What the stop has to undo.
+        self._is_server_started = False
+        self._is_health_set = False
+        self._is_published = False
+        self._ran_before = False  # then a start that fails leaves the server running
+        self._start_failed = False
+
+        self._hurry = threading.Event()  # the stop takes no more time than it must
+        self._lame_duck_over = threading.Event()
+        self._closed = threading.Event()
+        self._on_closed = CloseCallbacks("publisher")
+        self._shutdown_begun = threading.Event()
+        self._busy_thread: int | None = None  # which runs the start or the stop
+        self._signal_names: SimpleQueue[str | None] = SimpleQueue()
+        self._registries, self._own = self._open_all(given, policy)
+
+    # What differs between `grpc` and `grpc.aio`
+
+    def _adapt(self, server: Any) -> ServerAdapter:
+        """Check the type of the server, and return its adapter."""
+        raise NotImplementedError
+
+    def _blocking(self, registry: R) -> Registry:
+        raise NotImplementedError
+
+    def _close(self, registry: R, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    # State
+
+    @property
+    def registries(self) -> tuple[R, ...]:
+        """The registries that were given, and those that were opened for given URLs."""
+        return tuple(self._registries)
+
+    @property
+    def instances(self) -> tuple[ServiceInstance, ...]:
+        """What is published, one instance for each service; () before the start."""
+        return self._instances
+
+    @property
+    def registrations(self) -> tuple[Any, ...]:
+        """The `Registration` of each instance in each registry; () before the start."""
+        return tuple(registration for _, registration in self._published)
+
+    @property
+    def port(self) -> int:
+        """Where clients reach the server; 0 before the start if any port will do."""
+        return self._port
+
+    @property
+    def own_ports(self) -> int | None:
+        """The port, if this process listens there; None if a proxy in front of it does."""
+        return None if self._binding is PortBinding.PROXY else self._port
+
+    @property
+    def state(self) -> str:
+        """One of "new", "starting", "serving", "ending" and "closed"."""
+        return self._state.value
+
+    def begin_stop(self, reason: str = "asked for", grace: Duration | None = None) -> None:
+        """Begin the stop, and return at once; from any thread. Arguments as in `stop()`."""
+        self._request_stop(reason, grace)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._name()}: {self.state}>"
+
+    def _name(self) -> str:
+        services = [one.service for one in self._instances] or list(self._services) or ["a server"]
+        more = f" and {len(services) - 1} more" if len(services) > 1 else ""
+        address = self._instances[0].address if self._instances else f"port {self._port}"
+        return f"{services[0]}{more} at {address}"
+
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _instance(self, service: str, host: str, port: int) -> ServiceInstance:
+        return ServiceInstance(service=service, host=host, port=port, **self._settings)
+
+    def _open_all(
+        self, given: Sequence[R | str], policy: RegistryPolicy | None
+    ) -> tuple[list[R], list[R]]:
+        """Return all registries, and those of them that the publisher has opened."""
+        for one in given:
+            if not isinstance(one, (str, self._registry_type)):
+                raise TypeError(
+                    f"registry must be a {self._registry_type.__module__}.Registry or a URL such "
+                    f"as 'etcd://127.0.0.1:2379', or several; not {one!r}"
+                )
+        registries: list[R] = []
+        own: list[R] = []
+        try:
+            for one in given:
+                if isinstance(one, str):
+                    own.append(self._registry_type(one, policy=policy, timer=self._timer))
+                registries.append(own[-1] if isinstance(one, str) else one)
+                self._blocking(registries[-1])._session.check_writable()
+        except BaseException:
+            for registry in own:
+                EXECUTOR.submit(registry, partial(self._close, registry, CLOSE_TIMEOUT_S))
+            raise
+        return registries, own
+
+    # Start
+
+    def _begin_start(self) -> bool:
+        """Whether the caller is to call `_start`; False if that was done before.
+
+        On the main thread, signals are handled from now on.
+
+        Raises:
+            RuntimeError: It has been stopped; or a thread for signals can't be started.
+        """
+        with self._lock:
+            if self._state in {State.STARTING, State.SERVING}:
+                return False
+            if self._state is not State.NEW:
+                raise RuntimeError(f"{self!r} can't start again; make another for another server")
+            if self._signals and is_main_thread():
+                threading.Thread(
+                    target=self._stop_on_signals, name="rpcwheel-signals", daemon=True
+                ).start()
+                SIGNAL_HANDLERS.add(self._signal_names.put)
+            self._state = State.STARTING
+            self._busy_thread = threading.get_ident()
+        return True
+
+    def _start(self) -> None:
+        """Start and publish; if that fails, or a stop was requested meanwhile, undo it."""
+        self._busy_thread = threading.get_ident()  # in aio a worker
+        try:
+            for step in (self._start_server, self._check_port, self._set_serving, self._publish):
+                if self._state is State.STARTING:
+                    step()
+        except BaseException as error:
+            self._start_failed = True
+            self._request_stop(repr(error), 0)
+            self._shut_down()
+            raise
+        with self._lock:
+            if self._state is State.STARTING:
+                self._state, self._busy_thread = State.SERVING, None
+                return
+        self._shut_down()
+
+    def _start_server(self) -> None:
+        self._ran_before = self._server.is_running
+        self._binding = self._find_binding()
+        services = self._services or tuple(
+            name for name in self._server.service_names() if not name.startswith(NOT_PUBLISHED)
+        )
+        if not services:
+            raise ConfigurationError(
+                "name the services that are published: which ones the server has handlers for "
+                "can't be known"
+            )
+        host = address_facing(self._urls) if self._host is None else self._host
+        if self._binding is PortBinding.BIND:
+            self._bind()
+        now = started_now()
+        self._instances = tuple(
+            self._instance(service, host, self._port).changed(started_at=now)
+            for service in services
+        )
+        self._is_server_started = True
+        if not self._ran_before:
+            self._server.call(self._grpc_server.start)
+
+    def _find_binding(self) -> PortBinding:
+        host, port = self._host, self._port
+        host_answers = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
+        own = listening_addresses()
+        if own is None:  # the system does not show it
+            error = connect_error("localhost", port, CONNECT_TIMEOUT_S)
+            own = frozenset(() if error else {("", port)})
+        return port_binding(
+            port,
+            listening_ports={own_port for _, own_port in own},
+            server_runs=self._ran_before,
+            host_is_elsewhere=host is not None and not is_local(host),
+            host_answers=host_answers,
+        )
+
+    def _bind(self) -> None:
+        if self._settings["protocol"] != "grpc":
+            raise ConfigurationError(
+                f"nothing in this process listens on port {self._port}, and which credentials it "
+                f"takes is not known: call add_secure_port('[::]:{self._port}', credentials) first"
+            )
+        try:
+            self._port = self._server.call(
+                self._grpc_server.add_insecure_port, f"[::]:{self._port}"
+            )
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"port {self._port} can't be bound, perhaps as another process listens there; give "
+                "another, or, if that is in front of this server, host= and a server that has a "
+                f"port of its own ({error})"
+            ) from error
+
+    def _check_port(self) -> None:
+        """Check that the published address accepts connections, if it is one of this machine."""
+        if self._binding is PortBinding.PROXY:
+            return
+        host, port = self._instances[0].host, self._port
+        error = connect_error(host, port, CONNECT_TIMEOUT_S)
+        if error and (self._host is None or is_local(host)):
+            own = sorted(joined(*one) for one in listening_addresses() or () if one[1] == port)
+            raise ConfigurationError(
+                f"nobody accepts connections at {joined(host, port)} ({error}), so that it can't "
+                f"be published; the server listens at {', '.join(own) or 'no port'}; have it "
+                "listen at '[::]', or give the host= at which it does"
+            )
+
+    def _set_serving(self) -> None:
+        self._is_health_set = True
+        if self._health is not None:
+            self._set_health(SERVING)
+
+    def _set_health(self, status: int) -> None:
+        for service in ("", *(one.service for one in self._instances)):  # "" is the whole server
+            self._server.call(self._health.set, service, status)
+
+    def _publish(self) -> None:
+        self._is_published = True
+        for registry in self._registries:
+            for instance in self._instances:
+                registration = self._blocking(registry).register(instance)
+                self._published.append((registry, registration))
+        if self._on_serving is not None:
+            self._undo_on_serving = self._server.call(self._on_serving, self)
+
+    # Stop
+
+    def _request_stop(self, reason: str, grace: Duration | None) -> None:
+        """Have it stopped, by a worker or by the thread that starts it; hurry if `grace` is 0."""
+        grace_s = None if grace is None else _checked_seconds(grace, "grace")
+        if self._is_forked():
+            return
+        if self._server.is_gone:
+            grace_s = 0.0
+        with self._lock:
+            if self._state is State.CLOSED:
+                return
+            if grace_s is not None:
+                self._grace_s = min(self._grace_s, grace_s)
+            is_first = self._state is not State.ENDING
+            if is_first:
+                self._state, self._reason = State.ENDING, reason
+        if grace_s == 0:
+            self._hurry.set()
+            self._lame_duck_over.set()
+        if is_first:
+            EXECUTOR.submit(self, self._shut_down_if_idle)
+
+    def _shut_down_if_idle(self) -> None:
+        """Shut down, unless another thread does; a thread that starts does it afterwards."""
+        with self._lock:
+            if self._busy_thread is not None or self._shutdown_begun.is_set():
+                return
+            self._busy_thread = threading.get_ident()
+        self._shut_down()
+
+    def _ensure_shutdown_runs(self) -> None:
+        """Shut down here if no worker begins to: a program that ends gets no more threads."""
+        if not self._shutdown_begun.wait(WORKER_START_TIMEOUT_S):
+            self._shut_down_if_idle()
+
+    def _stop_on_signals(self) -> None:
+        """Stop at the first signal, and hurry at the next ones."""
+        grace = None
+        while (name := self._signal_names.get()) is not None:
+            self._request_stop(name, grace)
+            self._ensure_shutdown_runs()
+            grace = 0
+
+    def _shut_down(self) -> None:
+        """Stop in the order that the module's docstring gives, whatever fails."""
+        self._shutdown_begun.set()
+        try:
+            if self._is_published:
+                step = self._begin_step("withdraw", WITHDRAW_TIMEOUT_S)
+                self._run_all(step, *[partial(self._withdraw, r, step) for r in self._registries])
+            if self._is_health_set:
+                step = self._begin_step("not serving", HEALTH_TIMEOUT_S)
+                self._run_all(step, self._set_not_serving)
+            if self._is_published:
+                self._begin_step("wait")
+                self._run(self._wait_lame_duck)
+            is_left_running = self._ran_before and self._start_failed
+            if self._is_server_started and not is_left_running and not self._server.is_gone:
+                step = self._begin_step("stop", self._grace_s + STOP_MARGIN_S, 0.0)
+                self._run(partial(self._stop_server, step))
+            step = _Deadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
+            closes = [partial(self._close_own, registry, step) for registry in self._own]
+            self._run_all(step, *closes, self._call_undo_on_serving)
+            self._begin_step("closed")
+            self._events.wait(FLUSH_TIMEOUT_S)
+        finally:
+            with self._lock:
+                self._state, self._busy_thread = State.CLOSED, None
+            SIGNAL_HANDLERS.remove(self._signal_names.put)
+            self._signal_names.put(None)
+            self._closed.set()
+            self._on_closed.run()
+
+    def _begin_step(
+        self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float = HURRIED_TIMEOUT_S
+    ) -> _Deadline:
+        if self._instances:
+            self._events.emit(ShutdownStep(self._name(), name, self._reason))
+        return _Deadline(self, timeout_s, hurried_timeout_s)
+
+    def _run_all(self, step: _Deadline, *jobs: Callable[[], object]) -> None:
+        """Run jobs at once on workers, and wait for them until the step is over."""
+        ends: list[threading.Event] = []
+        for job in jobs:
+            ended = threading.Event()  # also the key: a job that hangs delays no other
+            EXECUTOR.submit(ended, partial(self._run, job, ended))
+            ends.append(ended)
+        step.wait_for(ends)
+
+    def _run(self, job: Callable[[], object], ended: threading.Event | None = None) -> None:
+        """Run a job; an exception becomes a `CallbackFailed` event."""
+        try:
+            job()
+        except ServerGone:
+            pass  # there is nothing to stop any more
+        except Exception as error:  # noqa: BLE001 - reported
+            self._events.emit(CallbackFailed(self._name(), repr(job), error))
+        finally:
+            if ended is not None:
+                ended.set()
+
+    def _withdraw(self, registry: R, step: _Deadline) -> None:
+        """Publish DRAINING, give clients a moment to see it, and unregister.
+
+        What the user has unregistered stays so, and so do changes that the user has made.
+        """
+        blocking = self._blocking(registry)
+        with suppress(RegistryError):  # it is dead, which it reports itself; or the user closed it
+            draining: list[Registration] = []
+            for one, registration in self._published:
+                if one is registry and registration.state not in UNREGISTERED:
+                    with suppress(NotPublished):  # the user unregisters it at this moment
+                        registration.update(status="DRAINING")
+                        draining.append(registration)
+            until = time.monotonic() + (0.0 if self._hurry.is_set() else step.left_s() / 2)
+            if all(one.wait_published(max(0.0, until - time.monotonic())) for one in draining):
+                self._hurry.wait(DRAINING_NOTICE_S)
+            for registration in draining:
+                blocking.unregister(registration)
+            for registration in draining:
+                blocking.unregister(registration, wait=step.left_s())
+            self._answered.append(registry)
+
+    def _set_not_serving(self) -> None:
+        enter_shutdown = getattr(self._health, "enter_graceful_shutdown", None)
+        if callable(enter_shutdown):
+            self._server.call(enter_shutdown)
+        elif self._health is not None:
+            self._set_health(NOT_SERVING)
+
+    def _wait_lame_duck(self) -> None:
+        """Wait on the timer, or until the stop is hurried."""
+        timer = shared_timer() if self._timer is None else self._timer
+        try:
+            timeout = timer.new_timeout(lambda _: self._lame_duck_over.set(), self._lame_duck_s)
+        except TimerError:  # it is stopped, or full
+            self._lame_duck_over.wait(self._lame_duck_s)
+            return
+        timeout_s = self._lame_duck_s + STOP_MARGIN_S  # should the timer be stopped meanwhile
+        self._lame_duck_over.wait(None if isinstance(timer, ManualTimer) else timeout_s)
+        timeout.cancel()
+
+    def _stop_server(self, step: _Deadline) -> None:
+        grace_s = self._grace_s
+        stopped = self._server.stop(grace_s)
+        step.wait_for([stopped])
+        if self._hurry.is_set():
+            if grace_s > 0 and not stopped.is_set():
+                self._server.stop(0)
+            stopped.wait(STOP_MARGIN_S)
+
+    def _close_own(self, registry: R, step: _Deadline) -> None:
+        is_silent = self._is_published and registry not in self._answered
+        timeout_s = 0.0 if is_silent else step.left_s()
+        self._close(registry, max(UNANSWERED_TIMEOUT_S, timeout_s))
+
+    def _call_undo_on_serving(self) -> None:
+        if self._undo_on_serving is not None:
+            try:
+                self._server.call(self._undo_on_serving)
+            except ServerGone:
+                self._undo_on_serving()
+
+
+class _ThreadedServer:
+    """Adapts a `grpc.Server`."""
+
+    is_gone = False
+
+    def __init__(self, server: grpc.Server) -> None:
+        self._server = server
+
+    @property
+    def is_running(self) -> bool:
+        return bool(is_running(self._server))
+
+    def service_names(self) -> tuple[str, ...]:
+        return services_of(self._server)
+
+    def call(self, function: Callable[..., Any], *args: object) -> Any:
+        return function(*args)
+
+    def stop(self, grace_s: float) -> threading.Event:
+        stopped: threading.Event = self._server.stop(grace_s)
+        return stopped
+
 
 class Publisher(PublisherBase[Registry]):
-    """Publishes the services of a `grpc.server` while it serves, and ends both in order.
+    """Publishes the services of a `grpc.server()` while it serves, and stops both in order.
 
         with Publisher(server, "etcd://127.0.0.1:2379", "shop.Orders", port=50051, signals=True):
             server.wait_for_termination()
 
-    The end: DRAINING and withdrawn from all registries at once (at most 2 s, also if they are
-    dead), health NOT_SERVING, the wait of the lame duck, no more calls accepted, those in flight
-    may end within the grace, what was opened is closed. Each step is told (`ShutdownStep`).
+    The stop: DRAINING, then withdrawn from all registries at once (at most 2 s, also if they are
+    dead), health NOT_SERVING, the lame duck, no more calls are accepted, running calls may end
+    within the grace, registries that were given by URL are closed. Each step is an event
+    (`ShutdownStep`).
 
-    A context manager: `start()`, and `stop()`. Thread-safe; everything is idempotent. In a forked
+    A context manager: `start()` and `stop()`. Thread-safe; all methods are idempotent. In a forked
     child it does nothing.
     """
 
-    _kind: ClassVar[type[Any]] = Registry
-    _world: ClassVar[str] = "grpc"
-
-    def _prepare(self) -> None:
-        self._hurry = threading.Event()
-        self._rest = threading.Event()
-        self._over = threading.Event()
-        self._driver = 0
-        self._is_wanted = False  # somebody is to drive
-        self._is_driven = threading.Event()
-        self._words: SimpleQueue[str | None] = SimpleQueue()
-
-    def _checked_server(self, server: Any) -> Any:
-        if isinstance(server, grpc.aio.Server):
-            raise TypeError(
-                f"{server!r} is a server of grpc.aio: for those there is rpcwheel.aio.Publisher"
-            )
-        if not isinstance(server, grpc.Server):
-            raise TypeError(f"server must be what grpc.server() gave, not {server!r}")
-        if has_ended(server):
-            raise ConfigurationError("the server was stopped before; make another")
-        return server
-
-    def _open(self, url: str, policy: RegistryPolicy | None) -> Registry:
-        return open_registry(url, policy=policy, timer=self._timer)
-
-    def _discard(self, registry: Registry) -> None:
-        registry.close()
-
-    def _is_running(self) -> bool:
-        return bool(is_running(self._server))
-
-    def _service_names(self) -> tuple[str, ...]:
-        return services_of(self._server)
-
-    # For users
+    _registry_type = Registry
 
     def start(self) -> None:
-        """Start the server if it is not, and publish its services.
+        """Start the server if it does not run, and publish its services.
 
-        A registry that can't be reached is no error: they are published as soon as it can be.
+        If a registry can't be reached, that is no error: the services are published as soon as it
+        can be. If the start fails, all of it is undone; a server that ran before is left running.
 
         Raises:
             ConfigurationError: Nobody listens at the port and it can't be bound, or nobody accepts
-                connections there; which services or which host is meant can't be known.
-            RuntimeError: It has ended.
-            Exception: What the server, or the health servicer, raised.
-
-        What was begun is undone then.
+                connections there; or the services or the host can't be known.
+            RuntimeError: It was stopped before.
+            Exception: What the server or the health servicer raised.
         """
-        if not self._begin():
-            return
-        if self._signals and may_handle():
-            threading.Thread(target=self._listen, name="rpcwheel-signals", daemon=True).start()
-            SIGNALS.add(self._signalled)
-        self._drive()
+        if self._begin_start():
+            self._start()
 
     def stop(
         self, grace: Duration | None = None, *, reason: str = "asked for", wait: bool = True
     ) -> None:
-        """End in order; from any thread, as often as you like.
+        """Stop in order; from any thread, any number of times.
 
         Args:
-            grace: Seconds that calls may go on, in place of what was given; the smallest counts. 0:
-                at once, without the wait for clients.
-            reason: Why; for events.
-            wait: Whether to wait for the end. Not where the end waits for this: in a call that the
-                server serves, for one.
+            grace: Seconds for which running calls may go on. Of all that were given, the smallest
+                counts. 0: stop at once, without the lame duck.
+            reason: For events; the first counts.
+            wait: Whether to wait for the end. Give False where the end waits for the caller, as in
+                a call that the server serves.
         """
-        if self._is_forked():
-            return
-        if self._turn(reason, grace):
-            self._is_wanted = True
-            EXECUTOR.submit(self, self._drive_if_wanted)
-        if self._core.is_hurried:
-            self._hurry.set()
-            self._rest.set()
-            if self._core.under_way is Step.STOP:
-                EXECUTOR.submit((self, "hurry"), partial(self._server.stop, 0))
-        if wait and self._driver != threading.get_ident():
-            self._see_to_a_driver()
+        self._request_stop(reason, grace)
+        if wait and not self._is_forked() and self._busy_thread != threading.get_ident():
+            self._ensure_shutdown_runs()
             self.wait()
-            SIGNALS.remove(self._signalled)
-
-    def begin_stop(self, reason: str = "asked for", grace: Duration | None = None) -> None:
-        """Begin the ordered end, and return at once; any thread."""
-        self.stop(grace, reason=reason, wait=False)
+            SIGNAL_HANDLERS.remove(self._signal_names.put)  # the main thread restores handlers
 
     def wait(self, timeout: Duration | None = None) -> bool:
-        """Wait until all has ended, `timeout` seconds at most; whether it has."""
-        wait_s = checked_wait(timeout, "timeout")
-        until = None if wait_s is None else time.monotonic() + wait_s
-        left_s = SIGNAL_CHECK_S if wait_s is None else min(wait_s, SIGNAL_CHECK_S)
+        """Wait until it is closed, at most `timeout` seconds; returns whether it is."""
+        timeout_s = checked_wait(timeout, "timeout")
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        left_s = SIGNAL_CHECK_S if timeout_s is None else min(timeout_s, SIGNAL_CHECK_S)
         # A signal that arrives just before the main thread begins to wait does not end the wait.
-        while not self._over.wait(left_s):
+        while not self._closed.wait(left_s):
             if until is not None:
                 left_s = min(until - time.monotonic(), SIGNAL_CHECK_S)
                 if left_s <= 0:
@@ -165,7 +770,11 @@ class Publisher(PublisherBase[Registry]):
         return True
 
     def wait_published(self, timeout: Duration) -> bool:
-        """Wait `timeout` seconds, at most, until all registries have all services; whether so."""
+        """Wait until all services are in all registries, at most `timeout` seconds.
+
+        Returns:
+            Whether they are.
+        """
         until = time.monotonic() + (checked_wait(timeout, "timeout") or 0.0)
         return all(
             one.wait_published(max(0.0, until - time.monotonic())) for one in self.registrations
@@ -178,164 +787,91 @@ class Publisher(PublisherBase[Registry]):
     def __exit__(self, *_: object) -> None:
         self.stop(reason="its block was left")
 
-    # The steps
+    def _adapt(self, server: Any) -> ServerAdapter:
+        if isinstance(server, grpc.aio.Server):
+            raise TypeError(
+                f"{server!r} is a server of grpc.aio: for those there is rpcwheel.aio.Publisher"
+            )
+        if not isinstance(server, grpc.Server):
+            raise TypeError(f"server must be what grpc.server() gave, not {server!r}")
+        if has_ended(server):
+            raise ConfigurationError("the server was stopped before; make another")
+        return _ThreadedServer(server)
 
-    def _see_to_a_driver(self) -> None:
-        """Be it if no worker is: there may be no more threads, least of all when a program ends."""
-        if self._is_wanted:
-            self._is_driven.wait(START_S)
-            self._drive_if_wanted()
+    def _blocking(self, registry: Registry) -> Registry:
+        return registry
 
-    def _drive_if_wanted(self) -> None:
-        with self._lock:
-            wanted, self._is_wanted = self._is_wanted, False
-        if wanted:
-            self._is_driven.set()
-            self._drive()
+    def _close(self, registry: Registry, timeout_s: float) -> None:
+        registry.close(timeout_s)
 
-    def _drive(self) -> None:
-        """Carry out what is next until nothing is; raises what a step up has raised."""
-        failure: BaseException | None = None
-        self._driver = threading.get_ident()
-        while (step := self._next()) is not None:
-            try:
-                self._carry_out(step)
-            except BaseException as error:  # noqa: BLE001 - raised below, or told
-                if step in UP:
-                    failure = error
-                else:
-                    self._tell_failed(step.value, error)
-            with self._lock:
-                if failure is not None:
-                    self._core.failed(repr(failure))
-                self._core.done()
-        self._driver = 0
-        if self._core.phase is Phase.CLOSED:
-            SIGNALS.remove(self._signalled)
-            self._words.put(None)
-            self._over.set()
-        if failure is not None:
-            SIGNALS.remove(self._signalled)
-            raise failure
 
-    def _signalled(self, name: str) -> None:
-        self._words.put(name)
+# Checks of arguments
 
-    def _listen(self) -> None:
-        """Hear of signals: the first begins the end, the next ends at once."""
-        grace = None
-        while (name := self._words.get()) is not None:
-            self.begin_stop(name, grace)
-            self._see_to_a_driver()
-            grace = 0.0
 
-    def _carry_out(self, step: Step) -> None:
-        match step:
-            case Step.START:
-                self._start_server()
-            case Step.LOOK:
-                self._look(self._door)
-            case Step.HEALTHY:
-                self._be_healthy()
-            case Step.PUBLISH:
-                self._publish()
-            case Step.WITHDRAW:
-                self._together(partial(self._withdraw_from, one) for one in self._registries)
-            case Step.NOT_SERVING:
-                self._together([self._be_unhealthy], HEALTH_S)
-            case Step.WAIT:
-                self._be_lame()
-            case Step.STOP:
-                self._stop_server()
-            case Step.CLOSE:
-                self._close()
+def _checked_health(health: Any) -> Any:
+    if health is not None and not callable(getattr(health, "set", None)):
+        raise TypeError(
+            "health must be the server's health servicer, or what has "
+            f"`set(service, status)`; not {health!r}"
+        )
+    return health
 
-    def _start_server(self) -> None:
-        self._door = self._find_door()
-        services, host = self._whom()
-        if self._door is PortBinding.BIND:
-            self._bind()
-        self._make_instances(services, host)
-        if not self._core.was_running:
-            self._server.start()
 
-    def _be_healthy(self) -> None:
-        for service, status in () if self._health is None else self._statuses(SERVING):
-            self._health.set(service, status)
+def _checked_port(port: object) -> int:
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"port must be a number, such as 50051, not {port!r}")
+    if not 0 <= port < 1 << 16:
+        raise ConfigurationError(f"port must be from 1 to 65535, or 0 for any, not {port}")
+    return port
 
-    def _publish(self) -> None:
-        for registry in self._registries:
-            for instance in self._instances:
-                self._published.append((registry, registry.register(instance)))
-        if self._beside is not None:
-            self._end_beside = self._beside(self)
 
-    def _withdraw_from(self, registry: Registry) -> None:
-        """Tell one registry; it may take as long as the step does, and whatever becomes of it."""
-        with suppress(RegistryError):  # dead, which it tells itself; or its owner has closed it
-            told = self._draining(registry)
-            soon = time.monotonic() + (0 if self._core.is_hurried else self._left_s() / 2)
-            if all(one.wait_published(max(0.0, soon - time.monotonic())) for one in told):
-                self._hurry.wait(NOTICED_S)
-            for one in told:
-                registry.unregister(one)
-            for one in told:
-                registry.unregister(one, wait=self._left_s())
-            self._answered.append(registry)
+def _checked_seconds(value: Duration, what: str) -> float:
+    value_ns = to_ns(value, what=what)
+    if value_ns < 0:
+        raise ConfigurationError(f"{what} must be 0 or more seconds, not {value!r}")
+    return to_seconds(min(value_ns, MAX_NS))
 
-    def _be_unhealthy(self) -> None:
-        if self._health is None:
-            return
-        graceful = getattr(self._health, "enter_graceful_shutdown", None)
-        if callable(graceful):
-            graceful()
-            return
-        for service, status in self._statuses(NOT_SERVING):
-            self._health.set(service, status)
 
-    def _be_lame(self) -> None:
-        """Wait on the timer, until somebody is in a hurry."""
-        left_s = self._left_s()
-        timer = shared_timer() if self._timer is None else self._timer
-        try:
-            timeout = timer.new_timeout(lambda _: self._rest.set(), left_s)
-        except TimerError:  # stopped, full
-            self._rest.wait(left_s)
-            return
-        self._rest.wait(None if isinstance(timer, ManualTimer) else left_s + SLACK_S)
-        timeout.cancel()
+def _list(registry: object) -> list[Any]:
+    if not isinstance(registry, Sequence) or isinstance(registry, (bytes, bytearray)):
+        raise TypeError(
+            "registry must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
+            f"them; not {registry!r}"
+        )
+    if not registry:
+        raise ConfigurationError("registry is empty; give at least one registry, or its URL")
+    return list(registry)
 
-    def _stop_server(self) -> None:
-        left_s = self._left_s()
-        self._server.stop(left_s).wait(left_s + SLACK_S)
 
-    def _close(self) -> None:
-        jobs: list[Callable[[], object]] = [partial(self._close_one, one) for one in self._own]
-        if self._end_beside is not None:
-            jobs.append(self._end_beside)
-        self._together(jobs)
-        self._tell(Step.CLOSE)
-        self._events.wait(FLUSH_TIMEOUT_S)
+def _url_of(registry: object) -> RegistryUrl | None:
+    """The URL of a registry; None for one of the user's that has none."""
+    url = registry if isinstance(registry, str) else getattr(registry, "url", None)
+    if not isinstance(url, str):
+        return None
+    try:
+        return parse_url(url)
+    except ConfigurationError:
+        if isinstance(registry, str):
+            raise
+        return None
 
-    def _close_one(self, registry: Registry) -> None:
-        registry.close(self._patience_with(registry))
 
-    def _together(self, jobs: Iterable[Callable[[], object]], limit_s: float | None = None) -> None:
-        """Run all at once on workers, and wait for them as long as the step may take."""
-        ends: list[threading.Event] = []
-        for job in jobs:
-            ends.append(threading.Event())  # a key of its own: one that hangs holds up no other
-            EXECUTOR.submit(ends[-1], partial(self._run, job, ends[-1]))
-        until = None if limit_s is None else time.monotonic() + limit_s
-        for end in ends:
-            while (left_s := self._left_s() if until is None else until - time.monotonic()) > 0:
-                if end.wait(min(left_s, GLANCE_S)):
-                    break
+def _url_option(urls: Sequence[RegistryUrl], name: str) -> str:
+    """The option of the first URL that has it, or ""."""
+    return next((url.options[name] for url in urls if url.options.get(name)), "")
 
-    def _run(self, job: Callable[[], object], end: threading.Event) -> None:
-        try:
-            job()
-        except Exception as error:  # noqa: BLE001 - the user's health, the user's registry: told
-            self._tell_failed(repr(job), error)
-        finally:
-            end.set()
+
+def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:
+    """The services that arguments or URLs name."""
+    of_urls = tuple(url.service for url in urls if url.service)
+    for service in services:
+        if not isinstance(service, str):
+            raise TypeError(
+                f'a service is named by a string, such as "shop.Orders"; not {service!r}'
+            )
+    if services and not set(of_urls) <= set(services):
+        raise ConfigurationError(
+            f"the URL names the service {of_urls[0]!r}, which is not among {', '.join(services)}; "
+            "leave it out of the URL, or name it too"
+        )
+    return tuple(dict.fromkeys(services or of_urls))

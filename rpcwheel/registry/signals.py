@@ -1,12 +1,11 @@
-"""SIGTERM and SIGINT for whoever serves: one handler for all servers of the process.
+"""Handlers of SIGTERM and SIGINT for the servers of this process.
 
-Python runs a handler on the main thread between any two instructions, perhaps while that thread
-holds a lock. So what is told here must take none: it only puts a word into a `SimpleQueue`, or
-hands over with `call_soon_threadsafe`.
+Python runs a signal handler on the main thread between any two instructions, perhaps while that
+thread holds a lock. So a callback must not take a lock; `SimpleQueue.put` does not.
 
-The handlers are there as long as somebody wants to be told, and those of before come back
-afterwards; a handler can be set on the main thread only. A signal that was ignored stays ignored,
-and one whose handler is not Python's is left alone, as it could not be put back.
+The handlers are installed as long as there are callbacks; afterwards the previous ones are
+restored. Both is possible on the main thread only. A signal that was ignored stays ignored, and a
+signal whose handler is not Python's is left alone, as that handler could not be restored.
 """
 
 from __future__ import annotations
@@ -20,87 +19,89 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    Told: TypeAlias = Callable[[str], object]
+    Callback: TypeAlias = Callable[[str], object]
 
-__all__ = ["SIGNALS", "Signals", "may_handle", "of_a_loop"]
+__all__ = ["SIGNAL_HANDLERS", "SignalHandlers", "is_main_thread", "signal_handled_by_loop"]
 
-ENDS: Final = (signal.SIGTERM, signal.SIGINT)
+TERMINATION_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def may_handle() -> bool:
-    """Whether handlers can be set here: on the main thread of the process."""
+def is_main_thread() -> bool:
+    """Whether this is the main thread, on which signal handlers can be set."""
     return threading.current_thread() is threading.main_thread()
 
 
-def of_a_loop() -> str:
-    """The name of a signal for which asyncio's `loop.add_signal_handler` has set a handler; or "".
+def signal_handled_by_loop() -> str:
+    """The name of a signal that has a handler of asyncio's `loop.add_signal_handler`; or "".
 
-    Such a handler is called whatever `signal.signal` sets, as the signal's number goes into a pipe
-    that the loop reads. It is known by what asyncio sets for it; uvloop's can't be told.
+    Such a handler is called whatever `signal.signal` sets, because the signal's number goes into a
+    pipe that the loop reads. It is recognized by the function that asyncio sets for it; handlers of
+    uvloop can't be detected.
     """
-    for number in ENDS:
+    for number in TERMINATION_SIGNALS:
         name = getattr(signal.getsignal(number), "__name__", "")
         if name == "_sighandler_noop":
             return number.name
     return ""
 
 
-class Signals:
-    """Who is told of the signals that end a process."""
+class SignalHandlers:
+    """The callbacks for signals that end a process."""
 
     def __init__(self) -> None:
-        self._told: tuple[Told, ...] = ()
-        self._before: dict[signal.Signals, object] = {}
+        self._callbacks: tuple[Callback, ...] = ()
+        self._previous: dict[signal.Signals, object] = {}
 
-    def add(self, told: Told) -> None:
-        """Call `told(name)` at each signal, on the main thread; it takes no lock and never raises.
+    def add(self, callback: Callback) -> None:
+        """Call `callback(name)` at each signal, on the main thread; it must not lock or raise.
 
-        On the main thread; elsewhere nothing is done.
+        On another thread than the main one this does nothing.
         """
-        if not may_handle():
+        if not is_main_thread():
             return
-        self._told = (*self._told, told)
-        for number in ENDS:
-            before = signal.getsignal(number)
-            if number not in self._before and before not in {None, signal.SIG_IGN}:
-                self._before[number] = before
-                signal.signal(number, self._came)
+        self._callbacks = (*self._callbacks, callback)
+        for number in TERMINATION_SIGNALS:
+            previous = signal.getsignal(number)
+            if number not in self._previous and previous not in {None, signal.SIG_IGN}:
+                self._previous[number] = previous
+                signal.signal(number, self._handle)
 
-    def remove(self, told: Told) -> None:
+    def remove(self, callback: Callback) -> None:
         """Call it no more. Idempotent.
 
-        Off the main thread the handlers stay, and the next signal puts those of before back.
+        On another thread than the main one the handlers stay, and the next signal restores the
+        previous ones.
         """
-        self._told = tuple(
-            one for one in self._told if one != told
-        )  # bound methods are equal, not the same
-        if not self._told and may_handle():
-            self._put_back()
+        self._callbacks = tuple(
+            one for one in self._callbacks if one != callback
+        )  # bound methods are equal, not identical
+        if not self._callbacks and is_main_thread():
+            self._restore()
 
-    def forget(self) -> None:
-        """In a forked child, whose servers are the parent's: nobody is told."""
-        self._told = ()
-        if may_handle():
-            self._put_back()
+    def reset(self) -> None:
+        """Remove all callbacks in a forked child, as the servers are the parent's."""
+        self._callbacks = ()
+        if is_main_thread():
+            self._restore()
 
-    def _put_back(self) -> None:
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._came:  # else somebody set another meanwhile
-                signal.signal(number, before)  # type: ignore[arg-type]  # what getsignal() gave
-        self._before.clear()
+    def _restore(self) -> None:
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:  # else it was replaced meanwhile
+                signal.signal(number, previous)  # type: ignore[arg-type]  # what getsignal() gave
+        self._previous.clear()
 
-    def _came(self, number: int, _: FrameType | None) -> None:
-        if not self._told:
-            self._put_back()
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if not self._callbacks:
+            self._restore()
             signal.raise_signal(number)
             return
         name = signal.Signals(number).name
-        for told in self._told:
-            told(name)
+        for callback in self._callbacks:
+            callback(name)
 
 
-SIGNALS: Final = Signals()
+SIGNAL_HANDLERS: Final = SignalHandlers()
 """Those of this process."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=SIGNALS.forget)
+    os.register_at_fork(after_in_child=SIGNAL_HANDLERS.reset)

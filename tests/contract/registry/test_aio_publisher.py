@@ -206,8 +206,6 @@ async def test_it_can_be_stopped_from_any_thread(shop, memory):
 
 async def test_it_stops_once_whoever_asks_and_however_often(shop, memory, events):
     published = Publisher(shop.server, memory, SERVICE, **QUICK)
-    with pytest.raises(RuntimeError, match="was not started"):
-        published.begin_stop()
     await published.start()
     await published.start()
     await asyncio.gather(*[published.stop() for _ in range(4)])
@@ -215,6 +213,66 @@ async def test_it_stops_once_whoever_asks_and_however_often(shop, memory, events
     await aio_wait_until(lambda: steps(events) == ALL)
     with pytest.raises(RuntimeError, match="can't start again"):
         await published.start()
+
+
+async def test_a_stop_during_the_start_undoes_the_start(shop, memory):
+    class Health:
+        async def set(self, service, status):
+            await published.stop()
+
+    published = Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK)
+    await published.start()
+    assert published.state == "closed"
+    assert published.registrations == ()
+    assert await shop.server.wait_for_termination(0) is False
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+async def test_a_canceled_start_is_undone(shop, memory, ran_before):
+    called = asyncio.Event()
+
+    class Hanging:
+        async def set(self, service, status):
+            called.set()
+            await asyncio.Event().wait()
+
+    port = shop.listen()
+    if ran_before:
+        await shop.server.start()
+    settings = QUICK | {"port": port, "health": Hanging()}
+    published = Publisher(shop.server, memory, SERVICE, **settings)
+    starting = asyncio.create_task(published.start())
+    await asyncio.wait_for(called.wait(), WAIT_S)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await published.wait(WAIT_S)
+    assert published.registrations == ()
+    if ran_before:
+        assert await ask(port) == b"a"
+    else:
+        assert await shop.server.wait_for_termination(0) is False
+
+
+async def test_on_serving_and_what_it_returns_are_called_on_the_loop(shop, memory):
+    loops = []
+
+    def on_serving(published):
+        loops.append((published.state, asyncio.get_running_loop()))
+        return lambda: loops.append(("stopped", asyncio.get_running_loop()))
+
+    async with serving(shop, memory, SERVICE, on_serving=on_serving):
+        pass
+    loop = asyncio.get_running_loop()
+    assert loops == [("starting", loop), ("stopped", loop)]
+
+
+async def test_registrations_are_those_of_the_aio_registry(shop, registry, memory):
+    async with serving(shop, [registry, memory], SERVICE) as published:
+        assert published.registries[0] is registry
+        assert isinstance(published.registries[1], Registry)
+        assert published.registrations[0] == registry.registrations[0]
+        assert await published.registrations[1].wait_published(WAIT_S)
 
 
 async def test_a_publisher_that_was_never_started_closes_its_registries(shop, memory):

@@ -447,14 +447,14 @@ def test_a_call_that_it_serves_may_begin_its_end(make_shop, memory):
         assert not shop.server.wait_for_termination(WAIT_S)
 
 
-def test_beside_is_called_when_it_serves_and_its_result_after_the_stop(shop, memory):
+def test_on_serving_is_called_when_it_serves_and_its_result_after_the_stop(shop, memory):
     seen = []
 
-    def beside(published):
+    def on_serving(published):
         seen.append(published.state)
         return lambda: seen.append(shop.server.wait_for_termination(0))
 
-    published = Publisher(shop.server, memory, SERVICE, beside=beside, port=0)
+    published = Publisher(shop.server, memory, SERVICE, on_serving=on_serving, port=0)
     published.start()
     assert seen == ["starting"]
     published.stop(grace=0)
@@ -476,6 +476,44 @@ def test_a_forked_child_ends_nothing(shop, memory, registry):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert len(ids(registry)) == 1
         assert ask(published.port) == b"a"
+
+
+def test_a_stop_during_the_start_undoes_the_start(shop, memory, registry, events):
+    class Health:
+        def set(self, service, status):
+            published.begin_stop("enough")
+
+    published = Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK)
+    published.start()
+    assert published.state == "closed"
+    assert published.registrations == ()
+    assert shop.server.wait_for_termination(timeout=0) is False
+    assert wait_until(lambda: steps(events) == ["not serving", "stop", "closed"])
+
+
+def test_a_failed_start_leaves_a_server_running_that_ran_before(shop, memory, registry):
+    def on_serving(published):
+        raise LookupError("no such thing")
+
+    port = shop.listen()
+    shop.server.start()
+    settings = QUICK | {"port": port, "on_serving": on_serving}
+    published = Publisher(shop.server, memory, SERVICE, **settings)
+    with pytest.raises(LookupError):
+        published.start()
+    assert published.state == "closed"
+    assert wait_until(lambda: ids(registry) == [])
+    assert ask(port) == b"a"
+
+
+def test_a_publisher_with_a_grace_of_0_waits_for_the_lame_duck(shop, memory, timer, events):
+    settings = {"port": 0, "lame_duck": 60.0, "grace": 0, "timer": timer, "policy": LONG}
+    published = Publisher(shop.server, memory, SERVICE, **settings)
+    published.start()
+    published.begin_stop()
+    assert wait_until(lambda: "wait" in steps(events) and timer.pending)
+    timer.advance(60.0)
+    assert published.wait(WAIT_S)
 
 
 # Registries at the end

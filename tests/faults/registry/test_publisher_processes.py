@@ -137,17 +137,19 @@ NO_THREADS = """if True:
 """
 
 LOOP_ENDS = """if True:
-    import asyncio, grpc.aio
+    import asyncio, grpc.aio, threading
     from rpcwheel.observe import ShutdownStep, add_sink
     from rpcwheel.registry.aio import Publisher
 
-    waits = asyncio.Event()
+    waits, closed = asyncio.Event(), threading.Event()
 
     def say(event):
         if isinstance(event, ShutdownStep):
             print(event.step)
             if event.step == "wait":
                 loop.call_soon_threadsafe(waits.set)
+            elif event.step == "closed":
+                closed.set()
 
     add_sink(say)
 
@@ -161,6 +163,26 @@ LOOP_ENDS = """if True:
         await waits.wait()
 
     asyncio.run(main())
+    closed.wait(60)  # unless this process stood still, it is
+"""
+
+NOT_STOPPED = """if True:
+    import asyncio, grpc.aio
+    from rpcwheel.registry import open_registry
+    from rpcwheel.registry.aio import Publisher
+
+    async def main():
+        settings = {"port": 0, "lame_duck": 600, "grace": 600}
+        published = Publisher(grpc.aio.server(), "memory://gone", "shop.Orders", **settings)
+        await published.start()
+        print(await published.wait_published(60))
+        return published
+
+    published = asyncio.run(main())
+    while published.state != "closed":  # unless this process stood still, it is
+        pass
+    with open_registry("memory://gone") as seen:
+        print(published.state, len(seen.lookup("shop.Orders").instances))
 """
 
 LOOP_GONE = """if True:
@@ -232,6 +254,10 @@ def test_it_ends_though_no_thread_can_be_started():
 
 def test_an_aio_lame_duck_does_not_hold_up_a_loop_that_ends():
     assert output_of(LOOP_ENDS) == ["withdraw", "not", "serving", "wait", "closed"]
+
+
+def test_the_end_of_its_loop_withdraws_an_aio_server_that_is_not_stopped():
+    assert output_of(NOT_STOPPED) == ["True", "closed", "0"]
 
 
 @pytest.mark.parametrize("ending", [False, True])

@@ -7,7 +7,12 @@ import threading
 
 import pytest
 
-from rpcwheel.registry.signals import SIGNALS, Signals, may_handle, of_a_loop
+from rpcwheel.registry.signals import (
+    SIGNAL_HANDLERS,
+    SignalHandlers,
+    is_main_thread,
+    signal_handled_by_loop,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +25,7 @@ def handlers():
 
 
 def test_each_signal_is_told_to_all_who_want_to_know():
-    signals, one, other = Signals(), [], []
+    signals, one, other = SignalHandlers(), [], []
     signals.add(one.append)
     signals.add(other.append)
     signal.raise_signal(signal.SIGTERM)
@@ -31,7 +36,7 @@ def test_each_signal_is_told_to_all_who_want_to_know():
 def test_the_handlers_of_before_come_back_with_the_last_who_leaves():
     mine = []
     signal.signal(signal.SIGTERM, lambda *_: mine.append("mine"))
-    signals, one, other = Signals(), [], []
+    signals, one, other = SignalHandlers(), [], []
     signals.add(one.append)
     signals.add(other.append)
     signals.remove(one.append)
@@ -44,7 +49,7 @@ def test_the_handlers_of_before_come_back_with_the_last_who_leaves():
 
 
 def test_a_handler_that_was_set_meanwhile_stays():
-    signals, told = Signals(), print
+    signals, told = SignalHandlers(), print
     signals.add(told)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signals.remove(told)
@@ -55,16 +60,16 @@ def test_a_handler_that_a_loop_has_added_is_known():
     async def added():
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, print)
-        known = of_a_loop()
+        known = signal_handled_by_loop()
         loop.remove_signal_handler(signal.SIGTERM)
-        return known, of_a_loop()
+        return known, signal_handled_by_loop()
 
     assert asyncio.run(added()) == ("SIGTERM", "")
 
 
 def test_what_was_ignored_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signals, told = Signals(), []
+    signals, told = SignalHandlers(), []
     signals.add(told.append)
     signal.raise_signal(signal.SIGINT)
     assert told == []
@@ -77,16 +82,16 @@ def on_another_thread(work):
 
 
 def test_off_the_main_thread_no_handler_is_set():
-    signals, may = Signals(), []
+    signals, may = SignalHandlers(), []
     before = signal.getsignal(signal.SIGTERM)
-    on_another_thread(lambda: (may.append(may_handle()), signals.add(print)))
+    on_another_thread(lambda: (may.append(is_main_thread()), signals.add(print)))
     assert may == [False]
-    assert may_handle()
+    assert is_main_thread()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_who_leaves_on_another_thread_has_the_next_signal_go_to_who_was_there_before():
-    mine, signals, told = [], Signals(), []
+    mine, signals, told = [], SignalHandlers(), []
     signal.signal(signal.SIGTERM, lambda *_: mine.append("mine"))
     tell = told.append
     signals.add(tell)
@@ -98,11 +103,11 @@ def test_who_leaves_on_another_thread_has_the_next_signal_go_to_who_was_there_be
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_dies_of_a_signal_as_if_nobody_had_wanted_to_know(handlers):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    SIGNALS.add(told := print)
+    SIGNAL_HANDLERS.add(told := print)
     child = os.fork()
     if not child:
         signal.raise_signal(signal.SIGTERM)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
-    SIGNALS.remove(told)
+    SIGNAL_HANDLERS.remove(told)
     assert os.WTERMSIG(status) == signal.SIGTERM
