@@ -1,7 +1,7 @@
-"""For the tests of those who use this package: a registry that fails on command, and the contract.
+"""For tests: a registry that fails on command, and the conformance checks of backends.
 
-`check_backend` tells whether a backend of yours does what `rpcwheel.registry` needs;
-`FlakyBackend` lets your own tests see a registry that is down, frozen or has lost its memory.
+`check_backend` checks whether a backend of yours keeps the contract of `RegistryBackend`.
+`FlakyBackend` shows your own tests a registry that is down, frozen or has lost its data.
 """
 
 from .flaky import FlakyBackend

@@ -1,4 +1,4 @@
-"""What a check of a backend stands on: backends that are closed, patience, and a witness."""
+"""The harness of the conformance checks: backends, waiting with a limit, a recording watcher."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rpcwheel.timer import ManualTimer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ConformanceHarness", "RecordingWatcher", "claim", "on_threads"]
+__all__ = ["ConformanceHarness", "RecordingWatcher", "on_threads", "require"]
 
-PATIENCE_S: Final = 15.0
-"""Seconds until a check gives up. What works takes a small part of it."""
+TIMEOUT_S: Final = 15.0
+"""Seconds until a check fails. A correct backend takes a small part of it."""
 
 STEP_S: Final = 0.05
-"""By which a `ManualTimer` is moved while a check waits."""
+"""The steps in which a `ManualTimer` is moved while a check waits."""
 
 
-def claim(holds: object, otherwise: str) -> None:
-    """Raise AssertionError, which says so, unless it holds."""
+def require(holds: object, otherwise: str) -> None:
+    """Raise AssertionError with the text `otherwise` unless `holds`."""
     if not holds:
         raise AssertionError(otherwise)
 
 
 def on_threads(*jobs: Callable[[], object]) -> None:
-    """Run each on a thread of its own, all at once; raise the first error of any."""
+    """Run each job on a thread of its own, concurrently; raise the first error."""
     errors: list[BaseException] = []
-    gate = threading.Barrier(len(jobs))  # else the first may be over before the last has begun
+    gate = threading.Barrier(len(jobs))  # otherwise the first may end before the last begins
 
     def run(job: Callable[[], object]) -> None:
         try:
@@ -49,7 +49,7 @@ def on_threads(*jobs: Callable[[], object]) -> None:
         for thread in threads:
             thread.start()
     except BaseException:
-        gate.abort()  # those that have begun
+        gate.abort()  # release the threads that have begun
         raise
     for thread in threads:
         thread.join()
@@ -58,15 +58,15 @@ def on_threads(*jobs: Callable[[], object]) -> None:
 
 
 class ConformanceHarness:
-    """The backends of one check, all on one engine; leaving it closes them.
+    """The backends of one check, all on one engine. A context manager that closes them.
 
-    What is published through it is renewed while the check waits, so that a slow machine ends no
-    lease. If the backends have a `ManualTimer`, waiting moves it.
+    Instances that are published through it are renewed while the check waits, so that no lease ends
+    on a slow machine. If the backends have a `ManualTimer`, waiting moves it.
     """
 
     def __init__(self, make: Callable[[], RegistryBackend]) -> None:
         self._make = make
-        self._held: dict[RegistryBackend, list[ServiceInstance]] = {}
+        self._published: dict[RegistryBackend, list[ServiceInstance]] = {}
         self._renewed = 0.0
         self.service = f"check.{secrets.token_hex(6)}"
 
@@ -74,92 +74,95 @@ class ConformanceHarness:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for backend in self._held:
+        for backend in self._published:
             backend.close()
 
     def new(self) -> RegistryBackend:
-        """One more backend."""
+        """Make another backend."""
         backend = self._make()
-        claim(
+        require(
             isinstance(backend, RegistryBackend),
-            f"make() must give a rpcwheel.registry.RegistryBackend, not {backend!r}",
+            f"make() must return a rpcwheel.registry.RegistryBackend, not {backend!r}",
         )
-        self._held[backend] = []
+        self._published[backend] = []
         for name in ("url", "settings"):
-            claim(
+            require(
                 hasattr(backend, name),
                 f"it has no `{name}`: its __init__ must call super().__init__(url, settings)",
             )
         return backend
 
     def instance(self, number: int = 1, service: str = "", **more: object) -> ServiceInstance:
-        """An instance of the service of this check, or of another."""
+        """Make an instance of this check's service, or of another."""
         given = {"service": service or self.service, "host": "127.0.0.1", "port": 50000 + number}
         return ServiceInstance(**given | more)  # type: ignore[arg-type]
 
     def publish(self, backend: RegistryBackend, *instances: ServiceInstance) -> None:
-        """Publish, and renew from now on."""
+        """Publish instances, and renew them from now on."""
         backend.publish(instances)
         keys = {one.key for one in instances}
-        for held in self._held.values():
-            held[:] = [one for one in held if one.key not in keys]
-        self._held[backend].extend(instances)
+        for published in self._published.values():
+            published[:] = [one for one in published if one.key not in keys]
+        self._published[backend].extend(instances)
 
     def withdraw(self, backend: RegistryBackend, *instances: ServiceInstance) -> None:
-        """Withdraw, and renew no more."""
+        """Withdraw instances, and stop renewing them."""
         backend.withdraw(instances)
-        for held in self._held.values():
-            held[:] = [one for one in held if one not in instances]
+        for published in self._published.values():
+            published[:] = [one for one in published if one not in instances]
 
-    def neglect(self, backend: RegistryBackend) -> None:
-        """Renew nothing of it any more."""
-        self._held[backend].clear()
+    def stop_renewing(self, backend: RegistryBackend) -> None:
+        """Stop renewing the instances of a backend."""
+        self._published[backend].clear()
 
-    def leave(self, backend: RegistryBackend) -> None:
-        """Close it before the others."""
-        del self._held[backend]
+    def close(self, backend: RegistryBackend) -> None:
+        """Close one backend."""
+        del self._published[backend]
         backend.close()
 
     def found(self, backend: RegistryBackend, service: str = "") -> list[ServiceInstance]:
-        """What a lookup finds, by id."""
+        """The instances that a lookup returns, by id."""
         view = backend.lookup(service or self.service)
-        claim(isinstance(view, View), f"lookup must give a View, not {view!r}")
+        require(isinstance(view, View), f"lookup must return a View, not {view!r}")
         return decoded(view)
 
-    def finds(self, backend: RegistryBackend, *wanted: ServiceInstance, service: str = "") -> None:
-        """See that a lookup finds these soon, and no others."""
-        told: list[ServiceInstance] = []
+    def expect_found(
+        self, backend: RegistryBackend, *wanted: ServiceInstance, service: str = ""
+    ) -> None:
+        """Wait until a lookup returns exactly these instances."""
+        found: list[ServiceInstance] = []
 
         def look() -> bool:
-            told[:] = self.found(backend, service)
-            return told == by_id(wanted)
+            found[:] = self.found(backend, service)
+            return found == by_id(wanted)
 
-        self.eventually(
-            look, lambda: f"lookup must find {shown(by_id(wanted))}, but found {shown(told)}"
+        self.wait_until(
+            look, lambda: f"lookup must find {shown(by_id(wanted))}, but found {shown(found)}"
         )
 
-    def eventually(self, look: Callable[[], object], otherwise: Callable[[], str]) -> None:
-        """Wait until it holds; AssertionError if that takes too long."""
-        end = time.monotonic() + PATIENCE_S
+    def wait_until(self, look: Callable[[], object], otherwise: Callable[[], str]) -> None:
+        """Wait until `look()` is true; raise AssertionError if that takes too long."""
+        end = time.monotonic() + TIMEOUT_S
         rounds = 0
         while not look():
-            claim(time.monotonic() < end, f"{otherwise()} (after {PATIENCE_S:g} s)")
+            require(time.monotonic() < end, f"{otherwise()} (after {TIMEOUT_S:g} s)")
             time.sleep(0.002)
             rounds += 1
             if rounds % 10 == 0:
                 self.advance(STEP_S)
             self._renew()
 
-    def let_pass(self, seconds: float) -> float:
-        """Let time pass, in which leases are renewed; return the longest pause between two looks.
+    def let_time_pass(self, seconds: float) -> float:
+        """Let time pass while leases are renewed.
 
-        What is held is renewed at most that much later than after a third of the lease.
+        Returns:
+            The longest pause in seconds. No renewal was later than a third of the lease plus that.
         """
         end = self.now + seconds
         longest = 0.0
         while (left := end - (began := self.now)) > 0:
-            step = min(STEP_S, max(left, 1e-6))  # a timer counts no smaller parts
-            time.sleep(0.001 if self._timers else step)  # what was handed over needs a moment too
+            step = min(STEP_S, max(left, 1e-6))  # the resolution of a timer
+            time.sleep(0.001 if self._timers else step)  # for jobs on worker threads
             self.advance(step)
             self._renew()
             longest = max(longest, self.now - began)
@@ -167,8 +170,8 @@ class ConformanceHarness:
 
     @property
     def lease_s(self) -> float:
-        """Of the backends."""
-        return next(iter(self._held)).settings.lease_s
+        """The lease of the backends."""
+        return next(iter(self._published)).settings.lease_s
 
     @property
     def now(self) -> float:
@@ -176,32 +179,32 @@ class ConformanceHarness:
         return self._timers[0].now if self._timers else time.monotonic()
 
     def advance(self, seconds: float) -> None:
-        """Move the time, if it is moved by hand."""
+        """Move the `ManualTimer`s of the backends."""
         for timer in self._timers:
             timer.advance(seconds)
 
     @property
     def _timers(self) -> list[ManualTimer]:
-        found = {id(one.settings.timer): one.settings.timer for one in self._held}
+        found = {id(one.settings.timer): one.settings.timer for one in self._published}
         return [timer for timer in found.values() if isinstance(timer, ManualTimer)]
 
     def _renew(self) -> None:
-        """Renew what is held, each third of the lease."""
-        if not self._held or self.now - self._renewed < self.lease_s / 3:
+        """Renew the published instances, every third of the lease."""
+        if not self._published or self.now - self._renewed < self.lease_s / 3:
             return
         self._renewed = self.now
-        for backend, held in self._held.items():
-            if held:
-                backend.renew(held)
+        for backend, published in self._published.items():
+            if published:
+                backend.renew(published)
 
 
 class RecordingWatcher:
-    """A watcher that remembers what it was told, and whether two calls came at once."""
+    """A watcher that records its calls, and whether two were concurrent."""
 
     def __init__(self) -> None:
         self.views: list[list[ServiceInstance]] = []
-        self.doubts: list[str] = []
-        self.at_once = False
+        self.suspicions: list[str] = []
+        self.was_concurrent = False
         self.went_back = False
         self._inside = threading.Lock()
         self._revision = 0
@@ -209,59 +212,61 @@ class RecordingWatcher:
     def saw(self, view: View) -> None:
         """As `Watcher.saw`."""
         if not self._inside.acquire(blocking=False):
-            self.at_once = True
+            self.was_concurrent = True
             return
-        self.went_back |= not self.doubts and view.revision < self._revision
+        self.went_back |= not self.suspicions and view.revision < self._revision
         self._revision = view.revision
         self.views.append(decoded(view))
-        time.sleep(0.0005)  # another call at once would come now
+        time.sleep(0.0005)  # time for a concurrent call
         self._inside.release()
 
     def suspect(self, reason: str) -> None:
         """As `Watcher.suspect`."""
-        self.doubts.append(reason)
+        self.suspicions.append(reason)
 
     def has_seen(self, *wanted: ServiceInstance) -> bool:
-        """Whether the last view has these, and no others."""
+        """Whether the last view has exactly these instances."""
         return bool(self.views) and self.views[-1] == by_id(wanted)
 
     @property
-    def last_words(self) -> str:
-        """What it was told last, for messages."""
+    def last_view(self) -> str:
+        """The last view, in words."""
         if not self.views:
-            return "was told nothing"
-        return f"was last told of {shown(self.views[-1])}"
+            return "was not called"
+        return f"last saw {shown(self.views[-1])}"
 
-    def sees(self, stand: ConformanceHarness, *wanted: ServiceInstance) -> None:
-        """See that the last view has these soon, and no others."""
-        stand.eventually(
+    def wait_for(self, harness: ConformanceHarness, *wanted: ServiceInstance) -> None:
+        """Wait until the last view has exactly these instances."""
+        harness.wait_until(
             lambda: self.has_seen(*wanted),
-            lambda: f"a watcher must be told of {shown(by_id(wanted))}, but {self.last_words}",
+            lambda: f"a watcher must see {shown(by_id(wanted))}, but {self.last_view}",
         )
-        claim(not self.at_once, "a watcher was called while an earlier call had not returned")
-        claim(not self.went_back, "a watcher was shown an older revision after a newer one")
+        require(
+            not self.was_concurrent, "a watcher was called while an earlier call had not returned"
+        )
+        require(not self.went_back, "a watcher saw an older revision after a newer one")
 
 
 def decoded(view: View) -> list[ServiceInstance]:
-    """The instances of a view, by id."""
+    """The instances of a view, in the order of their ids."""
     found = []
     for key, record in view.records.items():
         try:
             one = ServiceInstance.decoded(record)
         except ValueError as error:
-            raise AssertionError(f"the record of {key!r} has become unreadable: {error}") from None
-        claim(one.id == key, f"the record of {one.id!r} is found under {key!r}")
+            raise AssertionError(f"the record of {key!r} is not what was stored: {error}") from None
+        require(one.id == key, f"the record of {one.id!r} is found under {key!r}")
         found.append(one)
     return by_id(found)
 
 
 def by_id(instances: Sequence[ServiceInstance]) -> list[ServiceInstance]:
-    """In the order of their ids."""
+    """Sort instances by id."""
     return sorted(instances, key=lambda one: one.id)
 
 
 def shown(instances: Sequence[ServiceInstance]) -> str:
-    """For messages."""
+    """Describe instances in a message."""
     if not instances:
         return "nothing"
     few = ", ".join(f"{one.service}/{one.id} (weight {one.weight})" for one in instances[:4])

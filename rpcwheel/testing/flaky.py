@@ -1,11 +1,10 @@
-"""A backend whose engine fails on command.
+"""A backend that fails on command.
 
     backend = FlakyBackend(open_backend("memory://", Settings(lease_s=6.0, timeout_s=1.0)))
     registry = Registry(backend)
     backend.down()         # and see what your program does
 
-Everything happens on the thread that asks or commands; nothing waits for real time but what is
-frozen.
+Everything happens on the calling thread. Only requests to a frozen backend wait for real time.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ __all__ = ["FlakyBackend"]
 R = TypeVar("R")
 State = Literal["up", "down", "refusing", "frozen", "mute"]
 CUT: Final = frozenset({"down", "frozen"})
-"""When watchers hear nothing."""
+"""States in which watchers get no views."""
 
 
 class FlakyBackend(RegistryBackend):
-    """Another backend, with an engine that fails when told to. For tests. Thread-safe.
+    """A wrapper around another backend that fails on command. For tests. Thread-safe.
 
-    While it is down or frozen, the leases of the inner backend run on, and end, as behind a cut
-    cable.
+    While it is down or frozen, the leases of the inner backend run and end, as if the connection
+    was cut.
     """
 
     schemes: ClassVar = ()
 
     requests: list[tuple[str, tuple[str, ...]]]
-    """What was asked, in order, also in vain: the method, and the ids or the service."""
+    """All requests in order, also failed ones: the method, and the ids or the service."""
 
     def __init__(self, inner: RegistryBackend) -> None:
-        """ConformanceHarness around another backend, which is closed with this one."""
+        """Wrap another backend, which is closed with this one."""
         super().__init__(inner.url, inner.settings)
         self.inner = inner
         self.keeps_alive = inner.keeps_alive
@@ -52,45 +51,45 @@ class FlakyBackend(RegistryBackend):
         self._changed = threading.Condition()
         self._state: State = "up"
         self._reason = ""
-        self._gone: set[tuple[str, str]] = set()  # keys that a wipe took, until they are back
+        self._gone: set[tuple[str, str]] = set()  # removed by `forget` until published
         self._watches: list[_Watch] = []
         self._closed = False
 
-    # What happens to the engine
+    # Commands
 
     def down(self, reason: str = "the engine is down") -> None:
-        """Have each request fail at once with `RegistryUnavailable`; tell watchers `suspect`."""
+        """Let each request fail at once with `RegistryUnavailable`, and call `suspect`."""
         self._become("down", reason)
 
     def refuse(self, reason: str = "the engine refuses") -> None:
-        """Have each request fail at once with `RegistryRefused`; watchers go on."""
+        """Let each request fail at once with `RegistryRefused`. Watches continue."""
         self._become("refusing", reason)
 
     def freeze(self) -> None:
-        """Have each request hang for `timeout_s` real seconds, or until `up`, and then fail.
+        """Let each request hang for `timeout_s` real seconds and then fail.
 
-        Requests that hang when `up` is called are carried out. Watchers hear nothing.
+        Requests that hang when `up` is called are carried out. Watchers are not called.
         """
         self._become("frozen", "the engine does not answer")
 
     def lose_answers(self) -> None:
-        """Have each request carried out, and then fail with `RegistryUnavailable`."""
+        """Let each request be carried out, and then fail with `RegistryUnavailable`."""
         self._become("mute", "the answer was lost")
 
     def up(self) -> None:
-        """Let all be well again, and tell watchers what there is now, if contact was lost."""
+        """End all failures. Watchers get the present view if contact was lost."""
         self._become("up", "")
 
     def forget(self) -> None:
-        """Wipe the engine, also of what others published there.
+        """Remove all records from the engine, also those of others.
 
-        `renew` tells "wiped" of what this backend is asked for, until it is published again.
-        Watchers are told `suspect`, and what there is then: nothing.
+        `renew` reports "wiped" for each of them until it is published again. Watchers get `suspect`
+        and then an empty view.
         """
         with self._changed:
             watches, cut = tuple(self._watches), self._state in CUT
         for watch in watches:
-            watch.cut("the engine has lost its memory")
+            watch.cut("the engine has lost its data")
         for service in self.inner.services():
             found = [_read(record) for record in self.inner.lookup(service).records.values()]
             taken = [one for one in found if one is not None]
@@ -100,7 +99,7 @@ class FlakyBackend(RegistryBackend):
         for watch in () if cut else watches:
             watch.mend()
 
-    # What is asked of it
+    # Requests
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         """As `RegistryBackend.publish`."""
@@ -146,7 +145,7 @@ class FlakyBackend(RegistryBackend):
         return watch
 
     def close(self) -> None:
-        """As `RegistryBackend.close`; the inner one gives up its lease in any state of this one."""
+        """As `RegistryBackend.close`. The inner backend gives up its lease in any state."""
         with self._changed:
             closed, self._closed = self._closed, True
             self._changed.notify_all()
@@ -193,7 +192,7 @@ class FlakyBackend(RegistryBackend):
 
 
 class _Watch:
-    """Stands between the inner backend and a watcher, and lets nothing through while cut."""
+    """Passes calls of the inner backend on to a watcher, except while contact is cut."""
 
     def __init__(self, watcher: Watcher, *, cut: bool) -> None:
         self.notifier = WatchNotifier(watcher)
@@ -217,7 +216,7 @@ class _Watch:
         self.notifier.start()
 
     def cut(self, reason: str | None) -> None:
-        """Let nothing through; with a reason, tell that."""
+        """Pass nothing on. With a reason, call `suspect` first."""
         with self._lock:
             self._cut = True
             if reason is not None:
@@ -226,7 +225,7 @@ class _Watch:
         self.notifier.start()
 
     def mend(self) -> None:
-        """Let all through, and what was missed."""
+        """Pass calls on again, and the last view that was held back."""
         with self._lock:
             was, self._cut = self._cut, False
             if was and not self._suspected:

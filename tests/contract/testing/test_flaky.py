@@ -174,7 +174,7 @@ def test_what_it_has_forgotten_is_gone_for_all_and_wiped_until_it_is_published_a
     backend.watch("shop.Orders", told := Told())
     backend.forget()
     assert other.services() == []
-    assert told.news == [[ONE.id, TWO.id], "the engine has lost its memory", []]
+    assert told.news == [[ONE.id, TWO.id], "the engine has lost its data", []]
     assert backend.renew([ONE]) == backend.renew([ONE]) == {ONE.key: "wiped"}
     assert other.renew([TWO]) == {TWO.key: "missing"}
     backend.publish([ONE])
@@ -188,7 +188,7 @@ def test_it_may_forget_while_it_is_down(opened):
     backend.down("cut")
     backend.forget()
     backend.up()
-    assert told.news == [[ONE.id], "cut", "the engine has lost its memory", []]
+    assert told.news == [[ONE.id], "cut", "the engine has lost its data", []]
     assert backend.renew([ONE]) == {ONE.key: "wiped"}
 
 

@@ -1,43 +1,93 @@
-"""The contract of backends as a whole: what runs it, and how it says what is wrong."""
+"""The conformance checks as a whole, and the messages of their failures."""
+
+import re
+from types import SimpleNamespace
 
 import pytest
 
 from rpcwheel.errors import RegistryUnavailable
-from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backend import Settings, View
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import BACKEND_CHECKS, check_backend
+from rpcwheel.testing import BACKEND_CHECKS, _harness, check_backend
 
 
 def make(kind, timer):
     return lambda: kind(parse_url(f"memory://{kind.__name__}"), Settings(1.0, 1.0, timer))
 
 
-def test_a_sound_backend_passes_all_checks_at_once(timer):
+def failure_of(name, kind, timer):
+    """The message of a check that fails."""
+    with pytest.raises(AssertionError) as failed:
+        BACKEND_CHECKS[name](make(kind, timer))
+    return str(failed.value)
+
+
+def test_a_sound_backend_passes_all_checks_and_nothing_is_left(timer):
     check_backend(make(MemoryBackend, timer))
+    assert timer.pending == 0
 
 
-def test_the_first_check_that_fails_ends_it(timer):
+def test_a_failure_says_what_was_expected_and_what_was_found(timer, monkeypatch):
+    class IgnoresWeights(MemoryBackend):
+        def publish(self, instances):
+            super().publish([one.changed(weight=3) for one in instances])
+
+    class IsDeaf(MemoryBackend):
+        def watch(self, service, watcher):
+            return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(_harness, "TIMEOUT_S", 0.05)
+    found = failure_of("many_instances_are_published_at_once", IgnoresWeights, timer)
+    assert re.search(r"must find .*\(weight 100\) and 296 more, but found .*\(weight 3\)", found)
+    found = failure_of("a_watch_begins_with_the_present_view", IsDeaf, timer)
+    assert "a watcher must see nothing, but was not called (after 0.05 s)" in found
+
+
+def test_a_factory_that_makes_no_backend_is_reported():
+    with pytest.raises(
+        AssertionError, match=r"make\(\) must return a .*RegistryBackend, not 'etcd'"
+    ):
+        BACKEND_CHECKS["published_instances_are_found"](lambda: "etcd")
+
+
+def test_records_that_are_changed_or_have_another_id_are_reported(timer):
+    class Renames(MemoryBackend):
+        def lookup(self, service):
+            return View({f"{key}0": one for key, one in super().lookup(service).records.items()})
+
+    class Garbles(MemoryBackend):
+        def lookup(self, service):
+            return View(dict.fromkeys(super().lookup(service).records, b"?"))
+
+    name = "published_instances_are_found"
+    assert "'127.0.0.1:50001' is found under '127.0.0.1:500010'" in failure_of(name, Renames, timer)
+    assert "'127.0.0.1:50001' is not what was stored" in failure_of(name, Garbles, timer)
+
+
+def test_check_backend_ends_with_the_first_failure(timer):
     class Deaf(MemoryBackend):
         def watch(self, service, watcher):
             raise RegistryUnavailable("no watches here")
 
-    said = "^what_is_not_renewed_is_forgotten: the engine did not do it: .*no watches here"
+    said = (
+        "^a_lease_that_is_not_renewed_ends: a request failed: RegistryUnavailable: no watches here"
+    )
     with pytest.raises(AssertionError, match=said):
         check_backend(make(Deaf, timer))
 
 
-def test_an_error_that_may_not_come_out_of_a_backend_is_told(timer):
+def test_errors_that_a_backend_must_not_raise_are_reported(timer):
     class Careless(MemoryBackend):
         def lookup(self, service):
             raise KeyError(service)
 
-    check = BACKEND_CHECKS["what_is_published_is_found"]
+    check = BACKEND_CHECKS["published_instances_are_found"]
     with pytest.raises(AssertionError, match=r"raised KeyError.*; only RegistryUnavailable"):
         check(make(Careless, timer))
 
 
-def test_the_checks_of_leases_pass_though_the_machine_stands_still_for_longer_than_a_lease(timer):
+def test_checks_of_leases_pass_on_a_machine_that_stands_still_for_longer_than_a_lease(timer):
     class StandsStill(MemoryBackend):
         publishings = 0
 
@@ -47,7 +97,7 @@ def test_the_checks_of_leases_pass_though_the_machine_stands_still_for_longer_th
             if StandsStill.publishings == 1:
                 timer.advance(5.0)
 
-    for name in ("a_lease_that_is_renewed_does_not_end", "what_is_not_renewed_is_forgotten"):
+    for name in ("a_renewed_lease_does_not_end", "a_lease_that_is_not_renewed_ends"):
         StandsStill.publishings = 0
         BACKEND_CHECKS[name](make(StandsStill, timer))
         assert StandsStill.publishings > 1

@@ -10,7 +10,7 @@ from rpcwheel.registry.backends import memory
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import BACKEND_CHECKS, _harness, _publishing
+from rpcwheel.testing import BACKEND_CHECKS, _checks, _harness
 from rpcwheel.timer import ManualTimer
 
 # Backends that break a rule of publishing
@@ -279,40 +279,40 @@ class ShowsOldRevisions(MemoryBackend):
 
 
 BROKEN = {
-    "what_is_published_is_found": (ForgetsZones, HasNoSettings),
-    "what_is_published_again_is_replaced": (KeepsTheFirst,),
-    "many_are_published_at_once": (KeepsAPage,),
-    "what_is_withdrawn_is_gone": (Keeps,),
-    "a_late_withdrawal_leaves_the_successor": (WithdrawsAnyEpoch,),
-    "nothing_is_no_error": (WantsSome,),
+    "published_instances_are_found": (ForgetsZones, HasNoSettings),
+    "publishing_again_replaces_an_instance": (KeepsTheFirst,),
+    "many_instances_are_published_at_once": (KeepsAPage,),
+    "withdrawn_instances_are_removed": (Keeps,),
+    "a_late_withdrawal_keeps_the_successor": (WithdrawsAnyEpoch,),
+    "empty_requests_are_accepted": (WantsSome,),
     "an_unknown_service_has_no_instances": (KnowsNoUnknown,),
-    "services_are_those_with_instances": (ListsAsItComes,),
-    "a_name_is_no_prefix": (FindsByPrefix,),
-    "every_id_and_text_survives": (IsOfAscii,),
-    "a_lease_that_is_renewed_does_not_end": (RenewsNoLease,),
-    "what_is_not_renewed_is_forgotten": (NeverForgets, SaysAllIsWell),
-    "renew_tells_what_is_missing": (MissesNothing, SaysWhyInItsOwnWords),
-    "renew_tells_what_another_has_taken": (MissesOnlyAbsence,),
-    "a_view_stays_as_it_was": (GivesItsOwnDict,),
-    "any_thread_may_ask": (IsOfOneThread,),
+    "services_have_instances": (ListsAsItComes,),
+    "names_do_not_match_by_prefix": (FindsByPrefix,),
+    "all_ids_and_texts_are_kept": (IsOfAscii,),
+    "a_renewed_lease_does_not_end": (RenewsNoLease,),
+    "a_lease_that_is_not_renewed_ends": (NeverForgets, SaysAllIsWell),
+    "renew_reports_missing_instances": (MissesNothing, SaysWhyInItsOwnWords),
+    "renew_reports_replaced_instances": (MissesOnlyAbsence,),
+    "a_view_does_not_change": (GivesItsOwnDict,),
+    "methods_may_be_called_on_any_thread": (IsOfOneThread,),
     "close_gives_up_the_lease": (LeavesItsLease,),
-    "closing_twice_is_no_error": (AnswersWhenClosed, CloseFails),
-    "closing_leaves_nothing_running": (LeavesATimeout, LeavesAThread),
-    "a_watch_begins_with_what_there_is": (TellsNoEmptiness,),
-    "a_watch_tells_of_each_change": (TellsNoChange, ShowsOldRevisions),
-    "a_watcher_is_told_by_its_own_backend_too": (TellsOnce,),
-    "a_watch_is_of_one_service": (TellsTheLastWatcherOnly,),
+    "close_is_idempotent_and_refuses_later_requests": (AnswersWhenClosed, CloseFails),
+    "close_ends_threads_and_timeouts": (LeavesATimeout, LeavesAThread),
+    "a_watch_begins_with_the_present_view": (TellsNoEmptiness,),
+    "a_watch_reports_each_change": (TellsNoChange, ShowsOldRevisions),
+    "a_watch_reports_changes_by_its_own_backend": (TellsOnce,),
+    "a_watch_reports_only_its_service": (TellsTheLastWatcherOnly,),
     "watches_of_one_service_are_independent": (TellsTheLastWatcherOnly,),
-    "a_closed_watch_is_silent": (CannotBeClosed,),
+    "a_closed_watch_reports_nothing": (CannotBeClosed,),
     "a_watcher_may_close_its_watch": (RefusesToBeClosedInACall,),
-    "a_watcher_is_called_once_at_a_time": (TellsAtOnce,),
+    "a_watcher_is_not_called_concurrently": (TellsAtOnce,),
 }
 
 
 def test_each_check_fails_a_backend_that_breaks_its_rule_and_names_the_rule(monkeypatch):
     assert BROKEN.keys() == BACKEND_CHECKS.keys()
-    for module in (_harness, _publishing):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+    for module in (_checks, _harness):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(LeavesAThread, "ended", ended := threading.Event(), raising=False)
     wrong = []
     for name, kinds in BROKEN.items():

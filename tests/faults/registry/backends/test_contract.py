@@ -31,7 +31,7 @@ def test_a_backend_of_each_engine_keeps_the_contract(name, request):
             failed.append(str(error))
 
     checks = dict(BACKEND_CHECKS)
-    run(checks.pop("closing_leaves_nothing_running"))  # which counts all threads
+    run(checks.pop("close_ends_threads_and_timeouts"))  # which counts all threads
     waiting = [threading.Thread(target=run, args=(checks.pop(each),)) for each in ABOUT_LEASES]
     for thread in waiting:
         thread.start()
