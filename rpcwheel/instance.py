@@ -22,6 +22,7 @@ __all__ = [
     "Snapshot",
     "Source",
     "checked_host",
+    "differences",
     "explicit_target",
     "grpc_target",
 ]
@@ -224,6 +225,32 @@ class Snapshot:
     """The ids of those that the registry has lost, and that are kept until that is sure."""
     age_s: float = 0.0
     """Since the registry was last heard to agree; of a file, since it was written."""
+
+
+Instances = tuple[ServiceInstance, ...]
+
+
+def differences(before: Instances, after: Instances) -> tuple[Instances, Instances]:
+    """Return two tuples without their common beginning and end: what went and what came.
+
+    Both are ordered by id. Compares in C, a few ns per instance that is the same object.
+    """
+    start, limit = 0, min(len(before), len(after))
+    while start < limit:
+        middle = (start + limit + 1) // 2
+        if before[start:middle] == after[start:middle]:
+            start = middle
+        else:
+            limit = middle - 1
+    before, after = before[start:], after[start:]
+    end, limit = 0, min(len(before), len(after))
+    while end < limit:
+        middle = (end + limit + 1) // 2
+        if before[-middle : len(before) - end] == after[-middle : len(after) - end]:
+            end = middle
+        else:
+            limit = middle - 1
+    return before[: len(before) - end], after[: len(after) - end]
 
 
 def checked_host(host: str) -> str:

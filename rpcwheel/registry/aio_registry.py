@@ -268,7 +268,7 @@ class Registry:
         self, instance: ServiceInstance, *, wait: Duration | None = None
     ) -> Registration:
         """Have an instance published, and kept so, as in the sync twin."""
-        blocking, wait_s = self._blocking._want(instance, wait)
+        blocking, wait_s = self._blocking._set_desired(instance, wait)
         registration = Registration(self, blocking)
         if wait_s is not None and not await registration.wait_published(wait_s):
             raise blocking._not_published(wait_s)
@@ -279,7 +279,7 @@ class Registry:
     ) -> None:
         """End the publication of an instance, as in the sync twin."""
         given = what._blocking if isinstance(what, Registration) else what
-        blocking, wait_s = self._blocking._drop(given, wait)
+        blocking, wait_s = self._blocking._remove(given, wait)
         if wait_s is not None and not await Registration(self, blocking)._reaches(
             State.GONE, wait_s
         ):
@@ -318,7 +318,8 @@ class Registry:
         try:
             return await self._answer(self._session.look_up(service), wait_s)
         except (RegistryUnavailable, RegistryRefused) as error:
-            return await on_worker(partial(self._session.last, service, error))  # it reads a file
+            # it reads a file
+            return await on_worker(partial(self._session.last_answer, service, error))
 
     async def services(self) -> list[str]:
         """The names of all services in the registry, in order; asks the engine."""

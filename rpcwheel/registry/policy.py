@@ -87,64 +87,62 @@ class RegistryPolicy(Policy):
         return self
 
 
-SHARE: Final = 3
-"""Renewals per lease, so that one may fail. The clients of Consul and etcd do the same."""
+RENEWALS_PER_LEASE: Final = 3
+"""So that one may be lost; Consul's and etcd's own clients do the same."""
 
 FIRST_RETRY_S: Final = 0.2
-
 LONGEST_RETRY_NS: Final = 30_000_000_000
+LEAST_RETRY_NS: Final = 10_000_000
+"""Whatever the policy says: a dead registry that refuses at once must not cost a core."""
 
 LONGEST_JITTER_NS: Final = 5_000_000_000
-"""Ten thousand instances in this time are 2,000 per second; a small etcd accepts 2,400."""
+"""Ten thousand instances in this time are 2,000 a second: one small etcd takes 2,400."""
 
-HOLD: Final = 2
-"""The default of `stale_timeout` in leases: publishers need one to notice that their instances are
-missing, and one to publish them again."""
-
-LEAST_RETRY_NS: Final = 10_000_000
-"""The shortest wait, whatever the policy says: a dead engine that refuses at once must not cost a
-core."""
+STALE_LEASES: Final = 2
+"""One in which other processes notice the loss, and one in which they publish again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryRules:
-    """A `RegistryPolicy` with all defaults filled in, in nanoseconds."""
+    """A `RegistryPolicy` in nanoseconds, with the defaults that depend on other settings."""
 
     lease_ns: int
-    renew_ns: int
+    renew_interval_ns: int
     timeout_ns: int
     jitter_ns: int
-    hold_ns: int
+    stale_timeout_ns: int
+    self_preservation: bool
     backoff: Backoff
     """The wait after each failure."""
     longest_retry_ns: int
-    """A third of the lease, at most 30 s. Used also if the backoff raises or is infinite."""
+    """A third of the lease, at most 30 s; also taken if the backoff raises or has no end."""
 
     @classmethod
     def of(cls, policy: RegistryPolicy) -> RegistryRules:
-        """Compute the rules of a policy."""
+        """Derive them from a policy."""
         lease_ns = to_ns(policy.lease_ttl)
-        share_ns = max(1, lease_ns // SHARE)
+        share_ns = max(1, lease_ns // RENEWALS_PER_LEASE)
         longest_ns = min(share_ns, LONGEST_RETRY_NS)
         usual = wait_random_exponential(multiplier=FIRST_RETRY_S, max=to_seconds(longest_ns))
+
+        def given_or(given: Seconds | None, default_ns: int) -> int:
+            return default_ns if given is None else to_ns(given)
+
         return cls(
             lease_ns=lease_ns,
-            renew_ns=share_ns if policy.renew is None else to_ns(policy.renew),
+            renew_interval_ns=given_or(policy.renew, share_ns),
             timeout_ns=to_ns(policy.timeout),
-            jitter_ns=(
-                min(share_ns, LONGEST_JITTER_NS) if policy.jitter is None else to_ns(policy.jitter)
-            ),
-            hold_ns=HOLD * lease_ns
-            if policy.stale_timeout is None
-            else to_ns(policy.stale_timeout),
+            jitter_ns=given_or(policy.jitter, min(share_ns, LONGEST_JITTER_NS)),
+            stale_timeout_ns=given_or(policy.stale_timeout, STALE_LEASES * lease_ns),
+            self_preservation=policy.self_preservation,
             backoff=Backoff(usual if policy.backoff is None else policy.backoff),
             longest_retry_ns=longest_ns,
         )
 
     def retry_ns(self, attempt: int, *, elapsed_ns: int, error: BaseException | None) -> int:
-        """The wait after the `attempt`-th failure in a row; never 0 and never infinite.
+        """Return the wait after the `attempt`-th failure in a row; never endless, never 0.
 
-        Calls the user's wait strategy, so do not call it under a lock.
+        Calls the user's strategy: not under a lock.
         """
         try:
             delay_ns = self.backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=error)

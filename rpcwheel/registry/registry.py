@@ -1,7 +1,7 @@
-"""A registry for code that blocks. `aio_face.py` awaits the same registry.
+"""The public registry, for code that blocks. `aio_registry.py` awaits the same object.
 
-What is decided is in `core.py` and `seen.py`, what is done in `session.py`. Here arguments are
-checked, and callers wait.
+Here arguments are checked, and callers wait. `reconciler.py` and `cache.py` decide, `session.py`
+makes the requests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .reconciler import RegistrationRecord
-    from .watches import ServiceWatch
 
 __all__ = ["Registration", "Registry", "Subscription", "open_registry"]
 
@@ -54,31 +52,31 @@ KEY_FIELDS: Final = {"service", "id", "epoch"}
 class Registration:
     """An instance that a registry keeps published. Thread-safe; goes on without this object."""
 
-    def __init__(self, owner: Registry, entry: RegistrationRecord) -> None:
+    def __init__(self, owner: Registry, record: RegistrationRecord) -> None:
         """For `Registry.register` only."""
         self._owner = owner
         self._session = owner._session
-        self._entry = entry
+        self._record = record
 
     @property
     def instance(self) -> ServiceInstance:
-        """What is wanted to be published, or was last."""
-        return self._entry.instance
+        """What is to be published, or was last."""
+        return self._record.instance
 
     @property
     def state(self) -> str:
-        """One of these.
+        """The state of the publication.
 
-        "PENDING": not there yet, or not as it was changed last. "PUBLISHED". "LOST": it was there,
-        the registry has forgotten it, and it is published again. "WITHDRAWING": unregistered, and
-        perhaps still there. "GONE".
+        "PENDING": not published yet, or not with its last change. "PUBLISHED". "LOST": the registry
+        has lost it, and it is being published again. "WITHDRAWING": unregistered, and perhaps still
+        in the registry. "GONE".
         """
-        return self._entry.state.value
+        return self._record.state.value
 
     @property
     def error(self) -> BaseException | None:
-        """Why it could not be done when it was tried last; None if it could."""
-        return self._entry.error
+        """Why the last request for it failed; None: it succeeded."""
+        return self._record.error
 
     def update(
         self,
@@ -88,13 +86,13 @@ class Registration:
         metadata: dict[str, str] | None = None,
         **others: object,
     ) -> None:
-        """Publish it with other values; those that are left out, or None, stay. Waits for nothing.
+        """Publish it with other values; those left out, or None, stay. Does not wait.
 
         Raises:
-            ConfigurationError: A value is out of range; `service`, `id` and `epoch` don't change.
-            TypeError: A value is of a wrong type.
+            ConfigurationError: A value is out of range; `service`, `id` and `epoch` can't change.
+            TypeError: A value has a wrong type.
             RegistryClosed: The registry is closed.
-            NotPublished: It is unregistered; register it again.
+            NotPublished: It was unregistered; register it again.
         """
         given = {"weight": weight, "status": status, "metadata": metadata}
         changes = others | {name: value for name, value in given.items() if value is not None}
@@ -102,10 +100,10 @@ class Registration:
             raise ConfigurationError(
                 f"{', '.join(sorted(fixed))} can't be changed by update(); register another"
             )
-        self._session.change(self._entry, changes)
+        self._session.change(self._record, changes)
 
     def wait_published(self, timeout: Duration | None = None) -> bool:
-        """Wait until the registry has it, as it was given or changed last.
+        """Wait until the registry has it, with its last change.
 
         Args:
             timeout: Seconds; None: as long as it takes.
@@ -116,7 +114,7 @@ class Registration:
         return self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
 
     def unregister(self, wait: Duration | None = None) -> None:
-        """End its publication; as `Registry.unregister`."""
+        """Withdraw it; as `Registry.unregister`."""
         self._owner.unregister(self, wait=wait)
 
     def __repr__(self) -> str:
@@ -124,7 +122,7 @@ class Registration:
         return f"<Registration of {instance.service}/{instance.id}: {self.state}>"
 
     def _when(self, state: State) -> Future[bool]:
-        return self._session.when(self._entry, state)
+        return self._session.when(self._record, state)
 
     def _reaches(self, state: State, wait_s: float | None) -> bool:
         reached = self._when(state)
@@ -137,62 +135,60 @@ class Registration:
 
     def _not_published(self, wait_s: float) -> RegistryError:
         """The error of a `register` that did not wait long enough; its cause is the last error."""
-        entry, session = self._entry, self._session
-        if not entry.wanted and not session.closed:
-            return NotPublished(f"{'/'.join(entry.instance.key)} was unregistered meanwhile")
-        return _with_cause(NotPublished, "published at", session, entry, wait_s)
+        record, session = self._record, self._session
+        if not record.wanted and not session.closed:
+            return NotPublished(f"{'/'.join(record.instance.key)} was unregistered meanwhile")
+        return _with_cause(NotPublished, "published at", session, record, wait_s)
 
     def _not_withdrawn(self, wait_s: float) -> RegistryError:
         """The same of an `unregister`."""
-        entry = self._entry
-        if entry.wanted:
+        record = self._record
+        if record.wanted:
             return RegistryUnavailable(
-                f"{'/'.join(entry.instance.key)} was registered again meanwhile"
+                f"{'/'.join(record.instance.key)} was registered again meanwhile"
             )
-        return _with_cause(RegistryUnavailable, "withdrawn from", self._session, entry, wait_s)
+        return _with_cause(RegistryUnavailable, "withdrawn from", self._session, record, wait_s)
 
 
 class Subscription:
     """Follows a service until it is closed. Thread-safe; a context manager that closes."""
 
     def __init__(
-        self,
-        owner: Registry,
-        listener: Callable[[Snapshot], object] | None,
-        directory: ServiceWatch,
+        self, owner: Registry, service: str, listener: Callable[[Snapshot], object] | None
     ) -> None:
         """For `Registry.subscribe` only."""
         self._owner = owner
-        self._directory = directory
-        self._listening = None if listener is None else directory.add(listener)
+        self._watches = owner._session.watches
+        self._watch = self._watches.acquire(service, self)
+        self._listener = None if listener is None else self._watch.add_listener(listener)
 
     @property
     def service(self) -> str:
         """Its name."""
-        return self._directory.service
+        return self._watch.service
 
     @property
     def snapshot(self) -> Snapshot | None:
         """What is known now; None: nothing yet."""
-        return self._directory.snapshot
+        return self._watch.snapshot
 
     def wait(self, timeout: Duration | None = None) -> Snapshot:
-        """Wait until something is known, of the registry or of an earlier run (`source`).
+        """Wait until something is known, from the registry or an earlier run (`source`).
 
         Raises:
-            NotPublished: Nothing was known in `timeout` seconds, or it was closed.
+            NotPublished: Nothing was known within `timeout` seconds, or it was closed.
         """
         wait_s = checked_wait(timeout, "timeout")
-        snapshot = self._directory.wait(wait_s)
+        snapshot = self._watch.wait(wait_s)
         if snapshot is None:
             raise NotPublished(f"nothing is known of {self.service} at {self._owner.url} yet")
         return snapshot
 
     def close(self) -> None:
-        """End it; no call of the listener begins after this. Idempotent; waits for nothing."""
-        if self._listening is not None:
-            self._listening.close()
-        self._owner._session.watches.unsubscribe(self.service, self)
+        """End it. No call of the listener begins after this. Idempotent; does not wait."""
+        if self._listener is not None:
+            self._listener.close()
+        self._watches.release(self._watch, self)
 
     def __enter__(self) -> Self:
         return self
@@ -205,17 +201,17 @@ class Subscription:
 
 
 class Registry:
-    """A registry that may fail: what it should know, it is told until it knows.
+    """A registry that keeps instances published whatever happens to it.
 
-    What is registered stays so through failures, restarts, wipes and expired leases of the engine,
-    until it is unregistered; each failed request is made again by the latest intent, without limit.
+    What is registered stays published through failures, restarts, wipes and expired leases of the
+    registry, until it is unregistered. Failed requests are repeated without limit.
 
-    Args, errors: as `open_registry`; `backend` may also be a `RegistryBackend`, whose lease must
-    be the policy's.
+    Args, errors: as `open_registry`; `backend` may also be a `RegistryBackend`, whose lease must be
+    the policy's.
 
     Thread-safe; a context manager that closes. One that is dropped unclosed warns
-    (`ResourceWarning`) and goes on; at the interpreter's exit it does nothing, and its lease runs
-    out. In a forked child it is closed, and contacts nobody: open another there.
+    (`ResourceWarning`) and goes on. At the interpreter's exit it does nothing, and its lease runs
+    out. In a forked child it is closed, and makes no requests: open another there.
     """
 
     def __init__(
@@ -231,7 +227,7 @@ class Registry:
         timer = opened.settings.timer if timer is None else timer
         snapshots = open_snapshot_file(opened.url, policy, timer=timer)
         self.policy = policy
-        """How long it may believe in what, and how it is told again."""
+        """The settings."""
         self._handles: weakref.WeakValueDictionary[int, Registration] = (
             weakref.WeakValueDictionary()
         )
@@ -244,7 +240,7 @@ class Registry:
 
     @property
     def up(self) -> bool:
-        """Whether the engine has answered when it was last asked; False before that."""
+        """Whether the registry answered the last request; False before the first."""
         return self._session.up
 
     @property
@@ -255,22 +251,22 @@ class Registry:
     @property
     def registrations(self) -> tuple[Registration, ...]:
         """What is registered, or not withdrawn yet."""
-        return tuple(self._handle(entry) for entry in self._session.entries())
+        return tuple(self._handle(record) for record in self._session.records())
 
     def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:
-        """Have an instance published, and kept so; the same `service` and `id` again: changed.
+        """Keep an instance published. With a known `service` and `id`, changes that instance.
 
         Args:
-            instance: The latest one given by its key is what counts.
-            wait: Seconds to wait until it is published. None: not at all; an engine that can't be
-                reached is then no error.
+            instance: Of several by one key the last one counts.
+            wait: Seconds to wait until it is published. None: not at all; that the registry can't
+                be reached is no error then.
 
         Raises:
-            NotPublished: Not within `wait`; its cause is the last error. It is tried on.
+            NotPublished: Not within `wait`; its cause is the last error. Attempts go on.
             RegistryClosed: After `close()`.
             TypeError: It is no `ServiceInstance`.
         """
-        registration, wait_s = self._want(instance, wait)
+        registration, wait_s = self._set_desired(instance, wait)
         if wait_s is not None and not registration.wait_published(wait_s):
             raise registration._not_published(wait_s)
         return registration
@@ -278,19 +274,19 @@ class Registry:
     def unregister(
         self, what: ServiceInstance | Registration, *, wait: Duration | None = None
     ) -> None:
-        """Have it published no more; again, or of one that is gone: nothing happens.
+        """Withdraw an instance. Idempotent.
 
         Args:
-            what: What was registered; or any instance, as it was looked up: it is taken out if it
-                is still of the same `epoch`.
-            wait: Seconds to wait until the engine has said that it is gone. None: not at all.
+            what: What was registered; or any instance that was looked up: it is withdrawn if its
+                `epoch` is still the same.
+            wait: Seconds to wait until the registry has withdrawn it. None: not at all.
 
         Raises:
-            RegistryUnavailable: Not within `wait`; its cause is the last error. It is tried on.
+            RegistryUnavailable: Not within `wait`; its cause is the last error. Attempts go on.
             RegistryClosed: After `close()`.
-            TypeError, ConfigurationError: It is neither; it is of another registry.
+            TypeError, ConfigurationError: It is neither; it belongs to another registry.
         """
-        registration, wait_s = self._drop(what, wait)
+        registration, wait_s = self._remove(what, wait)
         if wait_s is not None and not registration._reaches(State.GONE, wait_s):
             raise registration._not_withdrawn(wait_s)
 
@@ -302,32 +298,31 @@ class Registry:
         Args:
             service: Its name.
             listener: Called as `listener(snapshot)` on a worker thread, first with what is known,
-                then at each change; one call at a time, only the latest. What it raises is an event
-                (`CallbackFailed`), and harms nothing.
+                then at each change; one call at a time, each with the latest. What it raises is an
+                event (`CallbackFailed`), and has no other effect.
 
         Raises:
             RegistryClosed: After `close()`.
-            TypeError, ConfigurationError: The name is none; the listener can't be called.
+            TypeError, ConfigurationError: The name is not valid; the listener can't be called.
         """
         self._check_service(service, listener)
-        make = partial(Subscription, self, listener)
-        return self._session.watches.subscribe(service, make)
+        return Subscription(self, service, listener)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """As `subscription.close()`."""
         subscription.close()
 
     def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
-        """The instances of a service, now.
+        """Return the present instances of a service.
 
-        If it is subscribed to, this is what is known; else the engine is asked, for at most `wait`
-        seconds (None: the policy's `timeout`). If that fails: what it said last, or to an earlier
-        run (`source="cache"`).
+        If the service is subscribed to, these are the known ones. Otherwise the registry is asked,
+        for at most `wait` seconds (None: the policy's `timeout`). If that fails, this is its last
+        answer, in this run or an earlier one (`source="cache"`).
 
         Raises:
-            RegistryUnavailable: The engine can't be asked, and nothing is known. Never an empty
-                list in its place.
-            RegistryRefused: The engine will not answer, and nothing is known.
+            RegistryUnavailable: The registry can't be asked, and nothing is known. There is never
+                an empty list instead.
+            RegistryRefused: The registry refuses to answer, and nothing is known.
             RegistryClosed: After `close()`.
         """
         known, wait_s = self._known(service, wait)
@@ -336,27 +331,27 @@ class Registry:
         try:
             return self._answer(self._session.look_up(service), wait_s)
         except (RegistryUnavailable, RegistryRefused) as error:
-            return self._session.last(service, error)
+            return self._session.last_answer(service, error)
 
     def services(self) -> list[str]:
-        """The names of all services in the registry, in order; asks the engine.
+        """Return the names of all services in the registry, in order; asks the registry.
 
         Raises:
-            RegistryUnavailable, RegistryRefused: It can't be asked, or will not answer.
+            RegistryUnavailable, RegistryRefused: It can't be asked, or refuses to answer.
             RegistryClosed: After `close()`.
         """
         names = self._answer(self._session.services(), self._timeout_s)
         return list(names)
 
     def close(self, timeout: Duration = 2.0) -> None:
-        """Withdraw what was published, and end: no thread, watch, timeout or connection is left.
+        """Withdraw everything, and end: no thread, watch, timeout or connection remains.
 
-        One that takes its place in this process is to register after this: both have one `epoch`,
-        so a late withdrawal would take out the other's, until that renews.
+        A registry that replaces this one in the process must register after this: both have the
+        same epoch, so a late withdrawal would remove the other's instances until its next renewal.
 
         Args:
-            timeout: Seconds to wait for that at most. If the engine answers later, or never, a
-                daemon thread sees to the rest: what can't be withdrawn is gone with the lease.
+            timeout: Seconds to wait at most. If the registry answers later or never, a daemon
+                thread finishes; what can't be withdrawn ends with the lease.
 
         Idempotent; a later call waits for the first.
         """
@@ -374,7 +369,7 @@ class Registry:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "up" if self.up else "down"
-        registered = len(self._session.entries())
+        registered = len(self._session.records())
         return f"<{type(self).__name__} {self.url}: {state}, {registered} registered>"
 
     def __del__(self) -> None:
@@ -388,42 +383,44 @@ class Registry:
                 stacklevel=1,
             )
 
-    def _handle(self, entry: RegistrationRecord) -> Registration:
-        known = self._handles.get(id(entry))
-        if known is None or known._entry is not entry:
-            known = self._handles[id(entry)] = Registration(self, entry)
+    def _handle(self, record: RegistrationRecord) -> Registration:
+        known = self._handles.get(id(record))
+        if known is None or known._record is not record:
+            known = self._handles[id(record)] = Registration(self, record)
         return known
 
-    def _want(
+    def _set_desired(
         self, instance: ServiceInstance, wait: Duration | None
     ) -> tuple[Registration, float | None]:
-        """Take it on; and how many seconds are to be waited."""
+        """Have it published. Returns also how many seconds to wait."""
         wait_s = checked_wait(wait)
         if not isinstance(instance, ServiceInstance):
             raise TypeError(f"instance must be a ServiceInstance, not {instance!r}")
-        return self._handle(self._session.want(instance, hasty=wait is not None)), wait_s
+        record = self._session.set_desired(instance, flush_now=wait is not None)
+        return self._handle(record), wait_s
 
-    def _drop(self, what: object, wait: Duration | None) -> tuple[Registration, float | None]:
-        """The same of what is to be withdrawn."""
+    def _remove(self, what: object, wait: Duration | None) -> tuple[Registration, float | None]:
+        """Have it withdrawn. Returns also how many seconds to wait."""
         wait_s = checked_wait(wait)
         if isinstance(what, Registration):
             if what._owner is not self:
-                raise ConfigurationError(f"{what!r} is of another registry, {what._owner!r}")
-            self._session.drop(what._entry, hasty=wait is not None)
+                raise ConfigurationError(f"{what!r} belongs to another registry, {what._owner!r}")
+            self._session.remove(what._record, flush_now=wait is not None)
             return what, wait_s
         if not isinstance(what, ServiceInstance):
             raise TypeError(f"give a ServiceInstance or a Registration, not {what!r}")
-        return Registration(self, self._session.drop(what, hasty=wait is not None)), wait_s
+        record = self._session.remove(what, flush_now=wait is not None)
+        return Registration(self, record), wait_s
 
     def _check_service(self, service: str, listener: object = None) -> None:
-        """Check the arguments of those who want to see, and that it is open."""
+        """Check arguments, and that the registry is open."""
         ServiceInstance(service=service, host="checked", port=1)
         if listener is not None and not callable(listener):
             raise TypeError(f"a listener must be callable as listener(snapshot), not {listener!r}")
         self._session.check_open()
 
     def _known(self, service: str, wait: Duration | None) -> tuple[Snapshot | None, float]:
-        """What is known of a service that is subscribed to; and how long to wait for an answer."""
+        """What is known of a service that is watched, and how long to wait for an answer."""
         wait_s = checked_wait(wait)
         self._check_service(service)
         known = self._session.watches.known(service)
@@ -433,9 +430,9 @@ class Registry:
     def _timeout_s(self) -> float:
         return to_seconds(self._session.rules.timeout_ns)
 
-    def _answer(self, asked: Future[R], wait_s: float) -> R:
+    def _answer(self, answer: Future[R], wait_s: float) -> R:
         try:
-            return asked.result(wait_s)
+            return answer.result(wait_s)
         except TimeoutError:
             raise self._no_answer(wait_s) from None
 
@@ -509,10 +506,14 @@ def checked_wait(wait: Duration | None, what: str = "wait") -> float | None:
 
 
 def _with_cause(
-    kind: type[RegistryError], done: str, session: Session, entry: RegistrationRecord, wait_s: float
+    kind: type[RegistryError],
+    done: str,
+    session: Session,
+    record: RegistrationRecord,
+    wait_s: float,
 ) -> RegistryError:
-    name = "/".join(entry.instance.key)
-    cause = entry.error or session.error
+    name = "/".join(record.instance.key)
+    cause = record.error or session.error
     why = "" if cause is None else f": {cause}"
     if session.closed:
         error: RegistryError = RegistryClosed(
@@ -520,7 +521,7 @@ def _with_cause(
         )
     else:
         error = kind(
-            f"{name} was not {done} {session.name} within {wait_s:g} s; it is tried on{why}"
+            f"{name} was not {done} {session.name} within {wait_s:g} s; attempts go on{why}"
         )
     error.__cause__ = cause
     return error

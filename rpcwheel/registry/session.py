@@ -1,12 +1,15 @@
-"""Carries out what `core.py` says: one backend, its requests one at a time, on worker threads.
+"""Carries out what the reconciler decides: one backend, one request at a time, on worker threads.
 
-Both faces stand on this. What a user calls only changes what is wanted, under the lock, and has a
-worker (`rpcwheel._concurrency.executor`) look at it; nothing of the backend's or the user's runs
-under the lock, on the timer's thread or on a caller's. One timeout waits for the next thing to
-come.
+What a user calls only changes what is wanted, under the lock, and has a worker
+(`rpcwheel._concurrency.executor`) look at it. Nothing of the backend's or the user's runs under the
+lock, on the timer's thread or on a caller's thread. One timeout waits for the next thing to do.
 
-`close` withdraws on the worker. If a request hangs there, closing goes on without it (`abandon`):
-what could not be withdrawn is gone with the lease, as nobody renews it.
+`close` withdraws everything on the worker. If a request hangs there, closing goes on without it
+(`abandon`): what could not be withdrawn ends with the lease, because nobody renews it.
+
+One-shot lookups take turns with the other requests. Concurrent lookups of one service share one
+request. The last answer is kept, and the snapshot file of earlier runs, for when the registry can't
+be reached. Answers are judged by the rules of `cache.py`, as views of a watch are.
 """
 
 from __future__ import annotations
@@ -25,42 +28,173 @@ from rpcwheel.errors import (
     ConfigurationError,
     NotPublished,
     RegistryClosed,
+    RegistryError,
     RegistryUnavailable,
 )
-from rpcwheel.instance import Snapshot
+from rpcwheel.instance import ServiceInstance, Snapshot
 from rpcwheel.observe import InstancesChanged, RegistryFailed
 
-from .cache import Rules, ServiceCache
+from .cache import ServiceCache
 from .one_shot_timer import OneShotTimer
 from .policy import RegistryRules
-from .reconciler import Reconciler, RegistrationRecord, State, find_id_conflicts
+from .reconciler import Reconciler, RegistrationRecord, State
 from .watches import WatchManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rpcwheel.errors import TimerError
-    from rpcwheel.instance import ServiceInstance
     from rpcwheel.observe import Event
     from rpcwheel.timer.api import Timer
 
     from .backend import Lost, RegistryBackend
     from .policy import RegistryPolicy
-    from .reconciler import Step
+    from .reconciler import Request
     from .snapshot_file import SnapshotFile
 
     Waiter = tuple[RegistrationRecord, State, Future[bool]]
 
-__all__ = ["Ask", "LookupQueue", "Session", "UnreadableRecords"]
+__all__ = ["Lookup", "LookupQueue", "Session", "UnreadableRecords"]
+
+BUG_RETRY_NS: Final = 1_000_000_000
+"""After an error that is a bug of ours."""
 
 
-AGAIN_NS: Final = 1_000_000_000
+class UnreadableRecords(RegistryUnavailable):
+    """The registry has answered, but no record can be read. That is not an empty list."""
 
-"""After what should not have come about."""
+
+class Lookup(NamedTuple):
+    """A one-shot question."""
+
+    service: str | None
+    """None: for the names of all services."""
+    answer: Future[Any]
+
+
+class _Answer(NamedTuple):
+    """The last answer for a service."""
+
+    cache: ServiceCache
+    snapshot: Snapshot
+    at_ns: int
+
+
+class LookupQueue:
+    """The lookups of one session. Its lock is held for `add` and `take`, not for `carry_out`."""
+
+    def __init__(
+        self,
+        backend: RegistryBackend,
+        rules: RegistryRules,
+        snapshots: SnapshotFile | None,
+        now_ns: Callable[[], int],
+        emit: Callable[..., object],
+    ) -> None:
+        self._backend = backend
+        self._registry = str(backend.url)
+        self._rules = rules
+        self._emit = emit
+        self._snapshots = snapshots
+        self._now_ns = now_ns
+        self._waiting: dict[str | None, Lookup] = {}
+        self._answers: dict[str, _Answer] = {}
+        self._unreadable: dict[str, ServiceCache] = {}
+        """Of services none of whose records can be read, each of which is reported once."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, service: str | None) -> Future[Any]:
+        """Return the future of the answer, which several callers may share."""
+        lookup = self._waiting.get(service)
+        if lookup is None:
+            lookup = self._waiting[service] = Lookup(service, Future())
+        return lookup.answer
+
+    def take(self) -> Lookup | None:
+        """Take the oldest lookup, to be carried out."""
+        if not self._waiting:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    def carry_out(self, lookup: Lookup) -> BaseException | None:
+        """Ask the backend, and set the answer. Returns the error, if there was one."""
+        try:
+            if lookup.service is None:
+                answer: object = tuple(self._backend.services())
+            else:
+                answer = self._look_up(lookup.service)
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            if not isinstance(error, RegistryClosed):  # closed by its user: no failure
+                self._emit(RegistryFailed(self._registry, "lookup", error, None))
+            lookup.answer.set_exception(error)
+            return error
+        lookup.answer.set_result(answer)
+        return None
+
+    def refuse(self, error: BaseException) -> None:
+        """End all waiting lookups with an error."""
+        while lookup := self.take():
+            lookup.answer.set_exception(error)
+
+    def last(self, service: str) -> Snapshot | None:
+        """The last answer, of this run or an earlier one; None: none. May read a file."""
+        known = self._answers.get(service)
+        if known is not None:
+            age_s = to_seconds(max(0, self._now_ns() - known.at_ns))
+            return replace(known.snapshot, source="cache", age_s=age_s)
+        return None if self._snapshots is None else self._snapshots.load(service)
+
+    def remember(self, snapshot: Snapshot) -> None:
+        """Take what a watch knew of a service as the last answer. Any thread."""
+        now_ns, age_ns = self._now_ns(), to_ns(snapshot.age_s)
+        if snapshot.instances:
+            cache = self._new_cache(snapshot.service, now_ns)
+            cache.remember(snapshot.instances, age_ns, now_ns)
+            self._answers[snapshot.service] = _Answer(cache, snapshot, now_ns - age_ns)
+
+    def _new_cache(self, service: str, now_ns: int) -> ServiceCache:
+        return ServiceCache(self._registry, service, self._rules, now_ns)
+
+    def _look_up(self, service: str) -> Snapshot:
+        known = self._answers.get(service)
+        try:
+            view = self._backend.lookup(service)
+        except BaseException as error:
+            if known is not None:
+                self._report(known.cache.suspect(str(error), self._now_ns()))
+            raise
+        now_ns = self._now_ns()
+        is_old = known is not None and now_ns - known.at_ns > self._rules.stale_timeout_ns
+        if known is None or (view.records and is_old):
+            cache = self._unreadable.pop(service, None) or self._new_cache(service, now_ns)
+        else:
+            cache = known.cache
+        self._report(cache.update(view.records, now_ns))
+        if cache.shown is None:
+            self._unreadable[service] = cache
+            raise UnreadableRecords(
+                f"none of the records of {service} at {self._registry} can be read; the events "
+                "RecordSkipped have the reasons"
+            )
+        shown = cache.shown.at(now_ns)
+        before = Snapshot(service) if known is None else known.snapshot
+        changed = (shown.instances, shown.stale) != (before.instances, before.stale)
+        snapshot = replace(shown, revision=before.revision + changed)
+        if known is not None or shown.instances:  # else any made-up name would be kept for ever
+            self._answers[service] = _Answer(cache, snapshot, now_ns)
+            if self._snapshots is not None:
+                self._snapshots.keep(service, snapshot.instances)
+        return snapshot
+
+    def _report(self, events: Iterable[object]) -> None:
+        """Emit all but changes: nobody follows a service that is looked up."""
+        self._emit(*(one for one in events if not isinstance(one, InstancesChanged)))
 
 
 class Session:
-    """One backend, and all that is wanted of it. Thread-safe."""
+    """One backend, and all that is registered and watched there. Thread-safe."""
 
     def __init__(
         self,
@@ -69,26 +203,26 @@ class Session:
         *,
         timer: Timer | None = None,
         snapshots: SnapshotFile | None = None,
-        chance: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self.name = str(backend.url)
         self.rules = RegistryRules.of(policy)
         self._backend = backend
         self._snapshots = snapshots
-        self._core = Reconciler(self.name, self.rules, chance)
+        self._reconciler = Reconciler(self.name, self.rules, random_fraction)
         self._alarm = OneShotTimer(timer, self._rang, self._refused)
         self._notifications = NotificationQueue()
         self.emit = self._notifications.emit
-        self._asking = LookupQueue(backend, policy, snapshots, self._alarm.now_ns, self.emit)
+        self._lookups = LookupQueue(backend, self.rules, snapshots, self._alarm.now_ns, self.emit)
         self.watches = WatchManager(
             backend,
             policy,
             timer=timer,
             snapshots=snapshots,
-            saw=self._saw,
-            suspected=self._suspected,
+            on_view=self._backend_answered,
+            on_contact_lost=self._contact_lost,
             emit=self.emit,
-            left=self._asking.remember,
+            on_unused=self._lookups.remember,
         )
         self._closed = False
         self._begin()
@@ -98,29 +232,29 @@ class Session:
         self._lock = threading.RLock()
         self._waiters: list[Waiter] = []
         self._working = False  # a worker makes requests
-        self._asked = False  # the last one was a user's
+        self._was_lookup = False  # the last request was one
         self._finished = False
         self._over: Future[bool] = Future()
 
     def reset(self) -> None:
-        """Be closed, in a forked child: the lease and the sockets are the parent's."""
+        """Be closed in a forked child: the lease and the sockets are the parent's."""
         self._begin()
         self._alarm.rang()
         self._closed = self._finished = True
-        self._core.give_up()
+        self._reconciler.give_up()
         self._over.set_result(True)
 
-    # --- What is wanted ---
+    # Registrations
 
     @property
     def up(self) -> bool:
-        """Whether the engine answers, as far as is known."""
-        return self._core.contact.up
+        """Whether the registry answers, as far as is known."""
+        return self._reconciler.health.up
 
     @property
     def error(self) -> BaseException | None:
         """Of the last request, if it has failed."""
-        return self._core.contact.error
+        return self._reconciler.health.error
 
     @property
     def closed(self) -> bool:
@@ -141,93 +275,93 @@ class Session:
             )
 
     def refresh(self, service: str) -> None:
-        """Have the backend look again at a service that is watched. Never blocks; any thread."""
+        """Have the backend read a watched service again. Never blocks; any thread."""
         if not self._closed:
             self._backend.refresh(service)
 
-    def entries(self) -> tuple[RegistrationRecord, ...]:
+    def records(self) -> tuple[RegistrationRecord, ...]:
         """What is registered, or not withdrawn yet."""
         with self._lock:
-            return self._core.entries()
+            return self._reconciler.records()
 
-    def want(self, instance: ServiceInstance, *, hasty: bool) -> RegistrationRecord:
-        """Have it published; `hasty`: somebody waits for it."""
+    def set_desired(self, instance: ServiceInstance, *, flush_now: bool) -> RegistrationRecord:
+        """Have it published. `flush_now`: soon, even after a failure; a caller waits."""
         self.check_writable()
-        with self._changing(hasty=hasty) as now_ns:
+        with self._changing(flush_now=flush_now) as now_ns:
             self.check_open()
-            return self._core.want(instance, now_ns)
+            return self._reconciler.set_desired(instance, now_ns)
 
-    def change(self, entry: RegistrationRecord, changes: dict[str, object]) -> None:
+    def change(self, record: RegistrationRecord, changes: dict[str, object]) -> None:
         """Have it published with other values."""
         with self._changing() as now_ns:
             self.check_open()
-            if not entry.wanted:
-                service, name = entry.instance.key
+            if not record.wanted:
+                service, name = record.instance.key
                 raise NotPublished(f"{service}/{name} was unregistered; register it again")
-            self._core.want(entry.instance.changed(**changes), now_ns)
+            self._reconciler.set_desired(record.instance.changed(**changes), now_ns)
 
-    def drop(
-        self, what: ServiceInstance | RegistrationRecord, *, hasty: bool
+    def remove(
+        self, what: ServiceInstance | RegistrationRecord, *, flush_now: bool
     ) -> RegistrationRecord:
-        """Have it published no more."""
+        """Have it withdrawn."""
         self.check_writable()
-        with self._changing(hasty=hasty) as now_ns:
+        with self._changing(flush_now=flush_now) as now_ns:
             if isinstance(what, RegistrationRecord) and not what.wanted:
                 return what
             self.check_open()
-            return self._core.drop(what, now_ns)
+            return self._reconciler.remove(what, now_ns)
 
-    def when(self, entry: RegistrationRecord, state: State) -> Future[bool]:
-        """Tell when it is published, or gone; False: that is not wanted any more, or all is over.
+    def when(self, record: RegistrationRecord, state: State) -> Future[bool]:
+        """Return a future: True when it is published, or gone; False if it no longer can be.
 
-        Whoever waits no longer cancels it. Its callbacks run on a worker, or at once.
+        A caller that gives up cancels it. Its callbacks run on a worker, or at once.
         """
         future: Future[bool] = Future()
         with self._changing():
-            self._waiters.append((entry, state, future))
+            self._waiters.append((record, state, future))
         return future
 
-    # --- What is asked ---
+    # Lookups
 
     def look_up(self, service: str) -> Future[Snapshot]:
-        """Ask the engine for the instances of a service; not to be cancelled, it may be shared."""
+        """Ask for the instances of a service. Not to be canceled: the future may be shared."""
         with self._changing():
             self.check_open()
-            return self._asking.ask(service)
+            return self._lookups.add(service)
 
     def services(self) -> Future[tuple[str, ...]]:
-        """Ask the engine for the names of all services; not to be cancelled."""
+        """Ask for the names of all services. Not to be canceled."""
         with self._changing():
             self.check_open()
-            return self._asking.ask(None)
+            return self._lookups.add(None)
 
-    def last(self, service: str, error: BaseException) -> Snapshot:
-        """What was said last, as the engine could not be asked now; may read a file.
+    def last_answer(self, service: str, error: BaseException) -> Snapshot:
+        """The last answer, because the registry can't be asked now; may read a file.
 
         Raises:
-            BaseException: The error that is given; nothing is known.
+            BaseException: `error`, if there is no answer.
         """
-        snapshot = self._asking.last(service)
+        snapshot = self._lookups.last(service)
         if snapshot is not None:
             return snapshot
         raise error
 
-    # --- The end ---
+    # The end
 
     def close(self) -> Future[bool]:
-        """Withdraw everything, and end. Whoever does not wait any longer calls `abandon`."""
+        """Withdraw everything, and end. A caller that stops waiting calls `abandon`."""
         with self._changing() as now_ns:
             if self._closed:
                 return self._over
             self._closed = True
             self._alarm.clear()
-            self._core.close(now_ns)
-            self._asking.refuse(RegistryClosed(f"{self.name} was closed"))
+            self._reconciler.close(now_ns)
+            self._lookups.refuse(RegistryClosed(f"{self.name} was closed"))
         self.watches.close()
         return self._over
 
     def abandon(self) -> None:
-        """The time to close is over: end all that can be ended beside a request that hangs."""
+        """End all that can be ended beside a request that hangs."""
         EXECUTOR.submit((self, "end"), self._finish)
 
     def _finish(self) -> None:
@@ -235,36 +369,36 @@ class Session:
             if self._finished:
                 return
             self._finished = True
-            self._core.give_up()
-        self._attempt(self._backend.close)
+            self._reconciler.give_up()
+        self._run(self._backend.close)
         if self._snapshots is not None:
-            self._attempt(self._snapshots.close)
-        self._attend()
+            self._run(self._snapshots.close)
+        self._schedule()
         self._notifications.wait(FLUSH_TIMEOUT_S)
-        _answer([(self._over, True)])
+        _set_results([(self._over, True)])
 
-    def _attempt(self, work: Callable[[], object]) -> None:
+    def _run(self, close: Callable[[], object]) -> None:
         try:
-            work()
+            close()
         except BaseException as error:  # noqa: BLE001 - a backend of the user's; the end must come
             self.emit(RegistryFailed(self.name, "close", error, None))
 
-    # --- The clock ---
+    # When a worker runs
 
     @contextmanager
-    def _changing(self, *, hasty: bool = False) -> Iterator[int]:
-        """Hold the lock; then have done what is due, and answer those who waited for it."""
+    def _changing(self, *, flush_now: bool = False) -> Iterator[int]:
+        """Hold the lock; then have a worker do what is due, and answer waiters."""
         with self._lock:
             yield self._alarm.now_ns()
-            if hasty:
-                self._core.contact.hasten()
-        self._attend()
+            if flush_now:
+                self._reconciler.health.shorten_pause()
+        self._schedule()
 
-    def _attend(self) -> None:
-        """Have a worker do what is due, or the timer wake us for it."""
+    def _schedule(self) -> None:
+        """Have a worker do what is due, or set the timeout for it."""
         with self._lock:
             settled = self._take_settled()
-            wake_ns = 0 if self._closed or self._asking else self._core.next_wake_ns()
+            wake_ns = 0 if self._closed or self._lookups else self._reconciler.next_wake_ns()
             starts = False
             if not self._working and not self._finished:
                 starts = self._working = wake_ns <= self._alarm.now_ns()
@@ -272,17 +406,17 @@ class Session:
                     self._alarm.wake(wake_ns)
         if starts:
             EXECUTOR.submit(self, self._work)
-        _answer(settled)
+        _set_results(settled)
 
     def _take_settled(self) -> list[tuple[Future[bool], bool]]:
-        """Who waits no more, and what to tell them."""
+        """Take the waiters whose wait is over, and their results."""
         kept: list[Waiter] = []
         settled: list[tuple[Future[bool], bool]] = []
         for waiter in self._waiters:
-            entry, state, future = waiter
-            if entry.state is state:
+            record, state, future = waiter
+            if record.state is state:
                 settled.append((future, True))
-            elif entry.wanted is not (state is State.PUBLISHED) or self._finished:
+            elif record.wanted is not (state is State.PUBLISHED) or self._finished:
                 settled.append((future, False))
             elif not future.done():
                 kept.append(waiter)
@@ -293,245 +427,140 @@ class Session:
         """On the timer's thread."""
         with self._lock:
             self._alarm.rang()
-        self._attend()
+        self._schedule()
 
     def _refused(self, error: TimerError) -> None:
         self.emit(RegistryFailed(self.name, "renew", error, 0.0))
 
-    # --- The worker ---
+    # On the worker
 
     def _work(self) -> None:
         """Make requests, one after the other, as long as there are any."""
         try:
-            self._work_on()
-        except BaseException:  # the pool tells it; renewals must go on
+            while self._make_next_request():
+                self._schedule()
+            self._schedule()
+        except BaseException:  # reported by the executor; renewals must go on
             with self._lock:
                 self._working = False
-                self._alarm.wake(self._alarm.now_ns() + AGAIN_NS)
+                self._alarm.wake(self._alarm.now_ns() + BUG_RETRY_NS)
             raise
 
-    def _work_on(self) -> None:
-        while True:
-            with self._lock:
-                step, ask = self._take()
-                idle = ask is None and step is None
-                ends = idle and self._closed
-                self._working = not idle or ends
-            if ask is not None:
-                self._heard(self._asking.carry_out(ask))
-            elif step is not None:
-                self._make(step)
-            elif ends:
-                self._finish()
-            self._attend()
-            if idle:
-                return
+    def _make_next_request(self) -> bool:
+        """Make the next request; False if there was none, and the worker's run is over."""
+        with self._lock:
+            request, lookup = self._take()
+            idle = lookup is None and request is None
+            ends = idle and self._closed
+            self._working = not idle or ends
+        if lookup is not None:
+            self._note_lookup(self._lookups.carry_out(lookup))
+        elif request is not None:
+            self._make(request)
+        elif ends:
+            self._finish()
+        return not idle
 
-    def _take(self) -> tuple[Step | None, Ask | None]:
-        """What is next: by turns, so that neither questions nor renewals wait for the others."""
+    def _take(self) -> tuple[Request | None, Lookup | None]:
+        """Take the next request: by turns, so that neither lookups nor renewals starve."""
         now_ns = self._alarm.now_ns()
-        step = self._core.next_step(now_ns) if self._asked else None
-        ask = self._asking.take() if step is None else None
-        if step is None and ask is None:
-            step = self._core.next_step(now_ns)
-        self._asked = ask is not None
-        return step, ask
+        request = self._reconciler.next_request(now_ns) if self._was_lookup else None
+        lookup = self._lookups.take() if request is None else None
+        if request is None and lookup is None:
+            request = self._reconciler.next_request(now_ns)
+        self._was_lookup = lookup is not None
+        return request, lookup
 
-    def _make(self, step: Step) -> None:
+    def _make(self, request: Request) -> None:
         error: BaseException | None = None
         lost: Mapping[tuple[str, str], Lost] = {}
         try:
-            match step.request:
+            match request.kind:
                 case "publish":
-                    self._backend.publish(step.instances)
+                    self._backend.publish(request.instances)
                 case "withdraw":
-                    self._backend.withdraw(step.instances)
+                    self._backend.withdraw(request.instances)
                 case "renew":
-                    lost = dict(self._backend.renew(step.instances))
+                    lost = dict(self._backend.renew(request.instances))
                     if lost:
-                        lost = find_id_conflicts(
-                            self._backend, (entry for entry, _ in step.batch), lost
-                        )
+                        records = (record for record, _ in request.batch)
+                        lost = _with_conflicts(self._backend, records, lost)
         except BaseException as failure:  # noqa: BLE001 - a backend of the user's; tried again
             error = failure
         now_ns = self._alarm.now_ns()
-        delay_ns = 0 if error is None else self._core.delay_ns(step, now_ns, error)
+        delay_ns = 0 if error is None else self._reconciler.delay_ns(request, now_ns, error)
         with self._lock:
             now_ns = self._alarm.now_ns()
-            told = self._core.done(step, now_ns, error=error, delay_ns=delay_ns, lost=lost)
-        self.emit(*told)
+            events = self._reconciler.done(
+                request, now_ns, error=error, delay_ns=delay_ns, lost=lost
+            )
+        self.emit(*events)
         if error is not None:
             error.__traceback__ = None  # it may be kept for long
 
-    def _heard(self, error: BaseException | None) -> None:
-        """A user's question was answered, or not."""
-        told: Iterable[Event] = ()
+    def _note_lookup(self, error: BaseException | None) -> None:
+        """Note what the result of a lookup says of the registry."""
+        events: Iterable[Event] = ()
         with self._lock:
             now_ns = self._alarm.now_ns()
             if error is None or isinstance(error, UnreadableRecords):
-                told = self._core.contact.heard(now_ns)
+                events = self._reconciler.health.request_succeeded(now_ns)
             elif isinstance(error, RegistryUnavailable):
-                self._core.contact.lost(now_ns)
-        self.emit(*told)
+                self._reconciler.health.contact_lost(now_ns)
+        self.emit(*events)
 
-    # --- What a watch tells of the engine ---
+    # On the backend's threads
 
-    def _saw(self) -> None:
-        """It is there. On the backend's threads."""
-        if self._core.contact.up:
+    def _backend_answered(self) -> None:
+        """A watch has a view."""
+        if self._reconciler.health.up:
             return
         with self._lock:
-            told = self._core.contact.seen(self._alarm.now_ns())
-        self.emit(*told)
+            events = self._reconciler.health.answered(self._alarm.now_ns())
+        self.emit(*events)
 
-    def _suspected(self, reason: str) -> None:
-        """Contact, or its memory, was lost. On the backend's threads."""
+    def _contact_lost(self, reason: str) -> None:
+        """A watch has lost contact, or the registry its data."""
         with self._lock:
-            if self._closed or self._core.contact.since_ns is not None:
+            if self._closed or self._reconciler.health.since_ns is not None:
                 return
-            self._core.contact.lost(self._alarm.now_ns())
+            self._reconciler.health.contact_lost(self._alarm.now_ns())
         self.emit(RegistryFailed(self.name, "watch", RegistryUnavailable(reason), 0.0))
 
 
-def _answer(settled: Iterable[tuple[Future[bool], bool]]) -> None:
+def _set_results(settled: Iterable[tuple[Future[bool], bool]]) -> None:
     for future, value in settled:
         if future.set_running_or_notify_cancel():
             future.set_result(value)
 
 
-class UnreadableRecords(RegistryUnavailable):
-    """The engine answers, with nothing that can be read: that is not an empty list."""
+def _with_conflicts(
+    backend: RegistryBackend,
+    records: Iterable[RegistrationRecord],
+    lost: Mapping[tuple[str, str], Lost],
+) -> Mapping[tuple[str, str], Lost]:
+    """Return why instances were lost, with "taken" for those that another process has replaced.
 
-
-class Ask(NamedTuple):
-    """One question."""
-
-    service: str | None
-    """None: for the names of all services."""
-    answer: Future[Any]
-
-
-class _Known(NamedTuple):
-    """What was heard of a service, when last."""
-
-    seen: ServiceCache
-    snapshot: Snapshot
-    at_ns: int
-
-
-class LookupQueue:
-    """The questions of one session. Those who ask hold its lock; `carry_out` comes without."""
-
-    def __init__(
-        self,
-        backend: RegistryBackend,
-        policy: RegistryPolicy,
-        snapshots: SnapshotFile | None,
-        now_ns: Callable[[], int],
-        emit: Callable[..., object],
-    ) -> None:
-        self._backend = backend
-        self._registry = str(backend.url)
-        self._rules = Rules.of(policy)
-        self._emit = emit
-        self._snapshots = snapshots
-        self._now_ns = now_ns
-        self._waiting: dict[str | None, Ask] = {}
-        self._known: dict[str, _Known] = {}
-        self._mute: dict[str, ServiceCache] = {}
-        """Services none of whose records could be read, which is told of each once."""
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def ask(self, service: str | None) -> Future[Any]:
-        """Wait for the answer of the engine; the future may be another's too."""
-        ask = self._waiting.get(service)
-        if ask is None:
-            ask = self._waiting[service] = Ask(service, Future())
-        return ask.answer
-
-    def take(self) -> Ask | None:
-        """The oldest question, which is then to be carried out."""
-        if not self._waiting:
-            return None
-        return self._waiting.pop(next(iter(self._waiting)))
-
-    def carry_out(self, ask: Ask) -> BaseException | None:
-        """Ask the engine, and answer; gives the error, if it is one."""
+    Reads each service of which something is missing; it may block.
+    """
+    missing = [record for record in records if lost.get(record.instance.key) == "missing"]
+    taken: dict[tuple[str, str], Lost] = {}
+    for service in {record.instance.service for record in missing}:
         try:
-            answer = self._services() if ask.service is None else self._look_up(ask.service)
-        except BaseException as error:  # noqa: BLE001 - it goes to whoever asks
-            if not isinstance(error, RegistryClosed):  # by its user: no failure
-                self._emit(RegistryFailed(self._registry, "lookup", error, None))
-            ask.answer.set_exception(error)
-            return error
-        ask.answer.set_result(answer)
+            found = backend.lookup(service).records
+        except RegistryError:
+            continue  # unknown
+        for record in missing:
+            other = _decoded(found.get(record.instance.id))
+            of_service = record.instance.service == service
+            if of_service and other is not None and not record.may_be(other):
+                taken[record.instance.key] = "taken"
+    return {**lost, **taken}
+
+
+def _decoded(data: bytes | None) -> ServiceInstance | None:
+    """None: there is no record, or it can't be read."""
+    try:
+        return None if data is None else ServiceInstance.decoded(data)
+    except ValueError:
         return None
-
-    def refuse(self, error: BaseException) -> None:
-        """Answer all that wait in this way."""
-        while ask := self.take():
-            ask.answer.set_exception(error)
-
-    def last(self, service: str) -> Snapshot | None:
-        """What was heard last, now or by an earlier run; None: nothing. May read a file."""
-        known = self._known.get(service)
-        if known is not None:
-            age_s = to_seconds(max(0, self._now_ns() - known.at_ns))
-            return replace(known.snapshot, source="cache", age_s=age_s)
-        return None if self._snapshots is None else self._snapshots.load(service)
-
-    def remember(self, snapshot: Snapshot) -> None:
-        """Take over what was known of a service by other means. Any thread."""
-        now_ns, age_ns = self._now_ns(), to_ns(snapshot.age_s)
-        if snapshot.instances:
-            seen = self._new_seen(snapshot.service, now_ns)
-            seen.remember(snapshot.instances, age_ns, now_ns)
-            self._known[snapshot.service] = _Known(seen, snapshot, now_ns - age_ns)
-
-    def _services(self) -> tuple[str, ...]:
-        return tuple(self._backend.services())
-
-    def _new_seen(self, service: str, now_ns: int) -> ServiceCache:
-        return ServiceCache(self._registry, service, self._rules, now_ns)
-
-    def _look_up(self, service: str) -> Snapshot:
-        try:
-            view = self._backend.lookup(service)
-        except BaseException as error:
-            known = self._known.get(service)
-            if known is not None:
-                self._say(known.seen.suspect(str(error), self._now_ns()))
-            raise
-        now_ns = self._now_ns()
-        known = self._known.get(service)
-        if known is None or (view.records and now_ns - known.at_ns > self._rules.hold_ns):
-            # What was so long ago says nothing of now.
-            seen = self._mute.pop(service, None) or self._new_seen(service, now_ns)
-        else:
-            seen = known.seen
-        self._say(seen.saw(view.records, now_ns))
-        return self._noted(service, seen, now_ns)
-
-    def _noted(self, service: str, seen: ServiceCache, now_ns: int) -> Snapshot:
-        if seen.shown is None:
-            self._mute[service] = seen
-            raise UnreadableRecords(
-                f"none of the records of {service} at {self._registry} can be read; RecordSkipped "
-                "tells why"
-            )
-        known = self._known.get(service)
-        shown = seen.shown.at(now_ns)
-        before = Snapshot(service) if known is None else known.snapshot
-        changed = (shown.instances, shown.stale) != (before.instances, before.stale)
-        snapshot = replace(shown, revision=before.revision + changed)
-        if known is not None or shown.instances:  # names that are made up would be kept for ever
-            self._known[service] = _Known(seen, snapshot, now_ns)
-            if self._snapshots is not None:
-                self._snapshots.keep(service, snapshot.instances)
-        return snapshot
-
-    def _say(self, events: Iterable[object]) -> None:
-        """Emit all but changes: nobody follows a service that is looked up."""
-        self._emit(*(one for one in events if not isinstance(one, InstancesChanged)))

@@ -56,42 +56,33 @@ __all__ = ["SnapshotFile", "locked", "open_snapshot_file", "replace_whole"]
 VERSION: Final = 1
 
 DEBOUNCE_S: Final = 0.5
-
 """Seconds from a change to the file (Dubbo's); a rolling restart is one write, not a hundred."""
 
 AGAIN_S: Final = 60.0
-
 """Seconds until what could not be written is tried again, if nothing changes before."""
 
 CLOSE_S: Final = 1.0
-
 """Seconds that `close` waits for the last write: the disk may be one that hangs."""
 
 REFRESH_S: Final = 15.0
-
 """Seconds until it is written again that nothing has changed: half of the default `stale_timeout`,
 because after a crash an entry older than `stale_timeout` does not count."""
 
 LEAST_REFRESH_S: Final = 1.0
 
 FORGET_S: Final = 30 * 86_400.0
-
 """Seconds until a service that nobody asks for is left out."""
 
 LATEST_S: Final = 1e11
-
 """No time of this millennium, as seconds since 1970; nor is NaN below it."""
 
 MOST_BYTES: Final = 64 * 2**20
-
 """A larger file is none of ours."""
 
 READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
 """Flags for `os.open` that do not block, even for a pipe without a writer."""
 
 ROOT: Final = 0
-
 """The user id of root, who can write to any file anyway."""
 
 
@@ -381,7 +372,7 @@ def open_snapshot_file(
     None too for `memory://`, whose registry ends with the process, unless a path is given; and,
     with an event, if there is no home.
     """
-    refresh_s = max(LEAST_REFRESH_S, to_seconds(RegistryRules.of(policy).hold_ns) / 2)
+    refresh_s = max(LEAST_REFRESH_S, to_seconds(RegistryRules.of(policy).stale_timeout_ns) / 2)
     if isinstance(policy.snapshot, str):
         return SnapshotFile(policy.snapshot, str(url), timer=timer, refresh_s=refresh_s)
     if not policy.snapshot or url.scheme == "memory":
@@ -437,7 +428,6 @@ if sys.platform != "win32":
     import fcntl
 
 BUSY_S: Final = 0.3
-
 """Seconds to wait for another process that writes."""
 
 

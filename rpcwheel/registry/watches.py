@@ -1,16 +1,26 @@
-"""The watches of one session: one watch and one directory for each service, for all subscribers.
+"""The watches of one session: one `ServiceWatch` for each service, for all its subscribers.
 
-Watches begin and end on a worker, one after the other, as the backend may be a user's. A watch
-goes on by itself whatever happens to its engine. One that can't begin is tried again.
+The backend's threads only note what they find. Everything else runs on the shared workers, each in
+a queue of its own:
+
+* views and losses of contact, in order (`_updates`), which alone touches the cache. Of several
+  views that wait, only the last is taken, with the last records of instances that came and went;
+* events (`_events`), because a sink that hangs must not delay updates;
+* listeners, in `LISTENER_QUEUES` queues: one that hangs delays no other as long as there are fewer
+  listeners than queues, and a thousand of them don't start a thousand threads.
+
+Users see one immutable object that is replaced as a whole, so that reading it takes no lock.
+
+Watches of the backend begin and end on a worker, one after the other, because the backend may be a
+user's. One that can't begin is tried again. After that it goes on by itself.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor, reset_after_fork
@@ -20,7 +30,7 @@ from rpcwheel.errors import RegistryClosed
 from rpcwheel.observe import RegistryFailed
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .cache import Rules, ServiceCache, Shown
+from .cache import NO_RECORDS, ServiceCache, TimedSnapshot, changed_ids
 from .one_shot_timer import OneShotTimer
 from .policy import RegistryPolicy, RegistryRules
 
@@ -35,270 +45,76 @@ if TYPE_CHECKING:
     from .cache import Event
     from .snapshot_file import SnapshotFile
 
-__all__ = ["Listening", "ServiceWatch", "WatchManager"]
+__all__ = ["Listener", "ServiceWatch", "WatchManager"]
+
+LISTENER_QUEUES: Final = 16
+"""For the listeners of a service."""
+
+MAX_PENDING: Final = 64
+"""Views and losses of contact by turns that wait. A cache that is too slow for them misses some in
+the middle, never the first or the last."""
+
+FILE_TIMEOUT_S: Final = 0.5
+"""For the snapshot file, which is read before the first view counts: its disk may hang."""
 
 
-S = TypeVar("S")
+class Listener:
+    """A user's function that is called with snapshots until this is closed."""
 
-
-@dataclass(slots=True, eq=False)
-class _Watched:
-    """A service from its first subscriber to its last. Never used again."""
-
-    directory: ServiceWatch
-    subscribers: set[object] = field(default_factory=set)
-    ended: bool = False
-    watch: Watch | None = None  # of the worker, as the following
-    failures: int = 0
-    due_ns: int = NEVER  # when the watch is tried again
-
-
-class WatchManager:
-    """All that one session watches. Thread-safe; nothing here waits for the backend."""
-
-    def __init__(
-        self,
-        backend: RegistryBackend,
-        policy: RegistryPolicy,
-        *,
-        timer: Timer | None,
-        snapshots: SnapshotFile | None,
-        saw: Callable[[], object],
-        suspected: Callable[[str], object],
-        emit: Callable[..., object],
-        left: Callable[[Snapshot], object],
-    ) -> None:
-        """Watch nothing yet.
-
-        Args:
-            backend: Is asked to watch, and stays the caller's.
-            policy: As the directories take it.
-            timer: The same.
-            snapshots: The same.
-            saw: Called when a watch has seen something, on the backend's threads.
-            suspected: Called with the reason when a watch has lost contact, on those too.
-            emit: Takes events as arguments; must not block.
-            left: Called with the last snapshot of a service that has no subscriber any more.
-        """
-        self._backend = backend
-        self._registry = str(backend.url)
-        self._policy = policy
-        self._rules = RegistryRules.of(policy)
-        self._timer = timer
-        self._snapshots = snapshots
-        self._saw = saw
-        self._suspected = suspected
-        self._emit = emit
-        self._left = left
-        self._closed = False
-        self._jobs = SerialExecutor()
-        self.reset()
-        reset_after_fork(self)
-
-    def reset(self) -> None:
-        """Begin anew in a forked child, where no watch runs."""
-        self._lock = threading.RLock()
-        self._alarm = OneShotTimer(self._timer, self._rang, self._refused)
-        self._watched: dict[str, _Watched] = {}
-
-    def subscribe(self, service: str, make: Callable[[ServiceWatch], S]) -> S:
-        """Watch a service for what `make` makes of its directory, until `unsubscribe` of that.
-
-        Raises:
-            RegistryClosed: After `close`.
-        """
-        with self._lock:
-            if self._closed:
-                raise RegistryClosed(f"{self._registry} was closed")
-            watched = self._watched.get(service)
-            if watched is None:
-                watched = self._watched[service] = self._new(service)
-            subscriber = make(watched.directory)
-            watched.subscribers.add(subscriber)
-        self._jobs.start()
-        return subscriber
-
-    def unsubscribe(self, service: str, subscriber: object) -> None:
-        """Watch a service no more, if this was its last subscriber."""
-        with self._lock:
-            watched = self._watched.get(service)
-            if watched is None:
-                return
-            watched.subscribers.discard(subscriber)
-            if watched.subscribers:
-                return
-            del self._watched[service]
-            self._end(watched)
-        known = watched.directory.snapshot
-        watched.directory.close()
-        if known is not None:
-            self._left(known)
-        self._jobs.start()
-
-    def known(self, service: str) -> Snapshot | None:
-        """What is known of a service that has subscribers."""
-        with self._lock:
-            watched = self._watched.get(service)
-        return None if watched is None else watched.directory.snapshot
-
-    def close(self) -> None:
-        """Watch nothing; waits for nothing."""
-        with self._lock:
-            self._closed = True
-            self._alarm.clear()
-            ended = list(self._watched.values())
-            self._watched.clear()
-            for watched in ended:
-                self._end(watched)
-        for watched in ended:
-            watched.directory.close()
-        self._jobs.start()
-
-    def _new(self, service: str) -> _Watched:
-        watched = _Watched(
-            ServiceWatch(
-                service, self._registry, self._policy, timer=self._timer, snapshots=self._snapshots
-            )
-        )
-        self._jobs.add(partial(self._begin_watch, watched))
-        return watched
-
-    def _end(self, watched: _Watched) -> None:
-        watched.ended = True
-        self._jobs.add(partial(self._end_watch, watched))
-
-    def _refused(self, error: TimerError) -> None:
-        self._emit(RegistryFailed(self._registry, "watch", error, 0.0))
-
-    def _rang(self) -> None:
-        """On the timer's thread."""
-        with self._lock:
-            self._alarm.rang()
-            now_ns = self._alarm.now_ns()
-            for watched in self._watched.values():
-                if watched.due_ns <= now_ns:
-                    watched.due_ns = NEVER
-                    self._jobs.add(partial(self._begin_watch, watched))
-            self._alarm.wake(min((one.due_ns for one in self._watched.values()), default=NEVER))
-        self._jobs.start()
-
-    # On a worker, one after the other
-
-    def _begin_watch(self, watched: _Watched) -> None:
-        if watched.ended:
-            return
-        directory = watched.directory
-        try:
-            watcher = _Watcher(directory, self._saw, self._suspected)
-            watched.watch = self._backend.watch(directory.service, watcher)
-        except BaseException as error:  # noqa: BLE001 - a backend of the user's; tried again
-            watched.failures += 1
-            delay_ns = self._rules.retry_ns(watched.failures, elapsed_ns=0, error=error)
-            with self._lock:
-                retried = not watched.ended
-                if retried:
-                    watched.due_ns = self._alarm.now_ns() + delay_ns
-                    self._alarm.wake(watched.due_ns)
-            self._report(error, to_seconds(delay_ns) if retried else None)
-
-    def _end_watch(self, watched: _Watched) -> None:
-        try:
-            if watched.watch is not None:
-                watched.watch.close()
-        except BaseException as error:  # noqa: BLE001 - a backend of the user's
-            self._report(error, None)
-
-    def _report(self, error: BaseException, delay_s: float | None) -> None:
-        if not self._closed:
-            self._emit(RegistryFailed(self._registry, "watch", error, delay_s))
-
-
-class _Watcher:
-    """Hands on what a watch tells. On the backend's threads."""
-
-    def __init__(
-        self,
-        directory: ServiceWatch,
-        saw: Callable[[], object],
-        suspected: Callable[[str], object],
-    ) -> None:
-        self._directory = directory
-        self._saw = saw
-        self._suspected = suspected
-
-    def saw(self, view: View) -> None:
-        self._directory.saw(view)
-        self._saw()
-
-    def suspect(self, reason: str) -> None:
-        self._directory.suspect(reason)
-        self._suspected(reason)
-
-
-ROWS: Final = 16
-
-"""Rows for the listeners of a service."""
-
-MOST_NEWS: Final = 64
-
-"""Views and doubts by turns that wait; a core that is too slow for them misses some in the middle,
-never the first or the last."""
-
-LOAD_S: Final = 0.5
-
-"""Seconds to wait for the file: it is read before anything is heard, but its disk may hang."""
-
-
-class Listening:
-    """A listener that is told of a service, until this is closed."""
-
-    def __init__(self, directory: ServiceWatch, tell: Callable[[Snapshot], object]) -> None:
-        """For `Directory.add`."""
-        self._directory = directory
-        self._tell = tell
-        self._waits = False  # a look is in its row already
-        self._revision = -1  # of what it was told last
+    def __init__(self, watch: ServiceWatch, function: Callable[[Snapshot], object]) -> None:
+        """For `ServiceWatch.add_listener`."""
+        self._watch = watch
+        self._function = function
+        self._pending = False
+        self._revision = -1  # of the last snapshot that it got
         self._closed = False
 
     def close(self) -> None:
         """Call it no more; one call may be running. Idempotent; any thread."""
         self._closed = True
-        self._directory.remove(self)
+        self._watch.remove_listener(self)
 
-    def due(self, row: SerialExecutor) -> None:
-        """Have it told of what is shown by then, once for all that comes until then."""
-        if not self._waits:
-            self._waits = True
-            row.submit(self._look)
+    def notify(self, queue: SerialExecutor) -> None:
+        """Call it soon with the latest snapshot; several notifications may give one call."""
+        if not self._pending:
+            self._pending = True
+            queue.submit(self._call)
 
-    def _look(self) -> None:
-        self._waits = False  # before looking: what comes after is told by another look
-        snapshot = self._directory.snapshot
+    def _call(self) -> None:
+        self._pending = False  # first: a change from now on needs another call
+        snapshot = self._watch.snapshot
         if snapshot is None or self._closed or snapshot.revision == self._revision:
             return
         self._revision = snapshot.revision
-        run_callback(snapshot.service, self._tell, snapshot, catch=BaseException)
+        run_callback(snapshot.service, self._function, snapshot, catch=BaseException)
 
 
-class _Heard(NamedTuple):
-    """What the registry has, and what those said last that are gone, where nobody has looked."""
+class _Pending(NamedTuple):
+    """A view that the cache has not taken yet."""
 
     records: Mapping[str, bytes]
-    last_words: Mapping[str, bytes]
+    changed: frozenset[str] | None
+    last_records: Mapping[str, bytes] = NO_RECORDS
+    """Of instances that came and went in views that were merged into this one."""
 
-    def after(self, void: _Heard) -> _Heard:
-        """The same, in the place of one that nobody has looked at."""
-        said = {**void.last_words, **void.records}
-        return self._replace(
-            last_words={key: said[key] for key in said.keys() - self.records.keys()}
-        )
+    def merged_with(self, earlier: _Pending) -> _Pending:
+        """Return one view in place of two."""
+        if self.changed is None or earlier.changed is None:
+            changed, candidates = None, changed_ids(earlier.records, self.records)
+        else:
+            changed = self.changed | earlier.changed
+            candidates = self.changed
+        last = dict(earlier.last_records)
+        last |= {key: earlier.records[key] for key in candidates if key in earlier.records}
+        gone = {key: data for key, data in last.items() if key not in self.records}
+        return _Pending(self.records, changed, gone)
 
 
 class ServiceWatch:
-    """One service, as far as it is known. Thread-safe; a `Watcher` for `backend.watch`.
+    """What is known of one service. Thread-safe; the `Watcher` that the backend notifies.
 
-    Close the watch first, then the directory, then the `Snapshots`. A forked child has what was
-    known, and hears nothing more, as the backend's threads are not there.
+    Close the backend's watch first, then this, then the `SnapshotFile`. A forked child has what was
+    known and gets no updates, because the backend's threads are not there.
     """
 
     def __init__(
@@ -309,69 +125,80 @@ class ServiceWatch:
         *,
         timer: Timer | None = None,
         snapshots: SnapshotFile | None = None,
+        on_view: Callable[[], object] | None = None,
+        on_contact_lost: Callable[[str], object] | None = None,
     ) -> None:
-        """Begin; nothing is known yet, but perhaps by the file.
+        """Begin; nothing is known yet, except perhaps by the file.
 
         Args:
             service: Its name.
             registry: The registry's name in events: its URL without a password.
-            policy: `lease_ttl`, `stale_timeout` and `self_preservation` are heeded here.
+            policy: For `lease_ttl`, `stale_timeout` and `self_preservation`.
             timer: None for `shared_timer()`.
-            snapshots: The file that is read now, and kept up to date; it stays the caller's.
+            snapshots: The file that is read now and kept up to date; it stays the caller's.
+            on_view: Called on the backend's threads at each view; must not block.
+            on_contact_lost: The same, with the reason, when contact is lost.
         """
         self.service = service
         self._registry = registry
         self._timer = checked_timer(timer)
         self._clock = clock_of(timer)
         self._snapshots = snapshots
-        self._seen = ServiceCache(
-            registry, service, Rules.of(policy or RegistryPolicy()), self._clock()
-        )
-        self._shown: Shown | None = None
+        self._on_view = on_view
+        self._on_contact_lost = on_contact_lost
+        rules = RegistryRules.of(policy or RegistryPolicy())
+        self._cache = ServiceCache(registry, service, rules, self._clock())
+        self._shown: TimedSnapshot | None = None
         self._closed = False
-        self._hearing, self._events = SerialExecutor(), NotificationQueue()
-        self._rows = tuple(SerialExecutor() for _ in range(ROWS))
+        self._updates, self._events = SerialExecutor(), NotificationQueue()
+        self._queues = tuple(SerialExecutor() for _ in range(LISTENER_QUEUES))
         self._turn = itertools.count()
-        self._listeners: dict[Listening, SerialExecutor] = {}
+        self._listeners: dict[Listener, SerialExecutor] = {}
+        # of the manager
+        self.users: set[object] = set()
+        self.ended = False
+        self.backend_watch: Watch | None = None
+        self.failures = 0
+        self.due_ns = NEVER  # when the backend's watch is tried again
         self.reset()
         reset_after_fork(self)
         if snapshots is not None:
-            self._hearing.submit(partial(self._load, snapshots))
+            self._updates.submit(partial(self._load, snapshots))
 
     def reset(self) -> None:
         """Begin anew in a forked child."""
         self._changed = threading.Condition()
         self._alarm = OneShotTimer(self._timer, self._wake, self._refused)
-        self._news: list[_Heard | str] = []  # not looked at yet; no two of a kind in a row
+        self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What is known, with its age of now; None: nothing yet. Takes no lock."""
+        """What is known, with its present age; None: nothing yet. Takes no lock."""
         shown = self._shown
         return None if shown is None else shown.at(self._clock())
 
-    def add(self, listener: Callable[[Snapshot], object]) -> Listening:
-        """Tell it of what is known, if anything is, and of what will be.
+    def add_listener(self, function: Callable[[Snapshot], object]) -> Listener:
+        """Call a function with what is known, if anything is, and at each change.
 
         It is called on a worker, one call at a time, each with all that is known then: of several
         changes it may see only the last. What it raises is an event, `CallbackFailed`.
         """
-        listening = Listening(self, listener)
-        row = self._rows[next(self._turn) % ROWS]
+        listener = Listener(self, function)
+        queue = self._queues[next(self._turn) % LISTENER_QUEUES]
         with self._changed:
             if not self._closed:
-                self._listeners[listening] = row
+                self._listeners[listener] = queue
         if self._shown is not None and not self._closed:
-            listening.due(row)
-        return listening
+            listener.notify(queue)
+        return listener
 
-    def remove(self, listening: Listening) -> None:
-        """Tell it no more; what is not there is no error. `listening.close()` does it."""
+    def remove_listener(self, listener: Listener) -> None:
+        """Call it no more. Idempotent."""
         with self._changed:
-            self._listeners.pop(listening, None)
+            self._listeners.pop(listener, None)
 
     def wait(self, timeout_s: float | None = None) -> Snapshot | None:
-        """Wait until something is known, and give it; a file counts once the registry has failed.
+        """Wait until something is known; a file counts once the registry has failed.
 
         Args:
             timeout_s: Real seconds, at most; None: no limit.
@@ -386,17 +213,21 @@ class ServiceWatch:
         return self.snapshot
 
     def saw(self, view: View) -> None:
-        """Take note of what the registry has now. Never blocks; any thread."""
-        self._hear(_Heard(view.records, {}))
+        """Take a view of the registry. Never blocks; any thread."""
+        self._add(_Pending(view.records, view.changed))
+        if self._on_view is not None:
+            self._on_view()
 
     def suspect(self, reason: str) -> None:
-        """Take note that the registry has lost contact or memory. Never blocks; any thread."""
-        self._hear(reason)
+        """Note that the registry has lost contact or its data. Never blocks; any thread."""
+        self._add(reason)
+        if self._on_contact_lost is not None:
+            self._on_contact_lost(reason)
 
     def close(self) -> None:
         """Call no listener any more, keep no timeout, wake who waits. Idempotent; never blocks.
 
-        What is known is still shown. If the registry agrees with it now, the file is told so.
+        What is known can still be read. If the registry agrees with it now, the file is updated.
         """
         with self._changed:
             if self._closed:
@@ -405,16 +236,16 @@ class ServiceWatch:
             self._alarm.clear()
             listeners = list(self._listeners)
             self._changed.notify_all()
-        for listening in listeners:
-            listening.close()
+        for listener in listeners:
+            listener.close()
         shown = self._shown
         if self._snapshots is not None and shown is not None and shown.since_ns is None:
             self._snapshots.keep(self.service, shown.snapshot.instances)
 
-    # On the workers
+    # On workers
 
     def _load(self, snapshots: SnapshotFile) -> None:
-        """Have the file read before anything else is heard, if it can be read soon."""
+        """Have the file read before the first view counts, if it can be read soon."""
         done = threading.Event()
 
         def load() -> None:
@@ -422,88 +253,234 @@ class ServiceWatch:
                 found = snapshots.load(self.service)
                 if found is not None:
                     age_ns = to_ns(found.age_s)
-                    remember = partial(self._seen.remember, found.instances, age_ns)
-                    self._hearing.submit(partial(self._think, remember), first=True)
+                    remember = partial(self._cache.remember, found.instances, age_ns)
+                    self._updates.submit(partial(self._apply, remember), first=True)
             finally:
                 done.set()
 
         EXECUTOR.submit((snapshots, "file"), load)
-        done.wait(LOAD_S)
+        done.wait(FILE_TIMEOUT_S)
 
-    def _hear(self, what: _Heard | str) -> None:
-        """Have it looked at, in the place of what it makes void."""
+    def _add(self, news: _Pending | str) -> None:
+        """Have it applied, in place of what it makes obsolete."""
         with self._changed:
             if self._closed:
                 return
-            news, waits = self._news, bool(self._news)
-            if waits and isinstance(news[-1], str) == isinstance(what, str):
-                void = news.pop()
-                if isinstance(what, _Heard) and isinstance(void, _Heard):
-                    what = what.after(void)
-            news.append(what)
-            if len(news) > MOST_NEWS:
-                self._pass_over(news)
-        if not waits:
-            self._hearing.submit(self._look)
+            pending, was_pending = self._pending, bool(self._pending)
+            if was_pending and isinstance(pending[-1], str) == isinstance(news, str):
+                earlier = pending.pop()
+                if isinstance(news, _Pending) and isinstance(earlier, _Pending):
+                    news = news.merged_with(earlier)
+            pending.append(news)
+            if len(pending) > MAX_PENDING:
+                self._drop_some(pending)
+        if not was_pending:
+            self._updates.submit(self._apply_pending)
 
     @staticmethod
-    def _pass_over(news: list[_Heard | str]) -> None:
-        """Leave out a doubt and a view, the second of each; the next view has its last words."""
-        (void,) = (one for one in news[1:3] if isinstance(one, _Heard))
-        del news[1:3]
-        place = 1 if isinstance(news[1], _Heard) else 2
-        after = news[place]
-        if isinstance(after, _Heard):
-            news[place] = after.after(void)
+    def _drop_some(pending: list[_Pending | str]) -> None:
+        """Drop the second view and the second reason; the next view has the view's last records."""
+        (dropped,) = (one for one in pending[1:3] if isinstance(one, _Pending))
+        del pending[1:3]
+        place = 1 if isinstance(pending[1], _Pending) else 2
+        following = pending[place]
+        if isinstance(following, _Pending):
+            pending[place] = following.merged_with(dropped)
 
-    def _look(self) -> None:
+    def _apply_pending(self) -> None:
         with self._changed:
-            news, self._news = self._news, []
-        for one in news:
+            pending, self._pending = self._pending, []
+        for one in pending:
             if isinstance(one, str):
-                self._think(partial(self._seen.suspect, one))
+                self._apply(partial(self._cache.suspect, one))
             else:
-                self._think(partial(self._seen.saw, one.records, last_words=one.last_words))
+                update = partial(
+                    self._cache.update, one.records,
+                    changed=one.changed, last_records=one.last_records,
+                )  # fmt: skip
+                self._apply(update)
 
-    def _think(self, what: Callable[[int], list[Event]]) -> None:
-        """Tell the core, and show what it makes of it."""
+    def _apply(self, update: Callable[[int], list[Event]]) -> None:
+        """Update the cache, and show the result."""
         if self._closed:
             return
-        events = what(self._clock())
-        before, shown = self._shown, self._seen.shown
+        events = update(self._clock())
+        before, shown = self._shown, self._cache.shown
         self._shown = shown
         if shown is not None and (before is None or before.snapshot is not shown.snapshot):
             with self._changed:
                 listeners = list(self._listeners.items())
                 self._changed.notify_all()
-            for listening, row in listeners:
-                listening.due(row)
+            for listener, queue in listeners:
+                listener.notify(queue)
             if self._snapshots is not None and shown.snapshot.source != "cache":
                 instances = shown.snapshot.instances
-                agrees = partial(self._agrees, instances)
-                self._snapshots.keep(self.service, instances, agrees)
+                self._snapshots.keep(self.service, instances, partial(self._agrees, instances))
         if events:
             self._events.emit(*events)
-        self._arm(self._seen.next_wake_ns)
-
-    def _arm(self, wake_ns: int) -> None:
-        """Have the alarm ring for the core's next wake."""
         with self._changed:
             self._alarm.clear()
             if not self._closed:
-                self._alarm.wake(wake_ns)
+                self._alarm.wake(self._cache.next_wake_ns)
 
     def _wake(self) -> None:
+        """On the timer's thread."""
         with self._changed:
             self._alarm.rang()
-        self._hearing.submit(partial(self._think, self._seen.step))
+        self._updates.submit(partial(self._apply, self._cache.step))
 
     def _refused(self, error: TimerError) -> None:
         self._events.emit(RegistryFailed(self._registry, "watch", error, None))
 
     def _agrees(self, instances: tuple[ServiceInstance, ...]) -> bool | None:
-        """Whether the registry still has just these; None: who knows, nobody follows it here."""
+        """Whether the registry still has just these; None: unknown, because this is closed."""
         shown = self._shown
         if self._closed or shown is None:
             return None
         return shown.since_ns is None and shown.snapshot.instances is instances
+
+
+class WatchManager:
+    """All watches of one session. Thread-safe; nothing here waits for the backend."""
+
+    def __init__(
+        self,
+        backend: RegistryBackend,
+        policy: RegistryPolicy,
+        *,
+        timer: Timer | None,
+        snapshots: SnapshotFile | None,
+        on_view: Callable[[], object],
+        on_contact_lost: Callable[[str], object],
+        emit: Callable[..., object],
+        on_unused: Callable[[Snapshot], object],
+    ) -> None:
+        """Watch nothing yet.
+
+        Args:
+            backend: Stays the caller's.
+            policy: As for `ServiceWatch`.
+            timer: The same.
+            snapshots: The same.
+            on_view: The same.
+            on_contact_lost: The same.
+            emit: Takes events as arguments; must not block.
+            on_unused: Called with the last snapshot of a service that has no user any more.
+        """
+        self._backend = backend
+        self._registry = str(backend.url)
+        self._rules = RegistryRules.of(policy)
+        self._timer = timer
+        self._emit = emit
+        self._on_unused = on_unused
+        self._new_watch = partial(
+            ServiceWatch, registry=self._registry, policy=policy, timer=timer,
+            snapshots=snapshots, on_view=on_view, on_contact_lost=on_contact_lost,
+        )  # fmt: skip
+        self._closed = False
+        self._jobs = SerialExecutor()
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Begin anew in a forked child, where no watch runs."""
+        self._lock = threading.RLock()
+        self._alarm = OneShotTimer(self._timer, self._rang, self._refused)
+        self._watches: dict[str, ServiceWatch] = {}
+
+    def acquire(self, service: str, user: object) -> ServiceWatch:
+        """Watch a service until all users have released it.
+
+        Raises:
+            RegistryClosed: After `close`.
+        """
+        with self._lock:
+            if self._closed:
+                raise RegistryClosed(f"{self._registry} was closed")
+            watch = self._watches.get(service)
+            if watch is None:
+                watch = self._watches[service] = self._new_watch(service)
+                self._jobs.add(partial(self._begin, watch))
+            watch.users.add(user)
+        self._jobs.start()
+        return watch
+
+    def release(self, watch: ServiceWatch, user: object) -> None:
+        """End the watch of a service if this was its last user. Idempotent."""
+        with self._lock:
+            watch.users.discard(user)
+            if watch.users or watch.ended:
+                return
+            self._watches.pop(watch.service, None)
+            self._end_later(watch)
+        known = watch.snapshot
+        watch.close()
+        if known is not None:
+            self._on_unused(known)
+        self._jobs.start()
+
+    def known(self, service: str) -> Snapshot | None:
+        """What is known of a service that is watched."""
+        with self._lock:
+            watch = self._watches.get(service)
+        return None if watch is None else watch.snapshot
+
+    def close(self) -> None:
+        """End all watches; waits for nothing."""
+        with self._lock:
+            self._closed = True
+            self._alarm.clear()
+            ended = list(self._watches.values())
+            self._watches.clear()
+            for watch in ended:
+                self._end_later(watch)
+        for watch in ended:
+            watch.close()
+        self._jobs.start()
+
+    def _end_later(self, watch: ServiceWatch) -> None:
+        watch.ended = True
+        self._jobs.add(partial(self._end, watch))
+
+    def _refused(self, error: TimerError) -> None:
+        self._emit(RegistryFailed(self._registry, "watch", error, 0.0))
+
+    def _rang(self) -> None:
+        """On the timer's thread."""
+        with self._lock:
+            self._alarm.rang()
+            now_ns = self._alarm.now_ns()
+            for watch in self._watches.values():
+                if watch.due_ns <= now_ns:
+                    watch.due_ns = NEVER
+                    self._jobs.add(partial(self._begin, watch))
+            self._alarm.wake(min((one.due_ns for one in self._watches.values()), default=NEVER))
+        self._jobs.start()
+
+    # On a worker, one after the other
+
+    def _begin(self, watch: ServiceWatch) -> None:
+        if watch.ended:
+            return
+        try:
+            watch.backend_watch = self._backend.watch(watch.service, watch)
+        except BaseException as error:  # noqa: BLE001 - a backend of the user's; tried again
+            watch.failures += 1
+            delay_ns = self._rules.retry_ns(watch.failures, elapsed_ns=0, error=error)
+            with self._lock:
+                retried = not watch.ended
+                if retried:
+                    watch.due_ns = self._alarm.now_ns() + delay_ns
+                    self._alarm.wake(watch.due_ns)
+            self._report(error, to_seconds(delay_ns) if retried else None)
+
+    def _end(self, watch: ServiceWatch) -> None:
+        try:
+            if watch.backend_watch is not None:
+                watch.backend_watch.close()
+        except BaseException as error:  # noqa: BLE001 - a backend of the user's
+            self._report(error, None)
+
+    def _report(self, error: BaseException, delay_s: float | None) -> None:
+        if not self._closed:
+            self._emit(RegistryFailed(self._registry, "watch", error, delay_s))

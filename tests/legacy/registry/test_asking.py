@@ -7,6 +7,7 @@ import pytest
 from fixtures.registry_worlds import POLICY, instance
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.instance import Snapshot
+from rpcwheel.registry.policy import RegistryRules
 from rpcwheel.registry.session import LookupQueue
 
 SECOND = 1_000_000_000
@@ -16,7 +17,9 @@ class World:
     def __init__(self, backend):
         self.now_ns = 0
         self.told = []
-        self.asking = LookupQueue(backend, POLICY, None, lambda: self.now_ns, self.emit)
+        self.asking = LookupQueue(
+            backend, RegistryRules.of(POLICY), None, lambda: self.now_ns, self.emit
+        )
 
     def emit(self, *events):
         self.told.extend(events)
@@ -28,7 +31,7 @@ class World:
         return kept
 
     def answer(self, service):
-        future = self.asking.ask(service)
+        future = self.asking.add(service)
         error = self.asking.carry_out(self.asking.take())
         assert future.exception() is error
         return error or future.result()
@@ -41,8 +44,8 @@ def world(backend):
 
 def test_those_who_ask_the_same_share_one_question(world, backend):
     asking = world.asking
-    assert asking.ask("shop.Orders") is asking.ask("shop.Orders")
-    assert asking.ask(None) is asking.ask(None)
+    assert asking.add("shop.Orders") is asking.add("shop.Orders")
+    assert asking.add(None) is asking.add(None)
     assert asking
     first, second = asking.take(), asking.take()
     assert (first.service, second.service, asking.take(), bool(asking)) == (
@@ -51,7 +54,7 @@ def test_those_who_ask_the_same_share_one_question(world, backend):
         None,
         False,
     )
-    again = asking.ask("shop.Orders")
+    again = asking.add("shop.Orders")
     assert again is not first.answer  # its turn had come: what it sees may be older
 
 
@@ -73,7 +76,7 @@ def test_a_question_that_the_end_of_the_registry_has_met_is_no_failure(world, ba
 def test_a_service_that_was_always_empty_is_not_remembered(world):
     assert world.answer("never.Seen") == Snapshot("never.Seen")
     assert world.asking.last("never.Seen") is None
-    assert not world.asking._known
+    assert not world.asking._answers
 
 
 def ports(snapshot):
@@ -123,7 +126,7 @@ def test_what_was_known_by_a_subscription_is_remembered(world, backend):
 
 
 def test_all_can_be_refused(world):
-    futures = [world.asking.ask("shop.Orders"), world.asking.ask(None)]
+    futures = [world.asking.add("shop.Orders"), world.asking.add(None)]
     world.asking.refuse(RegistryClosed("closed"))
     assert all(isinstance(future.exception(), RegistryClosed) for future in futures)
     assert not world.asking

@@ -46,11 +46,11 @@ def kinds(events):
 
 
 def test_a_listener_that_is_asked_to_look_again_is_not_told_the_same(directory, listener):
-    listening, row = directory.add(listener), SerialExecutor()
+    listening, row = directory.add_listener(listener), SerialExecutor()
     for word in ("a", "ab"):
         directory.saw(view(word))
         assert wait_until(lambda word=word: listener.keys[-1:] == [word])
-        listening.due(row)
+        listening.notify(row)
         assert wait_until(lambda: not row._running)
     assert listener.keys == ["a", "ab"]
 
@@ -63,7 +63,7 @@ def test_a_listener_is_called_by_one_thread_at_a_time(directory):
         told.append(snapshot.revision)
         inside.release()
 
-    directory.add(one_at_a_time)
+    directory.add_listener(one_at_a_time)
     for turn in range(100):
         word = "ab" if turn % 2 else "abc"
         directory.saw(view(word))
@@ -81,10 +81,10 @@ def test_a_thousand_listeners_that_hang_take_no_thousand_threads(directory):
         told.append(snapshot)
 
     for _ in range(1000):
-        directory.add(listener)
+        directory.add_listener(listener)
     directory.saw(view("a"))
     assert shows(directory, "a")
-    assert wait_until(lambda: not directory._hearing._running)
+    assert wait_until(lambda: not directory._updates._running)
     assert threading.active_count() - before <= 24
     gate.set()
     assert wait_until(lambda: len(told) == 1000)
@@ -137,11 +137,11 @@ def test_after_close_nothing_is_told_and_what_was_known_is_still_shown(directory
     directory.wait(WAIT_S)
     directory.close()
     directory.close()
-    directory.add(listener)
+    directory.add_listener(listener)
     directory.saw(view("ab"))
     directory.suspect("the connection was lost")
     assert keys(directory.snapshot) == "a"
-    assert wait_until(lambda: not directory._hearing._running)
+    assert wait_until(lambda: not directory._updates._running)
     assert not listener.told
 
 
@@ -153,14 +153,14 @@ def test_a_listener_that_waits_for_its_turn_at_close_is_not_called(directory, li
         entered.set()
         gate.wait(WAIT_S)
 
-    directory.add(slow)
+    directory.add_listener(slow)
     directory.saw(view("a"))
     assert entered.wait(WAIT_S)
     directory.saw(view("ab"))
     assert shows(directory, "ab")
     directory.close()
     gate.set()
-    assert wait_until(lambda: not any(row._running for row in directory._rows))
+    assert wait_until(lambda: not any(row._running for row in directory._queues))
     assert listener.keys == ["a"]
 
 
@@ -174,11 +174,11 @@ def test_views_listeners_and_ends_from_all_threads_at_once_leave_nothing(make, t
 
     def comers():
         for _ in range(100):
-            directory.add(lambda _: None).close()
+            directory.add_listener(lambda _: None).close()
 
     run_threads(views, comers, views, comers)
     directory.close()
-    assert wait_until(lambda: not directory._hearing._running)
+    assert wait_until(lambda: not directory._updates._running)
     assert timer.pending == 0
 
 
@@ -199,7 +199,7 @@ def test_a_forked_child_has_what_was_known_and_does_not_hang(directory):
     child = os.fork()
     if not child:
         told = threading.Event()
-        directory.add(lambda _: told.set())
+        directory.add_listener(lambda _: told.set())
         good = told.wait(WAIT_S) and keys(directory.wait(0)) == "a"
         directory.close()
         os._exit(0 if good else 1)

@@ -53,7 +53,7 @@ def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(
     make, monkeypatch, tmp_path, timer
 ):
     gate = threading.Event()
-    monkeypatch.setattr(module, "LOAD_S", 0.01)
+    monkeypatch.setattr(module, "FILE_TIMEOUT_S", 0.01)
 
     class Hangs(SnapshotFile):
         def load(self, service):

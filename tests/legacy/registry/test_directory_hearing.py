@@ -10,7 +10,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.registry.watches import MOST_NEWS, ServiceWatch
+from rpcwheel.registry.watches import MAX_PENDING, ServiceWatch
 from rpcwheel.timer import WheelTimer
 
 SOON = RegistryPolicy(lease_ttl=1, stale_timeout=0.2)
@@ -37,7 +37,7 @@ def busied(directory):
         entered.set()
         gate.wait(WAIT_S)
 
-    directory._hearing.submit(hang)
+    directory._updates.submit(hang)
     assert entered.wait(WAIT_S)
     return gate
 
@@ -46,8 +46,8 @@ def test_of_views_that_come_faster_than_it_reads_only_the_last_one_waits(directo
     for _ in range(1000):
         directory.saw(view("abc"))
     directory.saw(view("ab"))
-    assert len(directory._hearing._jobs) == 1
-    assert len(directory._news) == 1
+    assert len(directory._updates._jobs) == 1
+    assert len(directory._pending) == 1
     busy.set()
     assert shows(directory, "ab")
     assert directory.snapshot.revision == 1
@@ -82,7 +82,7 @@ def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
     for _ in range(1000):
         directory.suspect("the connection was lost")
         directory.saw(view("a"))
-    assert len(directory._news) <= MOST_NEWS
+    assert len(directory._pending) <= MAX_PENDING
     busy.set()
     assert shows(directory, "ab")
     assert wait_until(lambda: directory.snapshot.stale == {"b"})
@@ -94,7 +94,7 @@ def test_who_said_draining_in_one_of_too_many_views_is_gone_at_once(directory):
     gate = busied(directory)
     directory.suspect("the connection was lost")
     directory.saw(view("ab", draining="c"))
-    for _ in range(MOST_NEWS):
+    for _ in range(MAX_PENDING):
         directory.suspect("the connection was lost")
         directory.saw(view("a"))
     gate.set()

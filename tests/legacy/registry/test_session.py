@@ -28,7 +28,7 @@ def session(backend, timer):
 
 
 def publish(session, one):
-    entry = session.want(one, hasty=False)
+    entry = session.set_desired(one, flush_now=False)
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
     return entry
 
@@ -57,7 +57,7 @@ def step_until(session, look, seconds=0.1):
 def test_a_thousand_that_were_lost_come_back_spread_over_the_jitter(backend, timer):
     """In a process of their own each, or as here in one: each has its own chance."""
     session = Session(backend, POLICY.changed(lease_ttl=6.0, jitter=5.0), timer=timer)
-    entries = [session.want(instance(port), hasty=False) for port in range(1, 1001)]
+    entries = [session.set_desired(instance(port), flush_now=False) for port in range(1, 1001)]
     assert all(session.when(entry, State.PUBLISHED).result(WAIT_S) for entry in entries)
     backend.forget()
     step_until(session, lambda: any(entry.state is State.LOST for entry in entries), 0.05)
@@ -90,7 +90,7 @@ def test_requests_are_made_one_at_a_time_and_never_on_the_timers_thread(timer):
 
     session = Session(Watched(flaky(timer).inner), POLICY, timer=timer)
     for port in range(1, 30):
-        session.want(instance(port), hasty=False)
+        session.set_desired(instance(port), flush_now=False)
         session.look_up("shop.Orders")
         timer.advance(0.5)
     assert session.close().result(WAIT_S)
@@ -99,13 +99,13 @@ def test_requests_are_made_one_at_a_time_and_never_on_the_timers_thread(timer):
 
 def test_whoever_waits_hears_that_it_is_not_wanted_any_more(session, backend):
     backend.down()
-    entry = session.want(instance(), hasty=False)
+    entry = session.set_desired(instance(), flush_now=False)
     published = session.when(entry, State.PUBLISHED)
     assert wait_until(lambda: entry.error is not None)  # it was tried
-    session.drop(entry, hasty=False)
+    session.remove(entry, flush_now=False)
     gone = session.when(entry, State.GONE)
     assert published.result(WAIT_S) is False
-    session.want(instance(), hasty=False)
+    session.set_desired(instance(), flush_now=False)
     assert gone.result(WAIT_S) is False
 
 
@@ -114,10 +114,10 @@ def test_whoever_waits_hears_that_it_is_not_wanted_any_more(session, backend):
 
 def test_what_somebody_waits_for_is_tried_soon(session, backend, timer):
     backend.down()
-    entry = session.want(instance(), hasty=False)
+    entry = session.set_desired(instance(), flush_now=False)
     assert wait_until(lambda: entry.error is not None and not session._working)
     backend.up()
-    session.want(instance(2), hasty=True)
+    session.set_desired(instance(2), flush_now=True)
     timer.advance(0.15)
     assert held(backend) == []
     timer.advance(0.1)
@@ -131,7 +131,7 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
     let_go = threading.Event()
     backend = Hanging(flaky(timer).inner, let_go)
     session = Session(backend, POLICY, timer=timer)
-    session.want(instance(), hasty=False)
+    session.set_desired(instance(), flush_now=False)
     assert wait_until(lambda: backend.hanging)
     asked = session.look_up("shop.Orders")
     over = session.close()
@@ -142,7 +142,7 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
     session.abandon()
     assert over.result(WAIT_S)
     let_go.set()
-    assert wait_until(lambda: not session._working or session._core._flight is None)
+    assert wait_until(lambda: not session._working or session._reconciler._under_way is None)
     assert (held(backend), timer.pending) == ([], 0)
 
 
@@ -154,7 +154,7 @@ def test_a_timer_that_was_stopped_is_replaced_by_the_shared_one(events):
         backend = flaky(None)
         session = Session(backend, POLICY.changed(backoff=0.02), timer=own)
     backend.down()
-    entry = session.want(instance(), hasty=False)
+    entry = session.set_desired(instance(), flush_now=False)
     assert wait_until(lambda: len(backend.requests) > 2)
     backend.up()
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
@@ -213,7 +213,7 @@ def test_in_a_forked_child_it_is_closed_and_hangs_nowhere(session, backend):
     if not child:
         signal.alarm(20)
         try:
-            session.want(instance(2), hasty=False)
+            session.set_desired(instance(2), flush_now=False)
         except RegistryClosed:
             done = session.close().result(0) and not session.when(entry, State.GONE).result(0)
             os._exit(0 if done else 2)

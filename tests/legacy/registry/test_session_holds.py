@@ -19,7 +19,7 @@ def count(backend, method):
 
 
 def published(session, one):
-    entry = session.want(one, hasty=False)
+    entry = session.set_desired(one, flush_now=False)
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
     return entry
 
@@ -40,13 +40,13 @@ def test_a_strategy_that_hangs_holds_up_no_caller():
     backend = flaky(None)
     session = Session(backend, POLICY.changed(backoff=strategy))
     backend.down()
-    entry = session.want(instance(), hasty=False)
+    entry = session.set_desired(instance(), flush_now=False)
     assert hangs.wait(WAIT_S)
-    session.watches.subscribe("shop.Orders", lambda directory: directory)
+    watch = session.watches.acquire("shop.Orders", "me")
     for _ in range(20):
-        session.want(instance(2), hasty=False)
-        assert session.entries()
-        session.watches.unsubscribe("shop.Orders", object())
+        session.set_desired(instance(2), flush_now=False)
+        assert session.records()
+        session.watches.release(watch, "another")
     backend.up()
     goes_on.set()
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
@@ -58,7 +58,7 @@ def test_a_strategy_that_ends_the_thread_does_not_end_the_session():
     session = Session(backend, FAST.changed(backoff=Strategy(lambda: sys.exit(3))))
     published(session, instance())
     backend.down()
-    entry = session.want(instance(2), hasty=False)
+    entry = session.set_desired(instance(2), flush_now=False)
     assert wait_until(lambda: entry.error is not None)
     backend.up()
     session.look_up("shop.Orders").result(WAIT_S)
@@ -69,10 +69,10 @@ def test_a_strategy_that_ends_the_thread_does_not_end_the_session():
 def test_a_bug_of_ours_is_told_and_the_work_goes_on(monkeypatch):
     backend = flaky(None)
     session = Session(backend, POLICY)
-    monkeypatch.setattr("rpcwheel.registry.session.AGAIN_NS", 1_000_000)
+    monkeypatch.setattr("rpcwheel.registry.session.BUG_RETRY_NS", 1_000_000)
     with monkeypatch.context() as broken:
         broken.setattr(session, "_take", lambda: 1 / 0)
-        entry = session.want(instance(), hasty=False)
+        entry = session.set_desired(instance(), flush_now=False)
         assert wait_until(lambda: not session._working)
     assert session.when(entry, State.PUBLISHED).result(WAIT_S)
     assert session.close().result(WAIT_S)
@@ -84,10 +84,10 @@ def test_what_fails_after_the_end_is_told_to_nobody(events):
     published(session, instance())
     backend.freeze()
     over = session.close()
-    assert wait_until(lambda: session._core._flight is not None)
+    assert wait_until(lambda: session._reconciler._under_way is not None)
     session.abandon()
     assert over.result(WAIT_S)
     told = len(events)
-    assert wait_until(lambda: session._core._flight is None)
+    assert wait_until(lambda: session._reconciler._under_way is None)
     assert session._notifications.wait(WAIT_S)
     assert not [one for one in events[told:] if isinstance(one, RegistryFailed)]

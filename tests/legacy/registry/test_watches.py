@@ -18,14 +18,17 @@ class World:
             POLICY,
             timer=timer,
             snapshots=None,
-            saw=lambda: self.told.append("saw"),
-            suspected=self.told.append,
+            on_view=lambda: self.told.append("saw"),
+            on_contact_lost=self.told.append,
             emit=lambda *events: self.events.extend(events),
-            left=self.left.append,
+            on_unused=self.left.append,
         )
 
     def follow(self, name="me"):
-        return self.watches.subscribe("shop.Orders", lambda directory: (name, directory))
+        return name, self.watches.acquire("shop.Orders", name)
+
+    def leave(self, follower):
+        self.watches.release(follower[1], follower[0])
 
 
 @pytest.fixture
@@ -41,8 +44,8 @@ def test_when_the_last_has_gone_nothing_is_watched(world, backend):
     directory = followers[0][1]
     assert directory.wait(WAIT_S)
     for follower in followers:
-        world.watches.unsubscribe("shop.Orders", follower)
-        world.watches.unsubscribe("shop.Orders", follower)
+        world.leave(follower)
+        world.leave(follower)
     assert world.watches._jobs.wait(WAIT_S)
     assert world.follow()[1] is not directory
 
@@ -50,7 +53,7 @@ def test_when_the_last_has_gone_nothing_is_watched(world, backend):
 def test_what_was_known_of_a_service_that_nobody_follows_any_more_is_handed_on(world, backend):
     follower = world.follow()
     assert follower[1].wait(WAIT_S).instances == ()
-    world.watches.unsubscribe("shop.Orders", follower)
+    world.leave(follower)
     assert [one.service for one in world.left] == ["shop.Orders"]
 
 
@@ -78,7 +81,7 @@ def test_a_watch_that_hangs_holds_up_no_caller(world, backend, monkeypatch):
 
     monkeypatch.setattr(backend, "watch", hang)
     follower = world.follow()
-    world.watches.unsubscribe("shop.Orders", follower)
+    world.leave(follower)
     world.watches.close()
     let_go.set()
     assert world.watches._jobs.wait(WAIT_S)

@@ -16,7 +16,7 @@ from fixtures.seen_worlds import (
 )
 from rpcwheel.durations import NEVER
 from rpcwheel.observe.events import InstancesChanged, InstancesRetained, RecordSkipped
-from rpcwheel.registry.cache import PATIENCE_NS, RecordDecoder
+from rpcwheel.registry.cache import FILE_DELAY_NS, RecordDecoder
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_what_comes_counts_at_once_in_the_order_of_the_ids(sight):
 
 
 def test_what_has_changed_counts_at_once(sight):
-    sight.saw("a").events += sight.seen.saw({"a": instance("a", weight=7).encoded()}, 0)
+    sight.saw("a").events += sight.seen.update({"a": instance("a", weight=7).encoded()}, 0)
     assert sight.snapshot.instances[0].weight == 7
     assert sight.snapshot.revision == 2
 
@@ -188,8 +188,8 @@ def test_after_we_stood_still_the_registry_is_heard_before_what_is_held_is_gone(
     late_ns = (HOLD + 5) * S
     sight.events += sight.seen.step(late_ns)
     assert sight.keys == "a"
-    assert sight.seen.next_wake_ns == late_ns + PATIENCE_NS
-    sight.events += sight.seen.step(late_ns + PATIENCE_NS)
+    assert sight.seen.next_wake_ns == late_ns + FILE_DELAY_NS
+    sight.events += sight.seen.step(late_ns + FILE_DELAY_NS)
     assert sight.keys == ""
 
 
@@ -199,7 +199,9 @@ def test_after_we_stood_still_the_registry_is_heard_before_what_is_held_is_gone(
 def test_more_than_half_of_three_that_vanish_at_once_are_held(sight):
     sight.saw("abc").saw("a")
     assert (sight.keys, sight.held) == ("abc", "bc")
-    assert sight.told(InstancesRetained)[0].reason == "more than half of them vanished within 15 s"
+    assert (
+        sight.told(InstancesRetained)[0].reason == "more than half of them disappeared within 15 s"
+    )
     assert sight.at(HOLD).keys == "a"
 
 
@@ -258,7 +260,7 @@ def test_a_bad_record_among_good_ones_is_skipped_and_told_once(sight):
 
 def test_another_bad_content_of_the_same_key_is_told_again(sight):
     sight.saw("a", bad="x")
-    sight.events += sight.seen.saw({**records("a"), "x": b"{}"}, 0)
+    sight.events += sight.seen.update({**records("a"), "x": b"{}"}, 0)
     assert len(sight.told(RecordSkipped)) == 2
 
 
@@ -287,37 +289,38 @@ def test_whatever_stands_in_a_record_it_harms_no_other():
         instance("b").encoded(),
         instance("a").changed(service="shop.Bills").encoded(),
     ):
-        found, skipped = RecordDecoder(REGISTRY, SERVICE).read({"a": data, **records("b")})
-        assert list(found) == ["b"], data
+        skipped = []
+        assert RecordDecoder(REGISTRY, SERVICE).decode("a", data, skipped) is None, data
         assert [one.key for one in skipped] == ["a"]
 
 
-def test_the_same_content_is_read_once():
-    reader = RecordDecoder(REGISTRY, SERVICE)
-    first, _ = reader.read(records("ab"))
-    second, _ = reader.read({**records("b"), "a": instance("a", weight=1).encoded()})
-    assert second["b"] is first["b"]
-    assert second["a"] is not first["a"]
+def test_the_same_content_is_decoded_and_reported_once():
+    decoder, skipped = RecordDecoder(REGISTRY, SERVICE), []
+    first = decoder.decode("a", instance("a").encoded(), skipped)
+    assert decoder.decode("a", instance("a").encoded(), skipped) is first
+    assert decoder.decode("a", instance("a", weight=1).encoded(), skipped).weight == 1
+    assert decoder.decode("b", GARBAGE, skipped) is decoder.decode("b", GARBAGE, skipped) is None
+    assert [one.key for one in skipped] == ["b"]
 
 
 def test_nothing_is_known_of_a_service_whose_first_records_can_not_be_read(sight):
-    sight.events += sight.seen.saw({"a": GARBAGE, "b": GARBAGE}, 0)
+    sight.events += sight.seen.update({"a": GARBAGE, "b": GARBAGE}, 0)
     assert sight.keys is None
     assert [one.key for one in sight.told(RecordSkipped)] == ["a", "b"]
-    sight.events += sight.seen.saw({"a": GARBAGE, **records("b")}, 0)
+    sight.events += sight.seen.update({"a": GARBAGE, **records("b")}, 0)
     assert sight.keys == "b"
     assert sight.told(RecordSkipped) == []
 
 
 def test_without_protection_an_empty_list_is_shown_as_the_registry_has_it():
     sight = Sight(self_preservation=False)
-    sight.seen.saw({"a": GARBAGE}, 0)
+    sight.seen.update({"a": GARBAGE}, 0)
     assert sight.keys == ""
 
 
 def test_a_service_that_had_none_and_gets_what_can_not_be_read_still_has_none(sight):
     sight.saw()
-    sight.seen.saw({"a": GARBAGE}, 0)
+    sight.seen.update({"a": GARBAGE}, 0)
     assert sight.keys == ""
 
 
@@ -398,8 +401,8 @@ def back():
     return Sight().saw("abc").at(20).suspect().saw("abc")
 
 
-def heard(sight, keys, last_words):
-    sight.seen.saw(records(keys), int(sight.now_s * 10**9), last_words)
+def heard(sight, keys, last_records):
+    sight.seen.update(records(keys), int(sight.now_s * 10**9), last_records=last_records)
     return "".join(one.id for one in sight.snapshot.instances)
 
 
@@ -424,14 +427,6 @@ def test_who_is_there_is_there_whatever_it_said_before(back):
 
 def test_who_was_never_known_stays_unknown(back):
     assert heard(back, "abc", records(draining="x")) == "abc"
-
-
-def test_a_record_can_be_read_by_itself():
-    skipped = []
-    reader = RecordDecoder(REGISTRY, SERVICE)
-    assert reader.decoded("a", records("a")["a"], skipped).id == "a"
-    assert reader.decoded("b", b"not ours", skipped) is None
-    assert [one.key for one in skipped] == ["b"]
 
 
 # Settings

@@ -65,7 +65,13 @@ def test_settings_that_make_no_sense_are_refused():
 
 def seconds(policy):
     rules = RegistryRules.of(policy)
-    figures = (rules.lease_ns, rules.renew_ns, rules.timeout_ns, rules.jitter_ns, rules.hold_ns)
+    figures = (
+        rules.lease_ns,
+        rules.renew_interval_ns,
+        rules.timeout_ns,
+        rules.jitter_ns,
+        rules.stale_timeout_ns,
+    )
     return [to_seconds(ns) for ns in figures]
 
 

@@ -11,7 +11,7 @@ from rpcwheel.observe import (
     RegistryFailed,
     RegistryRecovered,
 )
-from rpcwheel.registry.reconciler import MOST, State
+from rpcwheel.registry.reconciler import MAX_BATCH, State
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def test_one_request_is_on_its_way_at_a_time(world):
 
 
 def test_of_many_so_many_are_published_in_one_request(world):
-    for port in range(1, MOST + 3):
+    for port in range(1, MAX_BATCH + 3):
         world.want(instance(port))
-    assert [len(world.make()[1]) for _ in range(2)] == [MOST, 2]
+    assert [len(world.make()[1]) for _ in range(2)] == [MAX_BATCH, 2]
 
 
 def test_what_was_never_sent_is_gone_without_a_request(world):
     entry = world.want()
     world.drop(entry)
-    assert (entry.state, world.begin(), world.core.entries()) == (State.GONE, None, ())
+    assert (entry.state, world.begin(), world.core.records()) == (State.GONE, None, ())
 
 
 def test_what_is_published_is_withdrawn_once(world):
@@ -102,10 +102,10 @@ def test_what_fails_is_made_again_after_a_wait_without_limit(world):
     for _ in range(50):
         request, _, told = world.make(error=AWAY)
         assert told == [RegistryFailed("memory://", request, AWAY, 1.0)]
-        assert (entry.error, world.core.contact.up, world.wait()) == (AWAY, False, 1.0)
+        assert (entry.error, world.core.health.up, world.wait()) == (AWAY, False, 1.0)
     told = world.make()[2]
     assert told[0] == RegistryRecovered("memory://", 50.0)
-    assert (entry.state, entry.error, world.core.contact.up) == (State.PUBLISHED, None, True)
+    assert (entry.state, entry.error, world.core.health.up) == (State.PUBLISHED, None, True)
 
 
 def test_what_is_new_waits_with_what_failed_unless_somebody_waits_for_it(world):
@@ -113,7 +113,7 @@ def test_what_is_new_waits_with_what_failed_unless_somebody_waits_for_it(world):
     world.make(error=AWAY)
     world.want(instance(2))
     assert world.begin() is None
-    world.core.contact.hasten()
+    world.core.health.shorten_pause()
     assert world.wait() == 0.2
 
 
@@ -133,7 +133,7 @@ def test_what_was_withdrawn_after_a_failure_is_withdrawn_again_a_lease_later(wor
     world.drop(entry)
     assert world.wait() == 1.0
     world.make()
-    assert (entry.state, world.core.entries()) == (State.GONE, ())
+    assert (entry.state, world.core.records()) == (State.GONE, ())
     assert world.wait() == 5.0
     assert world.make() == ("withdraw", ["a:1"], [])
     assert world.core.next_wake_ns() == NEVER
@@ -177,7 +177,7 @@ def test_a_late_withdrawal_is_not_made_again_for_what_was_registered_meanwhile(w
     entry = world.want()
     world.end(step, error=AWAY)
     world.wait()
-    assert (step.request, world.make()[0], world.begin()) == ("withdraw", "publish", None)
+    assert (step.kind, world.make()[0], world.begin()) == ("withdraw", "publish", None)
     assert entry.doubt_ns > world.now_ns  # as that withdrawal may come later
 
 
@@ -187,7 +187,7 @@ def test_a_late_withdrawal_is_not_made_again_for_what_was_registered_meanwhile(w
 def test_it_is_looked_after_each_third_of_a_lease_give_or_take_a_tenth():
     for chance, seconds in ((0.0, 1.8), (0.5, 2.0), (1.0, 2.2)):
         world = World()
-        world.core._chance = lambda chance=chance: chance
+        world.core._random = lambda chance=chance: chance
         world.published()
         assert [(round(world.wait(), 3), world.make()[0]) for _ in range(3)] == [
             (seconds, "renew")
@@ -200,8 +200,8 @@ def test_what_can_not_be_changed_is_renewed_as_it_was(world):
     requests = []
     for _ in range(8):
         step = world.begin()
-        world.end(step, error=REFUSED if step.request == "publish" else None)
-        requests.append(step.request)
+        world.end(step, error=REFUSED if step.kind == "publish" else None)
+        requests.append(step.kind)
         world.wait()
     assert {"publish", "renew"} == set(requests)
     assert entry.state is State.PENDING
@@ -308,7 +308,7 @@ def test_one_that_is_refused_is_found_and_holds_up_no_other(world, error):
     for _ in range(40):
         world.wait()
         step = world.begin()
-        refused = step.request == "publish" and bad in step.instances
+        refused = step.kind == "publish" and bad in step.instances
         world.end(step, error=error if refused else None)
     states = {entry.instance.id: entry.state for entry in entries}
     assert states.pop("a:9") is State.PENDING
@@ -318,7 +318,7 @@ def test_one_that_is_refused_is_found_and_holds_up_no_other(world, error):
 def test_one_that_is_refused_alone_waits_by_itself(world):
     world.want()
     world.make(error=REFUSED)
-    world.core.contact.heard(world.now_ns)  # by a question of the user's
+    world.core.health.request_succeeded(world.now_ns)  # by a question of the user's
     world.want(instance(2))
     assert world.make()[:2] == ("publish", ["a:2"])
     assert (world.wait(), world.make()[1]) == (1.0, ["a:1"])
@@ -327,7 +327,7 @@ def test_one_that_is_refused_alone_waits_by_itself(world):
 def test_one_that_is_refused_alone_pauses_nothing_else(world):
     world.want()
     told = world.make(error=REFUSED)[2]
-    assert (told[0].delay_s, world.core.contact.error) == (1.0, REFUSED)
+    assert (told[0].delay_s, world.core.health.error) == (1.0, REFUSED)
     world.want(instance(2))
     assert world.make()[:2] == ("publish", ["a:2"])
 
@@ -361,7 +361,7 @@ def test_taking_out_one_of_a_run_before_leaves_ours(world):
     ours = world.published()
     theirs = world.drop(instance(epoch="before"))
     assert (theirs.state, theirs.wanted, world.begin()) == (State.GONE, False, None)
-    assert (ours.state, world.core.entries()) == (State.PUBLISHED, (ours,))
+    assert (ours.state, world.core.records()) == (State.PUBLISHED, (ours,))
 
 
 def test_one_that_ours_is_to_replace_is_gone_with_that(world):

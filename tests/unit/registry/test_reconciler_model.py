@@ -36,7 +36,7 @@ class Engine:
     def carry_out(self, step):
         for one in step.instances:
             held = self.holds.get(one.key)
-            if step.request == "publish":
+            if step.kind == "publish":
                 self.holds[one.key] = one
             elif held is not None and held.epoch == one.epoch:
                 del self.holds[one.key]
@@ -74,17 +74,17 @@ class Reconciling(RuleBasedStateMachine):
     def change_your_mind(self, intent):
         what, port, weight, epoch = intent
         one = instance(port, weight, epoch)
-        newest = self.core._entries.get(one.key)
+        newest = self.core._records.get(one.key)
         if what == "register":
             self.wanted[one.key] = one
-            self.entries.append(self.core.want(one, self.now_ns))
+            self.entries.append(self.core.set_desired(one, self.now_ns))
         elif what == "unregister":
             one = self.wanted.pop(one.key, one)
-            self.entries.append(self.core.drop(one, self.now_ns))
+            self.entries.append(self.core.remove(one, self.now_ns))
         else:
             for entry in self.entries:
                 if entry.instance.key == one.key:
-                    self.core.drop(entry, self.now_ns)
+                    self.core.remove(entry, self.now_ns)
                     if entry is newest:
                         self.wanted.pop(one.key, None)
 
@@ -105,18 +105,18 @@ class Reconciling(RuleBasedStateMachine):
             self.end(step, outcome, delay)
 
     def begin(self):
-        step = self.core.next_step(self.now_ns)
+        step = self.core.next_request(self.now_ns)
         for entry, _ in () if step is None else step.batch:
             latest = self.wanted.get(entry.instance.key)
-            assert (latest is not None) is (step.request != "withdraw")
-            assert step.request != "publish" or latest in step.instances
+            assert (latest is not None) is (step.kind != "withdraw")
+            assert step.kind != "publish" or latest in step.instances
         return step
 
     def end(self, step, outcome, delay):
         error = {"good": None, "refused": RegistryRefused("no")}
         error = error.get(outcome, RegistryUnavailable("away"))
         lost = None
-        if step.request == "renew":
+        if step.kind == "renew":
             lost = self.engine.lost(step)
         elif outcome in {"good", "done"}:
             self.engine.carry_out(step)
@@ -157,7 +157,7 @@ class Reconciling(RuleBasedStateMachine):
 
     @invariant()
     def what_is_wanted_is_known_by_its_latest_form(self):
-        known = {e.instance.key: e.instance for e in self.core.entries() if e.wanted}
+        known = {e.instance.key: e.instance for e in self.core.records() if e.wanted}
         assert known == self.wanted
 
     @invariant()
@@ -177,7 +177,7 @@ class Reconciling(RuleBasedStateMachine):
         self.engine.arrive(end_ns)
         assert self.engine.holds == self.wanted
         for entry in self.entries:
-            newest = self.core._entries.get(entry.instance.key) is entry
+            newest = self.core._records.get(entry.instance.key) is entry
             wanted = newest and entry.wanted
             assert entry.state is (State.PUBLISHED if wanted else State.GONE)
 

@@ -37,21 +37,21 @@ class Watch:
 def test_one_watch_runs_for_each_service_with_subscribers_whatever_fails():
     chance, timer = random.Random(7), ManualTimer()
     backend = RegistryBackend(chance)
-    told = {"saw": print, "suspected": print, "emit": lambda *_: None, "left": lambda _: None}
+    told = dict.fromkeys(("on_view", "on_contact_lost", "emit", "on_unused"), lambda *_: None)
     watches = WatchManager(backend, POLICY, timer=timer, snapshots=None, **told)
     subscribers = []
     for _ in range(500):
         if subscribers and chance.random() < 0.5:
-            service, one = subscribers.pop(chance.randrange(len(subscribers)))
-            watches.unsubscribe(service, one)
+            watch, user = subscribers.pop(chance.randrange(len(subscribers)))
+            watches.release(watch, user)
         else:
-            service = chance.choice("abcd")
-            subscribers.append((service, watches.subscribe(service, lambda _: object())))
+            user = object()
+            subscribers.append((watches.acquire(chance.choice("abcd"), user), user))
         timer.advance(chance.random())
         if chance.random() < 0.2:
             assert watches._jobs.wait(WAIT_S)
     backend.fails = False
-    wanted = sorted({service for service, _ in subscribers})
+    wanted = sorted({watch.service for watch, _ in subscribers})
     assert wait_until(lambda: timer.advance(1.0) >= 0 and sorted(backend.open) == wanted)
     watches.close()
     assert watches._jobs.wait(WAIT_S)

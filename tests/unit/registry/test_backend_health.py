@@ -1,0 +1,74 @@
+"""Whether a registry answers, and how long it is left alone after a failure."""
+
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
+from rpcwheel.observe import RegistryRecovered
+from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
+from rpcwheel.registry.reconciler import BackendHealth, IdConflict
+
+SECOND = 1_000_000_000
+AWAY = RegistryUnavailable("away")
+
+
+def health():
+    return BackendHealth("memory://", RegistryRules.of(RegistryPolicy(backoff=2.0)))
+
+
+def fail(one, now_ns, error=AWAY):
+    delay_ns = one.delay_ns(now_ns, error)
+    one.request_failed(now_ns, error, delay_ns)
+    return delay_ns
+
+
+def test_a_registry_is_not_up_before_its_first_answer():
+    one = health()
+    assert one.up is False
+    assert (one.request_succeeded(0), one.up) == ([], True)
+
+
+def test_failures_pause_requests_and_an_answer_ends_the_pause_with_an_event():
+    one = health()
+    assert fail(one, SECOND) == 2 * SECOND
+    assert one.pause_ns == 3 * SECOND
+    assert (one.up, one.error) == (False, AWAY)
+    fail(one, 3 * SECOND)
+    assert one.failures == 2
+    assert one.request_succeeded(5 * SECOND) == [RegistryRecovered("memory://", 4.0)]
+    assert (one.up, one.error, one.pause_ns, one.failures) == (True, None, 0, 0)
+
+
+def test_a_registry_that_refuses_is_up():
+    one = health()
+    one.request_succeeded(0)
+    fail(one, SECOND, RegistryRefused("no"))
+    assert (one.up, one.since_ns, one.pause_ns) == (True, None, 3 * SECOND)
+
+
+def test_a_sign_of_life_does_not_end_the_pause():
+    """Or the requests of all processes would come at once when their watches are back."""
+    one = health()
+    fail(one, 0)
+    assert one.answered(SECOND) == [RegistryRecovered("memory://", 1.0)]
+    assert (one.up, one.pause_ns, one.failures) == (True, 2 * SECOND, 1)
+    assert one.answered(SECOND) == []
+
+
+def test_shorten_pause_lets_the_next_attempt_be_soon_but_not_at_once():
+    one = health()
+    fail(one, SECOND)
+    one.shorten_pause()
+    one.shorten_pause()
+    assert one.pause_ns == SECOND + SECOND // 5
+
+
+def test_contact_lost_by_a_watch_pauses_no_requests():
+    one = health()
+    one.contact_lost(SECOND)
+    one.contact_lost(2 * SECOND)
+    assert (one.up, one.since_ns, one.pause_ns) == (False, SECOND, 0)
+
+
+def test_the_wait_after_id_conflicts_grows_and_starts_again_after_a_quiet_time():
+    rules, conflict = RegistryRules.of(RegistryPolicy(lease_ttl=6.0, renew=2.0)), IdConflict()
+    delays_ns = [conflict.delay_ns(now_ns, rules) for now_ns in (0, 1, 2, 3)]
+    assert delays_ns == [0, 4 * SECOND, 8 * SECOND, 12 * SECOND]
+    assert conflict.delay_ns(100 * SECOND, rules) == 0
