@@ -1,51 +1,60 @@
-"""Calls a watcher with what its backend finds, in order, one call at a time."""
+"""Calls a watcher with what its backend finds, one call at a time."""
 
 from __future__ import annotations
 
-from functools import partial
+import threading
 from typing import TYPE_CHECKING
 
 from rpcwheel._concurrency.callbacks import run_callback
-from rpcwheel._concurrency.notifications import NotificationQueue
+from rpcwheel._concurrency.executor import SerialExecutor
+from rpcwheel.registry.backend import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.registry.backend import View, Watcher
+    from rpcwheel.registry.backend import Watcher
 
 __all__ = ["WatchNotifier"]
 
 
 class WatchNotifier:
-    """The notifications of one watcher, and the `Watch` of a backend that needs no other.
+    """The notifications of one watcher, and a `Watch` for backends that need no other.
 
-    `add` may be called under the backend's lock, and calls nobody. `start`, under no lock, calls
-    the watcher on this thread, unless another thread does so already; then that one goes on. A view
-    with the same records as the one before is left out, unless contact was lost in between.
+    `add` calls nobody and may be called with the backend's lock held. `start`, without locks, calls
+    the watcher on this thread, unless another thread is already calling it; then that one goes on.
+
+    If the watcher is slow, only the last view waits. A view with the same records as the last one
+    that the watcher got is left out, unless contact was lost in between.
+
+    `View.changed` of an added view is relative to the view that was added before. The watcher gets
+    it relative to the view that it got before: exactly the ids that differ, or None.
     """
 
     def __init__(
         self, watcher: Watcher, closed: Callable[[WatchNotifier], object] | None = None
     ) -> None:
-        """`closed(self)` is called when the watch is closed."""
+        """Create a notifier; `closed(self)` is called when the watch is closed."""
         self._watcher = watcher
         self._on_close = closed
-        self._queue = NotificationQueue(run=lambda job: job())
-        self._last: View | None = None  # since contact was lost
+        self._executor = SerialExecutor(limit=1, run=lambda job: job())
+        self._lock = threading.RLock()  # guards what waits
+        self._contact_lost: str | None = None
+        self._view: View | None = None  # comes after `_contact_lost`
+        self._previous: View | None = None  # which the watcher got last since contact was lost
         self.closed = False
 
     def add(self, news: View | str) -> None:
         """Add a view, or the reason why contact was lost. Not by two threads at once."""
-        if isinstance(news, str):
-            self._last = None
-            self._queue.add(partial(self._call, self._watcher.suspect, news))
-        elif self._last is None or self._last.records != news.records:
-            self._last = news
-            self._queue.add(partial(self._call, self._watcher.saw, news))
+        with self._lock:
+            if isinstance(news, str):
+                self._contact_lost, self._view = news, None
+            else:
+                self._view = _merged(self._view, news)
+        self._executor.add(self._call)
 
     def start(self) -> None:
         """Call the watcher with what was added."""
-        self._queue.start()
+        self._executor.start()
 
     def close(self) -> None:
         """Call the watcher no more. Idempotent; any thread."""
@@ -53,6 +62,35 @@ class WatchNotifier:
         if not closed and self._on_close is not None:
             self._on_close(self)
 
-    def _call(self, method: Callable[..., object], news: View | str) -> None:
-        if not self.closed:
-            run_callback("registry", method, news, name=repr(self._watcher))
+    def _call(self) -> None:
+        with self._lock:
+            reason, view = self._contact_lost, self._view
+            self._contact_lost = self._view = None
+        name = repr(self._watcher)
+        if reason is not None and not self.closed:
+            self._previous = None
+            run_callback("registry", self._watcher.suspect, reason, name=name)
+        view = view and _relative(view, self._previous)
+        if view is not None and not self.closed:
+            self._previous = view
+            run_callback("registry", self._watcher.saw, view, name=name)
+
+
+def _merged(first: View | None, second: View) -> View:
+    """Return the second view, relative to the view before the first one."""
+    if first is None:
+        return second
+    if first.changed is None or second.changed is None:
+        return View(second.records, second.revision)
+    return View(second.records, second.revision, first.changed | second.changed)
+
+
+def _relative(view: View, previous: View | None) -> View | None:
+    """Return the view with exactly the ids that changed; None if its records are the same."""
+    if previous is None:
+        return view if view.changed is None else View(view.records, view.revision)
+    if view.changed is None:
+        return None if view.records == previous.records else view
+    old, new = previous.records, view.records
+    changed = frozenset(one for one in view.changed if old.get(one) != new.get(one))
+    return View(new, view.revision, changed) if changed else None

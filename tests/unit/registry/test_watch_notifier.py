@@ -1,4 +1,4 @@
-"""A watcher is called in order, one call at a time."""
+"""A watcher is called in order, one call at a time, and learns which records changed."""
 
 import threading
 
@@ -12,6 +12,8 @@ from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 
 A, B = View({"a": b"1"}, 1), View({"b": b"2"}, 2)
+IDS = st.sampled_from("abc")
+VALUES = st.sampled_from([None, b"1", b"2"])
 
 
 class Recorder:
@@ -36,7 +38,7 @@ def test_a_view_with_the_same_records_is_left_out():
     assert watcher.news == [A, B]
 
 
-def test_after_lost_contact_the_same_records_are_passed_on():
+def test_after_contact_was_lost_a_view_with_the_same_records_is_passed_on():
     watcher = Recorder()
     notifier = WatchNotifier(watcher)
     notifier.add(A)
@@ -47,7 +49,7 @@ def test_after_lost_contact_the_same_records_are_passed_on():
     assert watcher.news == [A, "lost", A]
 
 
-def test_what_is_added_in_a_call_is_passed_on_after_it():
+def test_a_view_added_during_a_call_is_passed_on_after_it():
     class Deep(Recorder):
         def saw(self, view):
             super().saw(view)
@@ -62,7 +64,7 @@ def test_what_is_added_in_a_call_is_passed_on_after_it():
     assert watcher.news == [A, "end of A", B]
 
 
-def test_a_watcher_that_closes_its_watch_is_called_no_more():
+def test_a_closed_watcher_is_not_called():
     class Leaving(Recorder):
         def suspect(self, reason):
             super().suspect(reason)
@@ -81,7 +83,7 @@ def test_a_watcher_that_closes_its_watch_is_called_no_more():
     assert notifier.closed
 
 
-def test_a_watcher_that_raises_is_an_event_and_is_called_again(events):
+def test_an_exception_of_the_watcher_becomes_an_event(events):
     class Raising(Recorder):
         def saw(self, view):
             super().saw(view)
@@ -115,7 +117,7 @@ def test_closing_does_not_wait_for_a_call_on_another_thread():
 
 
 @given(st.integers(2, 4), st.integers(1, 20))
-def test_calls_of_many_threads_never_overlap_and_keep_their_order(threads, rounds):
+def test_calls_by_several_threads_do_not_overlap_and_keep_their_order(threads, rounds):
     class Careful(Recorder):
         inside = False
 
@@ -141,3 +143,47 @@ def test_calls_of_many_threads_never_overlap_and_keep_their_order(threads, round
     assert wait_until(lambda: watcher.news[-1].revision == threads * rounds)
     revisions = [view.revision for view in watcher.news]
     assert revisions == sorted(revisions)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(IDS, VALUES, st.booleans()),
+            st.sampled_from(["start", "lost"]),
+        ),
+        max_size=30,
+    )
+)
+def test_changed_has_exactly_the_ids_that_differ_from_the_last_view(steps):
+    """However many views were merged or left out in between."""
+    watcher = Recorder()
+    notifier = WatchNotifier(watcher)
+    records = {}
+    notifier.add(View({}))
+    for step in steps:
+        match step:
+            case "start":
+                notifier.start()
+            case "lost":
+                notifier.add("lost")
+            case (name, value, is_known):
+                records = {key: old for key, old in records.items() if key != name}
+                if value is not None:
+                    records[name] = value
+                notifier.add(View(records, changed=frozenset({name}) if is_known else None))
+    notifier.add(View(records, changed=frozenset()))
+    notifier.start()
+    assert watcher.news[-1].records == records
+    last = None
+    for news in watcher.news:
+        if isinstance(news, str):
+            last = None
+            continue
+        if last is None:
+            assert news.changed is None
+        else:
+            assert news.records != last.records
+        if news.changed is not None:
+            old, new = last.records, news.records
+            assert news.changed == {one for one in "abc" if old.get(one) != new.get(one)}
+        last = news
