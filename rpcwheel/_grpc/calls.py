@@ -30,7 +30,6 @@ __all__ = [
     "has_status",
     "is_channel_closed",
     "is_single_threaded",
-    "is_unprocessed",
     "metadata_from",
     "metadata_of",
 ]
@@ -168,18 +167,6 @@ def call_at_end(call: AnyCall, hook: Callable[[], object]) -> None:
 
 # --- How a call failed ---
 
-_NEVER_SENT: Final = (
-    "failed to connect to all addresses",
-    "errors resolving ",
-    "Name resolution failure",
-    "DNS resolution failed",
-    "connections to all backends failing",
-    "no children in weighted_target",
-    "empty address list",
-)
-"""How gRPC's core begins the details of a call that it had no connection for (grpcio 1.60 to
-1.85)."""
-
 _CLOSED: Final = {
     "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one answer
     "Cannot invoke RPC: Channel closed!",  # the same, for streams and futures
@@ -190,18 +177,6 @@ _CLOSED: Final = {
 _CLOSED_MEANWHILE: Final = "Channel closed!"
 """The details of a call of `grpc` that ran when its channel was closed. One of `grpc.aio` raises a
 bare `asyncio.CancelledError`."""
-
-
-def is_unprocessed(code: str, details: str | None, trailing: object, initial: object) -> bool:
-    """Whether a status has the text of one that gRPC makes before any server sees the request.
-
-    This proves nothing: a server that passes on the failure of its own upstream sends the same
-    text. Interceptors and channels do not use it: only the etcd backend does, whose requests may
-    be applied twice without harm.
-    """
-    if trailing or initial or not details:
-        return False
-    return code == "UNAVAILABLE" and details.startswith(_NEVER_SENT)
 
 
 def is_channel_closed(error: BaseException) -> bool:

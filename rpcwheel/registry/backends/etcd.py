@@ -1,16 +1,19 @@
 """The registry in etcd, 3.4 or newer: `etcd://10.0.0.1:2379,10.0.0.2:2379`, over TLS `etcds://`.
 
-A record is a key `/{namespace}/v1/{service}/{id}` with a lease, one for all that this process
-publishes. What etcd does when things go wrong decides how it is asked (measured with 3.4.23):
+A record is a key `/{namespace}/v1/{service}/{id}` with a lease. All records that this process
+publishes have the same lease. How etcd behaves in failures (measured with 3.4.23):
 
-* It forgets a lease when its clock says so, also one that could not be renewed because etcd itself
-  stood still; and all of them with its data. It never says so. So a renewal looks whether each
-  record is still there, under this lease, in the same step.
-* A lease and its keys outlive a restart with the data, and begin their time anew.
+* It ends a lease when its clock says so, also if the lease could not be renewed because etcd itself
+  stood still, and all leases if it loses its data. It does not notify the client. So each renewal
+  checks whether every record is still there with this lease.
+* A lease and its keys survive a restart with the data, and the lease starts anew.
+* A member that was frozen applies the requests that waited in its sockets, also a put after a later
+  withdrawal. So if a put gets no answer, its lease is abandoned: later puts get a new one, the next
+  renewal moves all records to it and revokes the abandoned one. etcd then refuses the late put, or
+  deletes what it has put.
 
-`user:password@` logs in; the token is renewed when etcd forgets it. Options: `tls`, and with TLS
-`ca`, `cert` and `key` (files in PEM, read again for each connection), and `server_name` (that of
-the certificate, where it is not the host's).
+`user:password@` logs in. Options: `tls`, and with TLS `ca`, `cert` and `key` (files in PEM, read
+again for each connection) and `server_name` (the name in the certificate, if it is not the host).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.registry.backend import RegistryBackend, View
 
 from .etcd_client import EQUAL, LEASE, MOD_REVISION, EtcdClient, LeaseUnknown, messages
-from .etcd_watch import EtcdWatches, by_id, end_of
+from .etcd_watch import EtcdWatches, id_of, range_end
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,21 +40,20 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdBackend"]
 
-MOST_OPERATIONS: Final = 128
-"""In one transaction; etcd's `--max-txn-ops`."""
+MAX_OPERATIONS: Final = 128
+"""In one transaction; etcd's default for `--max-txn-ops`."""
 
-MOST_BYTES: Final = 1_000_000
-"""Of records in one transaction; etcd's `--max-request-bytes` is 1.5 MiB."""
+MAX_BYTES: Final = 1_000_000
+"""Of records in one transaction; etcd's default for `--max-request-bytes` is 1.5 MiB."""
 
-REVOKE_S: Final = 1.0
-"""Seconds that `close` gives etcd to take the lease back."""
+REVOKE_TIMEOUT_S: Final = 1.0
 
 
 _Encoded: TypeAlias = "tuple[ServiceInstance, bytes]"
 
 
-class _Held(NamedTuple):
-    """What was last published by a key."""
+class _Put(NamedTuple):
+    """The last put of a key."""
 
     lease: int
     epoch: str
@@ -63,100 +65,92 @@ class EtcdBackend(RegistryBackend):
     schemes: ClassVar[tuple[str, ...]] = ("etcd", "etcds")
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
-        """Take note; contacts nobody.
+        """Check the URL; does not connect.
 
         Raises:
-            ConfigurationError: The URL makes no sense for etcd, or names a file that can't be read.
+            ConfigurationError: The URL is wrong, or names a TLS file that can't be loaded.
             ExtraMissing: protobuf is not installed.
         """
         super().__init__(url, settings)
         self._messages = messages()
         self._client = EtcdClient(url, settings.timeout_s)
-        self._watches = EtcdWatches(self._client, self._look, settings)
+        self._watches = EtcdWatches(self._client, self._read, settings)
         self._root = f"/{url.namespace}/v1/".encode()
-        self._lock = threading.Lock()  # for those two
+        self._lock = threading.Lock()  # guards the lease and the next field
         self._closing = False
         self._lease = 0
-        self._fresh_until_s = 0.0  # half of its time is left until then, by `time.monotonic`
-        self._why_lost: Lost = "lease"  # the lease before
+        self._half_lease_s = 0.0  # `time.monotonic()` until which half of the lease is left
+        self._why_lost: Lost = "lease"  # the previous lease
         self._revision = 0
-        self._held: dict[tuple[str, str], _Held] = {}
-        self._unsure: set[tuple[str, str]] = set()  # whose publishing ended in an error
-        self._to_settle: dict[tuple[str, str], tuple[ServiceInstance, bool]] = {}
+        self._puts: dict[tuple[str, str], _Put] = {}
+        self._abandoned: set[int] = set()  # leases of puts without an answer
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
-        """Put them, as many in one transaction as etcd takes."""
-        self._must_be_open()
+        """Put the records, in as few transactions as etcd allows."""
+        self._check_open()
         latest = {instance.key: instance for instance in instances}
-        for part in _parts(latest.values()):
-            unsure = self._unsure & {each.key for each, _ in part}
-            self._unsure.update(each.key for each, _ in part)
-            try:
-                self._put(part)
-            except LeaseUnknown:
-                self._lose("lease")
-                self._put(part)
-            for each, _ in part:
-                self._unsure.discard(each.key)
-                if each.key in unsure or each.key in self._to_settle:
-                    self._to_settle[each.key] = each, True
+        for batch in _batches(latest.values()):
+            self._put(batch)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        """Delete those that are there with the same epoch."""
-        self._must_be_open()
+        """Delete the records that have the same epoch."""
+        self._check_open()
         self._delete(instances)
         for each in instances:
-            self._held.pop(each.key, None)
-            if each.key in self._unsure or each.key in self._to_settle:
-                self._unsure.discard(each.key)
-                self._to_settle[each.key] = each, False
+            self._puts.pop(each.key, None)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        """Keep the lease alive, look whether they are under it, and settle what was in doubt."""
-        self._must_be_open()
+        """Renew the lease, and check that the records have it."""
+        self._check_open()
         self._keep_alive()
+        if self._abandoned:
+            self._revoke_abandoned(instances)
         lost: dict[tuple[str, str], Lost] = {}
-        for part in _parts(instances):
-            for instance in self._missing([each for each, _ in part]):
-                held = self._held.get(instance.key)
-                former = held is not None and held.lease != self._lease
-                lost[instance.key] = self._why_lost if former else "missing"
-        self._settle(lost)
+        for batch in _batches(instances):
+            for instance in self._missing([each for each, _ in batch]):
+                put = self._puts.get(instance.key)
+                had_former_lease = put is not None and put.lease != self._lease
+                lost[instance.key] = self._why_lost if had_former_lease else "missing"
         return lost
 
-    def _settle(self, lost: Collection[tuple[str, str]]) -> None:
-        """Do once more what came after a publishing that had ended in an error.
-
-        etcd may have carried that out later than what came after it: both wait in its sockets when
-        it is frozen, on two connections.
-        """
-        puts = [each for key, (each, put) in self._to_settle.items() if put and key not in lost]
-        for part in _parts(puts):
-            self._put(part)
-        self._delete([each for each, put in self._to_settle.values() if not put])
-        self._to_settle.clear()
+    def _revoke_abandoned(self, instances: Iterable[ServiceInstance]) -> None:
+        """Move the records with an abandoned lease to the current one, then revoke the former."""
+        made = self._messages
+        for batch in _batches(instances):
+            ranges = (made.RangeRequest(key=self._key(each), keys_only=True) for each, _ in batch)
+            response = self._transact(success=[made.RequestOp(range=one) for one in ranges])
+            leases = [[kv.lease for kv in each.range.kvs] for each in response.responses]
+            moved = [
+                one
+                for one, found in zip(batch, leases, strict=True)
+                if not self._abandoned.isdisjoint(found)
+            ]
+            if moved:
+                self._put(moved)
+        for lease in list(self._abandoned):
+            self._revoke(lease, self.settings.timeout_s)
+            self._abandoned.discard(lease)
 
     def lookup(self, service: str) -> View:
-        """Range over the service; linearizable, so it has all that was acknowledged to anybody."""
-        prefix = self._prefix(service)
-        revision, (records,) = self._look([prefix])
-        return View(by_id(records, prefix), revision)
+        """Read the service. Linearizable: includes all that was acknowledged to any client."""
+        revision, (records,) = self._read([self._prefix(service)])
+        return View(records, revision)
 
     def services(self) -> Sequence[str]:
-        """Range over the keys of the namespace, without their values."""
+        """Read the keys of the namespace without their values."""
         request = self._range(self._root)
         request.keys_only = True
-        found = self._client.ask("KV/Range", request).kvs
+        found = self._client.call("KV/Range", request).kvs
         names = (each.key.removeprefix(self._root).partition(b"/") for each in found)
         return sorted({name.decode(errors="backslashreplace") for name, slash, _ in names if slash})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
-        """Watch it on the one stream, on a thread of this backend's."""
-        self._must_be_open()
+        """Add a watch to the backend's stream; the watcher is called on the backend's thread."""
+        self._check_open()
         return self._watches.watch(self._prefix(service), watcher)
 
     def close(self) -> None:
-        """Revoke the lease, which deletes what is still published; then end everything."""
+        """Revoke the lease, which deletes the published records, and close all connections."""
         if self._client.forked:
             self._client.close()
             return
@@ -164,90 +158,120 @@ class EtcdBackend(RegistryBackend):
             if self._closing:
                 return
             self._closing = True
-            lease, self._lease = self._lease, 0
+            leases = {self._lease, *self._abandoned} - {0}
+            self._lease = 0
         self._watches.stop()
-        if lease:
-            request = self._messages.LeaseRevokeRequest(ID=lease)
-            timeout_s = min(REVOKE_S, self.settings.timeout_s)
-            with contextlib.suppress(RegistryError):  # it runs out by itself
-                self._client.ask("Lease/LeaseRevoke", request, timeout_s)
+        with contextlib.suppress(RegistryError):  # they end by themselves
+            for lease in leases:
+                self._revoke(lease, min(REVOKE_TIMEOUT_S, self.settings.timeout_s))
         self._client.close()
         self._watches.join()
 
-    def _must_be_open(self) -> None:
+    def _check_open(self) -> None:
         if self._closing or self._client.forked:
-            raise self._client.gone()
+            raise self._client.closed_error()
 
     def _prefix(self, service: str) -> bytes:
-        """With the slash at the end: `shop` is not `shop-v2`."""
+        """Return the prefix of a service's keys; with a slash, as `shop` is not `shop-v2`."""
         return self._root + service.encode() + b"/"
 
     def _key(self, instance: ServiceInstance) -> bytes:
         return self._prefix(instance.service) + instance.id.encode()
 
     def _range(self, prefix: bytes) -> Any:
-        return self._messages.RangeRequest(key=prefix, range_end=end_of(prefix))
+        return self._messages.RangeRequest(key=prefix, range_end=range_end(prefix))
+
+    def _read(self, prefixes: Iterable[bytes]) -> tuple[int, list[Mapping[str, bytes]]]:
+        """Read the revision, and the records by id below each prefix as of that revision."""
+        prefixes = list(prefixes)
+        ranges = [self._messages.RequestOp(range=self._range(prefix)) for prefix in prefixes]
+        response = self._client.call("KV/Txn", self._messages.TxnRequest(success=ranges))
+        found: list[Mapping[str, bytes]] = [
+            {id_of(kv.key, prefix): kv.value for kv in each.range.kvs}
+            for prefix, each in zip(prefixes, response.responses, strict=True)
+        ]
+        return int(response.header.revision), found
 
     def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:
-        answer = self._client.ask("KV/Txn", self._messages.TxnRequest(**parts), once=once)
-        self._revision = max(self._revision, answer.header.revision)
-        return answer
+        response = self._client.call("KV/Txn", self._messages.TxnRequest(**parts), once=once)
+        self._revision = max(self._revision, response.header.revision)
+        return response
 
-    def _put(self, part: Sequence[_Encoded]) -> None:
-        lease = self._granted()
+    def _put(self, batch: Sequence[_Encoded]) -> None:
+        try:
+            self._put_with(self._current_lease(), batch)
+        except LeaseUnknown:
+            self._lose_lease("lease")
+            self._put_with(self._current_lease(), batch)
+
+    def _put_with(self, lease: int, batch: Sequence[_Encoded]) -> None:
         made = self._messages
-        for each, _ in part:  # before it is done: an answer can be lost
-            self._held[each.key] = _Held(lease, each.epoch)
+        for each, _ in batch:  # before the call: its response can be lost
+            self._puts[each.key] = _Put(lease, each.epoch)
         puts = (
-            made.PutRequest(key=self._key(each), value=data, lease=lease) for each, data in part
+            made.PutRequest(key=self._key(each), value=data, lease=lease) for each, data in batch
         )
-        self._transact(once=True, success=[made.RequestOp(put=put) for put in puts])
+        try:
+            self._transact(once=True, success=[made.RequestOp(put=put) for put in puts])
+        except RegistryUnavailable:
+            with self._lock:
+                self._abandoned.add(lease)
+                self._lease = 0
+            raise
 
-    def _granted(self) -> int:
-        """The lease; a new one if there is none.
+    def _current_lease(self) -> int:
+        """Return the lease with at least half of its time left; a new one if there is none.
 
-        While nothing is published nobody renews it: what is put then would be gone before the first
-        renewal, which comes after a third of a whole lease.
+        Nobody renews the lease while nothing is published. Without a renewal here, a put could be
+        gone before the next regular one, which comes after a third of a whole lease.
+
+        The request also tests a new connection, as a put is sent to one member only.
         """
-        if self._lease and time.monotonic() > self._fresh_until_s:
+        if not self._client.is_connected or time.monotonic() > self._half_lease_s:
             self._keep_alive()
         if self._lease:
             return self._lease
         request = self._messages.LeaseGrantRequest(TTL=math.ceil(self.settings.lease_s))
-        answer = self._ask_lease("LeaseGrant", request)
-        if not answer.ID:
-            raise RegistryUnavailable(f"{self.url}: no lease: {answer.error}")
-        if answer.header.revision < self._revision:
-            self._lose("wiped")
-        self._revision = answer.header.revision
+        response = self._start_lease("LeaseGrant", request)
+        if not response.ID:
+            raise RegistryUnavailable(f"{self.url}: no lease: {response.error}")
+        if response.header.revision < self._revision:
+            self._lose_lease("wiped")
+        self._revision = response.header.revision
         with self._lock:
             if not self._closing:
-                self._lease = answer.ID
-        return int(answer.ID)
+                self._lease = response.ID
+        return int(response.ID)
 
     def _keep_alive(self) -> None:
         if not self._lease:
             return
         request = self._messages.LeaseKeepAliveRequest(ID=self._lease)
-        answer = self._ask_lease("LeaseKeepAlive", request)
-        if answer.TTL <= 0:
-            self._lose("wiped" if answer.header.revision < self._revision else "lease")
-            self._revision = answer.header.revision
+        response = self._start_lease("LeaseKeepAlive", request)
+        if response.TTL <= 0:
+            self._lose_lease("wiped" if response.header.revision < self._revision else "lease")
+            self._revision = response.header.revision
 
-    def _ask_lease(self, method: str, request: Any) -> Any:
-        """Begin the lease's time, anew perhaps; counted from before it was asked."""
-        half_s = time.monotonic() + self.settings.lease_s / 2
-        answer = self._client.ask(f"Lease/{method}", request)
-        self._fresh_until_s = half_s
-        return answer
+    def _start_lease(self, method: str, request: Any) -> Any:
+        """Grant or renew the lease; its time counts from before the request."""
+        half_lease_s = time.monotonic() + self.settings.lease_s / 2
+        response = self._client.call(f"Lease/{method}", request)
+        self._half_lease_s = half_lease_s
+        return response
 
-    def _lose(self, why: Lost) -> None:
+    def _revoke(self, lease: int, timeout_s: float) -> None:
+        """Revoke a lease, which deletes the records with it."""
+        with contextlib.suppress(LeaseUnknown):
+            request = self._messages.LeaseRevokeRequest(ID=lease)
+            self._client.call("Lease/LeaseRevoke", request, timeout_s)
+
+    def _lose_lease(self, why: Lost) -> None:
         self._lease, self._why_lost = 0, why
 
     def _missing(self, instances: Sequence[ServiceInstance]) -> list[ServiceInstance]:
-        """Those that are not under the lease, or were published with another epoch."""
-        ours = [each for each in instances if self._is_held(each)]
-        missing = [each for each in instances if not self._is_held(each)]
+        """Return those whose key does not have the lease, or that were put with another epoch."""
+        ours = [each for each in instances if self._was_put(each)]
+        missing = [each for each in instances if not self._was_put(each)]
         if not ours:
             return missing
         made = self._messages
@@ -256,38 +280,38 @@ class EtcdBackend(RegistryBackend):
             for each in ours
         ]
         ranges = (made.RangeRequest(key=self._key(each), keys_only=True) for each in ours)
-        looks = [made.RequestOp(range=request) for request in ranges]
-        answer = self._transact(compare=same, failure=looks)
-        if answer.succeeded:
+        reads = [made.RequestOp(range=request) for request in ranges]
+        response = self._transact(compare=same, failure=reads)
+        if response.succeeded:
             return missing
-        for each, response in zip(ours, answer.responses, strict=True):
-            if not any(found.lease == self._lease for found in response.range.kvs):
+        for each, read in zip(ours, response.responses, strict=True):
+            if not any(found.lease == self._lease for found in read.range.kvs):
                 missing.append(each)
         return missing
 
-    def _is_held(self, instance: ServiceInstance) -> bool:
-        return self._lease != 0 and self._held.get(instance.key) == (self._lease, instance.epoch)
+    def _was_put(self, instance: ServiceInstance) -> bool:
+        return self._lease != 0 and self._puts.get(instance.key) == (self._lease, instance.epoch)
 
     def _delete(self, instances: Iterable[ServiceInstance]) -> None:
-        """Read the epochs, and delete what has not changed since; if it has, read again."""
+        """Read the epochs, and delete what has not changed since; else read again."""
         made = self._messages
-        for part in _parts(instances):
-            left = [each for each, _ in part]
+        for batch in _batches(instances):
+            left = [each for each, _ in batch]
             while left:
                 requests = (made.RangeRequest(key=self._key(each)) for each in left)
-                answer = self._transact(success=[made.RequestOp(range=one) for one in requests])
+                response = self._transact(success=[made.RequestOp(range=one) for one in requests])
                 found = {
                     kv.key: kv.mod_revision
-                    for each, response in zip(left, answer.responses, strict=True)
-                    for kv in response.range.kvs
+                    for each, read in zip(left, response.responses, strict=True)
+                    for kv in read.range.kvs
                     if epoch_of(kv.value) == each.epoch
                 }
                 left = [each for each in left if self._key(each) in found]
-                if not left or self._deleted(found):
+                if not left or self._delete_unchanged(found):
                     break
 
-    def _deleted(self, found: Mapping[bytes, int]) -> bool:
-        """Delete these if all are still of these revisions."""
+    def _delete_unchanged(self, found: Mapping[bytes, int]) -> bool:
+        """Delete these keys if all still have these revisions; whether they had."""
         made = self._messages
         same = [
             made.Compare(result=EQUAL, target=MOD_REVISION, key=key, mod_revision=revision)
@@ -297,36 +321,27 @@ class EtcdBackend(RegistryBackend):
         deletes = [made.RequestOp(delete_range=request) for request in requests]
         return bool(self._transact(compare=same, success=deletes).succeeded)
 
-    def _look(self, prefixes: Iterable[bytes]) -> tuple[int, list[Mapping[bytes, bytes]]]:
-        """What is below each of them, as of one revision."""
-        looks = [self._messages.RequestOp(range=self._range(prefix)) for prefix in prefixes]
-        answer = self._client.ask("KV/Txn", self._messages.TxnRequest(success=looks))
-        found: list[Mapping[bytes, bytes]] = [
-            {kv.key: kv.value for kv in each.range.kvs} for each in answer.responses
-        ]
-        return int(answer.header.revision), found
-
 
 def epoch_of(data: bytes) -> str | None:
-    """Of a record; None if it is none."""
+    """Return the epoch of a record; None if the data are no record."""
     try:
-        told = json.loads(data)
+        record = json.loads(data)
     except ValueError:
         return None
-    epoch = told.get("epoch", "") if isinstance(told, dict) else None
+    epoch = record.get("epoch", "") if isinstance(record, dict) else None
     return epoch if isinstance(epoch, str) else None
 
 
-def _parts(instances: Iterable[ServiceInstance]) -> Iterator[list[_Encoded]]:
-    """What fits in one transaction, one after the other."""
-    part: list[_Encoded] = []
+def _batches(instances: Iterable[ServiceInstance]) -> Iterator[list[_Encoded]]:
+    """Split instances into batches that fit in one transaction each."""
+    batch: list[_Encoded] = []
     size = 0
     for instance in instances:
         data = instance.encoded()
-        if len(part) == MOST_OPERATIONS or (part and size + len(data) > MOST_BYTES):
-            yield part
-            part, size = [], 0
-        part.append((instance, data))
+        if len(batch) == MAX_OPERATIONS or (batch and size + len(data) > MAX_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((instance, data))
         size += len(data)
-    if part:
-        yield part
+    if batch:
+        yield batch

@@ -1,16 +1,21 @@
-"""How etcd is reached: one connection to one of its members, and another one when that fails.
+"""etcd client: unary calls and the watch stream over one connection to one member at a time.
 
-The channel is a bare grpc one, without anything of ours around it. A request that gets no answer,
-or no connection, is the end of the channel: it is asked again over a new channel to the next
-member, within its time, so that neither a backoff of gRPC's nor a connection into a black hole
-outlives the failure, and a member that is down fails nobody while another one answers.
-A channel that is left is dropped, not closed: what others still do on it goes on.
+If a call gets no answer, the client drops the channel and makes the call again over a new channel
+to the next member, within the same timeout. A dropped channel is not closed, so other calls on it
+finish. Each channel has its own connection and does not outlive the failure, so neither gRPC's
+reconnect backoff nor a connection into a black hole delays the next call.
 
-Before a fork, channels on which nothing was received yet are closed, and the calls on them begin
-anew after it. In a child that is forked while a channel connects and another thread waits for an
-answer, gRPC's own threads crash (SIGSEGV or SIGABRT, grpcio 1.85.1, `GRPC_ENABLE_FORK_SUPPORT` not
-set): with an etcd that accepts connections and does not answer, in every third child.
-tests/faults/registry/backends/test_fork.py tells whether this is still needed.
+gRPC's own address list (`ipv4:a,b,c`) was measured as an alternative, against a cluster of three
+with a request timeout of 3 s. With keepalive after 10 s and a ping timeout of 3 s, requests failed
+for up to 13 s (pick_first) or more than 20 s (round_robin) after one member had frozen; with this
+client for 1.6 s. An address list also can't contain host names, and over TLS gRPC checks the
+certificates against the whole list, which no certificate matches (grpcio 1.85).
+
+Before a fork, channels on which nothing was received yet are closed, and their calls are made again
+after it. If a process forks while a channel connects and another thread waits for an answer, gRPC's
+threads crash in the child (SIGSEGV or SIGABRT, grpcio 1.85.1, `GRPC_ENABLE_FORK_SUPPORT` not set):
+with an etcd that accepts connections and does not answer, in every third child.
+tests/faults/registry/backends/test_fork.py fails as long as this is needed and missing.
 """
 
 from __future__ import annotations
@@ -22,13 +27,12 @@ import random
 import threading
 import time
 import weakref
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.calls import is_unprocessed
 from rpcwheel.errors import (
     ConfigurationError,
     ExtraMissing,
@@ -39,47 +43,37 @@ from rpcwheel.errors import (
 )
 from rpcwheel.instance import grpc_target
 
-from .tls import TLS_ADVICE
+from .tls import TLS_ADVICE, TLS_OPTIONS, Tls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import ModuleType
 
     from rpcwheel.registry.url import RegistryUrl
-
-    Options = list[tuple[str, str | int]]
-    from types import ModuleType
 
 __all__ = [
     "EQUAL",
     "LEASE",
     "MOD_REVISION",
     "EtcdClient",
-    "Stream",
-    "channel_options",
-    "check_tls",
+    "LeaseUnknown",
+    "WatchStream",
     "messages",
-    "open_channel",
 ]
-
 
 PORT: Final = 2379
 
-PAUSE_S: Final = 1.0
-
-"""Seconds that a fork waits for a thread that opens a channel; that takes milliseconds."""
-
-ANSWERS: Final = {
+RESPONSES: Final = {
     "KV/Range": "RangeResponse",
     "KV/Txn": "TxnResponse",
     "Lease/LeaseGrant": "LeaseGrantResponse",
     "Lease/LeaseRevoke": "LeaseRevokeResponse",
     "Lease/LeaseKeepAlive": "LeaseKeepAliveResponse",
     "Auth/Authenticate": "AuthenticateResponse",
-    "Watch/Watch": "WatchResponse",
 }
-
-"""What is asked, and the message that answers. LeaseKeepAlive is a stream to etcd's mind; with one
-request and one answer it is on the wire what a unary call is, and takes no thread here."""
+"""Response message of each unary method. LeaseKeepAlive is a bidirectional stream in etcd's API.
+With one request and one response a stream looks like a unary call on the wire, and here it needs
+no thread."""
 
 REFUSALS: Final = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -89,301 +83,215 @@ REFUSALS: Final = {
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.UNIMPLEMENTED,
 }
+"""Status codes with which etcd rejects a request. All others may be temporary."""
 
-"""With these etcd has understood, and will not; all others may pass."""
+AUTH_DISABLED: Final = "authentication is not enabled"
 
-NOT_NEEDED: Final = "authentication is not enabled"
-
-STALE_LOGIN: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
-
-"""What etcd says of a token that it does not know any more, or wants by now."""
-
+INVALID_TOKEN: Final = (
+    "invalid auth token",
+    "revision of auth store is old",
+    "user name is empty",
+)
+"""In etcd's error text if it does not know the token any more, or has begun to require one."""
 
 TLS_FAILURES: Final = (
     "TSI_PROTOCOL_FAILURE",  # in the handshake: CERTIFICATE_VERIFY_FAILED, WRONG_VERSION_NUMBER
     "TSI_DATA_CORRUPTED",  # after it, by TLS 1.3: the server does not accept our certificate
     "Hostname Verification Check failed",
 )
+"""In gRPC's error text for a connection that could not be made (grpcio 1.85)."""
 
-"""In gRPC's text for a connection that could not be made (grpcio 1.85)."""
+REQUIRE_LEADER: Final = (("hasleader", "true"),)
+"""Makes a member end a watch stream when it loses the leader, instead of staying silent (the
+`WithRequireLeader` of etcd's Go client)."""
 
-WANTS_LEADER: Final = (("hasleader", "true"),)
+CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
+    ("grpc.use_local_subchannel_pool", 1),  # or a new channel would reuse the old connection
+    ("grpc.keepalive_time_ms", 10_000),  # etcd disconnects clients that ping more often than 5 s
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),  # a service of 10,000 instances has 4 MB
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
 
-"""Has etcd end a stream on a member that has lost the others, which goes on answering (its client's
-`WithRequireLeader`)."""
 
+@dataclass(eq=False)
+class _Connection:
+    """A channel to one member."""
 
-class Stream(Protocol):
-    """A watch's answers, while it lasts."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Give the answers; raises grpc.RpcError at the end."""
-
-    def cancel(self) -> object:
-        """End it; does not block."""
-
-    def leave(self) -> object:
-        """As cancel, and have what follows take another connection."""
+    channel: grpc.Channel
+    has_answered: bool = False
+    """Whether anything was received on it."""
+    closed_by_fork: bool = False
 
 
 class EtcdClient:
-    """Asks etcd. Thread-safe; of the process that made it only."""
+    """Sends requests to etcd. Thread-safe; a forked child can't use its parent's client."""
 
     def __init__(self, url: RegistryUrl, timeout_s: float) -> None:
-        """Take note of where etcd is; contacts nobody.
+        """Check the URL; does not connect.
 
         Raises:
-            ConfigurationError: The URL makes no sense; it says what does.
-            ExtraMissing: protobuf is missing.
+            ConfigurationError: The URL is wrong, or names a TLS file that can't be loaded.
+            ExtraMissing: protobuf is not installed.
         """
         self.where = str(url)
         self._timeout_s = timeout_s
         self._messages = messages()
         self._url = url
-        self._check()
-        self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
-        self._turn = random.randrange(len(self._targets))  # or all clients would ask the first one
-        self._options = channel_options(url)
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._opened: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
-        self._answered: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
-        self._given_up: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()  # before a fork
-        self._token = ""
-        self._logging_in = threading.Lock()  # two at once would have two tokens
-        self._closed = False
-        self._pid = os.getpid()
-        with _FORKING:
-            _CLIENTS.add(self)
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a forked child, which must let go of what its parent has."""
-        return os.getpid() != self._pid
-
-    def ask(
-        self,
-        what: str,
-        request: object,
-        timeout_s: float | None = None,
-        *,
-        once: bool = False,
-    ) -> Any:
-        """Send a request, such as "KV/Range", and wait for the answer, from any member.
-
-        Each member is asked in turn until one can answer, with half of the time that is left; the
-        last one with all of it.
-
-        Args:
-            what: The method.
-            request: Its message.
-            timeout_s: For all of it; None for what the client was made with.
-            once: It does harm if it is carried out later than what is asked after it. So it is
-                given to another member only if it was certainly not sent to the one before.
-
-        Raises:
-            RegistryUnavailable: No connection, no answer in time, or etcd can't do it now.
-            RegistryRefused: etcd will not; a lease that it does not know is a `LeaseUnknown`.
-            RegistryClosed: `close()` was called.
-        """
-        end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        others = len(self._targets)
-        while True:
-            others -= 1
-            left_s = end_s - time.monotonic()
-            try:
-                return self._ask_one(what, request, left_s / 2 if others else left_s)
-            except _GivenUp as error:
-                if once or end_s <= time.monotonic():
-                    raise RegistryUnavailable(str(error)) from error.__cause__
-                others += 1
-            except (RegistryUnavailable, _TlsRefused) as error:
-                if not others or (once and not isinstance(error, (NotSent, _TlsRefused))):
-                    refused = isinstance(error, _TlsRefused)
-                    kind = RegistryRefused if refused else RegistryUnavailable
-                    raise kind(str(error)) from error.__cause__
-
-    def _ask_one(self, what: str, request: object, timeout_s: float) -> Any:
-        end_s = time.monotonic() + timeout_s
-        channel = self._current()
-        token = self._login(channel, timeout_s)
-        try:
-            return self._call(channel, what, request, token, end_s - time.monotonic())
-        except _StaleLogin:
-            self._forget(token)
-        token = self._login(channel, end_s - time.monotonic())
-        return self._call(channel, what, request, token, end_s - time.monotonic())
-
-    def watch(self, requests: Iterable[object], first: bytes) -> Stream:
-        """Open a stream of watches; raises as `ask` does, but for what only the stream tells.
-
-        A stream never says that it does not know a token, only that a watch is not permitted. So
-        with a login `first`, one of the keys to watch, is asked for first: that does.
-        """
-        token = self._verified(first)
-        channel = self._current()
-        method = channel.stream_stream(
-            "/etcdserverpb.Watch/Watch",
-            request_serializer=_serialized,
-            response_deserializer=self._messages.WatchResponse.FromString,
-        )
-        try:
-            call: Any = method(iter(requests), metadata=(*_with(token), *WANTS_LEADER))
-        except ValueError as error:  # closed in this very moment
-            raise self._closed_meanwhile(channel) from error
-        return _Watching(call, self, channel, token)
-
-    def outdated(self, stream: Stream, key: bytes) -> bool:
-        """Whether a stream that was refused to watch a key had a token that is void by now."""
-        return isinstance(stream, _Watching) and self._verified(key) != stream.token
-
-    def failed(self, error: grpc.RpcError, channel: grpc.Channel | None) -> RegistryError:
-        """Say what an error of a call means, and leave the channel if it is to blame."""
-        if self._closed or channel in self._given_up:
-            return self._closed_meanwhile(channel)
-        code, details = _said(error)
-        if code in REFUSALS:
-            if any(stale in details for stale in STALE_LOGIN) and self._url.user:
-                return _StaleLogin(f"{self.where}: {details}")
-            refused = LeaseUnknown if "lease not found" in details else RegistryRefused
-            return refused(f"{self.where}: {details}{_hint(code, details)}")
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            details = f"no answer in {self._timeout_s:g} s"
-        if code is not grpc.StatusCode.CANCELLED:  # by us
-            self.leave(channel)
-        if any(failure in details for failure in TLS_FAILURES):
-            return _TlsRefused(f"{self.where}: {details}; {TLS_ADVICE}")
-        kind = NotSent if is_unprocessed(code.name, details, None, None) else RegistryUnavailable
-        return kind(f"{self.where}: {details or code.name}")
-
-    def close(self) -> None:
-        """End all connections, and what waits for an answer. Idempotent."""
-        if self.forked:
-            self._closed = True
-            return
-        with self._lock:
-            self._closed = True
-            self._channel = None
-            channels = list(self._opened)
-        for channel in channels:
-            channel.close()
-
-    def pause(self) -> bool:
-        """Close the channels on which nothing was received, and open none until `resume()`.
-
-        Called by the thread that forks. Returns False if that is not possible within a second;
-        then `resume()` must not be called.
-        """
-        if self.forked or not self._lock.acquire(timeout=PAUSE_S):
-            return False
-        for channel in [one for one in self._opened if one not in self._answered]:
-            self._given_up.add(channel)
-            if channel is self._channel:
-                self._channel = None
-            channel.close()
-        return True
-
-    def resume(self) -> None:
-        """Open channels again."""
-        self._lock.release()
-
-    def keep_channels(self) -> None:
-        """Keep the parent's channels referenced for ever: a forked child can't close them."""
-        _KEPT.extend(self._opened)
-
-    def answered(self, channel: grpc.Channel) -> None:
-        """Note that something was received on a channel."""
-        self._answered.add(channel)
-
-    def _closed_meanwhile(self, channel: grpc.Channel | None) -> RegistryError:
-        """The error of a call on a channel that was closed on this side."""
-        if channel in self._given_up and not (self._closed or self.forked):
-            return _GivenUp(f"{self.where}: no answer yet as this process forked; tried again")
-        return self.gone()
-
-    def _check(self) -> None:
-        url = self._url
-        url.check_options("tls", "ca", "cert", "key", "server_name")
+        url.check_options(*TLS_OPTIONS, "server_name")
         if not url.hosts:
             raise ConfigurationError(f"{url}: the host is missing: etcd://10.0.0.1:{PORT}")
         if bool(url.user) != bool(url.password):
             raise ConfigurationError(f"{url}: user and password go together: user:password@host")
-        check_tls(url)
+        self._tls = Tls.of(url, default=url.scheme == "etcds")
+        self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
+        self._next_target = random.randrange(len(self._targets))  # spreads clients over members
+        self._connection: _Connection | None = None  # guarded by _LOCK, as the next two
+        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self._closed = False
+        self._token = ""
+        self._login_lock = threading.Lock()  # two logins at once would get two tokens
+        self._pid = os.getpid()
+        with _LOCK:
+            _CLIENTS.add(self)
 
-    def _current(self) -> grpc.Channel:
-        if self.forked:  # whoever held the lock then is not here
-            raise self.gone()
-        with self._lock:
-            if self._closed:
-                raise self.gone()
-            channel = self._channel
-            if channel is None:
-                target = self._targets[self._turn % len(self._targets)]
-                channel = self._channel = open_channel(self._url, target, self._options)
-                self._opened.add(channel)
-            return channel
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a forked child of the one that made the client."""
+        return os.getpid() != self._pid
 
-    def leave(self, channel: grpc.Channel | None) -> None:
-        """Have the next request go over another channel, to the next member."""
-        with self._lock:
-            if channel is not None and channel is self._channel:
-                self._channel = None
-                self._turn += 1
+    @property
+    def is_connected(self) -> bool:
+        """Whether something was received on the current connection."""
+        connection = self._connection
+        return connection is not None and connection.has_answered
 
-    def _login(self, channel: grpc.Channel, timeout_s: float) -> str:
-        """A token to ask with; "" if none is needed."""
-        if not self._url.user:
-            return ""
-        with self._logging_in:
-            if not self._token:
-                request = self._messages.AuthenticateRequest(
-                    name=self._url.user, password=self._url.password
-                )
-                try:
-                    answer = self._call(channel, "Auth/Authenticate", request, "", timeout_s)
-                    self._token = answer.token
-                except RegistryRefused as error:
-                    if NOT_NEEDED not in str(error):
-                        raise
-            return self._token
-
-    def _verified(self, key: bytes) -> str:
-        """A token that etcd knows; "" if none is needed."""
-        if not self._url.user:
-            return ""
-        request = self._messages.RangeRequest(key=key, count_only=True)
-        with contextlib.suppress(RegistryRefused):  # not permitted: it knows who asks
-            self.ask("KV/Range", request)
-        return self._login(self._current(), self._timeout_s)
-
-    def _forget(self, token: str) -> None:
-        if self._token == token:
-            self._token = ""
-
-    def _call(
-        self,
-        channel: grpc.Channel,
-        what: str,
-        request: object,
-        token: str,
-        timeout_s: float,
+    def call(
+        self, method: str, request: object, timeout_s: float | None = None, *, once: bool = False
     ) -> Any:
-        method = channel.unary_unary(
-            f"/etcdserverpb.{what}",
-            request_serializer=_serialized,
-            response_deserializer=getattr(self._messages, ANSWERS[what]).FromString,
+        """Send a request and return the response of the first member that answers.
+
+        Each member gets half of the time that is left, the last one all of it.
+
+        Args:
+            method: Such as "KV/Range".
+            request: Its message.
+            timeout_s: For all members together; None for the client's.
+            once: Send the request to one member only. For requests that do harm if they are applied
+                after a later request, which happens if they wait in the sockets of a frozen member.
+
+        Raises:
+            RegistryUnavailable: No connection, no answer in time, or etcd can't do it now.
+            RegistryRefused: etcd rejects the request; `LeaseUnknown` if it does not know the lease.
+            RegistryClosed: `close()` was called.
+        """
+        end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        members = 1 if once else len(self._targets)
+        while True:
+            left_s = end_s - time.monotonic()
+            try:
+                return self._call_member(method, request, left_s if members == 1 else left_s / 2)
+            except _ClosedByFork as error:
+                if once or left_s <= 0:
+                    raise RegistryUnavailable(str(error)) from error.__cause__
+            except (RegistryUnavailable, _TlsRefused) as error:
+                members -= 1
+                if not members:
+                    tls = isinstance(error, _TlsRefused)
+                    public = RegistryRefused if tls else RegistryUnavailable
+                    raise public(str(error)) from error.__cause__
+
+    def _call_member(self, method: str, request: object, timeout_s: float) -> Any:
+        end_s = time.monotonic() + timeout_s
+        connection = self._connect()
+        token = self._login(connection, timeout_s)
+        try:
+            return self._call(connection, method, request, token, end_s - time.monotonic())
+        except _InvalidToken:
+            self._forget(token)
+        token = self._login(connection, end_s - time.monotonic())
+        return self._call(connection, method, request, token, end_s - time.monotonic())
+
+    def watch(self, requests: Iterable[object], first_key: bytes) -> WatchStream:
+        """Open a watch stream; raises as `call` does, except for errors of the stream itself.
+
+        On a stream etcd reports an invalid token as a watch that is not permitted. So with a login,
+        `first_key`, one of the keys to watch, is read first: that reports it.
+        """
+        token = self._valid_token(first_key)
+        connection = self._connect()
+        method = connection.channel.stream_stream(
+            "/etcdserverpb.Watch/Watch",
+            request_serializer=_serialize,
+            response_deserializer=self._messages.WatchResponse.FromString,
         )
         try:
-            answer = method(request, timeout=timeout_s, metadata=_with(token))
-        except grpc.RpcError as error:
-            raise self.failed(error, channel) from error
-        except ValueError as error:  # closed in this very moment
-            raise self._closed_meanwhile(channel) from error
-        self.answered(channel)
-        return answer
+            call: Any = method(iter(requests), metadata=(*_metadata(token), *REQUIRE_LEADER))
+        except ValueError as error:  # the channel was closed meanwhile
+            raise self._closed_meanwhile(connection) from error
+        return WatchStream(call, self, connection, token)
 
-    def gone(self) -> RegistryClosed:
-        """The error of whoever asks after the end."""
+    def has_new_token(self, stream: WatchStream, key: bytes) -> bool:
+        """Whether the stream's token is invalid by now; reads `key` to find out."""
+        return self._valid_token(key) != stream.token
+
+    def error_of(self, error: grpc.RpcError, connection: _Connection) -> RegistryError:
+        """Return the registry error for a call's error; leaves the connection if it is to blame."""
+        if self._closed or connection.closed_by_fork:
+            return self._closed_meanwhile(connection)
+        code, details = _status(error)
+        if code in REFUSALS:
+            if self._url.user and any(text in details for text in INVALID_TOKEN):
+                return _InvalidToken(f"{self.where}: {details}")
+            refused = LeaseUnknown if "lease not found" in details else RegistryRefused
+            return refused(f"{self.where}: {details}{_advice(code, details)}")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            details = f"no answer in {self._timeout_s:g} s"
+        if code is not grpc.StatusCode.CANCELLED:  # that is our own cancel()
+            self.leave(connection)
+        if any(text in details for text in TLS_FAILURES):
+            return _TlsRefused(f"{self.where}: {details}; {TLS_ADVICE}")
+        return RegistryUnavailable(f"{self.where}: {details or code.name}")
+
+    def leave(self, connection: _Connection) -> None:
+        """Make the next request connect to the next member."""
+        with _LOCK:
+            if connection is self._connection:
+                self._connection = None
+                self._next_target += 1
+
+    def close(self) -> None:
+        """Close all channels, which ends the calls on them. Idempotent."""
+        self._closed = True
+        if self.forked:
+            return
+        with _LOCK:
+            self._connection = None
+            connections = list(self._connections)
+        for connection in connections:
+            connection.channel.close()
+
+    def close_unanswered(self) -> None:
+        """Close the channels on which nothing was received. Right before a fork, with `_LOCK`."""
+        for connection in list(self._connections):
+            if not connection.has_answered and not self.forked:
+                connection.closed_by_fork = True
+                if connection is self._connection:
+                    self._connection = None
+                connection.channel.close()
+
+    def keep_channels(self) -> None:
+        """Keep the parent's channels referenced in a forked child.
+
+        gRPC's threads do not exist there, so closing a channel could hang.
+        """
+        _PARENTS_CHANNELS.extend(connection.channel for connection in self._connections)
+
+    def closed_error(self) -> RegistryClosed:
+        """Return the error of every use after the end."""
         if self.forked:
             return RegistryClosed(
                 f"{self.where}: it was opened before the fork, and belongs to the parent process; "
@@ -391,200 +299,188 @@ class EtcdClient:
             )
         return RegistryClosed(f"{self.where}: it was closed; open another one")
 
+    def _closed_meanwhile(self, connection: _Connection) -> RegistryError:
+        """Return the error of a call whose channel was closed on this side."""
+        if connection.closed_by_fork and not (self._closed or self.forked):
+            return _ClosedByFork(f"{self.where}: this process forked before etcd answered")
+        return self.closed_error()
+
+    def _connect(self) -> _Connection:
+        """Return the current connection, or a new one, which connects at the first call."""
+        connection = self._connection
+        if self._closed or self.forked:
+            raise self.closed_error()
+        if connection is not None:
+            return connection
+        try:  # without the lock, as it reads files and a fork waits for the lock
+            credentials = self._tls and self._tls.grpc_credentials()
+        except OSError as error:
+            raise RegistryUnavailable(f"{self.where}: a file can't be read: {error}") from error
+        options = list(CHANNEL_OPTIONS)
+        if self._tls and self._tls.server_name:
+            options.append(("grpc.ssl_target_name_override", self._tls.server_name))
+        with _LOCK:
+            if self._closed:
+                raise self.closed_error()
+            if self._connection is None:
+                target = self._targets[self._next_target % len(self._targets)]
+                channel = (
+                    grpc.secure_channel(target, credentials, options)
+                    if credentials
+                    else grpc.insecure_channel(target, options)
+                )
+                self._connection = _Connection(channel)
+                self._connections.add(self._connection)
+            return self._connection
+
+    def _login(self, connection: _Connection, timeout_s: float) -> str:
+        """Return the token to send; "" if none is needed."""
+        if not self._url.user:
+            return ""
+        with self._login_lock:
+            if not self._token:
+                request = self._messages.AuthenticateRequest(
+                    name=self._url.user, password=self._url.password
+                )
+                try:
+                    response = self._call(connection, "Auth/Authenticate", request, "", timeout_s)
+                    self._token = response.token
+                except RegistryRefused as error:
+                    if AUTH_DISABLED not in str(error):
+                        raise
+            return self._token
+
+    def _valid_token(self, key: bytes) -> str:
+        """Return a token that etcd accepts; "" if none is needed."""
+        if not self._url.user:
+            return ""
+        request = self._messages.RangeRequest(key=key, count_only=True)
+        with contextlib.suppress(RegistryRefused):  # not permitted, so the token is valid
+            self.call("KV/Range", request)
+        return self._login(self._connect(), self._timeout_s)
+
+    def _forget(self, token: str) -> None:
+        if self._token == token:
+            self._token = ""
+
+    def _call(
+        self, connection: _Connection, method: str, request: object, token: str, timeout_s: float
+    ) -> Any:
+        call = connection.channel.unary_unary(
+            f"/etcdserverpb.{method}",
+            request_serializer=_serialize,
+            response_deserializer=getattr(self._messages, RESPONSES[method]).FromString,
+        )
+        try:
+            response = call(request, timeout=timeout_s, metadata=_metadata(token))
+        except grpc.RpcError as error:
+            raise self.error_of(error, connection) from error
+        except ValueError as error:  # the channel was closed meanwhile
+            raise self._closed_meanwhile(connection) from error
+        connection.has_answered = True
+        return response
+
 
 class LeaseUnknown(RegistryRefused):
     """etcd does not know the lease (any more)."""
 
 
-class NotSent(RegistryUnavailable):
-    """There was no connection, so etcd has not seen the request."""
-
-
 class _TlsRefused(RegistryRefused):
-    """One side did not accept the other's certificate, or speaks no TLS; nothing was sent."""
+    """The TLS handshake with this member failed; another one may have a valid certificate."""
 
 
-class _GivenUp(RegistryUnavailable):
+class _ClosedByFork(RegistryUnavailable):
     """The channel was closed before a fork."""
 
 
-class _StaleLogin(RegistryRefused):
-    """etcd does not know the token (any more), or wants one by now."""
+class _InvalidToken(RegistryRefused):
+    """etcd does not know the token (any more), or has begun to require one."""
 
 
-class _Watching:
-    """A stream whose end is told as one of our errors."""
+class WatchStream:
+    """Iterates over the responses of a watch stream; raises RegistryError at its end."""
 
-    def __init__(
-        self,
-        call: Any,
-        client: EtcdClient,
-        channel: grpc.Channel,
-        token: str,
-    ) -> None:
+    def __init__(self, call: Any, client: EtcdClient, connection: _Connection, token: str) -> None:
         self.token = token
         self._call = call
         self._client = client
-        self._channel: grpc.Channel | None = channel
+        self._connection = connection
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            for answer in self._call:
-                if self._channel is not None:
-                    self._client.answered(self._channel)
-                yield answer
+            for response in self._call:
+                self._connection.has_answered = True
+                yield response
         except grpc.RpcError as error:
-            channel, self._channel = self._channel, None
-            raise self._client.failed(error, channel) from error
+            raise self._client.error_of(error, self._connection) from error
 
     def cancel(self) -> object:
+        """End the stream; does not block."""
         return self._call.cancel()
 
     def leave(self) -> object:
-        self._client.leave(self._channel)
+        """End the stream, and make the next request connect to the next member."""
+        self._client.leave(self._connection)
         return self.cancel()
 
 
+_LOCK: Final = threading.RLock()
+"""Guards `_CLIENTS` and the connections of all clients. Held for moments only, and during a fork,
+so that no channel is being made then and the child gets it in a known state."""
+
 _CLIENTS: Final[weakref.WeakSet[EtcdClient]] = weakref.WeakSet()
 
-_FORKING: Final = threading.RLock()
-
-"""Protects `_CLIENTS`. Held during a fork, so that the child gets it in a known state."""
-
-_PAUSED: Final[list[EtcdClient]] = []
-
-"""Clients paused for the fork that is under way."""
-
-_KEPT: Final[list[grpc.Channel]] = []
-
-"""The parent's channels, in a forked child. gRPC's threads do not exist there, so closing a channel
-could hang."""
+_PARENTS_CHANNELS: Final[list[grpc.Channel]] = []
+"""In a forked child; see `EtcdClient.keep_channels`."""
 
 
 def _before_fork() -> None:
-    _FORKING.acquire()
-    _PAUSED.extend(client for client in _CLIENTS if client.pause())
-
-
-def _after_fork() -> None:
-    while _PAUSED:
-        _PAUSED.pop().resume()
-    _FORKING.release()
+    _LOCK.acquire()
+    for client in _CLIENTS:
+        client.close_unanswered()
 
 
 def _after_fork_in_child() -> None:
     for client in _CLIENTS:
         client.keep_channels()
-    _after_fork()
+    _LOCK.release()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+        before=_before_fork, after_in_parent=_LOCK.release, after_in_child=_after_fork_in_child
     )
 
 
-def _serialized(message: Any) -> bytes:
+def _serialize(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
 
 
-def _with(token: str) -> tuple[tuple[str, str], ...]:
+def _metadata(token: str) -> tuple[tuple[str, str], ...]:
     return (("token", token),) if token else ()
 
 
-def _said(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
-    """What every error of a call has, though its class does not say so."""
+def _status(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    """Return code and details, which every error of a call has though its class lacks them."""
     call: Any = error
     return call.code(), call.details() or ""
 
 
-def _hint(code: grpc.StatusCode, details: str) -> str:
+def _advice(code: grpc.StatusCode, details: str) -> str:
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "; what listens there is a gRPC server, and no etcd of version 3"
+        return "; the server at this port is a gRPC server, and no etcd of version 3"
     if "user name is empty" in details:
         return "; it wants a login: etcd://user:password@host"
     return ""
 
 
-KEEPALIVE_MS: Final = 10_000
-
-PING_TIMEOUT_MS: Final = 3_000
-
-
-def check_tls(url: RegistryUrl) -> None:
-    """See that what the URL says of TLS makes sense, and that its files can be read.
-
-    Raises:
-        ConfigurationError: It does not, or they can't.
-    """
-    of_tls = [name for name in ("ca", "cert", "key", "server_name") if name in url.options]
-    if not _is_tls(url) and of_tls:
-        raise ConfigurationError(f"{url}: {', '.join(of_tls)}: only over TLS, with etcds://")
-    if ("cert" in url.options) != ("key" in url.options):
-        raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
-    try:
-        _files(url)
-    except OSError as error:
-        raise ConfigurationError(f"{url}: a file can't be read: {error}") from error
-
-
-def channel_options(url: RegistryUrl) -> Options:
-    """What each channel is made with."""
-    options: Options = [
-        ("grpc.use_local_subchannel_pool", 1),  # or a new channel would have the old connection
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.max_receive_message_length", -1),  # a service of 10,000 instances has 4 MB
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.service_config_disable_resolution", 1),
-    ]
-    if "server_name" in url.options:
-        options.append(("grpc.ssl_target_name_override", url.options["server_name"]))
-    return options
-
-
-def open_channel(url: RegistryUrl, target: str, options: Options) -> grpc.Channel:
-    """Make a channel to one member; connects when it is used.
-
-    Raises:
-        RegistryUnavailable: A file of the TLS can't be read any more.
-    """
-    if not _is_tls(url):
-        plain: grpc.Channel = grpc.insecure_channel(target, options)
-        return plain
-    try:
-        root, key, chain = _files(url)
-    except OSError as error:
-        raise RegistryUnavailable(f"{url}: a file can't be read: {error}") from error
-    credentials = grpc.ssl_channel_credentials(root, key, chain)
-    secure: grpc.Channel = grpc.secure_channel(target, credentials, options)
-    return secure
-
-
-def _is_tls(url: RegistryUrl) -> bool:
-    if url.scheme == "etcds" and not url.flag("tls", default=True):
-        raise ConfigurationError(f"{url}: etcds:// is over TLS; without it etcd://")
-    return url.flag("tls", default=url.scheme == "etcds")
-
-
-def _files(url: RegistryUrl) -> list[bytes | None]:
-    """Root, key and chain, as they are now: they may be renewed while the process lives."""
-    paths = [url.options.get(name) for name in ("ca", "key", "cert")]
-    return [None if path is None else Path(path).expanduser().read_bytes() for path in paths]
-
-
 EQUAL: Final = 0
-
-"""`Compare.result`."""
+"""A `Compare.result`."""
 
 MOD_REVISION: Final = 2
-
 LEASE: Final = 4
-
-"""`Compare.target`."""
+"""A `Compare.target`."""
 
 SCHEMA: Final = """
 ResponseHeader         cluster_id:1:u member_id:2:u revision:3:i raft_term:4:u
@@ -617,17 +513,19 @@ progress:3:WatchProgressRequest
 WatchResponse          header:1:ResponseHeader watch_id:2:i created:3:t canceled:4:t \
 compact_revision:5:i cancel_reason:6:s events:11:*Event
 """
+"""One message per line, its fields as `name:number:type`. Types: i int64, u uint64, e int32 (for an
+enum), t bool, b bytes, s string, or a message; `*` before it: repeated. Fields of a `oneof` are
+plain fields of which one is set, which is the same on the wire.
 
-"""A message in each line, its fields as `name:number:type`. Types: i int64, u uint64, e int32 (an
-enum), t bool, b bytes, s string, or a message; `*` before it: repeated. Where etcd has a `oneof`,
-one of the fields is set: on the wire that is the same."""
+The classes are made at run time in a descriptor pool of their own. etcd's generated code registers
+`rpc.proto` in the pool that all libraries share, so a second one could not be imported."""
 
 PACKAGE: Final = "rpcwheel.etcd"
 
 
 @functools.cache
 def messages() -> SimpleNamespace:
-    """Make the classes, by name; the same ones for the whole process.
+    """Return the message classes by name; made once per process.
 
     Raises:
         ExtraMissing: protobuf is not installed.

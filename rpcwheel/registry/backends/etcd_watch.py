@@ -1,8 +1,8 @@
-"""Watches etcd: one stream and one thread for all services of a backend.
+"""Watches of etcd: one stream and one thread for all services of a backend.
 
-The thread opens the stream, listens to it, and does what `_etcd_core` says; nobody else tells the
-watchers anything. Other threads (the timer's too) only put messages in the stream's queue or end
-the stream, neither of which blocks.
+The thread opens the stream, receives its responses, reads, and calls the watchers, as
+`etcd_watch_core` decides. Other threads, such as the timer's, only put requests into the stream's
+queue or end the stream, neither of which blocks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rpcwheel.timer.clock import clock_of
 
 from .etcd_client import messages
 from .etcd_watch_core import (
-    Break,
-    Cancel,
+    CancelWatch,
     Change,
-    Create,
-    Heard,
-    Look,
-    Open,
-    Probe,
-    Saw,
-    Suspect,
+    CreateWatch,
+    EndStream,
+    NotifyContactLost,
+    NotifyView,
+    OpenStream,
+    Read,
+    SendProbe,
     WatchCore,
+    WatchResponse,
 )
 from .watch_notifier import WatchNotifier
 
@@ -43,103 +43,101 @@ if TYPE_CHECKING:
     from rpcwheel.errors import TimerError
     from rpcwheel.registry.backend import Settings, Watcher
 
-    from .etcd_client import EtcdClient, Stream
+    from .etcd_client import EtcdClient, WatchStream
     from .etcd_watch_core import Action
 
-__all__ = ["EtcdWatches"]
+__all__ = ["EtcdWatches", "id_of", "range_end"]
 
-RELOOK_S: Final = 60.0
-"""Seconds between looks at all there is though nothing seems to be missing."""
-
-LONGEST_RETRY_S: Final = 5.0
-JOIN_S: Final = 1.0
+REREAD_INTERVAL_S: Final = 60.0
+MAX_RETRY_S: Final = 5.0
+JOIN_TIMEOUT_S: Final = 1.0
 
 
 class EtcdWatches:
-    """All watches of one backend. Thread-safe. The thread lasts from the first one to `stop`."""
+    """All watches of one backend. Thread-safe. Its thread runs from the first watch to `stop`."""
 
     def __init__(
         self,
         client: EtcdClient,
-        look: Callable[[Iterable[bytes]], tuple[int, list[Mapping[bytes, bytes]]]],
+        read: Callable[[Iterable[bytes]], tuple[int, list[Mapping[str, bytes]]]],
         settings: Settings,
     ) -> None:
-        """Take note.
+        """Prepare; starts nothing.
 
         Args:
-            client: For the stream.
-            look: Asks etcd for the records below each of the prefixes, all as of one revision,
-                which comes first. May raise RegistryError.
-            settings: For the times.
+            client: Opens the stream.
+            read: Reads the revision, and the records by id below each of the prefixes as of that
+                revision. May raise RegistryError.
+            settings: The backend's.
         """
         self._client = client
-        self._ask = look
+        self._read = read
         self._clock = clock_of(settings.timer)
         self._messages = messages()
-        step_s = settings.lease_s / 3
+        probe_interval_s = settings.lease_s / 3
         self._core = WatchCore(
-            step_ns=to_ns(step_s),
+            probe_interval_ns=to_ns(probe_interval_s),
             timeout_ns=to_ns(settings.timeout_s),
-            relook_ns=to_ns(RELOOK_S),
-            retry_ns=to_ns(min(step_s, LONGEST_RETRY_S)),
+            reread_interval_ns=to_ns(REREAD_INTERVAL_S),
+            max_retry_ns=to_ns(min(probe_interval_s, MAX_RETRY_S)),
         )
-        self._changed = threading.Condition()  # never held while something blocks or is told
-        self._told: dict[int, tuple[WatchNotifier, bytes]] = {}  # with the prefix
-        self._count = 0
+        self._changed = threading.Condition()  # not held while anything blocks or is notified
+        self._watchers: dict[int, tuple[WatchNotifier, bytes]] = {}  # with the prefix
+        self._last_number = 0
         self._thread: threading.Thread | None = None
-        self._stream: Stream | None = None
+        self._stream: WatchStream | None = None
         self._requests: SimpleQueue[object] = SimpleQueue()
-        self._to_open = False
+        self._must_open = False
         self._closed = False
-        self._alarm = OneShotTimer(settings.timer, self._tick, self._refused)
-        self._wake_ns = NEVER  # what it is set to
+        self._timer = OneShotTimer(settings.timer, self._tick, self._timer_failed)
+        self._wake_ns = NEVER  # what the timer is set to
 
     def watch(self, prefix: bytes, watcher: Watcher) -> WatchNotifier:
-        """Tell the watcher of all keys below a prefix, from now on.
+        """Notify the watcher of all keys below a prefix from now on.
 
         Raises:
-            RegistryUnavailable: The system gives no thread.
+            RegistryUnavailable: The system can't start a thread.
         """
         with self._changed:
-            self._count += 1
-            number = self._count
-            notifier = WatchNotifier(watcher, lambda _: self._drop(number))
+            self._last_number += 1
+            number = self._last_number
+            notifier = WatchNotifier(watcher, lambda _: self._remove(number))
             if not self._closed:
-                self._start()
-                self._told[number] = notifier, prefix
-                self._order(self._core.add(number, prefix, self._clock()))
+                self._start_thread()
+                self._watchers[number] = notifier, prefix
+                self._perform(self._core.add(number, prefix, self._clock()))
         if self._closed:
             notifier.close()
         return notifier
 
     def stop(self) -> None:
-        """Tell nobody anything from now on, and have the thread end soon. Idempotent."""
+        """Close all watches, and let the thread end soon. Idempotent."""
         with self._changed:
             self._closed = True
-            told = list(self._told.values())
+            watchers = list(self._watchers.values())
             self._end_stream()
             self._changed.notify_all()
-        for notifier, _ in told:
+        for notifier, _ in watchers:
             notifier.close()
         with self._changed:
-            self._plan()
+            self._set_timer()
 
     def join(self) -> None:
-        """Wait for the thread to end, a second at most."""
+        """Wait for the thread to end, at most `JOIN_TIMEOUT_S`."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(JOIN_S)
+            thread.join(JOIN_TIMEOUT_S)
 
-    def _drop(self, number: int) -> None:
-        if self._client.forked:  # whoever held the lock then is not here
+    def _remove(self, number: int) -> None:
+        if self._client.forked:  # the lock may be held by a thread of the parent
             return
         with self._changed:
-            if self._told.pop(number, None) is not None:
-                self._order(self._core.remove(number))
+            if self._watchers.pop(number, None) is not None:
+                self._perform(self._core.remove(number))
 
     # With the lock, on any thread
 
-    def _start(self) -> None:
+    def _start_thread(self) -> None:
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._run, name="rpcwheel-etcd-watch", daemon=True)
@@ -149,50 +147,51 @@ class EtcdWatches:
             raise RegistryUnavailable(f"{self._client.where}: {error}") from error
         self._thread = thread
 
-    def _order(self, actions: list[Action]) -> list[Action]:
-        """Do what needs no blocking; gives the rest back, which only the thread gets."""
-        rest: list[Action] = []
+    def _perform(self, actions: list[Action]) -> list[Action]:
+        """Perform the actions that do not block; returns the others, for the watch thread."""
+        others: list[Action] = []
         for action in actions:
             match action:
-                case Open():
-                    self._to_open = True
+                case OpenStream():
+                    self._must_open = True
                     self._changed.notify_all()
-                case Create() | Cancel() | Probe():
+                case CreateWatch() | CancelWatch() | SendProbe():
                     self._requests.put(self._request(action))
-                case Break(silent):
-                    self._end_stream(silent=silent)
-                case Look() | Saw() | Suspect():
-                    rest.append(action)
-        self._plan()
-        return rest
+                case EndStream(unresponsive):
+                    self._end_stream(unresponsive=unresponsive)
+                case Read() | NotifyView() | NotifyContactLost():
+                    others.append(action)
+        self._set_timer()
+        return others
 
-    def _request(self, action: Create | Cancel | Probe) -> object:
+    def _request(self, action: CreateWatch | CancelWatch | SendProbe) -> object:
         made = self._messages
         match action:
-            case Create(number, prefix):
+            case CreateWatch(number, prefix):
                 create = made.WatchCreateRequest(
-                    key=prefix, range_end=end_of(prefix), watch_id=number
+                    key=prefix, range_end=range_end(prefix), watch_id=number
                 )
                 return made.WatchRequest(create=create)
-            case Cancel(number):
+            case CancelWatch(number):
                 return made.WatchRequest(cancel=made.WatchCancelRequest(watch_id=number))
-            case Probe():
+            case SendProbe():
                 return made.WatchRequest(progress=made.WatchProgressRequest())
 
-    def _end_stream(self, *, silent: bool = False) -> None:
-        """`silent`: since it has not answered, which is its connection's fault."""
+    def _end_stream(self, *, unresponsive: bool = False) -> None:
+        """End the stream; also leave its connection if that is `unresponsive`."""
         if self._stream is not None:
-            EXECUTOR.submit(self, self._stream.leave if silent else self._stream.cancel)
+            EXECUTOR.submit(self, self._stream.leave if unresponsive else self._stream.cancel)
 
-    def _plan(self) -> None:
-        """Have the alarm ring when the core wants to be woken."""
+    def _set_timer(self) -> None:
         wake_ns = NEVER if self._closed else self._core.next_wake_ns
         if wake_ns != self._wake_ns:
-            self._alarm.clear()
+            self._timer.clear()
         self._wake_ns = wake_ns
-        self._alarm.wake(wake_ns)
+        self._timer.wake(wake_ns)
 
-    def _refused(self, error: TimerError) -> None:
+    # On the timer's thread
+
+    def _timer_failed(self, error: TimerError) -> None:
         failed = RegistryFailed(self._client.where, "watch", error, None)
         EXECUTOR.submit(failed, partial(emit, failed))
 
@@ -200,17 +199,17 @@ class EtcdWatches:
         if self._client.forked:
             return
         with self._changed:
-            self._alarm.rang()
+            self._timer.rang()
             if not self._closed:
                 self._wake_ns = NEVER
-                self._order(self._core.tick(self._clock()))
+                self._perform(self._core.tick(self._clock()))
 
-    # On the thread
+    # On the watch thread
 
     def _run(self) -> None:
-        while self._may_open():
+        while self._wait_until_needed():
             try:
-                self._follow()
+                self._run_stream()
                 reason = "etcd has ended the stream"
             except RegistryError as error:
                 reason = str(error)
@@ -219,92 +218,94 @@ class EtcdWatches:
                 reason = repr(error)
             with self._changed:
                 self._stream = None
-                rest = self._order(self._core.ended(reason, self._clock()))
-            self._do(rest)
+                actions = self._perform(self._core.ended(reason, self._clock()))
+            self._perform_blocking(actions)
 
-    def _may_open(self) -> bool:
+    def _wait_until_needed(self) -> bool:
+        """Wait until a stream must be opened; False if the backend was closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._to_open or self._closed)
-            self._to_open = False
+            self._changed.wait_for(lambda: self._must_open or self._closed)
+            self._must_open = False
             return not self._closed
 
-    def _follow(self) -> None:
-        """Listen to a stream until it ends."""
+    def _run_stream(self) -> None:
+        """Open a stream and handle its responses until it ends."""
         requests: SimpleQueue[object] = SimpleQueue()
         stream = None
         try:
             with self._changed:
-                first = next((prefix for _, prefix in self._told.values()), b"")
+                first = next((prefix for _, prefix in self._watchers.values()), b"")
             stream = self._client.watch(iter(requests.get, None), first)
             with self._changed:
                 self._stream, self._requests = stream, requests
                 if self._closed:
                     self._end_stream()
-                rest = self._order(self._core.opened(self._clock()))
-            self._do(rest)
-            for answer in stream:
-                told = heard(answer)
-                if told.created and told.canceled and self._client.outdated(stream, first):
+                actions = self._perform(self._core.opened(self._clock()))
+            self._perform_blocking(actions)
+            for message in stream:
+                response = self._response(message)
+                is_refused = response.created and response.canceled
+                if is_refused and self._client.has_new_token(stream, first):
                     return
                 with self._changed:
-                    rest = self._order(self._core.heard(told, self._clock()))
-                self._do(rest)
+                    actions = self._perform(self._core.received(response, self._clock()))
+                self._perform_blocking(actions)
         finally:
             if stream is not None:
                 stream.cancel()
-            requests.put(None)  # or gRPC's thread would wait for the next one for ever
+            requests.put(None)  # ends gRPC's thread, which waits for the next request
 
-    def _do(self, actions: list[Action]) -> None:
-        """What only the thread may: block, and tell."""
+    def _response(self, message: Any) -> WatchResponse:
+        """Convert etcd's message; changes of an unknown watch are left out."""
+        number = message.watch_id if message.watch_id > 0 else -1
+        known = self._watchers.get(number)
+        prefix = known[1] if known else b""
+        changes = (
+            Change(
+                id_of(event.kv.key, prefix),
+                None if event.type else event.kv.value,
+                event.kv.mod_revision,
+            )
+            for event in (message.events if known else ())
+        )
+        return WatchResponse(
+            number=number,
+            revision=message.header.revision,
+            created=message.created,
+            canceled=message.canceled,
+            reason=message.cancel_reason,
+            changes=tuple(changes),
+        )
+
+    def _perform_blocking(self, actions: list[Action]) -> None:
+        """Read and call the watchers."""
         for action in actions:
             match action:
-                case Look(prefixes):
-                    revision, found = self._ask(prefixes.values())
+                case Read(prefixes):
+                    revision, found = self._read(prefixes.values())
+                    by_number = dict(zip(prefixes, found, strict=True))
                     with self._changed:
-                        rest = self._order(
-                            self._core.looked(
-                                dict(zip(prefixes, found, strict=True)), revision, self._clock()
-                            )
-                        )
-                    self._do(rest)
-                case Saw(number, records, revision):
-                    self._tell(number, records, revision)
-                case Suspect(number, reason):
+                        more = self._perform(self._core.read(by_number, revision, self._clock()))
+                    self._perform_blocking(more)
+                case NotifyView(number, records, revision, changed):
+                    self._notify(number, View(records, revision, changed))
+                case NotifyContactLost(number, reason):
                     where = self._client.where
-                    known = reason.startswith(where)  # an error says it already
-                    self._tell(number, reason if known else f"{where}: {reason}")
+                    is_complete = reason.startswith(where)  # the text of a RegistryError
+                    self._notify(number, reason if is_complete else f"{where}: {reason}")
 
-    def _tell(self, number: int, news: Mapping[bytes, bytes] | str, revision: int = 0) -> None:
-        notifier, prefix = self._told.get(number, (None, b""))
+    def _notify(self, number: int, news: View | str) -> None:
+        notifier, _ = self._watchers.get(number, (None, b""))
         if notifier is not None:
-            if isinstance(news, str):
-                notifier.add(news)
-            else:
-                notifier.add(View(by_id(news, prefix), revision))
+            notifier.add(news)
             notifier.start()
 
 
-def by_id(records: Mapping[bytes, bytes], prefix: bytes) -> dict[str, bytes]:
-    """What follows the prefix; keys of others may be no text."""
-    length = len(prefix)
-    return {key[length:].decode(errors="backslashreplace"): records[key] for key in records}
+def id_of(key: bytes, prefix: bytes) -> str:
+    """Return the id in a key below the prefix; others may have put keys that are not UTF-8."""
+    return key[len(prefix) :].decode(errors="backslashreplace")
 
 
-def end_of(prefix: bytes) -> bytes:
-    """The first key behind all that begin with the prefix, whose last byte is not the highest."""
+def range_end(prefix: bytes) -> bytes:
+    """Return the first key after all that begin with the prefix, whose last byte is not 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
-
-
-def heard(answer: Any) -> Heard:
-    """A WatchResponse in our words."""
-    return Heard(
-        number=-1 if answer.watch_id in {-1, 0} else answer.watch_id,
-        revision=answer.header.revision,
-        created=answer.created,
-        canceled=answer.canceled,
-        reason=answer.cancel_reason,
-        changes=tuple(
-            Change(event.kv.key, None if event.type else event.kv.value, event.kv.mod_revision)
-            for event in answer.events
-        ),
-    )

@@ -1,15 +1,20 @@
-"""What to do about the watches of etcd, by what has happened. No I/O, no clock, no threads.
+"""Decisions about watches of etcd. No I/O, no clock, no threads.
 
-All watches share one stream. For each, the order is: create a watch of what happens from now on;
-when etcd has confirmed it, look at all there is (revision R); then drop the changes up to R, and
-apply those after. So nothing falls between, and no watch asks for a revision of the past: which
-may have been compacted, or may lie in the future of a store that was wiped, where etcd accepts the
-watch and stays silent.
+All watches of a backend share one stream. The steps for each watch:
 
-A stream is believed as long as it answers: a probe is sent each step, and one that has no answer
-in time ends the stream. The answer has etcd's revision; one that goes backwards means that its
-memory is gone, and everything is looked at anew. So it is now and then without any reason. However
-a stream has ended, the watchers are made suspicious, and the next one begins from the start.
+1. Create a watch for changes from now on.
+2. When etcd has confirmed it, read all records; they are those of revision R.
+3. Ignore changes up to R, and apply later ones.
+
+So no change is missed, and no watch starts at a revision of the past. etcd may have compacted that
+one; or, if the store lost its data, it may lie in the future: etcd accepts such a watch and stays
+silent until the new store reaches it.
+
+A probe is sent in regular intervals. If no response comes in time, the stream is ended. Each
+response has etcd's current revision. If it is lower than one before, etcd has lost its data, and
+everything is read again. Everything is also read again in longer intervals, in case a change was
+missed for any other reason. When a stream ends, for whatever reason, the watchers are notified that
+contact was lost, and the next stream begins with step 1.
 """
 
 from __future__ import annotations
@@ -26,108 +31,120 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action",
-    "Break",
-    "Cancel",
+    "CancelWatch",
     "Change",
-    "Create",
-    "Heard",
-    "Look",
-    "Open",
-    "Probe",
-    "Saw",
-    "Suspect",
+    "CreateWatch",
+    "EndStream",
+    "NotifyContactLost",
+    "NotifyView",
+    "OpenStream",
+    "Read",
+    "SendProbe",
     "WatchCore",
+    "WatchResponse",
 ]
 
 FIRST_RETRY_NS: Final = 200_000_000
-MOST_AT_ONCE: Final = 128
-"""Services in one look; etcd's `--max-txn-ops`."""
+MAX_SERVICES_PER_READ: Final = 128
+"""etcd's default for `--max-txn-ops`."""
 
 UNUSED: Final = "no watch is left"
-"""A stream without watches would answer no probes."""
+"""Why a stream without watches is ended: etcd would not answer probes on it."""
 
-WIPED: Final = "the registry has lost its memory: its revision went backwards"
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Open a stream."""
+DATA_LOST: Final = "the registry has lost its data: its revision decreased"
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
-    """Have etcd watch all keys below the prefix, from now on."""
+class OpenStream:
+    """Open a stream; `opened` or `ended` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWatch:
+    """Ask etcd to watch all keys below the prefix from now on."""
 
     number: int
     prefix: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Have etcd watch this no more."""
+class CancelWatch:
+    """Ask etcd to end this watch."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Read what there is, and tell `looked`; meanwhile the stream is not listened to."""
+class SendProbe:
+    """Ask etcd for a response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read all records below the prefixes; `read` follows. Responses wait until then."""
 
     prefixes: Mapping[int, bytes]
+    """By number of the watch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask for a sign of life."""
-
-
-@dataclass(frozen=True, slots=True)
-class Break:
+class EndStream:
     """End the stream; `ended` follows."""
 
-    silent: bool = False
-    """It has not answered in time."""
+    unresponsive: bool = False
+    """Whether no response came in time, so that the next stream needs another connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Saw:
-    """Tell the watcher."""
+class NotifyView:
+    """Give the watcher all records of its service."""
 
     number: int
-    records: Mapping[bytes, bytes]
-    """By key."""
+    records: Mapping[str, bytes]
+    """By id."""
     revision: int
+    changed: frozenset[str] | None = None
+    """Ids that may differ from the previous view of this watch; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """Make the watcher suspicious."""
+class NotifyContactLost:
+    """Tell the watcher that contact was lost."""
 
     number: int
     reason: str
 
 
-Action: TypeAlias = Open | Create | Cancel | Look | Probe | Break | Saw | Suspect
+Action: TypeAlias = (
+    OpenStream
+    | CreateWatch
+    | CancelWatch
+    | SendProbe
+    | Read
+    | EndStream
+    | NotifyView
+    | NotifyContactLost
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One of a key."""
+    """A change of one record."""
 
-    key: bytes
+    id: str
     value: bytes | None
-    """None: it was deleted."""
+    """None if it was deleted."""
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """An answer of the stream."""
+class WatchResponse:
+    """A response on the stream."""
 
     number: int
-    """Of the watch; below zero: of none, or not told."""
+    """Of the watch; below zero if the response is for no watch, or does not tell for which."""
     revision: int
-    """Of etcd, when it answered."""
+    """etcd's when it responded."""
     created: bool = False
     canceled: bool = False
     reason: str = ""
@@ -137,224 +154,227 @@ class Heard:
 @dataclass(slots=True)
 class _Watch:
     prefix: bytes
-    records: dict[bytes, bytes] = field(default_factory=dict)
+    records: dict[str, bytes] = field(default_factory=dict)
     revision: int = 0
-    """Up to which `records` is true."""
-    asked: bool = False
-    """A `Create` is on its way."""
+    """Of `records`."""
+    create_sent: bool = False
+    """Whether etcd has not responded to `CreateWatch` yet."""
     created: bool = False
-    known: bool = False
-    """Whether it was looked at since it was created."""
-    doubtful: bool = False
-    """Whether the watcher was made suspicious, and has not seen anything since."""
+    is_read: bool = False
+    """Whether `records` was read since the watch was created, and is complete."""
+    contact_lost: bool = False
+    """Whether the watcher's last notification was `NotifyContactLost`."""
 
 
 class WatchCore:
-    """All watches of one backend. Not thread-safe. Times are ns on any one clock."""
+    """All watches of one backend. Not thread-safe. Times are ns of any one clock."""
 
     def __init__(
         self,
         *,
-        step_ns: int,
+        probe_interval_ns: int,
         timeout_ns: int,
-        relook_ns: int,
-        retry_ns: int,
+        reread_interval_ns: int,
+        max_retry_ns: int,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Begin with no watch and no stream.
+        """Create a core without watches and without a stream.
 
         Args:
-            step_ns: Between probes.
-            timeout_ns: For an answer to one.
-            relook_ns: Between looks for no reason, 10 % more or less.
-            retry_ns: The longest wait for another stream after one has failed.
-            uniform: Draws a number between two.
+            probe_interval_ns: Between probes.
+            timeout_ns: For a response.
+            reread_interval_ns: After which everything is read again, +-10 %.
+            max_retry_ns: Upper limit of the wait for the next stream after one has failed.
+            uniform: Draws a random number between two.
         """
-        self._step_ns = step_ns
+        self._probe_interval_ns = probe_interval_ns
         self._timeout_ns = timeout_ns
-        self._relook_ns = relook_ns
-        self._retry_ns = retry_ns
+        self._reread_interval_ns = reread_interval_ns
+        self._max_retry_ns = max_retry_ns
         self._uniform = uniform
         self._watches: dict[int, _Watch] = {}
-        self._created: list[int] = []  # asked for and not answered, in order
-        self._revision = 0  # the highest that was seen
-        self._opening = False
-        self._open = False
-        self._breaking: str | None = None  # why
-        self._looking = False
+        self._creating: list[int] = []  # create requests without a response, in order
+        self._revision = 0  # the highest one so far
+        self._is_opening = False
+        self._is_open = False
+        self._ending: str | None = None  # why the stream is being ended
+        self._is_reading = False
         self._failures = 0
-        self._open_ns = 0  # not before
-        self._probe_ns = NEVER
-        self._answer_ns = NEVER  # by when one must come
-        self._relook_at_ns = NEVER
+        self._open_at_ns = 0  # the next stream, not before
+        self._probe_at_ns = NEVER
+        self._respond_by_ns = NEVER
+        self._reread_at_ns = NEVER
 
     @property
     def next_wake_ns(self) -> int:
-        """When `tick` has something to do; `NEVER` if only what happens matters."""
-        if not self._watches or self._breaking is not None or self._looking:
+        """When to call `tick`; `NEVER` if an event must come first."""
+        if not self._watches or self._ending is not None or self._is_reading:
             return NEVER
-        if not self._open:
-            return NEVER if self._opening else self._open_ns
-        return min(self._probe_ns, self._answer_ns)
+        if not self._is_open:
+            return NEVER if self._is_opening else self._open_at_ns
+        return min(self._probe_at_ns, self._respond_by_ns)
 
     def add(self, number: int, prefix: bytes, now_ns: int) -> list[Action]:
-        """Take a watch; `number` is above zero and was never used."""
+        """Add a watch; `number` is above zero and was never used."""
         watch = self._watches[number] = _Watch(prefix)
-        if self._open and self._breaking is None:
+        if self._is_open and self._ending is None:
             return [self._create(number, watch, now_ns)]
         return self.tick(now_ns)
 
     def remove(self, number: int) -> list[Action]:
-        """Forget a watch; unknown ones are no error."""
+        """Remove a watch; ignores unknown ones."""
         watch = self._watches.pop(number, None)
-        if watch is None or not self._open or self._breaking is not None:
+        if watch is None or not self._is_open or self._ending is not None:
             return []
         if not self._watches:
-            return [self._break(UNUSED)]
-        return [Cancel(number)] if watch.asked or watch.created else []
+            return [self._end(UNUSED)]
+        return [CancelWatch(number)] if watch.create_sent or watch.created else []
 
     def opened(self, now_ns: int) -> list[Action]:
-        """A stream is there, of which nothing is known yet."""
-        self._opening, self._open = False, True
-        self._probe_ns = now_ns + self._step_ns
-        self._plan_relook(now_ns)
+        """Continue after `OpenStream` succeeded; whether etcd answers on it is not known yet."""
+        self._is_opening, self._is_open = False, True
+        self._probe_at_ns = now_ns + self._probe_interval_ns
+        self._plan_reread(now_ns)
         if not self._watches:
-            return [self._break(UNUSED)]
+            return [self._end(UNUSED)]
         return [self._create(number, watch, now_ns) for number, watch in self._watches.items()]
 
-    def heard(self, told: Heard, now_ns: int) -> list[Action]:
-        """The stream has answered something."""
-        self._answer_ns = NEVER
+    def received(self, response: WatchResponse, now_ns: int) -> list[Action]:
+        """Handle a response of the stream."""
+        self._respond_by_ns = NEVER
         actions: list[Action] = []
-        if told.created or told.canceled:
-            actions += self._answered(told)
-        watch = self._watches.get(told.number)
-        if watch is not None and watch.known and told.changes:
-            actions += self._applied(told.number, watch, told.changes)
-        if now_ns >= self._relook_at_ns:
-            self._plan_relook(now_ns)
-            self._forget()
-        elif told.revision < self._revision and not told.changes:  # those may have waited
-            self._forget()
-        return [*actions, *self._looks()]
+        if response.created or response.canceled:
+            actions += self._created_or_canceled(response)
+        watch = self._watches.get(response.number)
+        if watch is not None and watch.is_read and response.changes:
+            actions += self._apply(response.number, watch, response.changes)
+        if now_ns >= self._reread_at_ns:
+            self._plan_reread(now_ns)
+            self._need_read()
+        elif response.revision < self._revision and not response.changes:  # changes may be late
+            self._need_read()
+        return [*actions, *self._read_if_needed()]
 
-    def looked(
-        self, found: Mapping[int, Mapping[bytes, bytes]], revision: int, now_ns: int
+    def read(
+        self, found: Mapping[int, Mapping[str, bytes]], revision: int, now_ns: int
     ) -> list[Action]:
-        """What `Look` was for: the records by number and key, all as of one revision."""
-        self._looking = False
+        """Handle the result of `Read`: records by id by number, all of one revision."""
+        self._is_reading = False
         self._failures = 0
-        self._probe_ns = now_ns + self._step_ns
-        if self._answer_ns != NEVER:  # nobody has listened since
-            self._answer_ns = now_ns + self._timeout_ns
+        self._probe_at_ns = now_ns + self._probe_interval_ns
+        if self._respond_by_ns != NEVER:  # responses were not handled during the read
+            self._respond_by_ns = now_ns + self._timeout_ns
         actions: list[Action] = []
         if revision < self._revision:
-            actions += self._doubts(self._watches, WIPED)
-            self._forget()  # those not looked at now, too
+            actions += self._notify_contact_lost(self._watches, DATA_LOST)
+            self._need_read()  # also those that are not part of this read
         self._revision = revision
         for number, records in found.items():
             watch = self._watches.get(number)
             if watch is None:
                 continue
             watch.records, watch.revision = dict(records), revision
-            watch.known, watch.doubtful = watch.created, False
-            actions.append(Saw(number, dict(records), revision))
-        return [*actions, *self._looks()]
+            watch.is_read, watch.contact_lost = watch.created, False
+            actions.append(NotifyView(number, records, revision))
+        return [*actions, *self._read_if_needed()]
 
     def ended(self, reason: str, now_ns: int) -> list[Action]:
-        """The stream is gone, or could not be opened."""
-        why, self._breaking = self._breaking or reason, None
-        self._opening = self._open = self._looking = False
-        self._probe_ns = self._answer_ns = NEVER
-        self._created.clear()
+        """Handle the end of the stream, or a stream that could not be opened."""
+        why, self._ending = self._ending or reason, None
+        self._is_opening = self._is_open = self._is_reading = False
+        self._probe_at_ns = self._respond_by_ns = NEVER
+        self._creating.clear()
         for watch in self._watches.values():
-            watch.asked = watch.created = watch.known = False
+            watch.create_sent = watch.created = watch.is_read = False
         if why == UNUSED:
             return []
-        most_ns = min(self._retry_ns, FIRST_RETRY_NS << min(self._failures, 20))
+        max_wait_ns = min(self._max_retry_ns, FIRST_RETRY_NS << min(self._failures, 20))
         self._failures += 1
-        self._open_ns = now_ns + int(self._uniform(0, most_ns))
-        return self._doubts(self._watches, why)
+        self._open_at_ns = now_ns + int(self._uniform(0, max_wait_ns))
+        return self._notify_contact_lost(self._watches, why)
 
     def tick(self, now_ns: int) -> list[Action]:
-        """Time has passed."""
+        """Do what is due; nothing before `next_wake_ns`."""
         if now_ns < self.next_wake_ns or self.next_wake_ns == NEVER:
             return []
-        if not self._open:
-            self._opening = True
-            return [Open()]
-        if now_ns >= self._answer_ns:
-            return [self._break(f"no answer in {self._timeout_ns / 1e9:g} s", silent=True)]
-        self._probe_ns = now_ns + self._step_ns
+        if not self._is_open:
+            self._is_opening = True
+            return [OpenStream()]
+        if now_ns >= self._respond_by_ns:
+            return [self._end(f"no answer in {self._timeout_ns / 1e9:g} s", unresponsive=True)]
+        self._probe_at_ns = now_ns + self._probe_interval_ns
         refused = [
             self._create(number, watch, now_ns)
             for number, watch in self._watches.items()
-            if not watch.asked and not watch.created
+            if not watch.create_sent and not watch.created
         ]
-        self._expect(now_ns)
-        return [*refused, Probe()]
+        self._expect_response(now_ns)
+        return [*refused, SendProbe()]
 
-    def _create(self, number: int, watch: _Watch, now_ns: int) -> Create:
-        watch.asked = True
-        self._created.append(number)
-        self._expect(now_ns)
-        return Create(number, watch.prefix)
+    def _create(self, number: int, watch: _Watch, now_ns: int) -> CreateWatch:
+        watch.create_sent = True
+        self._creating.append(number)
+        self._expect_response(now_ns)
+        return CreateWatch(number, watch.prefix)
 
-    def _break(self, why: str, *, silent: bool = False) -> Break:
-        self._breaking = why
-        return Break(silent)
+    def _end(self, reason: str, *, unresponsive: bool = False) -> EndStream:
+        self._ending = reason
+        return EndStream(unresponsive)
 
-    def _forget(self) -> None:
+    def _need_read(self) -> None:
         for watch in self._watches.values():
-            watch.known = False
+            watch.is_read = False
 
-    def _plan_relook(self, now_ns: int) -> None:
-        self._relook_at_ns = now_ns + int(self._uniform(0.9, 1.1) * self._relook_ns)
+    def _plan_reread(self, now_ns: int) -> None:
+        self._reread_at_ns = now_ns + int(self._uniform(0.9, 1.1) * self._reread_interval_ns)
 
-    def _expect(self, now_ns: int) -> None:
-        """An answer must come from now on, in time."""
-        self._answer_ns = min(self._answer_ns, now_ns + self._timeout_ns)
+    def _expect_response(self, now_ns: int) -> None:
+        self._respond_by_ns = min(self._respond_by_ns, now_ns + self._timeout_ns)
 
-    def _answered(self, told: Heard) -> list[Action]:
-        """A watch was created, refused, or ended by etcd. They are answered in order."""
-        number = self._created.pop(0) if told.created and self._created else told.number
+    def _created_or_canceled(self, response: WatchResponse) -> list[Action]:
+        """Handle a watch that was created, refused, or ended by etcd.
+
+        A refused one has no number: etcd responds to create requests in order.
+        """
+        number = self._creating.pop(0) if response.created and self._creating else response.number
         watch = self._watches.get(number)
         if watch is None:
             return []
-        watch.asked, watch.created = False, not told.canceled
-        if not told.canceled:
+        watch.create_sent, watch.created = False, not response.canceled
+        if not response.canceled:
             return []
-        watch.known = False  # it is created again with the next probe
-        return self._doubts([number], told.reason or "etcd has ended the watch")
+        watch.is_read = False  # it is created again with the next probe
+        return self._notify_contact_lost([number], response.reason or "etcd has ended the watch")
 
-    def _applied(self, number: int, watch: _Watch, changes: tuple[Change, ...]) -> list[Action]:
-        news = [change for change in changes if change.revision > watch.revision]
-        if not news:
+    def _apply(self, number: int, watch: _Watch, changes: tuple[Change, ...]) -> list[Action]:
+        new = [change for change in changes if change.revision > watch.revision]
+        if not new:
             return []
-        for change in news:
+        for change in new:
             if change.value is None:
-                watch.records.pop(change.key, None)
+                watch.records.pop(change.id, None)
             else:
-                watch.records[change.key] = change.value
-        watch.revision = max(change.revision for change in news)
+                watch.records[change.id] = change.value
+        watch.revision = max(change.revision for change in new)
         self._revision = max(self._revision, watch.revision)
-        return [Saw(number, dict(watch.records), watch.revision)]
+        changed = frozenset(change.id for change in new)
+        return [NotifyView(number, dict(watch.records), watch.revision, changed)]
 
-    def _looks(self) -> list[Action]:
-        """Look, as soon as nothing is to be created any more."""
-        unknown = {
+    def _read_if_needed(self) -> list[Action]:
+        """Read what is not read yet, as soon as no create request is without a response."""
+        missing = {
             number: watch.prefix
             for number, watch in self._watches.items()
-            if watch.created and not watch.known
+            if watch.created and not watch.is_read
         }
-        if not unknown or self._created or self._looking or self._breaking is not None:
+        if not missing or self._creating or self._is_reading or self._ending is not None:
             return []
-        self._looking = True
-        return [Look(dict(islice(unknown.items(), MOST_AT_ONCE)))]
+        self._is_reading = True
+        return [Read(dict(islice(missing.items(), MAX_SERVICES_PER_READ)))]
 
-    def _doubts(self, numbers: Iterable[int], reason: str) -> list[Action]:
-        """Once, until they have seen something."""
-        told = [number for number in numbers if not self._watches[number].doubtful]
-        for number in told:
-            self._watches[number].doubtful = True
-        return [Suspect(number, reason) for number in told]
+    def _notify_contact_lost(self, numbers: Iterable[int], reason: str) -> list[Action]:
+        """Notify these watchers, but none twice without a view in between."""
+        new = [number for number in numbers if not self._watches[number].contact_lost]
+        for number in new:
+            self._watches[number].contact_lost = True
+        return [NotifyContactLost(number, reason) for number in new]

@@ -1,10 +1,13 @@
-"""TLS as a URL has it: `?tls=true&ca=root.pem&cert=chain.pem&key=key.pem`."""
+"""TLS settings of a registry URL: `?tls=true&ca=root.pem&cert=chain.pem&key=key.pem`."""
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import grpc
 
 from rpcwheel.errors import ConfigurationError
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["TLS_ADVICE", "TLS_OPTIONS", "Tls", "refused_by_tls"]
 
 TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
+"""The options that every engine with TLS takes."""
 
 TLS_ADVICE: Final = (
     "the TLS handshake failed; check that the port speaks TLS, that its certificate is for this "
@@ -21,34 +25,47 @@ TLS_ADVICE: Final = (
     "system's roots count), and our own certificate if the server wants one: "
     "&cert=chain.pem&key=key.pem"
 )
-"""What follows the reason in a `RegistryRefused`, with every engine."""
+"""Follows the reason in a `RegistryRefused`, with every engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM, which can be read."""
+    """TLS settings whose files, in PEM, could be loaded."""
 
     ca: str | None = None
-    """Whose signature the server's certificate must have; None: one that the system knows."""
+    """File of the root certificates to trust; None: the system's."""
     cert: str | None = None
-    """Ours, if the server wants one."""
+    """File of the client's certificate chain, if the server wants one."""
     key: str | None = None
+    """File of the client's private key."""
+    server_name: str | None = None
+    """Name that the server's certificate must have; None: the host's."""
 
     @classmethod
     def of(cls, url: RegistryUrl, *, default: bool) -> Tls | None:
-        """What the URL has; None without TLS. `default` is what its scheme says.
+        """Return the TLS settings of a URL; None without TLS.
+
+        Args:
+            url: The URL; the caller has checked that its engine takes the options in it.
+            default: Whether its scheme implies TLS.
 
         Raises:
-            ConfigurationError: It contradicts itself, or a file can't be read.
+            ConfigurationError: The settings contradict each other, or a file can't be loaded.
         """
-        files = {name: url.options[name] for name in ("ca", "cert", "key") if name in url.options}
+        names = ("ca", "cert", "key", "server_name")
+        given = {name: url.options[name] for name in names if name in url.options}
         if not url.flag("tls", default=default):
-            if files:
-                raise ConfigurationError(f"{url}: {', '.join(files)}: for TLS only; add tls=true")
+            if default:
+                plain = url.scheme.removesuffix("s")
+                raise ConfigurationError(f"{url}: {url.scheme}:// uses TLS; without it {plain}://")
+            if given:
+                raise ConfigurationError(f"{url}: {', '.join(given)}: for TLS only; add tls=true")
             return None
-        if ("cert" in files) != ("key" in files):
+        if ("cert" in given) != ("key" in given):
             raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
-        tls = cls(**files)
+        for name in {"ca", "cert", "key"} & given.keys():
+            given[name] = str(Path(given[name]).expanduser())
+        tls = cls(**given)
         try:
             tls.context()
         except OSError as error:  # ssl.SSLError is one
@@ -56,17 +73,31 @@ class Tls:
         return tls
 
     def context(self) -> ssl.SSLContext:
-        """One that wants a certificate for the server's host name."""
+        """Create a context that checks the server's certificate and host name."""
         context = ssl.create_default_context(cafile=self.ca)
         if self.cert is not None:
             context.load_cert_chain(self.cert, self.key)
         return context
 
+    def grpc_credentials(self) -> grpc.ChannelCredentials:
+        """Create gRPC credentials from the files as they are now: they may have been renewed.
+
+        Raises:
+            OSError: A file can't be read any more.
+        """
+        files = (None if path is None else Path(path) for path in (self.ca, self.key, self.cert))
+        root, key, chain = (None if file is None else file.read_bytes() for file in files)
+        credentials: grpc.ChannelCredentials = grpc.ssl_channel_credentials(root, key, chain)
+        return credentials
+
 
 def refused_by_tls(error: BaseException | None) -> bool:
-    """Whether one side did not accept the other's certificate, or speaks no TLS."""
+    """Whether an error was raised because one side did not accept the other's certificate.
+
+    Also true if one side does not speak TLS.
+    """
     while error is not None:
-        if isinstance(error, ssl.SSLError):  # an end without a word may be anything
+        if isinstance(error, ssl.SSLError):  # a connection may end without a reason for any cause
             return not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
         error = error.__cause__ or error.__context__
     return False

@@ -5,15 +5,11 @@ import asyncio
 import grpc
 import pytest
 
-from rpcwheel._grpc.calls import (
-    is_channel_closed,
-    is_unprocessed,
-)
+from rpcwheel._grpc.calls import is_channel_closed
 from rpcwheel.call.retry import FORBID_NS, pushback_ns, result_of
 from rpcwheel.rpc import AttemptResult
 
 PUSHBACK = "grpc-retry-pushback-ms"
-NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: ..."
 
 
 @pytest.mark.parametrize(
@@ -48,39 +44,6 @@ def test_a_pushback_is_milliseconds_and_what_is_no_number_means_never(trailing, 
 
 def test_never_is_negative_as_the_plan_takes_it():
     assert FORBID_NS < 0
-
-
-@pytest.mark.parametrize(
-    ("code", "details", "trailing", "initial", "reads"),
-    [
-        ("UNAVAILABLE", NO_CONNECTION, (), (), True),
-        ("UNAVAILABLE", NO_CONNECTION, None, None, True),
-        ("UNAVAILABLE", NO_CONNECTION, grpc.aio.Metadata(), grpc.aio.Metadata(), True),
-        ("UNAVAILABLE", "errors resolving nosuch.invalid:1: ...", (), (), True),
-        ("UNAVAILABLE", "DNS resolution failed for nosuch.invalid:1", (), (), True),
-        ("UNAVAILABLE", "Name resolution failure", (), (), True),
-        ("UNAVAILABLE", "connections to all backends failing; last error: ...", (), (), True),
-        ("UNAVAILABLE", "no children in weighted_target policy", (), (), True),
-        ("UNAVAILABLE", "empty address list: ", (), (), True),
-        ("RESOURCE_EXHAUSTED", "Concurrent RPC limit exceeded!", (), (), False),
-        ("UNAVAILABLE", NO_CONNECTION, (("k", "v"),), (), False),
-        ("UNAVAILABLE", NO_CONNECTION, (), (("k", "v"),), False),
-        ("UNAVAILABLE", "upstream: " + NO_CONNECTION, (), (), False),
-        ("UNAVAILABLE", "Socket closed", (), (), False),
-        ("UNAVAILABLE", "GOAWAY received", (), (), False),
-        ("UNAVAILABLE", "Concurrent RPC limit exceeded!", (), (), False),
-        ("UNAVAILABLE", "", (), (), False),
-        ("UNAVAILABLE", None, (), (), False),
-        ("RESOURCE_EXHAUSTED", NO_CONNECTION, (), (), False),
-        ("RESOURCE_EXHAUSTED", None, (), (), False),
-        ("INTERNAL", NO_CONNECTION, (), (), False),
-        ("DEADLINE_EXCEEDED", "Concurrent RPC limit exceeded!", (), (), False),
-    ],
-)
-def test_only_the_text_of_grpc_without_metadata_reads_as_not_sent(
-    code, details, trailing, initial, reads
-):
-    assert is_unprocessed(code, details, trailing, initial) is reads
 
 
 class Bare(grpc.RpcError):

@@ -1,4 +1,4 @@
-"""etcd while all is well with it: its keys and leases, and the end of a backend."""
+"""etcd without faults: keys, leases, and close."""
 
 import secrets
 import threading
@@ -35,7 +35,7 @@ def of(service: str, port: int = 1) -> ServiceInstance:
 # Keys
 
 
-def test_a_record_is_a_key_below_its_service_with_the_one_lease_of_the_backend(etcd, make) -> None:
+def test_all_records_of_a_backend_have_one_lease(etcd, make) -> None:
     backend = make()
     backend.publish([instance(1), of("shop.Carts", 2)])
     keys = [
@@ -48,28 +48,28 @@ def test_a_record_is_a_key_below_its_service_with_the_one_lease_of_the_backend(e
     assert not [key for key in etcd.records() if backend.url.namespace in key]
 
 
-def test_a_service_is_not_another_one_whose_name_begins_with_its_own(make) -> None:
+def test_services_with_a_common_prefix_are_distinct(make) -> None:
     backend = make()
-    witness, other = RecordingWatcher(), RecordingWatcher()
-    backend.watch("shop", witness)
+    watcher, other = RecordingWatcher(), RecordingWatcher()
+    backend.watch("shop", watcher)
     backend.watch("shop-v2", other)
     backend.publish([of("shop-v2", 1), of("shop.v2", 2)])
     assert other.sees(instance(1))
     assert backend.lookup("shop").records == {}
-    assert witness.sees()
+    assert watcher.sees()
     assert backend.services() == ["shop-v2", "shop.v2"]
 
 
-def test_what_others_have_put_below_our_prefix_is_shown_as_it_is_and_kept(etcd, make) -> None:
+def test_records_of_others_are_passed_on_unchanged_and_kept(etcd, make) -> None:
     backend = make()
     root = f"/{backend.url.namespace}/v1"
-    witness = RecordingWatcher()
-    backend.watch(SERVICE, witness)
+    watcher = RecordingWatcher()
+    backend.watch(SERVICE, watcher)
     etcd.put(f"{root}/{SERVICE}/mine", b"\xff no json")
     etcd.put(f"{root}/{SERVICE}/a/b", b"{}")
     etcd.put(f"{root}/no-service", b"")
     assert backend.lookup(SERVICE).records == {"mine": b"\xff no json", "a/b": b"{}"}
-    assert witness.sees("a/b", "mine")
+    assert watcher.sees("a/b", "mine")
     assert backend.services() == [SERVICE]
     theirs = instance(1, id="mine")
     backend.withdraw([theirs])
@@ -78,10 +78,10 @@ def test_what_others_have_put_below_our_prefix_is_shown_as_it_is_and_kept(etcd, 
     assert backend.lookup(SERVICE).records["mine"] == theirs.encoded()
 
 
-def test_more_than_one_transaction_takes_are_published_renewed_and_withdrawn(make) -> None:
+def test_more_records_than_fit_in_one_transaction(make) -> None:
     backend = make()
-    large = [instance(n, metadata={"n": "é" * 8000}) for n in range(1, module.MOST_OPERATIONS + 3)]
-    assert sum(len(each.encoded()) for each in large) > 4 * module.MOST_BYTES
+    large = [instance(n, metadata={"n": "é" * 8000}) for n in range(1, module.MAX_OPERATIONS + 3)]
+    assert sum(len(each.encoded()) for each in large) > 4 * module.MAX_BYTES
     backend.publish(large)
     assert backend.renew(large) == {}
     assert len(backend.lookup(SERVICE).records) == len(large)
@@ -89,7 +89,7 @@ def test_more_than_one_transaction_takes_are_published_renewed_and_withdrawn(mak
     assert backend.lookup(SERVICE).records == {}
 
 
-def test_one_that_was_published_with_another_epoch_is_missing(make) -> None:
+def test_a_record_with_another_epoch_is_missing(make) -> None:
     backend = make()
     backend.publish([instance(1, epoch="old")])
     new = instance(1, epoch="new")
@@ -99,7 +99,7 @@ def test_one_that_was_published_with_another_epoch_is_missing(make) -> None:
 # The end
 
 
-def test_what_is_published_after_a_while_without_anything_has_a_whole_lease(etcd, opened) -> None:
+def test_a_publish_renews_a_lease_that_was_not_renewed_for_a_while(etcd, opened) -> None:
     backend = opened(etcd.url(namespace=secrets.token_hex(4)), lease=4.0)
     backend.publish([instance(1)])
     key = f"/{backend.url.namespace}/v1/{SERVICE}/10.0.0.1:2"
@@ -122,7 +122,7 @@ def test_a_closed_backend_leaves_no_thread(make) -> None:
     assert wait_until(lambda: threading.active_count() <= before)
 
 
-def test_a_closed_backend_takes_nothing_more(make) -> None:
+def test_a_closed_backend_refuses_all_calls(make) -> None:
     backend = make()
     backend.close()
     for act in (

@@ -1,4 +1,4 @@
-"""How a connection to etcd is made: what a URL may say of TLS, and what both sides check."""
+"""TLS to etcd: the options of a URL, and the certificates that both sides check."""
 
 import pytest
 
@@ -14,19 +14,19 @@ SERVICE = "shop.Orders"
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("etcd://10.0.0.1?ca=/ca.pem", "only over TLS"),
-        ("etcd://10.0.0.1?server_name=etcd", "only over TLS"),
+        ("etcd://10.0.0.1?ca=/ca.pem", "for TLS only"),
+        ("etcd://10.0.0.1?server_name=etcd", "for TLS only"),
         ("etcds://10.0.0.1?tls=no", "without it etcd://"),
         ("etcds://10.0.0.1?cert=/a.pem", "cert and key go together"),
-        ("etcds://10.0.0.1?ca=/no/such/file", "can't be read"),
+        ("etcds://10.0.0.1?ca=/no/such/file", "can't be used"),
     ],
 )
-def test_a_url_that_makes_no_sense_for_tls_is_refused_at_once(url, why) -> None:
+def test_contradictory_tls_options_are_refused_at_once(url, why) -> None:
     with pytest.raises(ConfigurationError, match=why):
         open_backend(url, Settings(2.0, 1.0))
 
 
-def test_over_tls_the_certificates_of_both_sides_are_checked(opened, tls_files) -> None:
+def test_both_sides_check_certificates(opened, tls_files) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     root, chain, key = map(str, tls_files)
@@ -34,13 +34,13 @@ def test_over_tls_the_certificates_of_both_sides_are_checked(opened, tls_files) 
         secure = etcd.url().replace("etcd:", "etcds:")
         good = opened(f"{secure}?ca={root}&cert={chain}&key={key}")
         named = opened(f"{etcd.url()}?tls&ca={root}&cert={chain}&key={key}&server_name=localhost")
-        witness = RecordingWatcher()
-        good.watch(SERVICE, witness)
+        watcher = RecordingWatcher()
+        good.watch(SERVICE, watcher)
         named.publish([instance()])
-        assert witness.sees(instance())
-        with pytest.raises(RegistryRefused):  # a root that nobody knows
+        assert watcher.sees(instance())
+        with pytest.raises(RegistryRefused):  # an unknown root
             opened(secure).lookup(SERVICE)
-        with pytest.raises((RegistryRefused, RegistryUnavailable)):  # no certificate of our own
-            opened(f"{secure}?ca={root}").lookup(SERVICE)  # gRPC may see only the end
+        with pytest.raises((RegistryRefused, RegistryUnavailable)):  # no client certificate
+            opened(f"{secure}?ca={root}").lookup(SERVICE)  # gRPC may see only the closed connection
         with pytest.raises(RegistryUnavailable):  # no TLS
             opened(etcd.url()).lookup(SERVICE)

@@ -1,4 +1,4 @@
-"""How etcd is reached: URLs, TLS, logins, and what its errors mean."""
+"""The etcd client: URLs, members of a cluster, logins and errors."""
 
 import time
 from concurrent import futures
@@ -12,14 +12,13 @@ from fixtures.waiting import wait_until
 from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
-from rpcwheel.registry.backends.etcd_client import messages
 
 SERVICE = "shop.Orders"
 
 
 @pytest.fixture
 def guarded():
-    """An etcd that wants a login; `bob:secret` may do everything in the namespace `bobs`."""
+    """An etcd with authentication; `bob:secret` has all rights in the namespace `bobs`."""
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine("--bcrypt-cost", "4") as engine:
@@ -38,22 +37,22 @@ def guarded():
         ("etcd://10.0.0.1?color=red", "there is no option 'color'"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_at_once(url, why) -> None:
+def test_a_wrong_url_is_refused_at_once(url, why) -> None:
     with pytest.raises(ConfigurationError, match=why):
         open_backend(url, Settings(2.0, 1.0))
 
 
-# What answers, and what does not
+# Members
 
 
-def test_nobody_on_the_port_is_told_with_the_place_and_without_the_password(opened) -> None:
+def test_the_error_without_a_server_has_the_url_without_the_password(opened) -> None:
     backend = opened("etcd://bob:secret@127.0.0.1:1/shop")
-    with pytest.raises(RegistryUnavailable, match=r"etcd://bob:\*\*\*@127\.0\.0\.1:1: ") as told:
+    with pytest.raises(RegistryUnavailable, match=r"etcd://bob:\*\*\*@127\.0\.0\.1:1: ") as failed:
         backend.lookup(SERVICE)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(failed.value)
 
 
-def test_a_grpc_server_that_is_no_etcd_is_told_as_such(opened) -> None:
+def test_a_grpc_server_that_is_no_etcd_is_refused(opened) -> None:
     with futures.ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
         port = server.add_insecure_port("127.0.0.1:0")
@@ -61,24 +60,24 @@ def test_a_grpc_server_that_is_no_etcd_is_told_as_such(opened) -> None:
         backend = opened(f"etcd://127.0.0.1:{port}")
         with pytest.raises(RegistryRefused, match="no etcd"):
             backend.lookup(SERVICE)
-        backend.close()  # first, or gRPC would log what it is told at the end
+        backend.close()  # first, or gRPC would log the refusal at the end
         server.stop(None).wait()
 
 
-def test_one_of_several_members_that_answers_is_enough(opened) -> None:
+def test_one_of_several_members_is_enough(opened) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine() as etcd:
         for _ in range(4):  # each begins with any of them
             backend = opened(f"etcd://127.0.0.1:1,127.0.0.1:2,127.0.0.1:{etcd.port}")
-            witness = RecordingWatcher()
-            backend.watch(SERVICE, witness)
+            watcher = RecordingWatcher()
+            backend.watch(SERVICE, watcher)
             in_the_end(lambda backend=backend: backend.publish([instance()]))
             assert backend.renew([instance()]) == {}
-            assert witness.sees(instance())
+            assert watcher.sees(instance())
 
 
-def test_a_request_goes_to_the_next_member_within_its_time_if_one_is_down(opened) -> None:
+def test_a_request_goes_to_the_next_member_within_its_timeout_if_one_is_down(opened) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine() as etcd:
@@ -93,65 +92,54 @@ def test_a_request_goes_to_the_next_member_within_its_time_if_one_is_down(opened
             assert list(backend.lookup(SERVICE).records) == [instance(1).id]
 
 
-def test_a_request_goes_to_the_next_member_within_its_time_if_one_is_silent(opened) -> None:
-    if reason := EtcdEngine.available():
-        pytest.skip(reason)
-    with EtcdEngine() as etcd, etcd.proxy() as proxy:
-        proxy.blackhole(new=True)
-        url = f"etcd://127.0.0.1:{proxy.port},127.0.0.1:{etcd.port}"
-        for _ in range(2):
-            backend = opened(url, timeout=1.0)
-            backend._client._turn = 0
-            assert backend.lookup(SERVICE).records == {}
-            assert proxy.accepted
+def two_proxies_and_a_backend(etcd, opened, **settings):
+    """A backend with two addresses, and the proxies behind them: the one in use comes first."""
+    proxies = [etcd.proxy(), etcd.proxy()]
+    hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+    backend = opened(f"etcd://{hosts}", **settings)
+    backend.publish([instance(1)])
+    proxies.sort(key=lambda proxy: -proxy.connections)
+    return *proxies, backend
 
 
-def test_what_was_certainly_not_sent_may_be_carried_out_by_another_member(opened) -> None:
+def test_a_lookup_goes_to_the_next_member_within_its_timeout_if_one_is_silent(opened) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine() as etcd:
-        client = opened(f"etcd://127.0.0.1:1,127.0.0.1:{etcd.port}")._client
-        client._turn = 0
-        assert client.ask("KV/Txn", messages().TxnRequest(), once=True).succeeded
+        used, other, backend = two_proxies_and_a_backend(etcd, opened)
+        used.blackhole(new=True)
+        assert list(backend.lookup(SERVICE).records) == [instance(1).id]
+        assert (used.connections, other.connections) == (1, 1)
 
 
-def test_what_may_have_been_published_by_a_silent_member_is_not_published_by_another(
-    opened,
-) -> None:
-    """It could be carried out by the first one after what comes later, a withdrawal."""
+def test_a_publish_without_an_answer_is_not_sent_to_another_member(opened) -> None:
+    """The first member could apply it after a later request, such as a withdrawal."""
     if reason := EtcdEngine.available():
         pytest.skip(reason)
-    with EtcdEngine() as etcd, etcd.proxy() as proxy:
-        url = f"etcd://127.0.0.1:{proxy.port},127.0.0.1:{etcd.port}"
-        backend = opened(url, timeout=1.0, lease=60.0)
-        backend._client._turn = 0
-        backend.publish([instance(1)])
-        proxy.blackhole()
+    with EtcdEngine() as etcd:
+        used, _, backend = two_proxies_and_a_backend(etcd, opened, lease=60.0, timeout=1.0)
+        used.blackhole()
         with pytest.raises(RegistryUnavailable, match="no answer"):
             backend.publish([instance(2)])
-        assert list(backend.lookup(SERVICE).records) == [instance(1).id]
+        assert list(in_the_end(lambda: backend.lookup(SERVICE)).records) == [instance(1).id]
 
 
 # Logins
 
 
-def test_with_a_login_everything_works_also_after_etcd_has_forgotten_the_token(
-    guarded, opened
-) -> None:
+def test_a_login_is_repeated_when_etcd_has_forgotten_the_token(guarded, opened) -> None:
     backend = opened(guarded.url(user="bob:secret", namespace="bobs"))
-    witness = RecordingWatcher()
-    backend.watch(SERVICE, witness)
+    watcher = RecordingWatcher()
+    backend.watch(SERVICE, watcher)
     backend.publish([instance(1)])
-    assert witness.sees(instance(1))
+    assert watcher.sees(instance(1))
     guarded.restart()  # tokens are not kept, but leases and keys
     assert in_the_end(lambda: backend.renew([instance(1)])) == {}
     backend.publish([instance(2)])
-    assert witness.sees(instance(1), instance(2))
+    assert watcher.sees(instance(1), instance(2))
 
 
-def test_a_watch_that_is_added_when_the_token_of_the_stream_is_void_is_seen_too(
-    guarded, opened
-) -> None:
+def test_a_watch_can_be_added_after_the_token_of_the_stream_became_invalid(guarded, opened) -> None:
     backend = opened(guarded.url(user="bob:secret", namespace="bobs"))
     first, second = RecordingWatcher(), RecordingWatcher()
     backend.watch(SERVICE, first)
@@ -168,17 +156,17 @@ def test_wrong_passwords_missing_logins_and_missing_rights_are_refused(guarded, 
         ("bob:secret", "others", "permission denied"),
     ):
         backend = opened(guarded.url(user=user, namespace=namespace))
-        witness = RecordingWatcher()
-        backend.watch(SERVICE, witness)
+        watcher = RecordingWatcher()
+        backend.watch(SERVICE, watcher)
         with pytest.raises(RegistryRefused, match=why):
             backend.publish([instance()])
         with pytest.raises(RegistryRefused, match=why):
             backend.lookup(SERVICE)
-        assert witness.doubts()
-        assert all(isinstance(told, str) for told in witness.news)
+        assert watcher.doubts()
+        assert all(isinstance(news, str) for news in watcher.news)
 
 
-def test_a_service_that_may_not_be_watched_hurts_no_other(guarded, opened) -> None:
+def test_a_watch_without_permission_affects_no_other(guarded, opened) -> None:
     guarded.ask("auth/role/grant", name="publisher", perm=guarded.right("/mixed/v1/shop.Orders/"))
     backend = opened(guarded.url(user="bob:secret", namespace="mixed"), lease=1.0)
     denied, allowed = RecordingWatcher(), RecordingWatcher()
@@ -192,7 +180,7 @@ def test_a_service_that_may_not_be_watched_hurts_no_other(guarded, opened) -> No
     assert denied.sees()
 
 
-def test_a_login_that_etcd_does_not_want_yet_is_given_when_it_does(opened) -> None:
+def test_a_login_is_made_when_authentication_is_enabled_later(opened) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine("--bcrypt-cost", "4") as etcd:
@@ -202,14 +190,14 @@ def test_a_login_that_etcd_does_not_want_yet_is_given_when_it_does(opened) -> No
         assert backend.renew([instance()]) == {}
 
 
-# Which member, and which connection
+# Connections
 
 
-def test_a_member_without_a_leader_is_asked_to_end_the_stream(opened) -> None:
-    given = []
+def test_a_watch_stream_requires_a_leader(opened) -> None:
+    metadata = []
 
     def watch(requests, context):
-        given.append(dict(context.invocation_metadata()))
+        metadata.append(dict(context.invocation_metadata()))
         yield from ()
 
     handler = grpc.stream_stream_rpc_method_handler(watch)
@@ -222,40 +210,35 @@ def test_a_member_without_a_leader_is_asked_to_end_the_stream(opened) -> None:
         server.start()
         backend = opened(f"etcd://127.0.0.1:{port}")
         backend.watch(SERVICE, RecordingWatcher())
-        assert wait_until(lambda: given)
+        assert wait_until(lambda: metadata)
         backend.close()
         server.stop(None).wait()
-    assert given[0]["hasleader"] == "true"  # as etcd's own client does, WithRequireLeader
+    assert metadata[0]["hasleader"] == "true"  # as etcd's own client does, WithRequireLeader
 
 
-def test_the_end_of_the_last_watch_is_no_reason_to_leave_a_connection(opened) -> None:
+def test_the_connection_stays_open_when_the_last_watch_is_closed(opened) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
-    with EtcdEngine() as etcd:
-        backend, publisher = opened(etcd.url()), opened(etcd.url())
+    with EtcdEngine() as etcd, etcd.proxy() as proxy:
+        backend = opened(etcd.url(port=proxy.port))
         for port in range(1, 4):
-            witness = RecordingWatcher()
-            watch = backend.watch(SERVICE, witness)
-            assert wait_until(lambda witness=witness: witness.news)
-            channel = backend._client._channel
+            watcher = RecordingWatcher()
+            watch = backend.watch(SERVICE, watcher)
+            assert wait_until(lambda watcher=watcher: watcher.news)
             watch.close()
-            assert wait_until(lambda: backend._watches._stream is None)
-            assert backend._client._channel is channel
-            publisher.publish([instance(port)])
+            backend.publish([instance(port)])
+        assert proxy.accepted == 1
 
 
-# The end of a connection
-
-
-def test_a_connection_into_a_black_hole_is_left_for_a_new_one(opened) -> None:
+def test_a_connection_into_a_black_hole_is_replaced(opened) -> None:
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     with EtcdEngine() as etcd, etcd.proxy() as proxy:
         backend = opened(etcd.url(port=proxy.port), lease=60.0, timeout=0.3)
-        witness = RecordingWatcher()
-        backend.watch(SERVICE, witness)  # keeps the old one, as no probe is due
+        watcher = RecordingWatcher()
+        backend.watch(SERVICE, watcher)  # keeps the old one, as no probe is due
         backend.publish([instance()])
-        assert witness.sees(instance())
+        assert watcher.sees(instance())
         proxy.blackhole()
         before = time.monotonic()
         with pytest.raises(RegistryUnavailable, match=r"no answer in 0\.3 s"):

@@ -20,6 +20,7 @@ from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.waiting import WAIT_S
 
 TESTS = Path(__file__).parents[3]
+PYTHONPATH = os.pathsep.join([str(TESTS), str(TESTS.parent)])
 
 PROGRAM = """
 import os, signal, sys
@@ -48,7 +49,7 @@ backend.watch(A.service, witness)
 backend.publish([A])
 assert witness.sees(A)
 if sys.argv[1].startswith("etcd"):
-    locks, check = (backend._lock, backend._client._lock), refused
+    locks, check = (backend._lock,), refused
 elif sys.argv[1].startswith("redis"):
     locks, check = (backend._hints._lock, backend._polling._lock), begins_anew
 else:
@@ -80,7 +81,7 @@ def test_a_forked_child_leaves_its_parent_the_lease_and_the_watches(kind):
     with kind() as engine:
         ran = subprocess.run(
             [sys.executable, "-P", "-c", PROGRAM, engine.url()],
-            env={**os.environ, "PYTHONPATH": str(TESTS), "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "GRPC_ENABLE_FORK_SUPPORT": "0"},
             capture_output=True,
             text=True,
             timeout=3 * WAIT_S,
@@ -123,7 +124,7 @@ def test_children_that_are_forked_while_etcd_is_frozen_do_not_crash(opened):
     """gRPC connects again all the time then; its fork handlers are as by default."""
     if reason := EtcdEngine.available():
         pytest.skip(reason)
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     environment.pop("GRPC_ENABLE_FORK_SUPPORT", None)
     with EtcdEngine() as engine:
         publisher = opened(engine.url())

@@ -1,4 +1,4 @@
-"""What a registry says of a TLS handshake that fails: the same error type and advice everywhere."""
+"""A failed TLS handshake: the same error type and advice with every engine."""
 
 import pytest
 import trustme
@@ -13,9 +13,7 @@ SERVICE = "shop.Orders"
 
 
 @pytest.mark.parametrize("kind", [EtcdEngine, RedisEngine, ZookeeperEngine])
-def test_a_certificate_that_is_not_accepted_is_refused_with_what_to_do(
-    opened, tls_files, tmp_path, kind
-):
+def test_an_untrusted_certificate_is_refused_with_advice(opened, tls_files, tmp_path, kind):
     if reason := kind.available():
         pytest.skip(reason)
     root, chain, key = map(str, tls_files)
@@ -42,7 +40,7 @@ def test_a_certificate_of_etcd_for_another_host_is_refused(opened, tls_files):
         assert refused.type is RegistryRefused
 
 
-def test_of_several_etcds_one_whose_certificate_is_accepted_is_enough(opened, tls_files, tmp_path):
+def test_one_etcd_member_with_a_trusted_certificate_is_enough(opened, tls_files, tmp_path):
     if reason := EtcdEngine.available():
         pytest.skip(reason)
     chain_of_another = tmp_path / "chain.pem"
@@ -60,7 +58,7 @@ def test_of_several_etcds_one_whose_certificate_is_accepted_is_enough(opened, tl
             assert backend.lookup(SERVICE).records == {}
 
 
-def test_an_etcd_that_nobody_runs_is_unavailable_by_the_public_error_type(opened):
+def test_a_missing_etcd_raises_exactly_registry_unavailable(opened):
     with pytest.raises(RegistryUnavailable) as failed:
         opened(f"etcd://127.0.0.1:{free_port()}").lookup(SERVICE)
     assert failed.type is RegistryUnavailable

@@ -1,144 +1,152 @@
-"""The decisions about watches, each by itself. The model is in test_etcd_core_model.py."""
+"""Decisions about watches of etcd. test_etcd_core_model.py has a model of any sequence."""
 
 from rpcwheel.durations import NEVER
 from rpcwheel.registry.backends import etcd_watch_core as core
 from rpcwheel.registry.backends.etcd_watch_core import (
-    Break,
-    Cancel,
+    DATA_LOST,
+    CancelWatch,
     Change,
-    Create,
-    Heard,
-    Look,
-    Open,
-    Probe,
-    Saw,
-    Suspect,
+    CreateWatch,
+    EndStream,
+    NotifyContactLost,
+    NotifyView,
+    OpenStream,
+    Read,
+    SendProbe,
     WatchCore,
+    WatchResponse,
 )
 
 SECOND = 1_000_000_000
-STEP, TIMEOUT, RELOOK, RETRY = 5 * SECOND, 3 * SECOND, 60 * SECOND, 2 * SECOND
+PROBE_INTERVAL, TIMEOUT, REREAD, RETRY = 5 * SECOND, 3 * SECOND, 60 * SECOND, 2 * SECOND
 SHOP, CART = b"/shop/", b"/cart/"
+A_CHANGED = frozenset("a")
 
 
-def made(relook: int = RELOOK, uniform=lambda low, high: high) -> WatchCore:
+def new_core(reread: int = REREAD, uniform=lambda low, high: high) -> WatchCore:
     return WatchCore(
-        step_ns=STEP, timeout_ns=TIMEOUT, relook_ns=relook, retry_ns=RETRY, uniform=uniform
+        probe_interval_ns=PROBE_INTERVAL,
+        timeout_ns=TIMEOUT,
+        reread_interval_ns=reread,
+        max_retry_ns=RETRY,
+        uniform=uniform,
     )
 
 
 def watching(*prefixes: bytes, now: int = 0, revision: int = 10) -> WatchCore:
-    """With a stream, on which all watches were created and looked at; numbers count from 1."""
-    watches = made()
+    """Return a core whose watches were created and read on a stream; numbered from 1."""
+    watches = new_core()
     for number, prefix in enumerate(prefixes, 1):
         watches.add(number, prefix, now)
     watches.opened(now)
     for number in range(1, len(prefixes) + 1):
-        watches.heard(Heard(number, revision, created=True), now)
-    watches.looked({number: {} for number in range(1, len(prefixes) + 1)}, revision, now)
+        watches.received(WatchResponse(number, revision, created=True), now)
+    watches.read({number: {} for number in range(1, len(prefixes) + 1)}, revision, now)
     return watches
 
 
-def test_the_first_watch_opens_a_stream_and_is_looked_at_only_when_etcd_has_confirmed_it() -> None:
-    watches = made()
-    assert watches.add(1, SHOP, 0) == [Open()]
-    assert watches.opened(0) == [Create(1, SHOP)]
-    assert watches.heard(Heard(1, 7, created=True), 0) == [Look({1: SHOP})]
-    assert watches.looked({1: {b"/shop/a": b"1"}}, 8, 0) == [Saw(1, {b"/shop/a": b"1"}, 8)]
+def test_a_watch_is_read_after_etcd_has_confirmed_it() -> None:
+    watches = new_core()
+    assert watches.add(1, SHOP, 0) == [OpenStream()]
+    assert watches.opened(0) == [CreateWatch(1, SHOP)]
+    assert watches.received(WatchResponse(1, 7, created=True), 0) == [Read({1: SHOP})]
+    assert watches.read({1: {"a": b"1"}}, 8, 0) == [NotifyView(1, {"a": b"1"}, 8)]
 
 
-def test_all_watches_of_a_new_stream_are_looked_at_together() -> None:
-    watches = made()
+def test_all_watches_of_a_new_stream_are_read_together() -> None:
+    watches = new_core()
     watches.add(1, SHOP, 0)
     assert watches.add(2, CART, 0) == []  # the stream is being opened already
-    assert watches.opened(0) == [Create(1, SHOP), Create(2, CART)]
-    assert watches.heard(Heard(1, 7, created=True), 0) == []
-    assert watches.heard(Heard(2, 7, created=True), 0) == [Look({1: SHOP, 2: CART})]
+    assert watches.opened(0) == [CreateWatch(1, SHOP), CreateWatch(2, CART)]
+    assert watches.received(WatchResponse(1, 7, created=True), 0) == []
+    assert watches.received(WatchResponse(2, 7, created=True), 0) == [Read({1: SHOP, 2: CART})]
 
 
-def test_more_services_than_fit_in_one_transaction_are_looked_at_in_several() -> None:
-    watches = made()
-    count = core.MOST_AT_ONCE + 1
+def test_more_services_than_fit_in_one_transaction_are_read_in_several() -> None:
+    watches = new_core()
+    count = core.MAX_SERVICES_PER_READ + 1
     for number in range(1, count + 1):
         watches.add(number, b"/%d/" % number, 0)
     watches.opened(0)
     for number in range(1, count):
-        watches.heard(Heard(number, 7, created=True), 0)
-    (first,) = watches.heard(Heard(count, 7, created=True), 0)
-    actions = watches.looked({number: {} for number in first.prefixes}, 7, 0)
-    assert len(first.prefixes) == core.MOST_AT_ONCE
-    assert actions[-1] == Look({count: b"/%d/" % count})
+        watches.received(WatchResponse(number, 7, created=True), 0)
+    (first,) = watches.received(WatchResponse(count, 7, created=True), 0)
+    actions = watches.read({number: {} for number in first.prefixes}, 7, 0)
+    assert len(first.prefixes) == core.MAX_SERVICES_PER_READ
+    assert actions[-1] == Read({count: b"/%d/" % count})
 
 
-def test_changes_that_a_look_has_shown_already_are_not_applied_again() -> None:
+def test_changes_up_to_the_revision_of_the_read_are_ignored() -> None:
     watches = watching(SHOP, revision=10)
-    old = Change(b"/shop/a", b"old", 9)
-    assert watches.heard(Heard(1, 9, changes=(old,)), 0) == []
-    new = (Change(b"/shop/a", b"new", 11), Change(b"/shop/b", b"new", 11))
-    assert watches.heard(Heard(1, 11, changes=new), 0) == [
-        Saw(1, {b"/shop/a": b"new", b"/shop/b": b"new"}, 11)
+    old = Change("a", b"old", 9)
+    assert watches.received(WatchResponse(1, 9, changes=(old,)), 0) == []
+    new = (Change("a", b"new", 11), Change("b", b"new", 11))
+    assert watches.received(WatchResponse(1, 11, changes=new), 0) == [
+        NotifyView(1, {"a": b"new", "b": b"new"}, 11, frozenset("ab"))
     ]
-    gone = Change(b"/shop/a", None, 12)
-    assert watches.heard(Heard(1, 12, changes=(gone,)), 0) == [Saw(1, {b"/shop/b": b"new"}, 12)]
+    gone = Change("a", None, 12)
+    assert watches.received(WatchResponse(1, 12, changes=(gone,)), 0) == [
+        NotifyView(1, {"b": b"new"}, 12, A_CHANGED)
+    ]
 
 
-def test_a_probe_is_sent_each_step_and_one_without_an_answer_ends_the_stream() -> None:
+def test_a_probe_without_a_response_ends_the_stream() -> None:
     watches = watching(SHOP)
-    assert watches.tick(STEP - 1) == []
-    assert watches.tick(STEP) == [Probe()]
-    watches.heard(Heard(-1, 10), STEP)
-    assert watches.tick(2 * STEP) == [Probe()]
-    assert watches.tick(2 * STEP + TIMEOUT) == [Break(silent=True)]
-    (doubt,) = watches.ended("cancelled by us", 2 * STEP + TIMEOUT)
-    assert doubt == Suspect(1, "no answer in 3 s")
+    assert watches.tick(PROBE_INTERVAL - 1) == []
+    assert watches.tick(PROBE_INTERVAL) == [SendProbe()]
+    watches.received(WatchResponse(-1, 10), PROBE_INTERVAL)
+    assert watches.tick(2 * PROBE_INTERVAL) == [SendProbe()]
+    assert watches.tick(2 * PROBE_INTERVAL + TIMEOUT) == [EndStream(unresponsive=True)]
+    (lost,) = watches.ended("cancelled by us", 2 * PROBE_INTERVAL + TIMEOUT)
+    assert lost == NotifyContactLost(1, "no answer in 3 s")
 
 
-def test_a_stream_that_does_not_even_confirm_a_watch_is_ended_too() -> None:
-    watches = made()
+def test_a_create_request_without_a_response_ends_the_stream() -> None:
+    watches = new_core()
     watches.add(1, SHOP, 0)
     watches.opened(0)
-    assert watches.tick(TIMEOUT) == [Break(silent=True)]
+    assert watches.tick(TIMEOUT) == [EndStream(unresponsive=True)]
 
 
-def test_while_it_looks_no_answer_is_expected() -> None:
-    watches = made()
+def test_no_response_is_expected_during_a_read() -> None:
+    watches = new_core()
     watches.add(1, SHOP, 0)
     watches.opened(0)
-    watches.heard(Heard(1, 7, created=True), 0)
+    watches.received(WatchResponse(1, 7, created=True), 0)
     assert watches.next_wake_ns == NEVER
-    watches.add(2, CART, STEP)
-    watches.looked({1: {}}, 7, 10 * STEP)
-    assert watches.next_wake_ns == 10 * STEP + TIMEOUT
+    watches.add(2, CART, PROBE_INTERVAL)
+    watches.read({1: {}}, 7, 10 * PROBE_INTERVAL)
+    assert watches.next_wake_ns == 10 * PROBE_INTERVAL + TIMEOUT
 
 
-def test_watchers_are_made_suspicious_once_until_they_see_something() -> None:
+def test_contact_lost_is_notified_once_until_the_next_view() -> None:
     watches = watching(SHOP)
-    assert watches.ended("cut", 0) == [Suspect(1, "cut")]
+    assert watches.ended("cut", 0) == [NotifyContactLost(1, "cut")]
     for _ in range(3):
         at = watches.next_wake_ns
-        assert watches.tick(at) == [Open()]
+        assert watches.tick(at) == [OpenStream()]
         assert watches.ended("refused", at) == []
     at = watches.next_wake_ns
     watches.tick(at)
     watches.opened(at)
-    watches.heard(Heard(1, 10, created=True), at)
-    watches.looked({1: {}}, 10, at)
-    assert watches.ended("cut again", at) == [Suspect(1, "cut again")]
+    watches.received(WatchResponse(1, 10, created=True), at)
+    watches.read({1: {}}, 10, at)
+    assert watches.ended("cut again", at) == [NotifyContactLost(1, "cut again")]
 
 
-def test_on_a_new_stream_everything_is_created_and_looked_at_anew() -> None:
+def test_on_a_new_stream_each_watch_is_created_and_read_again() -> None:
     watches = watching(SHOP, revision=10)
     watches.ended("cut", 0)
     at = watches.next_wake_ns
     watches.tick(at)
-    assert watches.opened(at) == [Create(1, SHOP)]
-    missed = Change(b"/shop/b", b"1", 13)
-    assert watches.heard(Heard(1, 12, created=True), at) == [Look({1: SHOP})]
-    assert watches.looked({1: {b"/shop/a": b"1"}}, 12, at) == [Saw(1, {b"/shop/a": b"1"}, 12)]
-    assert watches.heard(Heard(1, 13, changes=(missed,)), at)
+    assert watches.opened(at) == [CreateWatch(1, SHOP)]
+    missed = Change("b", b"1", 13)
+    assert watches.received(WatchResponse(1, 12, created=True), at) == [Read({1: SHOP})]
+    assert watches.read({1: {"a": b"1"}}, 12, at) == [NotifyView(1, {"a": b"1"}, 12)]
+    assert watches.received(WatchResponse(1, 13, changes=(missed,)), at)
 
 
-def test_the_waits_between_streams_double_up_to_the_longest_and_begin_anew_after_a_look() -> None:
+def test_the_wait_for_the_next_stream_doubles_up_to_a_maximum_until_a_read_succeeds() -> None:
     watches = watching(SHOP)
     waits, at = [], 0
     for _ in range(6):
@@ -148,80 +156,86 @@ def test_the_waits_between_streams_double_up_to_the_longest_and_begin_anew_after
         watches.tick(at)
     assert waits == [SECOND // 5, 2 * SECOND // 5, 4 * SECOND // 5, 8 * SECOND // 5, RETRY, RETRY]
     watches.opened(at)
-    watches.heard(Heard(1, 10, created=True), at)
-    watches.looked({1: {}}, 10, at)
+    watches.received(WatchResponse(1, 10, created=True), at)
+    watches.read({1: {}}, 10, at)
     watches.ended("cut", at)
     assert watches.next_wake_ns - at == SECOND // 5
 
 
-def test_a_revision_that_goes_backwards_makes_it_look_and_a_look_tells_the_truth() -> None:
+def test_a_decreased_revision_causes_a_read_which_detects_lost_data() -> None:
     watches = watching(SHOP, revision=10)
-    watches.heard(Heard(1, 11, changes=(Change(b"/shop/a", b"1", 11),)), 0)
-    assert watches.heard(Heard(-1, 3), 0) == [Look({1: SHOP})]
-    assert watches.looked({1: {}}, 3, 0) == [Suspect(1, core.WIPED), Saw(1, {}, 3)]
-
-
-def test_a_revision_may_go_backwards_and_still_be_above_that_of_the_last_look() -> None:
-    watches = watching(SHOP, revision=10)
-    watches.heard(Heard(1, 50, changes=(Change(b"/shop/a", b"1", 50),)), 0)
-    assert watches.heard(Heard(-1, 20), 0) == [Look({1: SHOP})]
-    assert watches.looked({1: {}}, 20, 0) == [Suspect(1, core.WIPED), Saw(1, {}, 20)]
-    change = Change(b"/shop/a", b"2", 21)
-    assert watches.heard(Heard(1, 21, changes=(change,)), 0) == [Saw(1, {b"/shop/a": b"2"}, 21)]
-
-
-def test_a_look_for_one_watch_that_finds_the_memory_lost_is_followed_by_one_for_the_others() -> (
-    None
-):
-    watches = watching(SHOP, revision=10)
-    watches.add(2, CART, 0)
-    assert watches.heard(Heard(2, 10, created=True), 0) == [Look({2: CART})]
-    assert watches.looked({2: {}}, 3, 0) == [
-        Suspect(1, core.WIPED),
-        Suspect(2, core.WIPED),
-        Saw(2, {}, 3),
-        Look({1: SHOP}),
+    watches.received(WatchResponse(1, 11, changes=(Change("a", b"1", 11),)), 0)
+    assert watches.received(WatchResponse(-1, 3), 0) == [Read({1: SHOP})]
+    assert watches.read({1: {}}, 3, 0) == [
+        NotifyContactLost(1, DATA_LOST),
+        NotifyView(1, {}, 3),
     ]
 
 
-def test_a_member_that_lags_behind_makes_it_look_but_nobody_suspicious() -> None:
+def test_a_decreased_revision_above_that_of_the_last_read_is_lost_data_too() -> None:
     watches = watching(SHOP, revision=10)
-    watches.heard(Heard(-1, 9), 0)
-    assert watches.looked({1: {}}, 10, 0) == [Saw(1, {}, 10)]
+    watches.received(WatchResponse(1, 50, changes=(Change("a", b"1", 50),)), 0)
+    assert watches.received(WatchResponse(-1, 20), 0) == [Read({1: SHOP})]
+    assert watches.read({1: {}}, 20, 0) == [
+        NotifyContactLost(1, DATA_LOST),
+        NotifyView(1, {}, 20),
+    ]
+    change = Change("a", b"2", 21)
+    assert watches.received(WatchResponse(1, 21, changes=(change,)), 0) == [
+        NotifyView(1, {"a": b"2"}, 21, A_CHANGED)
+    ]
 
 
-def test_now_and_then_it_looks_though_nothing_seems_to_be_missing() -> None:
+def test_a_read_of_one_watch_that_detects_lost_data_is_followed_by_one_of_the_others() -> None:
+    watches = watching(SHOP, revision=10)
+    watches.add(2, CART, 0)
+    assert watches.received(WatchResponse(2, 10, created=True), 0) == [Read({2: CART})]
+    assert watches.read({2: {}}, 3, 0) == [
+        NotifyContactLost(1, DATA_LOST),
+        NotifyContactLost(2, DATA_LOST),
+        NotifyView(2, {}, 3),
+        Read({1: SHOP}),
+    ]
+
+
+def test_a_response_of_a_lagging_member_causes_a_read_without_contact_lost() -> None:
+    watches = watching(SHOP, revision=10)
+    watches.received(WatchResponse(-1, 9), 0)
+    assert watches.read({1: {}}, 10, 0) == [NotifyView(1, {}, 10)]
+
+
+def test_everything_is_read_again_after_the_reread_interval() -> None:
     watches = watching(SHOP)
-    late = int(RELOOK * 1.1)
-    assert watches.heard(Heard(-1, 10), late - 1) == []
-    assert watches.heard(Heard(-1, 10), late) == [Look({1: SHOP})]
-    watches.looked({1: {}}, 10, late)
-    assert watches.heard(Heard(-1, 10), late) == []
+    late = int(REREAD * 1.1)
+    assert watches.received(WatchResponse(-1, 10), late - 1) == []
+    assert watches.received(WatchResponse(-1, 10), late) == [Read({1: SHOP})]
+    watches.read({1: {}}, 10, late)
+    assert watches.received(WatchResponse(-1, 10), late) == []
 
 
-def test_a_watch_that_etcd_refuses_is_asked_for_again_with_each_probe_and_hurts_no_other() -> None:
-    watches = made()
+def test_a_refused_watch_is_created_again_with_each_probe_and_affects_no_other() -> None:
+    watches = new_core()
     watches.add(1, SHOP, 0)
     watches.add(2, CART, 0)
     watches.opened(0)
-    denied = Heard(-1, 7, created=True, canceled=True, reason="permission denied")
-    assert watches.heard(denied, 0) == [Suspect(1, "permission denied")]
-    assert watches.heard(Heard(2, 7, created=True), 0) == [Look({2: CART})]
-    watches.looked({2: {}}, 7, 0)
-    assert watches.tick(STEP) == [Create(1, SHOP), Probe()]
+    refused = WatchResponse(-1, 7, created=True, canceled=True, reason="permission denied")
+    assert watches.received(refused, 0) == [NotifyContactLost(1, "permission denied")]
+    assert watches.received(WatchResponse(2, 7, created=True), 0) == [Read({2: CART})]
+    watches.read({2: {}}, 7, 0)
+    assert watches.tick(PROBE_INTERVAL) == [CreateWatch(1, SHOP), SendProbe()]
 
 
-def test_a_stream_without_watches_is_ended_and_nobody_is_made_suspicious() -> None:
+def test_a_stream_without_watches_is_ended_without_contact_lost() -> None:
     watches = watching(SHOP)
-    assert watches.remove(1) == [Break()]
+    assert watches.remove(1) == [EndStream()]
     assert watches.add(2, CART, 0) == []  # it is ending: the next one will have it
     assert watches.ended("cancelled by us", 0) == []
-    assert watches.tick(watches.next_wake_ns) == [Open()]
+    assert watches.tick(watches.next_wake_ns) == [OpenStream()]
 
 
-def test_a_watch_that_is_removed_leaves_the_others_alone() -> None:
+def test_a_removed_watch_is_canceled_and_affects_no_other() -> None:
     watches = watching(SHOP, CART)
-    assert watches.remove(1) == [Cancel(1)]
+    assert watches.remove(1) == [CancelWatch(1)]
     assert watches.remove(1) == []
-    assert watches.heard(Heard(1, 10, canceled=True), 0) == []
-    assert watches.heard(Heard(2, 11, changes=(Change(b"/cart/a", b"1", 11),)), 0)
+    assert watches.received(WatchResponse(1, 10, canceled=True), 0) == []
+    assert watches.received(WatchResponse(2, 11, changes=(Change("a", b"1", 11),)), 0)

@@ -1,4 +1,4 @@
-"""Any story of watches, beside an etcd of a few lines that fails, hangs and forgets."""
+"""Any sequence of events of watches, with a model of etcd that fails, hangs and loses its data."""
 
 from collections import deque
 
@@ -7,32 +7,37 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rpcwheel.durations import NEVER
 from rpcwheel.registry.backends.etcd_watch_core import (
-    Break,
-    Cancel,
+    CancelWatch,
     Change,
-    Create,
-    Heard,
-    Look,
-    Open,
-    Probe,
-    Saw,
-    Suspect,
+    CreateWatch,
+    EndStream,
+    NotifyContactLost,
+    NotifyView,
+    OpenStream,
+    Read,
+    SendProbe,
     WatchCore,
+    WatchResponse,
 )
 
 SECOND = 1_000_000_000
-STEP, TIMEOUT, RETRY = 5 * SECOND, 3 * SECOND, 2 * SECOND
+PROBE_INTERVAL, TIMEOUT, RETRY = 5 * SECOND, 3 * SECOND, 2 * SECOND
 SHOP, CART = b"/shop/", b"/cart/"
 
 
+def differences(old: dict[str, bytes], new: dict[str, bytes]) -> set[str]:
+    """The ids whose records differ."""
+    return {one for one in {*old, *new} if old.get(one) != new.get(one)}
+
+
 class Etcd:
-    """What etcd is to a watch: a store with revisions, and a stream that is read later."""
+    """A model of etcd: a store with revisions, and a stream whose responses are received later."""
 
     def __init__(self) -> None:
         self.wipe()
-        self.stream: deque[Heard] | None = None
+        self.stream: deque[WatchResponse] | None = None
         self.created: dict[int, bytes] = {}
-        self.mute = False
+        self.is_silent = False
 
     def wipe(self) -> None:
         self.revision = 1
@@ -49,70 +54,76 @@ class Etcd:
             self.records[key] = value
         for number, prefix in self.created.items():
             if key.startswith(prefix):
-                change = Change(key, value, self.revision)
-                self._say(Heard(number, self.revision, changes=(change,)))
+                change = Change(key[len(prefix) :].decode(), value, self.revision)
+                self._respond(WatchResponse(number, self.revision, changes=(change,)))
 
-    def below(self, prefix: bytes) -> dict[bytes, bytes]:
-        return {key: value for key, value in self.records.items() if key.startswith(prefix)}
+    def below(self, prefix: bytes) -> dict[str, bytes]:
+        return {
+            key[len(prefix) :].decode(): value
+            for key, value in self.records.items()
+            if key.startswith(prefix)
+        }
 
     def open(self) -> None:
-        self.stream, self.created, self.mute = deque(), {}, False
+        self.stream, self.created, self.is_silent = deque(), {}, False
 
-    def do(self, action: Create | Cancel | Probe) -> None:
-        if isinstance(action, Create):
+    def do(self, action: CreateWatch | CancelWatch | SendProbe) -> None:
+        if isinstance(action, CreateWatch):
             self.created[action.number] = action.prefix
-            self._say(Heard(action.number, self.revision, created=True))
-        elif isinstance(action, Cancel):
+            self._respond(WatchResponse(action.number, self.revision, created=True))
+        elif isinstance(action, CancelWatch):
             self.created.pop(action.number, None)
-            self._say(Heard(action.number, self.revision, canceled=True))
+            self._respond(WatchResponse(action.number, self.revision, canceled=True))
         else:
-            self._say(Heard(-1, self.revision))
+            self._respond(WatchResponse(-1, self.revision))
 
-    def _say(self, told: Heard) -> None:
-        if self.stream is not None and not self.mute:
-            self.stream.append(told)
+    def _respond(self, response: WatchResponse) -> None:
+        if self.stream is not None and not self.is_silent:
+            self.stream.append(response)
 
 
 class Watching(RuleBasedStateMachine):
-    """Whatever happens, in the end each watcher has seen what there is, and never time go back."""
+    """In the end each watcher has got the records that etcd has."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
         self.etcd = Etcd()
         self.core = WatchCore(
-            step_ns=STEP,
+            probe_interval_ns=PROBE_INTERVAL,
             timeout_ns=TIMEOUT,
-            relook_ns=10**6 * SECOND,
-            retry_ns=RETRY,
+            reread_interval_ns=10**6 * SECOND,
+            max_retry_ns=RETRY,
             uniform=lambda low, high: (low + high) / 2,
         )
         self.count = 0
         self.prefixes: dict[int, bytes] = {}
-        self.seen: dict[int, dict[bytes, bytes] | None] = {}
-        self.doubtful: set[int] = set()
-        self.look: Look | None = None
-        self.to_open = self.breaking = False
+        self.seen: dict[int, dict[str, bytes] | None] = {}
+        self.contact_lost: set[int] = set()
+        self.pending_read: Read | None = None
+        self.to_open = self.ending = False
 
     def act(self, actions) -> None:
         for action in actions:
             match action:
-                case Open():
-                    assert self.etcd.stream is None or self.breaking
+                case OpenStream():
+                    assert self.etcd.stream is None or self.ending
                     self.to_open = True
-                case Create() | Cancel() | Probe():
+                case CreateWatch() | CancelWatch() | SendProbe():
                     self.etcd.do(action)
-                case Look():
-                    assert self.look is None
-                    self.look = action
-                case Break():
-                    self.breaking = True
-                case Saw(number, records, _):
+                case Read():
+                    assert self.pending_read is None
+                    self.pending_read = action
+                case EndStream():
+                    self.ending = True
+                case NotifyView(number, records, _, changed):
+                    if changed is not None:
+                        assert differences(self.seen[number], records) <= changed
                     self.seen[number] = dict(records)
-                    self.doubtful.discard(number)
-                case Suspect(number, _):
-                    assert number not in self.doubtful
-                    self.doubtful.add(number)
+                    self.contact_lost.discard(number)
+                case NotifyContactLost(number, _):
+                    assert number not in self.contact_lost
+                    self.contact_lost.add(number)
 
     @rule(prefix=st.sampled_from([SHOP, CART]))
     def add(self, prefix) -> None:
@@ -126,12 +137,16 @@ class Watching(RuleBasedStateMachine):
     def remove(self, data) -> None:
         number = data.draw(st.sampled_from(sorted(self.prefixes)))
         del self.prefixes[number], self.seen[number]
-        self.doubtful.discard(number)
+        self.contact_lost.discard(number)
         self.act(self.core.remove(number))
 
-    @rule(prefix=st.sampled_from([SHOP, CART]), value=st.sampled_from([b"1", b"2", None]))
-    def put(self, prefix, value) -> None:
-        self.etcd.put(prefix + b"a", value)
+    @rule(
+        prefix=st.sampled_from([SHOP, CART]),
+        name=st.sampled_from([b"a", b"b"]),
+        value=st.sampled_from([b"1", b"2", None]),
+    )
+    def put(self, prefix, name, value) -> None:
+        self.etcd.put(prefix + name, value)
 
     @rule(seconds=st.integers(0, 20))
     def wait(self, seconds) -> None:
@@ -148,17 +163,17 @@ class Watching(RuleBasedStateMachine):
         else:
             self.act(self.core.ended("refused", self.now))
 
-    @precondition(lambda self: self.etcd.stream and self.look is None and not self.breaking)
+    @precondition(lambda self: self.etcd.stream and self.pending_read is None and not self.ending)
     @rule()
-    def hear(self) -> None:
-        self.act(self.core.heard(self.etcd.stream.popleft(), self.now))
+    def receive(self) -> None:
+        self.act(self.core.received(self.etcd.stream.popleft(), self.now))
 
-    @precondition(lambda self: self.look is not None)
+    @precondition(lambda self: self.pending_read is not None)
     @rule()
-    def answer(self) -> None:
-        look, self.look = self.look, None
-        found = {number: self.etcd.below(prefix) for number, prefix in look.prefixes.items()}
-        self.act(self.core.looked(found, self.etcd.revision, self.now))
+    def finish_read(self) -> None:
+        request, self.pending_read = self.pending_read, None
+        found = {number: self.etcd.below(prefix) for number, prefix in request.prefixes.items()}
+        self.act(self.core.read(found, self.etcd.revision, self.now))
 
     @precondition(lambda self: self.etcd.stream is not None)
     @rule(wipes=st.booleans())
@@ -167,30 +182,30 @@ class Watching(RuleBasedStateMachine):
             self.etcd.wipe()
         self.etcd.stream = None
         self.etcd.created = {}
-        self.look, self.breaking = None, False
+        self.pending_read, self.ending = None, False
         self.act(self.core.ended("cut", self.now))
 
-    @precondition(lambda self: self.breaking)
+    @precondition(lambda self: self.ending)
     @rule()
     def end(self) -> None:
         self.cut(wipes=False)
 
     @rule()
-    def fall_silent(self) -> None:
-        self.etcd.mute = True
+    def become_silent(self) -> None:
+        self.etcd.is_silent = True
 
     @rule(steps=st.integers(1, 12))
     def flow(self, steps) -> None:
-        """Everything works, and time passes where nothing else can happen."""
+        """Let everything work; time passes when no event is left."""
         for _ in range(steps):
-            if self.look is not None:
-                self.answer()
-            elif self.breaking:
+            if self.pending_read is not None:
+                self.finish_read()
+            elif self.ending:
                 self.end()
             elif self.to_open:
                 self.open(works=True)
             elif self.etcd.stream:
-                self.hear()
+                self.receive()
             elif self.core.next_wake_ns == NEVER or self.settled:
                 break
             else:
@@ -199,18 +214,18 @@ class Watching(RuleBasedStateMachine):
 
     @invariant()
     def something_is_going_to_happen(self) -> None:
-        """A core with watches always waits for an event that comes, or for a time."""
+        """A core with watches always waits for an event or for a time."""
         if self.prefixes and self.core.next_wake_ns == NEVER:
-            assert self.to_open or self.look or self.breaking
+            assert self.to_open or self.pending_read or self.ending
 
     def teardown(self) -> None:
-        """Let everything work again: soon all have seen what there is, and trust it."""
+        """Let everything work again: then all watchers get what etcd has."""
         self.flow(200)
-        assert self.settled, (self.seen, self.doubtful, self.etcd.records)
+        assert self.settled, (self.seen, self.contact_lost, self.etcd.records)
 
     @property
     def settled(self) -> bool:
-        return not self.doubtful and all(
+        return not self.contact_lost and all(
             self.seen[number] == self.etcd.below(prefix) for number, prefix in self.prefixes.items()
         )
 

@@ -1,4 +1,4 @@
-"""What a URL says of TLS."""
+"""TLS settings of registry URLs."""
 
 import ssl
 
@@ -12,14 +12,13 @@ from rpcwheel.registry.url import parse_url
 __all__ = ["tls_files"]
 
 
-def test_there_is_none_unless_the_scheme_or_the_url_says_so():
+def test_tls_is_on_if_the_scheme_or_the_url_says_so():
     assert Tls.of(parse_url("redis://a"), default=False) is None
-    assert Tls.of(parse_url("rediss://a?tls=no"), default=True) is None
     assert Tls.of(parse_url("redis://a?tls"), default=False) == Tls()
     assert Tls.of(parse_url("rediss://a"), default=True) == Tls()
 
 
-def test_the_files_make_a_context_that_wants_the_servers_name(tls_files):
+def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
     root, chain, key = tls_files
     url = parse_url(f"redis://a?tls=1&ca={root}&cert={chain}&key={key}")
     context = Tls.of(url, default=False).context()
@@ -28,7 +27,7 @@ def test_the_files_make_a_context_that_wants_the_servers_name(tls_files):
     assert len(context.get_ca_certs()) == 1
 
 
-def test_options_that_contradict_or_name_no_file_are_refused():
+def test_contradictory_options_and_missing_files_are_refused():
     for options, said in (
         ("ca=root.pem", "for TLS only"),
         ("tls=maybe", "true or false"),
@@ -38,9 +37,11 @@ def test_options_that_contradict_or_name_no_file_are_refused():
     ):
         with pytest.raises(ConfigurationError, match=said):
             Tls.of(parse_url(f"redis://a?{options}"), default=False)
+    with pytest.raises(ConfigurationError, match="without it redis://"):
+        Tls.of(parse_url("rediss://a?tls=no"), default=True)
 
 
-def test_a_file_that_is_no_certificate_is_refused(tls_files):
+def test_a_file_without_a_certificate_is_refused(tls_files):
     root, _, key = tls_files
     with pytest.raises(ConfigurationError, match="can't be used"):
         Tls.of(parse_url(f"redis://a?tls=1&ca={key}"), default=False)
@@ -48,7 +49,7 @@ def test_a_file_that_is_no_certificate_is_refused(tls_files):
         Tls.of(parse_url(f"redis://a?tls=1&cert={root}&key={key}"), default=False)
 
 
-def test_a_refusal_is_known_by_what_it_was_raised_from():
+def test_refused_by_tls_finds_the_ssl_error_among_the_causes():
     error = ConnectionError()
     error.__cause__ = ssl.SSLCertVerificationError("self-signed")
     assert refused_by_tls(error)

@@ -1,0 +1,46 @@
+"""A cluster of three etcd servers whose leader fails."""
+
+import pytest
+
+from fixtures.engine_etcd import EtcdCluster
+from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance
+from fixtures.waiting import wait_until
+
+SERVICE = "shop.Orders"
+ONE, TWO = instance(1), instance(2)
+
+
+@pytest.fixture
+def cluster():
+    if reason := EtcdCluster.available():
+        pytest.skip(reason)
+    with EtcdCluster() as running:
+        yield running
+
+
+@pytest.mark.parametrize("fault", ["kill9", "freeze"])
+def test_registries_continue_after_the_leader_has_failed(cluster, opened, fault) -> None:
+    backends = [
+        opened(cluster.url(namespace=f"test-{number}"), lease=20.0, timeout=1.0)
+        for number in range(4)  # each connects to a random member
+    ]
+    watchers = [RecordingWatcher() for _ in backends]
+    for backend, watcher in zip(backends, watchers, strict=True):
+        backend.watch(SERVICE, watcher)
+        in_the_end(lambda backend=backend: backend.publish([ONE]))
+        assert watcher.sees(ONE)
+    leader = cluster.leader()
+    getattr(leader, fault)()
+    for backend, watcher in zip(backends, watchers, strict=True):
+        in_the_end(lambda backend=backend: backend.publish([ONE, TWO]))
+        assert in_the_end(lambda backend=backend: backend.renew([ONE, TWO])) == {}
+        assert watcher.sees(ONE, TWO)
+        in_the_end(lambda backend=backend: backend.withdraw([ONE]))
+        assert watcher.sees(TWO)
+    if fault == "freeze":  # requests that wait in the old leader must not undo later ones
+        leader.thaw()
+        assert wait_until(leader.answers)
+    for backend, watcher in zip(backends, watchers, strict=True):
+        assert in_the_end(lambda backend=backend: backend.renew([TWO])) == {}
+        assert watcher.sees(TWO)
+        assert list(in_the_end(lambda backend=backend: backend.lookup(SERVICE)).records) == [TWO.id]

@@ -1,0 +1,128 @@
+"""The watch stream of an etcd backend: threads, timers and streams."""
+
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engine_watchers import RecordingWatcher, instance
+from fixtures.engines import engine_fixture
+from fixtures.waiting import wait_until
+from rpcwheel.errors import TooManyTimeouts
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.registry.backend import RegistryBackend, Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.timer import WheelTimer
+
+etcd = engine_fixture(EtcdEngine)
+
+SERVICE = "shop.Orders"
+
+
+@pytest.fixture
+def make(etcd: EtcdEngine, opened) -> Callable[[], RegistryBackend]:
+    """Makes backends in a namespace of the test's own, which are closed in the end."""
+    namespace = secrets.token_hex(4)
+    return lambda: opened(etcd.url(namespace=namespace))
+
+
+def of(service: str) -> ServiceInstance:
+    return instance().changed(service=service)
+
+
+def test_all_watches_of_a_backend_share_one_thread(make) -> None:
+    backend, publisher = make(), make()
+    watchers = {f"shop.{number}": RecordingWatcher() for number in range(20)}
+    watches = [backend.watch(name, watcher) for name, watcher in watchers.items()]
+    assert all(watcher.sees() for watcher in watchers.values())
+    threads = [each.name for each in threading.enumerate() if "etcd" in each.name]
+    assert threads == ["rpcwheel-etcd-watch"]
+    publisher.publish([of(name) for name in watchers])
+    for watch in watches[10:]:
+        watch.close()
+    assert all(watchers[f"shop.{number}"].sees(instance()) for number in range(10))
+    assert not any(watcher.after_doubt for watcher in watchers.values())
+
+
+def test_a_watch_can_be_added_after_the_last_one_was_closed(make) -> None:
+    backend, publisher = make(), make()
+    publisher.publish([instance()])
+    for _ in range(3):
+        watcher = RecordingWatcher()
+        watch = backend.watch(SERVICE, watcher)
+        assert watcher.sees(instance())
+        watch.close()
+        assert not watcher.after_doubt
+
+
+def test_a_view_has_the_ids_that_changed(make, etcd) -> None:
+    backend, publisher = make(), make()
+    watcher = RecordingWatcher()
+    backend.watch(SERVICE, watcher)
+    assert watcher.sees()
+    publisher.publish([instance(1), instance(2)])
+    assert watcher.sees(instance(1), instance(2))
+    publisher.publish([instance(2, weight=7)])
+    publisher.withdraw([instance(1)])
+    assert watcher.sees(instance(2))
+    etcd.put(f"/{backend.url.namespace}/v1/{SERVICE}/other", b"{}")
+    assert watcher.sees(instance(2), "other")
+    first, *later = watcher.views
+    assert first.changed is None
+    seen = dict(first.records)
+    for view in later:
+        ids = {*seen, *view.records}
+        assert view.changed == {one for one in ids if seen.get(one) != view.records.get(one)}
+        seen = dict(view.records)
+    assert later[-1].changed == {"other"}
+
+
+def test_a_probe_without_a_response_is_detected_by_the_given_timer(etcd, timer) -> None:
+    with etcd.proxy() as proxy:
+        url = etcd.url(port=proxy.port, namespace=secrets.token_hex(4))
+        with closing(open_backend(url, Settings(15.0, 3.0, timer))) as backend:
+            watcher = RecordingWatcher()
+            backend.watch(SERVICE, watcher)
+            assert watcher.sees()
+            proxy.blackhole()
+            timer.advance(5.0)  # the probe
+            assert not watcher.after_doubt
+            timer.advance(3.1)
+            assert watcher.doubts()
+            assert watcher.after_doubt == [f"{backend.url}: no answer in 3 s"]
+            assert wait_until(lambda: timer.pending == 1)  # the wait for another stream
+            timer.advance(0.3)
+            assert watcher.sees()
+    assert timer.pending == 0
+
+
+def test_a_stopped_timer_does_not_stop_the_watch(etcd, timer) -> None:
+    timer.stop()
+    url = etcd.url(namespace=secrets.token_hex(4))
+    with closing(open_backend(url, Settings(2.0, 1.0, timer))) as backend:
+        watcher = RecordingWatcher()
+        backend.watch(SERVICE, watcher)
+        assert watcher.sees()
+        backend.publish([instance()])
+        assert watcher.sees(instance())
+
+
+def test_a_full_timer_does_not_stop_the_watch(make, etcd, events) -> None:
+    publisher = make()
+    with WheelTimer(max_pending=1) as timer, etcd.proxy() as proxy:
+        timer.new_timeout(print, 1000)
+        url = etcd.url(port=proxy.port, namespace=publisher.url.namespace)
+        with closing(open_backend(url, Settings(2.0, 1.0, timer))) as backend:
+            watcher = RecordingWatcher()
+            backend.watch(SERVICE, watcher)
+            assert watcher.sees()
+            proxy.reset()
+            assert watcher.doubts()
+            publisher.publish([instance()])
+            assert watcher.sees(instance())
+    failed = [event.error for event in events if isinstance(event, RegistryFailed)]
+    assert [type(error) for error in failed] == [TooManyTimeouts]
