@@ -1,4 +1,4 @@
-"""Two servers, and a client that knows only their name; run it: python examples/registry.py."""
+"""Two servers, and a client that finds them by name; run it: python examples/registry.py."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ POLICY = rpcwheel.RegistryPolicy(lease_ttl=3.0, snapshot=False)  # no snapshot f
 
 
 class Audit(AuditServicer):
-    """Says who it is, beside the answer."""
+    """Sends the name of its server in the trailing metadata."""
 
     def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: N802
         """Take one line."""
@@ -28,7 +28,7 @@ class Audit(AuditServicer):
 
 
 def serve(url: str) -> None:
-    """Be published while it serves, and end in order."""
+    """Publish a server while it serves, and stop it gracefully."""
     with ThreadPoolExecutor() as pool, rpcwheel.Kit(registry=POLICY) as kit:
         server = grpc.server(pool, interceptors=kit.server_interceptors())
         add_AuditServicer_to_server(Audit(), server)
@@ -38,10 +38,10 @@ def serve(url: str) -> None:
 
 
 def called(audit: AuditStub, enough: Callable[[Counter[str]], bool]) -> Counter[str]:
-    """Call until that is enough; tells how often who has answered."""
+    """Call until `enough`; return the number of responses of each server."""
     seen: Counter[str] = Counter()
     while not enough(seen):
-        try:  # a call that is wait_for_ready waits for the first instance, too
+        try:  # wait_for_ready: waits for the first instance, too
             _, call = audit.Push.with_call(Line(text="order"), timeout=20, wait_for_ready=True)
             seen[dict(call.trailing_metadata())["server"]] += 1
         except grpc.RpcError:
@@ -51,7 +51,7 @@ def called(audit: AuditStub, enough: Callable[[Counter[str]], bool]) -> Counter[
 
 
 def story(url: str, program: str = __file__) -> bool:
-    """Stop one in order, have it back, kill two (SIGKILL); whether all went well."""
+    """Stop server one gracefully, restart it, kill server two; return whether all went well."""
     with (
         Server(program, "one", url) as one,
         Server(program, "two", url) as two,
@@ -59,16 +59,16 @@ def story(url: str, program: str = __file__) -> bool:
     ):
         audit = AuditStub(channel)
         both = called(audit, lambda seen: seen["one"] > 0 < seen["two"])
-        print("both answer:", *sorted(both.keys() - {"failed"}))
+        print("both servers answer:", *sorted(both.keys() - {"failed"}))
         one.stop()
         meanwhile = called(audit, lambda _: not one.running)
-        print("one is stopped in order; calls that failed meanwhile:", meanwhile["failed"])
+        print("one is stopped gracefully; calls that failed meanwhile:", meanwhile["failed"])
         one.start()
         print("one is back:", "one" in called(audit, lambda seen: "one" in seen))
         two.kill()
         after = called(audit, lambda seen: seen["one"] == CALLS)
         print("two is killed; answering:", *sorted(after.keys() - {"failed", "two"}))
-    return not meanwhile["failed"] and after["failed"] <= 1  # the call that two had in its hands
+    return not meanwhile["failed"] and after["failed"] <= 1  # the call that two was serving
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A client that knows two servers by name, in aio; run it: python examples/registry_aio.py."""
+"""Servers and a client that finds them by name, in aio; run it: python examples/registry_aio.py."""
 
 import asyncio
 import sys
@@ -15,11 +15,11 @@ from registry_process import Server, when_parent_is_gone
 import rpcwheel.aio
 
 POLICY = rpcwheel.RegistryPolicy(lease_ttl=3.0, snapshot=False)  # no snapshot file
-MORE = 50  # calls that the last one answers
+CALLS = 50  # at the end
 
 
 class Audit(AuditServicer):
-    """Says who it is, beside the answer."""
+    """Sends the name of its server in the trailing metadata."""
 
     async def Push(self, request: Line, context: Any) -> Receipt:  # noqa: N802
         """Take one line."""
@@ -28,7 +28,7 @@ class Audit(AuditServicer):
 
 
 async def serve(url: str) -> None:
-    """Be published while it serves, and end in order."""
+    """Publish a server while it serves, and stop it gracefully."""
     async with rpcwheel.aio.Kit(registry=POLICY) as kit:
         server = grpc.aio.server(interceptors=kit.server_interceptors())
         add_AuditServicer_to_server(Audit(), server)
@@ -40,10 +40,10 @@ async def serve(url: str) -> None:
 
 
 async def called(audit: AuditStub, enough: Callable[[Counter[str]], bool]) -> Counter[str]:
-    """Call until that is enough; tells how often who has answered."""
+    """Call until `enough`; return the number of responses of each server."""
     seen: Counter[str] = Counter()
     while not enough(seen):
-        try:  # a call that is wait_for_ready waits for the first instance, too
+        try:  # wait_for_ready: waits for the first instance, too
             call = audit.Push(Line(text="order"), timeout=20, wait_for_ready=True)
             await call
             seen[dict(await call.trailing_metadata())["server"]] += 1
@@ -54,21 +54,21 @@ async def called(audit: AuditStub, enough: Callable[[Counter[str]], bool]) -> Co
 
 
 async def story(url: str) -> bool:
-    """Stop one in order, have it back, kill two (SIGKILL); whether all went well."""
+    """Stop server one gracefully, restart it, kill server two; return whether all went well."""
     with Server(__file__, "one", url) as one, Server(__file__, "two", url) as two:
         async with rpcwheel.aio.insecure_channel(url, registry_policy=POLICY) as channel:
             audit = AuditStub(channel)
             both = await called(audit, lambda seen: seen["one"] > 0 < seen["two"])
-            print("both answer:", *sorted(both.keys() - {"failed"}))
+            print("both servers answer:", *sorted(both.keys() - {"failed"}))
             one.stop()
             meanwhile = await called(audit, lambda _: not one.running)
-            print("one is stopped in order; calls that failed meanwhile:", meanwhile["failed"])
+            print("one is stopped gracefully; calls that failed meanwhile:", meanwhile["failed"])
             one.start()
             print("one is back:", "one" in await called(audit, lambda seen: "one" in seen))
             two.kill()
-            after = await called(audit, lambda seen: seen["one"] >= MORE)
+            after = await called(audit, lambda seen: seen["one"] >= CALLS)
             print("two is killed; answering:", *sorted(after.keys() - {"failed", "two"}))
-    return not meanwhile["failed"] and after["failed"] <= 1  # the call that two had in its hands
+    return not meanwhile["failed"] and after["failed"] <= 1  # the call that two was serving
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The example registry.py with the registry in etcd; run it: python examples/registry_etcd.py.
 
-Set ETCD_URL=etcd://HOST:PORT for an etcd that runs; else one is started, from the PATH. Servers and
-client are started before it answers: they are published, and found, as soon as it does.
+Set ETCD_URL=etcd://HOST:PORT to use a running etcd; otherwise one is started from the PATH. Servers
+and client start before etcd answers: the servers are published, and found, as soon as it does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def etcd() -> Iterator[str]:
-    """Start one of this example's own; gives its URL."""
+    """Start an etcd; yield its URL."""
     with socket.socket() as client, socket.socket() as peer:
         for each in client, peer:
             each.bind(("127.0.0.1", 0))
@@ -36,7 +36,7 @@ def etcd() -> Iterator[str]:
             command += [f"--{option}", f"http://{own}"]
         command += ["--initial-cluster", f"default=http://{own}"]
         quiet = subprocess.DEVNULL
-        with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:  # noqa: S603 - as made above
+        with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:  # noqa: S603 - the command made above
             try:
                 yield f"etcd://{host}"
             finally:
@@ -44,7 +44,7 @@ def etcd() -> Iterator[str]:
 
 
 def main() -> int:
-    """Tell the story, on whichever etcd there is."""
+    """Run the example; return the exit status."""
     if given := os.environ.get("ETCD_URL"):
         return not registry.story(f"{given.rstrip('/')}/shop.Audit")
     if shutil.which("etcd") is None:

@@ -1,4 +1,4 @@
-"""The processes of the registry examples: a program that is started, stopped, killed, and back."""
+"""Server processes of the registry examples, which are started, stopped and killed."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """`python PROGRAM NAME URL`."""
+    """A process `python PROGRAM NAME URL`. A context manager that starts and kills it."""
 
     def __init__(self, program: str, name: str, url: str) -> None:
         self._command = [sys.executable, program, name, url]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and don't wait: when it serves, the registry will know."""
+        """Start the process, and do not wait: it is in the registry when it serves."""
         self._forget()
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)  # noqa: S603 - ours
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """Ask it to end, with SIGTERM."""
+        """Send SIGTERM: it stops gracefully."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it with SIGKILL: it can do nothing more, and has withdrawn nothing."""
+        """Send SIGKILL: it withdraws nothing."""
         self._end(signal.SIGKILL)
 
     def _end(self, signum: int) -> None:
@@ -56,7 +56,7 @@ class Server:
 
 
 def when_parent_is_gone(end: Callable[[], object]) -> None:
-    """Have `end` called when whoever has started this process has ended."""
+    """Call `end` when the parent process has ended."""
 
     def wait() -> None:
         os.read(0, 1)

@@ -198,7 +198,7 @@ class Publisher(PublisherBase[Registry]):
                 SIGNAL_HANDLERS.remove(self._signal_names.put)  # the main thread restores handlers
 
     async def stop(
-        self, grace: Duration | None = None, *, reason: str = "asked for", wait: bool = True
+        self, grace: Duration | None = None, *, reason: str = "stop() was called", wait: bool = True
     ) -> None:
         """Stop in order, any number of times; as in the sync twin. If canceled, the stop goes on.
 
@@ -242,7 +242,7 @@ class Publisher(PublisherBase[Registry]):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop(reason="its block was left")
+        await self.stop(reason="the async with block ended")
 
     async def _stop_with_loop(self) -> None:
         """Stop when the loop ends, which cancels all of its tasks."""

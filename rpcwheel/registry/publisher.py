@@ -346,7 +346,9 @@ class PublisherBase(Generic[R]):
         """One of "new", "starting", "serving", "ending" and "closed"."""
         return self._state.value
 
-    def begin_stop(self, reason: str = "asked for", grace: Duration | None = None) -> None:
+    def begin_stop(
+        self, reason: str = "begin_stop() was called", grace: Duration | None = None
+    ) -> None:
         """Begin the stop, and return at once; from any thread. Arguments as in `stop()`."""
         self._request_stop(reason, grace)
 
@@ -739,7 +741,7 @@ class Publisher(PublisherBase[Registry]):
             self._start()
 
     def stop(
-        self, grace: Duration | None = None, *, reason: str = "asked for", wait: bool = True
+        self, grace: Duration | None = None, *, reason: str = "stop() was called", wait: bool = True
     ) -> None:
         """Stop in order; from any thread, any number of times.
 
@@ -785,7 +787,7 @@ class Publisher(PublisherBase[Registry]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop(reason="its block was left")
+        self.stop(reason="the with block ended")
 
     def _adapt(self, server: Any) -> ServerAdapter:
         if isinstance(server, grpc.aio.Server):

@@ -112,8 +112,8 @@ def test_a_client_by_name_goes_on_while_servers_stop_die_and_come(name: str) -> 
     if name == "registry_etcd.py" and not os.environ.get("ETCD_URL") and not shutil.which("etcd"):
         pytest.skip("etcd is not installed (Debian: apt-get install etcd-server)")
     assert story(name).splitlines() == [
-        "both answer: one two",
-        "one is stopped in order; calls that failed meanwhile: 0",
+        "both servers answer: one two",
+        "one is stopped gracefully; calls that failed meanwhile: 0",
         "one is back: True",
         "two is killed; answering: one",
     ]
