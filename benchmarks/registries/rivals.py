@@ -118,13 +118,15 @@ def _redis(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
     from redis import Redis
 
     parsed, stack = parse_url(url), ExitStack()
+    prefix = f"{service}/".encode()
     client = stack.enter_context(Redis.from_url(url))
     over = threading.Event()
 
     def poll() -> None:
         before: dict[bytes, bytes] = {}
         while not over.wait(POLL_S):
-            now: Any = client.hgetall(f"{{{parsed.namespace}}}:h:{service}")
+            found: Any = client.hgetall(f"{{{parsed.namespace}}}:records")
+            now = {key: data for key, data in found.items() if key.startswith(prefix)}
             if now != before:
                 seen = Records()
                 seen.by_key = before = now

@@ -1,12 +1,14 @@
-"""`redis://user:password@host:6379/shop.Orders`: instances in a hash, with leases by Redis' clock.
+"""`redis://user:password@host:6379/shop.Orders`: a Redis server as the registry.
 
-The layout is told in `_redis_scripts.py`. A change is published as a hint; since messages can be
-lost, each process looks by itself too, each third of a lease, which costs little if nothing has
-changed. A Redis that keeps nothing on disk will do: what it forgets is published again.
+Data and scripts are described in `redis_scripts.py`. Leases are measured by the server's clock. A
+process renews all its instances by one script, and checks by another whether anything has changed
+in the namespace, both each third of a lease. Changes are also published as messages, so that
+watchers see them at once; a lost message delays a change until the next check.
 
 `rediss://`, or `?tls=true`, is over TLS, with `ca`, `cert` and `key` as files; `?db=2` is another
-database. A user needs the keys and channels `{namespace}:*` (with the braces), EVAL and CLIENT. One
-server; no Sentinel, no Cluster. Needs Redis 5.
+database. A user needs the keys and channels `{namespace}:*` (with the braces), EVAL and CLIENT.
+Needs Redis 5 or newer, one server or an address that always leads to the present primary. Redis
+Cluster is not supported. The server need not keep data on disk: what it loses is published again.
 
 A server at `maxmemory` goes on renewing, updating and removing what is listed, and refuses new
 instances (`RegistryUnavailable`) until it has memory again.
@@ -19,9 +21,6 @@ import random
 import secrets
 import threading
 import time
-from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import redis
@@ -52,7 +51,7 @@ from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer.clock import clock_of
 
 from .polling import PollingWatcher
-from .redis_scripts import LIST, REGISTER, RENEW, UNREGISTER, Keys
+from .redis_scripts import CHECK, KEYS, READ, REGISTER, RENEW, UNREGISTER
 from .tls import TLS_ADVICE, TLS_OPTIONS, Tls, refused_by_tls
 
 if TYPE_CHECKING:
@@ -61,32 +60,27 @@ if TYPE_CHECKING:
     from redis import Redis
     from redis.client import PubSub
     from redis.commands.core import Script
-    from redis.connection import AbstractConnection
 
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["Hints", "RedisBackend"]
-
+__all__ = ["ChangeListener", "RedisBackend"]
 
 PORT: Final = 6379
 
-BATCH: Final = 500
+BATCH_SIZE: Final = 500
+"""Instances per script. The server runs nothing else for the few milliseconds that it takes."""
 
-"""Instances in one script; others wait for about a millisecond."""
+RELEASE_TIMEOUT_S: Final = 1.5
+"""Seconds that `close` waits for a server that does not answer; `timeout_s` if that is less."""
 
-CLOSE_S: Final = 1.5
+FULL_EVERY: Final = 720
+"""Periods between full reads of all watched services, 240 leases (an hour by default): a safety net
+only, so that the idle load does not grow with the services."""
 
-"""Seconds that `close` waits for a server that does not answer; `timeout_s`, if that is less."""
-
-CUT_S: Final = 0.3
-
-"""Seconds that the listener may take to end; its connection is cut."""
-
-FULL_EVERY: Final = 12
-
-"""Periods between full reads of watched services: four leases."""
+JOIN_TIMEOUT_S: Final = 0.3
+"""Seconds that `close` waits for the listener's thread, whose connection is cut."""
 
 CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
 
@@ -99,7 +93,7 @@ FULL: Final = (
 class RedisBackend(RegistryBackend):
     """One Redis server, by redis-py. Thread-safe.
 
-    Threads: one that listens for hints, while something is watched; the rest runs on
+    While something is watched it has a thread that listens for changes; everything else runs on
     `rpcwheel._concurrency.executor.EXECUTOR`. In a forked child it begins anew, without watches.
     """
 
@@ -108,14 +102,15 @@ class RedisBackend(RegistryBackend):
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)
         self._options = _options_of(url, settings)
-        self._keys = Keys(url.namespace)
+        self._prefix = f"{{{url.namespace}}}:"
         self._now = clock_of(settings.timer)
         self._polling = PollingWatcher(
-            self._follow,
+            self._read,
             timer=settings.timer,
             period_s=settings.lease_s / 3,
-            full_every=FULL_EVERY,
             retry_s=settings.lease_s / 3,
+            full_every=FULL_EVERY,
+            has_changed=self._has_changed,
         )
         self._closed = False
         self.reset()
@@ -123,65 +118,72 @@ class RedisBackend(RegistryBackend):
 
     def reset(self) -> None:
         """Connect anew, also in a forked child: the sockets are the parent's there."""
+        # Without a retry policy, redis-py repeats a request for up to 15 s.
         self._client = redis.Redis(**self._options, retry=Retry(NoBackoff(), 0))
-        self._register, self._renew, self._unregister, self._list = (
-            self._client.register_script(script) for script in (REGISTER, RENEW, UNREGISTER, LIST)
+        self._register, self._unregister, self._renew, self._check, self._reader = (
+            self._client.register_script(script)
+            for script in (REGISTER, UNREGISTER, RENEW, CHECK, READ)
         )
-        self._hints = Hints(
+        self._listener = ChangeListener(
             self._client,
-            self._keys.channel,
-            quiet_s=self.settings.lease_s / 3,
-            hint=self._polling.request_read,
+            f"{self._prefix}changes",
+            silence_s=self.settings.lease_s / 3,
+            changed=self._polling.request_read,
             lost=lambda error: self._polling.report_contact_lost(f"{self.url}: {error}"),
         )
-        self._owner = f"{secrets.token_hex(8)}:{int(self.settings.lease_s * 1000)}"
-        self._published: dict[tuple[str, str], _Published] = {}
-        self._memory = b""  # of the engine, as the looks have seen it
+        self._owner = f"{secrets.token_hex(8)}:{self._lease_ms}"
+        self._published: dict[tuple[str, str], str] = {}  # epoch by key
+        self._renewed_ns = 0  # when the server was last known to have all of `_published`
+        self._renewed_in = b""  # `began` of the server then
+        self._began = b""  # of the server's data, as watches have seen it
+        self._checked = b"", 0  # version and number of records of the namespace, at the last check
+        self._versions: dict[str, bytes | None] = {}  # of watched services, at the last change
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self.settings.lease_s * 1000)
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
-        for service, some in _batches(instances):
+        for batch in _batches(instances):
             now_ns = self._now()
-            pairs = [part for one in some for part in (one.id, one.encoded())]
-            memory = self._run(self._register, service, self._owner, *pairs)
-            self._published.update({one.key: _Published(one.epoch, now_ns, memory) for one in some})
+            pairs = [part for one in batch for part in (_field(one), one.encoded())]
+            began = self._run(self._register, self._owner, *pairs)
+            if not self._published:
+                self._renewed_ns, self._renewed_in = now_ns, began
+            self._published.update((one.key, one.epoch) for one in batch)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        for service, some in _batches(instances):
-            for one in some:
+        for batch in _batches(instances):
+            for one in batch:
                 self._published.pop(one.key, None)
-            pairs = [part for one in some for part in (one.id, one.epoch)]
-            self._run(self._unregister, service, "", *pairs)
+            pairs = [part for one in batch for part in (_field(one), one.epoch)]
+            self._run(self._unregister, "", *pairs)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         lost: dict[tuple[str, str], Lost] = {}
-        for service, some in _batches(instances):
-            now_ns = self._now()
-            pairs = [part for one in some for part in (one.id, one.epoch)]
-            memory, ids = self._run(self._renew, service, self._owner, *pairs)
-            gone = {one.decode() for one in ids}
-            for one in some:
-                if one.id in gone:
-                    lost[one.key] = self._why(self._published.get(one.key), memory)
-                else:
-                    self._published[one.key] = _Published(one.epoch, now_ns, memory)
+        now_ns, began = self._now(), self._renewed_in
+        for batch in _batches(instances):
+            pairs = [part for one in batch for part in (_field(one), one.epoch)]
+            began, fields = self._run(self._renew, self._owner, *pairs)
+            missing = {field.decode() for field in fields}
+            reason = self._reason(began, now_ns)
+            lost |= {one.key: reason for one in batch if _field(one) in missing}
+        self._renewed_ns, self._renewed_in = now_ns, began
         return lost
 
     def lookup(self, service: str) -> View:
-        _, number, records = self._run(self._list, service, "", "", 0)
-        return _view(number, records)
+        return self._read(service, None)
 
     def services(self) -> Sequence[str]:
-        def ask() -> Any:
-            seconds, micros = self._client.time()
-            since = f"({seconds * 1000 + micros // 1000}"
-            return self._client.zrangebyscore(self._keys.services, since, "+inf")
-
-        return sorted(name.decode(errors="replace") for name in self._asked(ask))
+        self._run(self._check)  # removes what has ended
+        fields = self._ask(lambda: self._client.zrange(f"{self._prefix}index", 0, -1))
+        parts = (field.decode(errors="replace").partition("/") for field in fields)
+        return sorted({service for service, slash, _ in parts if slash})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         if self._closed:
             raise RegistryClosed(f"{self.url}: this registry was closed")
-        self._hints.start()
+        self._listener.start()
         return self._polling.watch(service, watcher)
 
     def close(self) -> None:
@@ -191,73 +193,108 @@ class RedisBackend(RegistryBackend):
         released = threading.Event()
         if self._published:
             EXECUTOR.submit(released, lambda: self._release(released))
-            released.wait(min(self.settings.timeout_s, CLOSE_S))
+            released.wait(min(self.settings.timeout_s, RELEASE_TIMEOUT_S))
         self._closed = True
-        self._hints.close(CUT_S)
-        self._client.close()  # a release that hangs ends with it
+        self._listener.close(JOIN_TIMEOUT_S)
+        self._client.close()  # also ends a release that hangs
 
     def _release(self, released: threading.Event) -> None:
-        """Take out what is left of ours; the first failure ends it."""
+        """Remove what is still published. Gives up at the first error."""
         try:
             with contextlib.suppress(RegistryError):
-                for service, keys in groupby(sorted(self._published), key=itemgetter(0)):
-                    pairs = [part for key in keys for part in (key[1], self._published[key].epoch)]
-                    self._run(self._unregister, service, self._owner, *pairs)
+                left = [("/".join(key), epoch) for key, epoch in self._published.items()]
+                for first in range(0, len(left), BATCH_SIZE):
+                    pairs = [part for pair in left[first : first + BATCH_SIZE] for part in pair]
+                    self._run(self._unregister, self._owner, *pairs)
         finally:
             released.set()
 
-    def _why(self, published: _Published | None, memory: bytes) -> Lost:
-        """Why it is not there."""
-        if published is None:
+    def _reason(self, began: bytes, now_ns: int) -> Lost:
+        """Why instances are lost that were there at the last renewal."""
+        if not self._published:
             return "missing"
-        if published.memory != memory:
+        if began != self._renewed_in:
             return "wiped"
-        away_ns = self._now() - published.at_ns
-        return "lease" if away_ns > self.settings.lease_s * 1e9 else "missing"
+        is_over = now_ns - self._renewed_ns > self.settings.lease_s * 1e9
+        return "lease" if is_over else "missing"
 
-    def _follow(self, service: str, known: View | None) -> View:
-        """What a watched service has now; `known` itself if nothing has changed."""
-        asked = ("", 0) if known is None else (known.revision, len(known.records))
-        memory, number, *changed = self._run(self._list, service, "", *asked)
-        before, self._memory = self._memory, memory
-        if before and memory != before:
-            self._polling.report_contact_lost(f"{self.url}: the server has lost its memory")
-        if known is not None and not changed:
+    def _has_changed(self) -> bool:
+        """Have the watched services read that have changed since the last call; False for the rest.
+
+        Raises:
+            RegistryError: The server can't be asked.
+        """
+        began, *checked = self._run(self._check)
+        self._compare(began)
+        before, self._checked = self._checked, tuple(checked)
+        if self._checked == before:
+            return False
+        if self._checked[0] == before[0]:  # another program has changed the number of records
+            return True
+        services = tuple(self._polling.services)
+        if not services:
+            return False
+        versions = self._ask(lambda: self._client.hmget(f"{self._prefix}versions", services))
+        known, self._versions = self._versions, dict(zip(services, versions, strict=True))
+        for service, version in self._versions.items():
+            if service not in known or known[service] != version:
+                self._polling.request_read(service)
+        return False
+
+    def _read(self, service: str, known: View | None) -> View:
+        """Read a service, or only what has changed in it since `known`."""
+        since: str | int = "" if known is None else known.revision
+        began, version, size, is_update, ids, found = self._run(self._reader, service, since)
+        self._compare(began)
+        names = (each.decode(errors="replace") for each in ids)
+        records: dict[str, bytes | None] = dict(zip(names, found, strict=True))
+        if known is None or not is_update:
+            present = {name: data for name, data in records.items() if data is not None}
+            return View(present, int(version))
+        changed = {name for name, data in records.items() if known.records.get(name) != data}
+        merged = dict(known.records)
+        for name in changed:
+            if (data := records[name]) is None:
+                del merged[name]
+            else:
+                merged[name] = data
+        if len(merged) != size:  # another program has written without changing the version
+            return self._read(service, None)
+        if int(version) == known.revision:
             return known
-        return _view(number, *changed)
+        return View(merged, int(version), frozenset(changed))
 
-    def _run(self, script: Script, service: str, *args: str | bytes | int) -> Any:
-        """What one of the scripts gives."""
-        lease_ms = int(self.settings.lease_s * 1000)
-        given: list[str | bytes | int] = [service, self._keys.channel, lease_ms, *args]
-        return self._asked(lambda: script(keys=self._keys.of(service), args=given))
+    def _compare(self, began: bytes) -> None:
+        """Report to watchers if the server has lost its data since the last call."""
+        before, self._began = self._began, began
+        if before and before != began:
+            self._polling.report_contact_lost(f"{self.url}: the server has lost its data")
 
-    def _asked(self, ask: Callable[[], Any]) -> Any:
+    def _run(self, script: Script, *args: str | bytes | int) -> Any:
+        """Run a script and return its reply."""
+        keys = [self._prefix + name for name in KEYS]
+        return self._ask(lambda: script(keys=keys, args=[self._prefix, self._lease_ms, *args]))
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        """Make a request, and turn errors of redis-py into ours."""
         if self._closed:
             raise RegistryClosed(f"{self.url}: this registry was closed")
         try:
-            return ask()
-        except (RedisError, OSError, ValueError) as error:
-            if self._closed:  # a socket that is closed under its hands is a ValueError to redis-py
+            return request()
+        except Exception as error:
+            if self._closed:  # many kinds of errors, as the connection was cut
                 raise RegistryClosed(f"{self.url}: this registry was closed") from error
             if not isinstance(error, RedisError):
                 raise
-            raise _refusal(self.url, error) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Published:
-    """What is known of a record of ours."""
-
-    epoch: str
-    at_ns: int
-    """When it was last known to be there."""
-    memory: bytes
-    """Of the server, in which it is."""
+            if _is_read_only(error):
+                # A failover has made this server a replica. New connections to the same address
+                # may lead to the new primary.
+                self._client.connection_pool.disconnect(inuse_connections=False)
+            raise _registry_error(self.url, error) from error
 
 
 def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
-    """What redis-py takes.
+    """Return the arguments of `redis.Redis` for a URL.
 
     Raises:
         ConfigurationError: The URL makes no sense for Redis.
@@ -280,8 +317,8 @@ def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
         "socket_timeout": settings.timeout_s,
         "socket_connect_timeout": settings.timeout_s,
         "socket_keepalive": True,
-        # For operators; and whoever should have logged in hears it at once: Redis closes on those
-        # who have not and begin with a long question.
+        # For operators. It also makes a missing login an error at once: Redis cuts clients without
+        # one that begin with a long request.
         "client_name": "rpcwheel",
         "protocol": 2,
     }
@@ -296,15 +333,20 @@ def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
     return options
 
 
-def _refusal(url: RegistryUrl, error: RedisError) -> RegistryError:
-    """Our word for redis-py's error."""
+def _is_read_only(error: RedisError) -> bool:
+    """Whether the server is a replica. Before Redis 7 only the text of a script's error tells."""
+    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
+
+
+def _registry_error(url: RegistryUrl, error: RedisError) -> RegistryError:
+    """Return the error of the contract for one of redis-py's."""
     said = f"{url}: {str(error) or type(error).__name__}"
     kind: type[RegistryError] = RegistryUnavailable
     if refused_by_tls(error):
         kind, said = RegistryRefused, f"{said}; {TLS_ADVICE}"
     elif isinstance(error, (AuthenticationError, NoPermissionError)):
         kind, said = RegistryRefused, f"{said}; look at the user, the password and the rights"
-    elif isinstance(error, AskError):  # of which MovedError is one
+    elif isinstance(error, AskError):  # and MovedError, which derives from it
         where = f"slot {error.slot_id} is at {error.host}:{error.port}"
         kind = RegistryRefused
         said = f"{url}: this node does not hold the registry's keys, {where}; {CLUSTER}"
@@ -313,26 +355,21 @@ def _refusal(url: RegistryUrl, error: RedisError) -> RegistryError:
     elif isinstance(error, OutOfMemoryError) or "-OOM " in str(error):  # the text: before Redis 7
         said = f"{said}; {FULL}"
     elif isinstance(error, ResponseError):
-        later = isinstance(error, (BusyLoadingError, ReadOnlyError))
+        later = isinstance(error, BusyLoadingError) or _is_read_only(error)
         kind = RegistryUnavailable if later else RegistryRefused
     return kind(said)
 
 
-def _batches(
-    instances: Iterable[ServiceInstance],
-) -> Iterator[tuple[str, tuple[ServiceInstance, ...]]]:
-    """By service, and not too many at a time."""
-    by_service: dict[str, list[ServiceInstance]] = {}
-    for one in instances:
-        by_service.setdefault(one.service, []).append(one)
-    for service, some in by_service.items():
-        for start in range(0, len(some), BATCH):
-            yield service, tuple(some[start : start + BATCH])
+def _batches(instances: Iterable[ServiceInstance]) -> Iterator[tuple[ServiceInstance, ...]]:
+    """Return the instances in parts of at most `BATCH_SIZE`."""
+    rest = tuple(instances)
+    for first in range(0, len(rest), BATCH_SIZE):
+        yield rest[first : first + BATCH_SIZE]
 
 
-def _view(number: bytes, records: Sequence[bytes]) -> View:
-    pairs = zip(records[::2], records[1::2], strict=True)
-    return View({key.decode(errors="replace"): data for key, data in pairs}, int(number))
+def _field(instance: ServiceInstance) -> str:
+    """Return the name of an instance in the hashes of a namespace."""
+    return f"{instance.service}/{instance.id}"
 
 
 FIRST_RETRY_S: Final = 0.1
@@ -342,41 +379,46 @@ LAST_RETRY_S: Final = 5.0
 _JITTER: Final = random.SystemRandom()
 
 
-class Hints:
-    """Listens to one channel until it is closed. Begins with `start`."""
+class ChangeListener:
+    """A thread that receives the messages of one channel, and connects anew after errors.
+
+    redis-py's `PubSub.run_in_thread` (8.1.0) does not do: it sends pings, but does not notice that
+    they are not answered; it does not tell that it has connected anew, after which messages may
+    have been missed; it connects on the caller's thread; and `stop` waits for its sleep to end.
+    """
 
     def __init__(
         self,
         client: Redis,
         channel: str,
         *,
-        quiet_s: float,
-        hint: Callable[[str | None], None],
-        lost: Callable[[BaseException], None],
+        silence_s: float,
+        changed: Callable[[str | None], object],
+        lost: Callable[[BaseException], object],
     ) -> None:
-        """Take note.
+        """Do nothing until `start`.
 
         Args:
-            client: Its connections are used, one of them for good.
+            client: Its pool of connections is used, one of them permanently.
             channel: The channel's name.
-            quiet_s: Seconds of silence after which the server is asked whether it is there; after
-                as many more the connection is given up.
-            hint: Told, on the thread that listens, of each message; None when messages may have
-                been missed.
-            lost: Told there that the connection broke.
+            silence_s: Seconds without a message after which a ping is sent. After as many more
+                without a reply the connection is given up.
+            changed: Called on the thread with each message; with None after connecting, as messages
+                may have been missed.
+            lost: Called on the thread with the error after which it connects anew.
         """
         self._client = client
         self._channel = channel
-        self._quiet_s = quiet_s
-        self._hint = hint
+        self._silence_s = silence_s
+        self._changed = changed
         self._lost = lost
         self._lock = threading.Lock()
-        self._pubsub: PubSub | None = None
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        self._retry_s = FIRST_RETRY_S
 
     def start(self) -> None:
-        """Begin to listen, if that has not begun."""
+        """Start the thread, unless it was started before."""
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(
@@ -385,48 +427,46 @@ class Hints:
                 self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End it, and wait for the thread at most so long; any thread but its own."""
+        """End the thread, and wait for it at most so long. Cuts all connections of the client.
+
+        Any thread but the listener's own.
+        """
         self._closed.set()
         thread = self._thread
         end = time.monotonic() + timeout_s
         while thread is not None and thread.is_alive() and time.monotonic() < end:
-            connection: AbstractConnection | None = getattr(self._pubsub, "connection", None)
-            if connection is not None:  # again, as redis-py may just have connected anew
-                connection.disconnect()  # type: ignore[no-untyped-call]
+            self._client.connection_pool.disconnect()  # again: it may just have connected anew
             thread.join(0.02)
 
     def _run(self) -> None:
-        wait_s = FIRST_RETRY_S
         while not self._closed.is_set():
             try:
                 with self._client.pubsub() as pubsub:  # type: ignore[no-untyped-call]
-                    self._pubsub = pubsub
                     pubsub.subscribe(self._channel)
-                    wait_s = self._listen(pubsub, wait_s)
+                    self._listen(pubsub)
             except Exception as error:
-                if self._closed.is_set():  # under its hands; redis-py has many words for that
+                if self._closed.is_set():  # many kinds of errors, as the connection was cut
                     return
                 if not isinstance(error, (RedisError, OSError)):
                     raise
                 self._lost(error)
-            self._closed.wait(_JITTER.uniform(0, wait_s))
-            wait_s = min(wait_s * 2, LAST_RETRY_S)
+            self._closed.wait(_JITTER.uniform(0, self._retry_s))
+            self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
 
-    def _listen(self, pubsub: PubSub, wait_s: float) -> float:
-        """Hear messages until silence says that nobody is there; gives the next wait."""
-        asked = False
+    def _listen(self, pubsub: PubSub) -> None:
+        """Receive messages until closed. Raises TimeoutError if a ping is not answered."""
+        is_silent = False
         while not self._closed.is_set():
-            message = pubsub.get_message(timeout=self._quiet_s)
+            message = pubsub.get_message(timeout=self._silence_s)
             if message is None:
-                if asked:
-                    raise TimeoutError(f"nothing heard for {2 * self._quiet_s:g} s")
+                if is_silent:
+                    raise TimeoutError(f"nothing received for {2 * self._silence_s:g} s")
                 pubsub.ping()
-                asked = True
+                is_silent = True
                 continue
-            asked = False
-            wait_s = FIRST_RETRY_S
+            is_silent = False
             if message["type"] == "subscribe":
-                self._hint(None)
+                self._retry_s = FIRST_RETRY_S
+                self._changed(None)
             elif message["type"] == "message":
-                self._hint(message["data"].decode(errors="replace").partition(" ")[0])
-        return wait_s
+                self._changed(message["data"].decode(errors="replace"))

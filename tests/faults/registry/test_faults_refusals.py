@@ -219,9 +219,9 @@ def plant(engine, service, records):
             operator.create(f"/rpcwheel/v1/{service}/parent/child", b"x", makepath=True)
             operator.create("/rpcwheel/v1/ spaced ", b"x")
     elif isinstance(engine, RedisEngine):
-        pairs = [part for pair in records.items() for part in pair]
-        engine.ask("HSET", f"{{rpcwheel}}:h:{service}", *pairs)
-        engine.ask("ZADD", "{rpcwheel}:s", 1e15, " spaced ", 1e15, b"\xff")
+        pairs = [part for key, data in records.items() for part in (f"{service}/{key}", data)]
+        pairs += [" spaced /x", "x", b"\xff/x", "x", "x", "x"]
+        engine.ask("HSET", "{rpcwheel}:records", *pairs)
     else:
         rows = [("rpcwheel", service, key, data, "", "theirs") for key, data in records.items()]
         with contextlib.closing(sqlite3.connect(engine.path, timeout=WAIT_S)) as db, db:

@@ -51,7 +51,7 @@ assert witness.sees(A)
 if sys.argv[1].startswith("etcd"):
     locks, check = (backend._lock,), refused
 elif sys.argv[1].startswith("redis"):
-    locks, check = (backend._hints._lock, backend._polling._lock), begins_anew
+    locks, check = (backend._listener._lock, backend._polling._lock), begins_anew
 else:
     locks, check = (backend._session._lock, backend._polling._lock), begins_anew
 for lock in locks:  # as another thread may hold them

@@ -39,30 +39,39 @@ def namespace():
     return f"test-{secrets.token_hex(4)}"
 
 
-# What is there
+KINDS = ("records", "owners", "leases", "index", "versions", "began")
 
 
-def test_an_instance_is_json_in_a_hash_with_its_end_beside_it(redis, opened, namespace):
+def field(instance) -> str:
+    """Its name in the hashes and sorted sets of a namespace."""
+    return f"{instance.service}/{instance.id}"
+
+
+# Keys and records
+
+
+def test_an_instance_is_json_in_a_hash_with_the_end_of_its_lease_beside_it(
+    redis, opened, namespace
+):
     opened(redis.url(namespace=namespace)).publish([A])
-    tag = f"{{{namespace}}}"
-    data = redis.ask("HGET", f"{tag}:h:shop.Orders", A.id)
+    data = redis.ask("HGET", f"{{{namespace}}}:records", field(A))
     assert json.loads(data)["host"] == "10.0.0.1"
     seconds, micros = redis.ask("TIME")
-    end_s = redis.ask("ZSCORE", f"{tag}:z:shop.Orders", A.id) / 1000
+    end_s = redis.ask("ZSCORE", f"{{{namespace}}}:leases", field(A)) / 1000
     assert 0 < end_s - (seconds + micros / 1e6) <= LEASE
-    assert redis.ask("ZRANGE", f"{tag}:s", "0", "-1") == [b"shop.Orders"]
 
 
 def test_all_keys_of_a_namespace_are_in_one_slot(redis, opened, namespace):
     opened(redis.url(namespace=namespace)).publish([A, A.changed(service="shop.Stock")])
-    keys = [key for key in redis.ask("KEYS", "*") if namespace.encode() in key]
-    assert len(keys) == 9
-    assert {key[: len(namespace) + 2].decode() for key in keys} == {f"{{{namespace}}}"}
+    keys = {key.decode() for key in redis.ask("KEYS", "*") if namespace.encode() in key}
+    kinds = {*KINDS, f"log:{A.service}", "log:shop.Stock"}
+    assert keys == {f"{{{namespace}}}:{kind}" for kind in kinds}
 
 
-def test_what_nobody_looks_after_is_deleted_in_the_end(redis, opened, namespace):
+def test_the_keys_of_an_abandoned_namespace_expire(redis, opened, namespace):
     opened(redis.url(namespace=namespace), lease=2).publish([A])
-    left = [redis.ask("PTTL", f"{{{namespace}}}:{kind}:shop.Orders") for kind in "hzo"]
+    kinds = {*KINDS, f"log:{A.service}"} - {"began"}
+    left = [redis.ask("PTTL", f"{{{namespace}}}:{kind}") for kind in kinds]
     assert all(30_000 < ms <= 60_000 for ms in left)
 
 
@@ -78,9 +87,9 @@ def test_an_instance_whose_lease_has_ended_is_seen_to_go(redis, opened, namespac
 
 def test_foreign_records_are_shown_beside_the_good_ones_and_not_withdrawn(redis, opened, namespace):
     backend, witness = opened(redis.url(namespace=namespace)), RecordingWatcher()
-    hash_, ends = f"{{{namespace}}}:h:shop.Orders", f"{{{namespace}}}:z:shop.Orders"
-    redis.ask("HSET", hash_, "junk", b"\xff\x00", "list", "[1]", A.id, "7")
-    redis.ask("ZADD", ends, 1e15, "nothing")
+    junk = f"{A.service}/junk", b"\xff\x00", f"{A.service}/list", "[1]", field(A), "7", "none", "x"
+    redis.ask("HSET", f"{{{namespace}}}:records", *junk)
+    redis.ask("ZADD", f"{{{namespace}}}:leases", 1e15, f"{A.service}/nothing")
     assert backend.renew([A]) == {A.key: "missing"}
     backend.publish([A])
     assert backend.lookup(A.service).records == {
@@ -96,7 +105,7 @@ def test_foreign_records_are_shown_beside_the_good_ones_and_not_withdrawn(redis,
 
 def test_foreign_records_without_an_end_are_deleted_after_a_lease(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace), lease=1.0)
-    redis.ask("HSET", f"{{{namespace}}}:h:shop.Orders", "junk", b"\xff\x00")
+    redis.ask("HSET", f"{{{namespace}}}:records", f"{A.service}/junk", b"\xff\x00")
 
     def only_ours_is_left():
         backend.publish([A])
@@ -107,8 +116,9 @@ def test_foreign_records_without_an_end_are_deleted_after_a_lease(redis, opened,
 
 def test_a_key_of_another_type_is_refused_in_clear_words(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace))
-    for kind in "hzosng":
-        key = f"{{{namespace}}}:{kind}" + (":shop.Orders" if kind in "hzo" else "")
+    for kind in (*KINDS, f"log:{A.service}"):
+        backend.withdraw([A])
+        key = f"{{{namespace}}}:{kind}"
         redis.ask("DEL", key)
         redis.ask("SADD", key, "x")
         with pytest.raises(RegistryRefused, match="WRONGTYPE"):
@@ -119,20 +129,94 @@ def test_a_key_of_another_type_is_refused_in_clear_words(redis, opened, namespac
 
 
 def test_a_watch_of_one_service_that_is_broken_does_not_hold_up_another(redis, opened, namespace):
-    backend, good, bad = (
-        opened(redis.url(namespace=namespace)),
-        RecordingWatcher(),
-        RecordingWatcher(),
-    )
-    redis.ask("SADD", f"{{{namespace}}}:h:shop.Stock", "x")
+    backend = opened(redis.url(namespace=namespace))
+    good, bad = RecordingWatcher(), RecordingWatcher()
+    redis.ask("SADD", f"{{{namespace}}}:log:shop.Stock", "x")
     backend.watch("shop.Stock", bad)
     backend.watch(A.service, good)
     assert bad.doubts()
     backend.publish([A])
     assert good.sees(A)
     assert not good.after_doubt
-    redis.ask("DEL", f"{{{namespace}}}:h:shop.Stock")
+    redis.ask("DEL", f"{{{namespace}}}:log:shop.Stock")
     assert bad.sees()
+
+
+# What a request costs
+
+
+def calls(redis, command: str) -> int:
+    """How often the server has run a command since `CONFIG RESETSTAT`, also in scripts."""
+    stats = redis.ask("INFO", "commandstats").get(f"cmdstat_{command}", {"calls": 0})
+    return stats["calls"]
+
+
+def of_services(count: int):
+    """An instance of each of so many services."""
+    return [A.changed(service=f"shop.Service{number}") for number in range(count)]
+
+
+def test_all_instances_of_a_process_are_renewed_by_one_script(redis, opened, namespace):
+    backend, many = opened(redis.url(namespace=namespace)), of_services(500)
+    backend.publish(many)
+    redis.ask("CONFIG", "RESETSTAT")
+    assert backend.renew(many) == {}
+    assert calls(redis, "evalsha") == 1
+
+
+def test_services_that_do_not_change_are_not_read(redis, opened, namespace):
+    backend, many = opened(redis.url(namespace=namespace), lease=0.6), of_services(20)
+    witnesses = [RecordingWatcher() for _ in many]
+    opened(redis.url(namespace=namespace)).publish(many)
+    for one, witness in zip(many, witnesses, strict=True):
+        backend.watch(one.service, witness)
+    assert all(witness.sees(A) for witness in witnesses)
+
+    def only_checks_are_made():
+        redis.ask("CONFIG", "RESETSTAT")
+        assert wait_until(lambda: calls(redis, "evalsha") >= 10)
+        return calls(redis, "zlexcount") == 0  # which READ calls
+
+    assert wait_until(only_checks_are_made)
+
+
+def test_an_update_says_which_records_have_changed(redis, opened, namespace):
+    backend, witness = opened(redis.url(namespace=namespace)), RecordingWatcher()
+    many = [instance(port) for port in range(1, 2101)]  # more than one call in a script takes
+    backend.publish(many)
+    backend.watch(A.service, witness)
+    assert witness.sees(*many)
+    heavy = A.changed(weight=7)
+    backend.publish([heavy])
+    assert wait_until(lambda: witness.views[-1].records[A.id] == heavy.encoded())
+    assert witness.views[-1].changed == {A.id}
+    backend.withdraw([B])
+    assert wait_until(lambda: B.id not in witness.views[-1].records)
+    assert witness.views[-1].changed == {B.id}
+    assert len(witness.views[-1].records) == len(many) - 1
+
+
+def test_a_service_is_read_in_full_if_the_log_of_its_changes_is_too_short(redis, opened, namespace):
+    backend = opened(redis.url(namespace=namespace))
+    backend.publish([A, B])
+    known = backend.lookup(A.service)
+    backend.publish([A.changed(weight=7)])
+    redis.ask("DEL", f"{{{namespace}}}:log:{A.service}")
+    backend.publish([B.changed(weight=7)])
+    view = backend._read(A.service, known)
+    assert view.changed is None
+    assert view.records == backend.lookup(A.service).records
+
+
+def test_publishing_again_what_is_there_is_no_change(redis, opened, namespace):
+    backend = opened(redis.url(namespace=namespace))
+    backend.publish([A])
+    revision = backend.lookup(A.service).revision
+    backend.publish([A])
+    assert backend.lookup(A.service).revision == revision
+
+
+# Scripts, databases and owners
 
 
 def test_scripts_that_the_server_has_forgotten_are_sent_again(redis, opened, namespace):
@@ -269,4 +353,4 @@ def test_what_is_closed_under_the_hands_of_a_request_is_told_as_closed(redis, op
         raise ValueError("I/O operation on closed file.")  # as redis-py 8 has it then
 
     with pytest.raises(RegistryClosed):
-        backend._asked(ask)
+        backend._ask(ask)

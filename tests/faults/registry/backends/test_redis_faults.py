@@ -22,7 +22,12 @@ __all__ = ["opened"]
 
 redis = engine_fixture(RedisEngine)
 A, B = instance(1), instance(2)
-HASH, ENDS = "{rpcwheel}:h:shop.Orders", "{rpcwheel}:z:shop.Orders"
+RECORDS, LEASES = "{rpcwheel}:records", "{rpcwheel}:leases"
+
+
+def field(instance) -> str:
+    """Its name in the hashes and sorted sets of a namespace."""
+    return f"{instance.service}/{instance.id}"
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def full(redis):
 def lease_left_s(redis, instance) -> float:
     """Until the lease of an instance ends, by the server's clock."""
     seconds, micros = redis.ask("TIME")
-    return redis.ask("ZSCORE", ENDS, instance.id) / 1000 - seconds - micros / 1e6
+    return redis.ask("ZSCORE", LEASES, field(instance)) / 1000 - seconds - micros / 1e6
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +59,7 @@ def clean(redis):
 
 def listens(redis):
     """Whether a backend does, to what is published; waits for it."""
-    return wait_until(lambda: redis.ask("PUBSUB", "NUMSUB", "{rpcwheel}:c")[1] == 1)
+    return wait_until(lambda: redis.ask("PUBSUB", "NUMSUB", "{rpcwheel}:changes")[1] == 1)
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def test_a_flush_that_breaks_no_connection_is_a_loss_of_memory_too(redis, watche
     backend, witness = watched
     redis.flush()
     assert witness.sees()
-    assert witness.doubts("lost its memory")
+    assert witness.doubts("lost its data")
     assert set(backend.renew([A, B]).values()) == {"wiped"}
     backend.publish([A, B])
     assert backend.renew([A, B]) == {}
@@ -158,10 +163,10 @@ def test_a_black_hole_for_longer_than_the_lease_costs_it_and_no_more(redis, open
 
 def test_what_an_operator_deletes_is_missing(redis, watched):
     backend, witness = watched
-    redis.ask("HDEL", HASH, A.id)
+    redis.ask("HDEL", RECORDS, field(A))
     assert witness.sees(B)
     assert backend.renew([A, B]) == {A.key: "missing"}
-    redis.ask("DEL", HASH, ENDS)
+    redis.ask("DEL", RECORDS, LEASES)
     assert witness.sees()
     assert set(backend.renew([A, B]).values()) == {"missing"}
     backend.publish([A, B])
@@ -171,20 +176,46 @@ def test_what_an_operator_deletes_is_missing(redis, watched):
 
 def test_what_is_written_over_ours_is_missing(redis, watched):
     backend, _ = watched
-    redis.ask("HSET", HASH, A.id, A.changed(epoch="another").encoded())
-    redis.ask("HSET", HASH, B.id, "broken")
+    redis.ask("HSET", RECORDS, field(A), A.changed(epoch="another").encoded())
+    redis.ask("HSET", RECORDS, field(B), "broken")
     assert set(backend.renew([A, B]).values()) == {"missing"}
 
 
-def test_a_change_whose_message_was_lost_is_found_by_the_next_look(redis, opened):
+def test_records_added_by_hand_are_seen_at_the_next_check(redis, opened):
     backend, witness = opened(redis.url(), lease=3.0), RecordingWatcher()
     backend.watch(A.service, witness)
     assert witness.sees()
-    seconds, _ = redis.ask("TIME")
-    redis.ask("ZADD", ENDS, (seconds + 60) * 1000, A.id)  # as REGISTER does, but without PUBLISH
-    redis.ask("HSET", HASH, A.id, A.encoded())
+    redis.ask("HSET", RECORDS, field(A), A.encoded())
     assert witness.sees(A)
     assert not witness.after_doubt
+
+
+def test_the_deletion_of_all_keys_of_records_by_hand_is_seen_at_the_next_check(redis, watched):
+    backend, witness = watched
+    redis.ask("DEL", RECORDS, LEASES, "{rpcwheel}:index")
+    assert witness.sees()
+    assert set(backend.renew([A, B]).values()) == {"missing"}
+    assert not witness.after_doubt
+
+
+def test_a_record_changed_by_hand_is_seen_after_the_next_renewal(redis, watched):
+    backend, witness = watched
+    heavy = A.changed(weight=7)
+    redis.ask("HSET", RECORDS, field(A), heavy.encoded())
+    assert backend.renew([A, B]) == {}
+    assert wait_until(lambda: witness.views[-1].records[A.id] == heavy.encoded())
+    assert witness.views[-1].changed == {A.id}
+
+
+def test_changes_are_seen_without_messages(redis, opened):
+    backend, witness = opened(redis.url(), lease=3.0), RecordingWatcher()
+    backend.watch(A.service, witness)
+    backend._listener.close(WAIT_S)
+    other = opened(redis.url())
+    other.publish([A, B])
+    assert witness.sees(A, B)
+    other.withdraw([A])
+    assert witness.sees(B)
 
 
 def test_a_listener_that_was_cut_off_listens_again(redis, opened):
@@ -242,7 +273,7 @@ def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, redis, o
 def test_a_full_server_renews_leases(redis, opened, full):
     backend = opened(redis.url())
     backend.publish([A, B])
-    redis.ask("ZADD", ENDS, int(redis.ask("ZSCORE", ENDS, A.id)) - 20_000, A.id)
+    redis.ask("ZADD", LEASES, int(redis.ask("ZSCORE", LEASES, field(A))) - 20_000, field(A))
     assert lease_left_s(redis, A) <= 10
     full()
     assert backend.renew([A, B]) == {}
@@ -279,9 +310,10 @@ def test_a_full_server_withdraws_instances_and_removes_those_whose_lease_has_end
     backend.publish([A, B, instance(3)])
     full()
     backend.withdraw([A])
-    redis.ask("ZREM", ENDS, B.id)
-    redis.ask("HDEL", HASH, B.id)
-    redis.ask("EVAL", f"redis.call('HDEL', 'x', ''); redis.call('ZADD', '{ENDS}', 1, '{B.id}')", 0)
+    redis.ask("ZREM", LEASES, field(B))
+    redis.ask("HDEL", RECORDS, field(B))
+    write = f"redis.call('HDEL', 'x', ''); redis.call('ZADD', '{LEASES}', 1, '{field(B)}')"
+    redis.ask("EVAL", write, 0)
     assert set(backend.lookup(A.service).records) == {instance(3).id}
 
 
@@ -291,14 +323,14 @@ def test_a_server_that_refuses_renewals_does_not_remove_what_was_not_renewed(red
     backend.publish([A, B])
     other.watch(A.service, witness)
     assert witness.sees(A, B)
-    redis.ask("ZADD", ENDS, "1", A.id)  # its lease has ended
+    redis.ask("ZADD", LEASES, "1", field(A))  # its lease has ended
     redis.ask("ACL", "SETUSER", "default", "-zadd")
     try:
         for ask in (lambda: backend.renew([A, B]), lambda: backend.lookup(A.service)):
             with pytest.raises(RegistryRefused):
                 ask()
         assert witness.doubts()
-        assert redis.ask("HEXISTS", HASH, A.id)
+        assert redis.ask("HEXISTS", RECORDS, field(A))
     finally:
         redis.ask("ACL", "SETUSER", "default", "+zadd")
     assert witness.sees(B)
@@ -310,22 +342,13 @@ def test_a_server_that_refuses_renewals_does_not_remove_what_was_not_renewed(red
 def set_clock_back(redis, *instances) -> None:
     """Let the leases of these end an hour later, as if the clock were an hour behind since."""
     for one in instances:
-        redis.ask("ZADD", ENDS, redis.ask("ZSCORE", ENDS, one.id) + 3_600_000, one.id)
+        redis.ask("ZADD", LEASES, redis.ask("ZSCORE", LEASES, field(one)) + 3_600_000, field(one))
 
 
 def test_a_dead_instance_is_removed_after_a_lease_although_the_clock_was_set_back(redis, opened):
     backend, other = opened(redis.url(), lease=1.0), opened(redis.url())
     backend.publish([A])
     set_clock_back(redis, A)
-    assert wait_until(lambda: not other.lookup(A.service).records)
-
-
-def test_a_service_without_instances_is_not_listed_after_the_clock_was_set_back(redis, opened):
-    backend, other = opened(redis.url(), lease=1.0), opened(redis.url())
-    backend.publish([A])
-    set_clock_back(redis, A)
-    seconds, _ = redis.ask("TIME")
-    redis.ask("ZADD", "{rpcwheel}:s", (seconds + 3600) * 1000, A.service)
     assert wait_until(lambda: not other.lookup(A.service).records)
     assert other.services() == []
 
@@ -352,7 +375,7 @@ def test_a_node_of_a_cluster_says_that_clusters_are_not_supported(opened):
         assert witness.doubts(said)
         with pytest.raises(RegistryUnavailable, match=said):
             backend.publish([A])  # no node holds the keys yet
-        slot = one.ask("CLUSTER", "KEYSLOT", HASH)
+        slot = one.ask("CLUSTER", "KEYSLOT", RECORDS)
         one.ask("CLUSTER", "ADDSLOTSRANGE", "0", str(slot - 1), str(slot + 1), "16383")
         two.ask("CLUSTER", "ADDSLOTS", str(slot))
         one.ask("CLUSTER", "MEET", two.host, str(two.port))
