@@ -1,7 +1,7 @@
-"""What happened, and who is told.
+"""Events and their sinks.
 
 Each time rpcwheel loses, delays or saves work, it emits an event: a frozen record such as
-`CallParked` or `TaskSlow`. One sink is there from the start, `log_event`, which writes to the
+`CallParked` or `TaskSlow`. One sink is installed by default, `log_event`, which writes to the
 loggers `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
 `rpcwheel.registry`. Add your own::
 
@@ -13,8 +13,8 @@ loggers `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connec
 
     add_sink(count_losses)
 
-A sink runs where the event happened and must be quick; if it raises, that is logged once, and
-neither the call nor the timer feels it.
+A sink runs on the thread where the event happened and must be quick. If it raises, that is logged
+once, and has no effect on the call or the timer.
 """
 
 from .events import (

@@ -1,8 +1,8 @@
-"""Who is told: hands each event to every sink, and lets none of them hurt.
+"""The sinks: passes each event to all of them, and contains their exceptions.
 
-A sink runs on the thread where the event happened, often a timer's or a worker's: it must be quick
-and must not block. The tuple of sinks is replaced as a whole under a lock and read without one, so
-`emit` costs one call per sink.
+A sink runs on the thread where the event happened, often a timer's or a worker's, so it must be
+quick and must not block. The tuple of sinks is replaced as a whole under a lock and read without
+one, so `emit` costs one call per sink.
 """
 
 import logging
@@ -32,7 +32,7 @@ class _Hub:
         self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to every sink. Thread-safe; an exception of a sink goes no further."""
+        """Pass `event` to every sink. Thread-safe; an exception of a sink is logged, not raised."""
         for sink in self._sinks:
             try:
                 sink(event)
@@ -40,11 +40,11 @@ class _Hub:
                 self._report(sink)
 
     def add_sink(self, sink: Sink) -> None:
-        """Give every event from now on to `sink`; adding it a second time changes nothing.
+        """Pass every event from now on to `sink`; adding it a second time changes nothing.
 
         Args:
             sink: Called as `sink(event)` on whichever thread the event happened; must not block.
-                If it raises, that is logged, once, and it goes on being called.
+                If it raises, that is logged once, and it is still called.
 
         Raises:
             TypeError: `sink` is not callable.
@@ -56,7 +56,7 @@ class _Hub:
                 self._sinks = (*self._sinks, sink)
 
     def remove_sink(self, sink: Sink) -> None:
-        """Give no more events to `sink` (`log_event` too can go); unknown ones are no error."""
+        """Pass no more events to `sink`, which may be `log_event`; an unknown sink is no error."""
         with self._lock:
             self._sinks = tuple(known for known in self._sinks if known != sink)
             self._broken = tuple(known for known in self._broken if known != sink)
@@ -66,7 +66,9 @@ class _Hub:
             if sink in self._broken:
                 return
             self._broken = (*self._broken, sink)
-        _LOG.exception("the event sink %r raised; it goes on being called, this is said once", sink)
+        _LOG.exception(
+            "the event sink %r raised; it is still called, but this is logged only once", sink
+        )
 
 
 _HUB: Final = _Hub()
