@@ -1,9 +1,9 @@
-"""A registry in this process: for tests, and for programs whose servers and clients are threads.
+"""`memory://`: a registry in this process, for tests and for programs of servers and clients.
 
-`memory://` is one, `memory://orders` is another. All backends of a name see the same records, each
-with a lease of its own, which runs out by the clock of the backend's timer: with a `ManualTimer`
-everything happens on the thread that acts or that moves the time, and watchers are told before it
-returns. What is in it ends with the process; a forked child begins with nothing.
+`memory://` is one registry, `memory://orders` is another. All backends with the same name see the
+same records. Each has a lease, which ends by the clock of its timer. With a `ManualTimer`
+everything happens on the thread that calls the backend or moves the time, and watchers are called
+before it returns. The records end with the process; a forked child starts without any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryUnavailable, TimerError
@@ -35,11 +35,17 @@ if TYPE_CHECKING:
 __all__ = ["MemoryBackend"]
 
 
+_Service: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+_Key: TypeAlias = tuple[str, str, str]
+"""Namespace, service and id of a record."""
+
+
 class _Lease:
-    """What a backend's records live by. Its fields are the engine's, under its lock."""
+    """The lease of a backend's records. Its fields are guarded by the engine's lock."""
 
     def __init__(self) -> None:
-        self.keys: set[tuple[str, str, str]] = set()  # namespace, service, id
+        self.keys: set[_Key] = set()
         self.ends_ns = 0
         self.over = False
         self.timeout: Timeout | None = None
@@ -53,7 +59,7 @@ class _Record:
 
 
 class _Engine:
-    """The records of one name, and who watches them. Under `lock`, which nobody is called under."""
+    """The records and watches of one name. Guarded by `lock`, under which no watcher is called."""
 
     def __init__(self) -> None:
         self.reset()
@@ -61,52 +67,59 @@ class _Engine:
     def reset(self) -> None:
         self.lock = threading.Lock()
         self.revision = 0
-        self.records: dict[tuple[str, str], dict[str, _Record]] = {}
-        self.notifiers: dict[tuple[str, str], list[WatchNotifier]] = {}
+        self.records: dict[_Service, dict[str, _Record]] = {}
+        self.notifiers: dict[_Service, list[WatchNotifier]] = {}
 
-    def view(self, where: tuple[str, str]) -> View:
-        found = self.records.get(where, {})
-        return View({key: found[key].data for key in sorted(found)}, self.revision)
+    def view(self, service: _Service, changed: frozenset[str] | None = None) -> View:
+        records = {key: record.data for key, record in self.records.get(service, {}).items()}
+        return View(records, self.revision, changed)
 
     @contextmanager
-    def changing(self) -> Iterator[set[tuple[str, str]]]:
-        """Hold the lock; what is put into the set has changed, and its watchers are told after."""
-        changed: set[tuple[str, str]] = set()
+    def changing(self) -> Iterator[set[_Key]]:
+        """Hold the lock, then notify the watchers of the keys that were added to the set."""
+        changed: set[_Key] = set()
         pending: list[WatchNotifier] = []
         with self.lock:
             yield changed
             self.revision += bool(changed)
-            for where in sorted(changed):
-                for notifier in self.notifiers.get(where, ()):
-                    notifier.add(self.view(where))
+            ids: dict[_Service, set[str]] = {}
+            for key in changed:
+                ids.setdefault(key[:2], set()).add(key[2])
+            for service in sorted(ids.keys() & self.notifiers.keys()):
+                view = self.view(service, frozenset(ids[service]))
+                for notifier in self.notifiers[service]:
+                    notifier.add(view)
                     pending.append(notifier)
         for notifier in pending:
             notifier.start()
 
-    def put(self, key: tuple[str, str, str], record: _Record) -> None:
-        there = self.records.setdefault(key[:2], {})
-        if before := there.get(key[2]):
+    def put(self, key: _Key, record: _Record, changed: set[_Key]) -> None:
+        records = self.records.setdefault(key[:2], {})
+        before = records.get(key[2])
+        if before is not None:
             before.lease.keys.discard(key)
-        there[key[2]] = record
+        if before is None or before.data != record.data:
+            changed.add(key)
+        records[key[2]] = record
         record.lease.keys.add(key)
 
-    def drop(self, key: tuple[str, str, str]) -> None:
-        there = self.records.get(key[:2], {})
-        if record := there.pop(key[2], None):  # None: a forked child has forgotten it
+    def remove(self, key: _Key, changed: set[_Key]) -> None:
+        records = self.records.get(key[:2], {})
+        if record := records.pop(key[2], None):  # None: in a forked child
             record.lease.keys.discard(key)
-        if not there:
+            changed.add(key)
+        if not records:
             self.records.pop(key[:2], None)
 
-    def end(self, lease: _Lease, changed: set[tuple[str, str]]) -> None:
-        """Let go of all that lives by it."""
+    def end(self, lease: _Lease, changed: set[_Key]) -> None:
+        """Remove all records of a lease."""
         lease.over = True
         for key in tuple(lease.keys):
-            self.drop(key)
-            changed.add(key[:2])
+            self.remove(key, changed)
 
 
 _engines: Final[weakref.WeakValueDictionary[str, _Engine]] = weakref.WeakValueDictionary()
-"""By name, as long as there is a backend of it."""
+"""By name, while a backend of that name exists."""
 
 _naming: threading.Lock = threading.Lock()
 
@@ -128,7 +141,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class MemoryBackend(RegistryBackend):
-    """The engine `memory://`; see above. Any thread, also at once."""
+    """The backend `memory://`. Thread-safe."""
 
     schemes: ClassVar = ("memory",)
 
@@ -145,7 +158,7 @@ class MemoryBackend(RegistryBackend):
         name = url.hosts[0][0] if url.hosts else ""
         self._engine = _engine_of(name)
         self._lease = _Lease()
-        self._watches: set[WatchNotifier] = set()
+        self._watches: dict[WatchNotifier, _Service] = {}
         self._closed = False
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
@@ -155,8 +168,7 @@ class MemoryBackend(RegistryBackend):
                 self._begin_lease()
             for one in instances:
                 record = _Record(one.encoded(), one.epoch, self._lease)
-                self._engine.put(self._key(one), record)
-                changed.add(self._where(one.service))
+                self._engine.put(self._key(one), record, changed)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         with self._engine.changing() as changed:
@@ -164,8 +176,7 @@ class MemoryBackend(RegistryBackend):
             for one in instances:
                 found = self._found(one)
                 if found is not None and found.epoch == one.epoch:
-                    self._engine.drop(self._key(one))
-                    changed.add(self._where(one.service))
+                    self._engine.remove(self._key(one), changed)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         with self._engine.changing():
@@ -189,11 +200,11 @@ class MemoryBackend(RegistryBackend):
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         where = self._where(service)
-        notifier = WatchNotifier(watcher, self._unwatched)
+        notifier = WatchNotifier(watcher, self._remove_watch)
         with self._engine.lock:
             self._check_open()
             self._engine.notifiers.setdefault(where, []).append(notifier)
-            self._watches.add(notifier)
+            self._watches[notifier] = where
             notifier.add(self._engine.view(where))
         notifier.start()
         return notifier
@@ -226,39 +237,39 @@ class MemoryBackend(RegistryBackend):
         found = self._found(one)
         return found is not None and found.epoch == one.epoch and found.lease is self._lease
 
-    def _unwatched(self, notifier: WatchNotifier) -> None:
+    def _remove_watch(self, notifier: WatchNotifier) -> None:
         with self._engine.lock:
-            self._watches.discard(notifier)
-            for where, notifiers in tuple(self._engine.notifiers.items()):
-                if notifier in notifiers:
-                    notifiers.remove(notifier)
-                    if not notifiers:
-                        del self._engine.notifiers[where]
+            where = self._watches.pop(notifier)
+            notifiers = self._engine.notifiers.get(where, [])
+            if notifier in notifiers:  # else this is a forked child
+                notifiers.remove(notifier)
+            if not notifiers:
+                self._engine.notifiers.pop(where, None)
 
-    # The lease. One timeout waits for its end, and is not moved when it is renewed: it looks again.
+    # The lease. A renewal does not move the timeout; when it fires early, another one is created.
 
     def _begin_lease(self) -> None:
-        """Begin or renew it; under the lock."""
+        """Begin or renew the lease, under the lock."""
         if self._lease.over:
             self._lease = _Lease()
         lease = self._lease
         before, lease.ends_ns = lease.ends_ns, self._now() + self._lease_ns
         if lease.timeout is None:
             try:
-                self._wait(lease, self._lease_ns)
+                self._add_timeout(lease, self._lease_ns)
             except TimerError as error:
                 lease.ends_ns = before
                 raise RegistryUnavailable(
                     f"{self.url}: no timeout for the lease: {error}"
                 ) from error
 
-    def _wait(self, lease: _Lease, for_ns: int) -> None:
+    def _add_timeout(self, lease: _Lease, delay_ns: int) -> None:
         if self._timer is None:
             self._timer = shared_timer()
-        lease.timeout = self._timer.new_timeout(lambda _: self._look_at(lease), for_ns / 1e9)
+        lease.timeout = self._timer.new_timeout(lambda _: self._end_if_due(lease), delay_ns / 1e9)
 
-    def _look_at(self, lease: _Lease) -> None:
-        """End the lease if it was not renewed; on the timer's thread."""
+    def _end_if_due(self, lease: _Lease) -> None:
+        """End the lease if it was not renewed. On the timer's thread."""
         with self._engine.changing() as changed:
             left_ns = lease.ends_ns - self._now()
             if lease.over:
@@ -267,6 +278,6 @@ class MemoryBackend(RegistryBackend):
                 self._engine.end(lease, changed)
                 return
             try:
-                self._wait(lease, left_ns)
-            except TimerError:  # stopped or full: nobody could end it later
+                self._add_timeout(lease, left_ns)
+            except TimerError:  # stopped or full: it could not be ended later
                 self._engine.end(lease, changed)

@@ -1,16 +1,16 @@
-"""A registry in a file, for the processes of one machine: no server, nothing to install.
+"""`sqlite:///run/shop/registry.db?poll=0.1`: a registry in a file.
 
-`sqlite:///run/shop/registry.db?poll=0.1`. All processes must see the same file system, which must
-not be a network's. A lease is a row with the time of its end by the system's monotonic clock, which
-is the same in all processes; one that is further ahead than it is long is from before a reboot, and
-is over. `poll` is how often, in seconds, watches look whether anybody wrote; a look that finds
-nothing takes some microseconds.
+For the processes of one machine. It needs no server and no package. The file must not be on a
+network file system. A lease is a row with the time at which it ends, by the system's monotonic
+clock, which all processes share. A lease that ends later than its own length from now was written
+before a reboot, and has ended.
+
+Watches check every `poll` seconds whether the file was written; a check takes some microseconds.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SqliteBackend"]
 
 POLL_S: Final = 0.1
-"""So a change is seen after 50 ms in the middle; half of it costs twice the idle processor time."""
+"""A change is seen after 50 ms on average; half of it takes twice the CPU time when idle."""
 
 ALIVE: Final = "lease.ends_ns > :now AND lease.ends_ns <= :now + lease.length_ns"
 
@@ -42,25 +42,25 @@ FIND: Final = """
 SELECT ends_ns, length_ns, instance.id, data FROM instance JOIN lease ON lease.id = instance.lease
 WHERE namespace = ? AND service = ? AND typeof(ends_ns) = 'integer' ORDER BY instance.id
 """
-"""With those whose lease is over: what time it is can be asked when they are read, and no sooner,
-as one that is renewed while they are waited for would be further ahead than it is long."""
+"""Includes records whose lease has ended. The time is compared after the read, not in it: a lease
+that is renewed while the read waits for a lock would end later than its length from then."""
 
 FIND_SERVICES: Final = """
 SELECT DISTINCT ends_ns, length_ns, service FROM instance JOIN lease ON lease.id = instance.lease
 WHERE namespace = ? AND typeof(ends_ns) = 'integer'
 """
 
-SWEEP: Final = f"DELETE FROM lease WHERE NOT ({ALIVE})"  # noqa: S608 - no word of anybody's is in it
-SWEEP_AFTER: Final = "DELETE FROM instance WHERE lease NOT IN (SELECT id FROM lease)"
+END_LEASES: Final = f"DELETE FROM lease WHERE NOT ({ALIVE})"  # noqa: S608 - contains no input
+DELETE_ORPHANS: Final = "DELETE FROM instance WHERE lease NOT IN (SELECT id FROM lease)"
 PUT: Final = "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?)"
-DROP: Final = "DELETE FROM instance WHERE namespace = ? AND service = ? AND id = ? AND epoch = ?"
+DELETE: Final = "DELETE FROM instance WHERE namespace = ? AND service = ? AND id = ? AND epoch = ?"
 COUNT_UP: Final = "UPDATE meta SET value = value + 1 WHERE name = 'revision'"
 
 
 class SqliteBackend(RegistryBackend):
-    """The engine `sqlite://`; see above. Any thread, also at once.
+    """The backend `sqlite://`. Thread-safe.
 
-    In a forked child it opens the file anew, under a lease of its own; its watches are ended there.
+    In a forked child it opens the file again, with another lease and without watches.
     """
 
     schemes: ClassVar = ("sqlite",)
@@ -88,7 +88,6 @@ class SqliteBackend(RegistryBackend):
         self._store: str | None = None  # the file that the lease is in
         self._lost: Lost = "missing"  # why there is no lease
         self._closed = False
-        self._lock = threading.Lock()  # of closing
         # Used by one job of `_polling` at a time
         self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
         self._checked = "", ""  # the file and its revision
@@ -120,7 +119,7 @@ class SqliteBackend(RegistryBackend):
             return
         rows = ((self.url.namespace, one.service, one.id, one.epoch) for one in instances)
         with self._file.writing() as db:
-            if db.executemany(DROP, rows).rowcount:
+            if db.executemany(DELETE, rows).rowcount:
                 db.execute(COUNT_UP)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
@@ -136,8 +135,8 @@ class SqliteBackend(RegistryBackend):
         if lease is None:
             self._lease, self._lost = None, "lease" if store == self._store else "wiped"
             return dict.fromkeys((one.key for one in instances), self._lost)
-        there = set(found)
-        return {one.key: "missing" for one in instances if (*one.key, one.epoch) not in there}
+        present = set(found)
+        return {one.key: "missing" for one in instances if (*one.key, one.epoch) not in present}
 
     def lookup(self, service: str) -> View:
         self._check_open()
@@ -155,15 +154,14 @@ class SqliteBackend(RegistryBackend):
         return self._polling.watch(service, watcher)
 
     def close(self) -> None:
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if closed:
+        if self._closed:
             return
+        self._closed = True
         self._polling.close()
         if self._lease is not None:
             with suppress(RegistryError), self._file.writing() as db:
                 db.execute("DELETE FROM lease WHERE id = ?", (self._lease,))
-                db.execute(SWEEP_AFTER)
+                db.execute(DELETE_ORPHANS)
                 db.execute(COUNT_UP)
         self._file.close()
         self._watched.close()
@@ -175,8 +173,10 @@ class SqliteBackend(RegistryBackend):
     # In a transaction
 
     def _renewed(self, db: sqlite3.Connection) -> str | None:
-        """Renew the lease and end those that are over; None if it is among them."""
-        self._sweep(db)
+        """End the leases that are over, and renew ours; returns None if it was among them."""
+        if db.execute(END_LEASES, {"now": self._now()}).rowcount:
+            db.execute(DELETE_ORPHANS)
+            db.execute(COUNT_UP)
         if self._lease is None:
             return None
         ends_ns = self._now() + self._lease_ns
@@ -185,22 +185,17 @@ class SqliteBackend(RegistryBackend):
         ).rowcount
         return self._lease if changed else None
 
-    def _sweep(self, db: sqlite3.Connection) -> None:
-        if db.execute(SWEEP, {"now": self._now()}).rowcount:
-            db.execute(SWEEP_AFTER)
-            db.execute(COUNT_UP)
-
     def _found(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
-        """What there is of a service, and when the first of its leases ends."""
+        """Read a service, and when the first of its leases ends."""
         rows = self._alive(db.execute(FIND, (self.url.namespace, service)).fetchall())
         records = {
-            str(key): data if isinstance(data, bytes) else str(data).encode()  # not by us
+            str(key): data if isinstance(data, bytes) else str(data).encode()  # written by others
             for _, (key, data) in rows
         }
         return View(records), min((ends_ns for ends_ns, _ in rows), default=NEVER)
 
     def _alive(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[int, list[Any]]]:
-        """Those whose lease is not over, with its end; after they were read, see `FIND`."""
+        """Select the rows whose lease has not ended, after they were read, see `FIND`."""
         now_ns = self._now()
         return [
             (ends_ns, row)
@@ -236,11 +231,9 @@ class SqliteBackend(RegistryBackend):
 
     def reset(self) -> None:
         """Start without a lease, in a forked child."""
-        self._lock = threading.Lock()
         self._lease, self._lost = None, "lease"
 
 
 def _meta(db: sqlite3.Connection, name: str) -> str:
-    """A word about the file."""
     found = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return "0" if found is None else str(found[0])

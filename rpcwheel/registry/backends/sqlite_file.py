@@ -1,13 +1,13 @@
-"""One connection to the file of a registry, that heals: the file may be locked, gone or another.
+"""One connection to a registry's file, which is opened again if the file was replaced or damaged.
 
-A file that was deleted and made again leaves who had it open deaf and dumb, without any error. So
-before each use it is looked whether the path still leads to what is open. What has gone wrong is
-said in the words of `RegistryBackend`.
+If a file is deleted and created again, SQLite continues with the deleted one and reports no error.
+So each use first checks that the path still leads to the file that is open. Errors are those of
+`RegistryBackend`.
 
-There is no write-ahead log, because it would be a second file: deleted alone, or left beside
-another database, it spoils what all processes see, for ever. The price is 0.2 ms a write instead of
-0.1 (6 processes on 2 cores). Nothing waits for the disk: what is in here does not outlive the
-machine's start anyway, and should a power failure damage the file, it is made anew.
+There is no write-ahead log, because it would be a second file. If that is deleted alone, or stays
+beside another database, the data is damaged for good. Without it a write takes 0.2 ms instead of
+0.1 (6 processes on 2 cores). Writes do not wait for the disk: no record outlives a reboot, and a
+file that a power failure has damaged is created again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["SqliteFile"]
 
 Place = tuple[int, int]
-"""Device and number of a file."""
+"""Device and inode of a file."""
 
 APPLICATION: Final = 0x72706377
-"""`rpcw`: how a registry's file is known from others of SQLite's."""
+"""`rpcw`: marks the file of a registry in SQLite's header."""
 
 VERSION: Final = 1
-"""Of the tables."""
+"""The version of the tables."""
 
 TABLES: Final = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -53,21 +53,21 @@ FORBIDDEN: Final = (
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_READONLY,
 )
-"""What SQLite says if this user may not; the first also if there is no directory."""
+"""SQLite's errors if this user has no rights; the first also if there is no directory."""
 
 _inherited: Final[list[sqlite3.Connection]] = []
-"""Of the parent process: neither used nor closed in a child, as SQLite forbids both."""
+"""Connections of the parent process. SQLite forbids a child to use or to close them."""
 
 
 class SqliteFile:
-    """A registry's file; opened, and made, when it is first used. Any thread, one at a time."""
+    """A registry's file, opened or created at its first use. Any thread, one at a time."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
-        """Take note.
+        """Open nothing yet.
 
         Args:
-            path: Of the file; its directory must be there when it is used.
-            timeout_s: How long a lock of others is waited for.
+            path: The file; its directory must exist at the first use.
+            timeout_s: The longest wait for a lock of another process.
         """
         self._path = Path(path).expanduser().absolute()
         self._timeout_s = timeout_s
@@ -80,10 +80,10 @@ class SqliteFile:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Use the connection; each statement sees one state of the file.
+        """Use the connection without a transaction.
 
         Raises:
-            RegistryUnavailable, RegistryRefused: It can't be used.
+            RegistryUnavailable, RegistryRefused: The file can't be used.
         """
         if not self._lock.acquire(timeout=self._timeout_s):
             raise RegistryUnavailable(f"{self._path}: still busy with the request before")
@@ -98,38 +98,38 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """As `reading`, in one transaction: all of it happens, or nothing."""
+        """Use the connection in one transaction, which an exception rolls back."""
         with self.reading() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
                 db.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):  # if the disk is full, SQLite has done so already
+                with suppress(sqlite3.Error):  # if the disk is full, SQLite has rolled back
                     db.execute("ROLLBACK")
                 raise
 
     def changed(self) -> bool:
-        """Whether others, or another connection of ours, wrote since the last call; cheap.
+        """Whether another connection has written since the last call. Takes microseconds.
 
         Raises:
-            RegistryUnavailable, RegistryRefused: It can't be used.
+            RegistryUnavailable, RegistryRefused: The file can't be used.
         """
         with self.reading() as db:
             before, (self._version,) = self._version, db.execute("PRAGMA data_version").fetchone()
             return before != self._version
 
     def replaced(self) -> bool:
-        """Whether the path leads to another file than the one that is open, or to none."""
+        """Whether the path leads to another file than the open one, or to none."""
         if self._db is None:
             return False
         try:
             return self._at_path() != self._place
-        except OSError:  # a directory on the way is none any more; who reads is told so
+        except OSError:  # a parent is no directory any more; a read reports it
             return True
 
     def close(self) -> None:
-        """Close the connection, for good. Idempotent; waits for who uses it."""
+        """Close the connection for good, after the request that is running. Idempotent."""
         with self._lock:
             self._closed = True
             self._drop()
@@ -146,10 +146,10 @@ class SqliteFile:
             before = self._place = self._at_path()
             self._db = self._connected()
             self._place = self._at_path()
-            if before is not None and self._place == before:  # else which one is open is unsure
+            if before is not None and self._place == before:  # else it is unknown which one is open
                 return self._db
             self._drop()
-            if before is not None and time.monotonic() > end:  # else it is we who have made it
+            if before is not None and time.monotonic() > end:  # else this process has created it
                 raise RegistryUnavailable(f"{self._path} is replaced again and again")
 
     def _connected(self) -> sqlite3.Connection:
@@ -173,8 +173,8 @@ class SqliteFile:
         return (application, version) == (APPLICATION, VERSION)
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
-        db.execute("BEGIN IMMEDIATE")  # or what is looked at changes between two looks
-        if not self._has_tables(db):  # else another process was faster
+        db.execute("BEGIN IMMEDIATE")  # the checks and the changes are one transaction
+        if not self._has_tables(db):  # else another process has created them
             self._check_empty(db)
             for table in TABLES:
                 db.execute(table)
@@ -212,35 +212,35 @@ class SqliteFile:
                 db.close()
 
     def _failure(self, error: sqlite3.Error | OSError) -> RegistryError:
-        """What has gone wrong, in words; under the lock."""
-        if not _is(error, sqlite3.SQLITE_BUSY):
+        """Convert an error, and drop the connection if it is of no more use. Under the lock."""
+        if not _has_code(error, sqlite3.SQLITE_BUSY):
             self._drop()
         if isinstance(error, OSError):
             kind = RegistryRefused if isinstance(error, PermissionError) else RegistryUnavailable
             return kind(f"{self._path}: {error.strerror}")
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        there, place = self._path.is_dir(), self._path.parent
-        if code in FORBIDDEN and place.is_dir() and not there:
+        is_directory, parent = self._path.is_dir(), self._path.parent
+        if code in FORBIDDEN and parent.is_dir() and not is_directory:
             return RegistryRefused(
                 f"{self._path}: this user may not write it, or its directory ({error})"
             )
         match code:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                said = f"another process has locked it for more than {self._timeout_s:g} s"
+                text = f"another process has locked it for more than {self._timeout_s:g} s"
             case sqlite3.SQLITE_FULL:
-                said = "the disk is full"
+                text = "the disk is full"
             case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT if self._is_ours():
-                return self._made_anew()
+                return self._deleted()
             case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
-                said = "it is no registry, or damaged; move it away, and another is made"
+                text = "it is no registry, or damaged; move it away, and another one is created"
             case sqlite3.SQLITE_CANTOPEN:
-                said = "it is a directory" if there else f"there is no directory {place}"
+                text = "it is a directory" if is_directory else f"there is no directory {parent}"
             case _:
-                said = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
-        return RegistryUnavailable(f"{self._path}: {said}")
+                text = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
+        return RegistryUnavailable(f"{self._path}: {text}")
 
-    def _made_anew(self) -> RegistryError:
-        """Delete what is damaged, unless another process was faster."""
+    def _deleted(self) -> RegistryError:
+        """Delete a damaged file, unless another process has replaced it."""
         try:
             if self._at_path() == self._place:
                 self._path.unlink(missing_ok=True)
@@ -248,7 +248,7 @@ class SqliteFile:
             return RegistryRefused(
                 f"{self._path}: it is damaged, and this user may not delete it ({error.strerror})"
             )
-        return RegistryUnavailable(f"{self._path}: it was damaged, and is made anew")
+        return RegistryUnavailable(f"{self._path}: it was damaged, and is created again")
 
     def _is_ours(self) -> bool:
         """Whether the header of a damaged file says that a registry was in it."""
@@ -257,7 +257,7 @@ class SqliteFile:
         return False
 
     def reset(self) -> None:
-        """Start anew, without a connection, in a forked child."""
+        """Start without a connection, in a forked child."""
         self._lock = threading.Lock()
         if self._db is not None:
             _inherited.append(self._db)
@@ -265,9 +265,9 @@ class SqliteFile:
 
 
 def _text(found: bytes) -> str:
-    """What others wrote may be no UTF-8, and must not hide the rest."""
+    """Decode text of other programs, which may not be UTF-8."""
     return found.decode(errors="replace")
 
 
-def _is(error: Exception, code: int) -> bool:
+def _has_code(error: Exception, code: int) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == code

@@ -1,4 +1,4 @@
-"""The registry of one process: the contract, and its leases by a clock that is moved by hand."""
+"""The registry of one process: the contract, and leases with a manual timer."""
 
 import contextlib
 import gc
@@ -36,8 +36,18 @@ def opened(timer):
         backend.close()
 
 
-def test_it_keeps_the_backend_contract(opened):
+def test_memory_keeps_the_backend_contract(opened):
     check_backend(opened)
+
+
+def test_a_view_says_which_records_changed(opened):
+    backend, watcher = opened(), RecordingWatcher()
+    backend.publish([ONE])
+    backend.watch(SERVICE, watcher)
+    backend.publish([ONE, TWO])
+    backend.publish([ONE.changed(weight=7)])
+    backend.withdraw([TWO])
+    assert [view.changed for view in watcher.views] == [None, {TWO.id}, {ONE.id}, {TWO.id}]
 
 
 def test_without_a_timer_leases_end_by_the_shared_one():
@@ -48,23 +58,23 @@ def test_without_a_timer_leases_end_by_the_shared_one():
 
 def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened, timer):
     backend, other = opened(), opened()
-    other.watch(SERVICE, witness := RecordingWatcher())
+    other.watch(SERVICE, watcher := RecordingWatcher())
     backend.publish([ONE, TWO])
     both = {ONE.id, TWO.id}
     timer.advance(LEASE - 0.01)
-    assert witness.news == [set(), both]
+    assert watcher.news == [set(), both]
     timer.advance(0.02)
-    assert witness.news == [set(), both, set()]
+    assert watcher.news == [set(), both, set()]
     assert backend.renew([ONE]) == {ONE.key: "lease"}
     assert other.services() == []
     backend.publish([ONE])
     for _ in range(3):
         assert backend.renew([ONE]) == {}
-        assert witness.has_seen(ONE)
+        assert watcher.has_seen(ONE)
         timer.advance(LEASE - 0.01)
 
 
-def test_one_timeout_waits_for_all_leases_and_none_once_they_are_over(opened, timer):
+def test_a_lease_has_one_timeout_and_none_after_its_end(opened, timer):
     backend = opened()
     for _ in range(3):
         backend.publish([ONE, TWO])
@@ -78,7 +88,7 @@ def test_one_timeout_waits_for_all_leases_and_none_once_they_are_over(opened, ti
     assert timer.pending == 0
 
 
-def test_each_name_and_each_namespace_is_a_registry_of_its_own(opened):
+def test_each_name_and_each_namespace_is_another_registry(opened):
     backend = opened()
     backend.publish([ONE])
     for url in ("memory://", "memory://other", "memory://test?namespace=other"):
@@ -94,7 +104,7 @@ def test_a_timer_that_is_stopped_makes_the_registry_unavailable(opened):
     assert backend.services() == []
 
 
-def test_many_threads_may_use_it_at_once(opened):
+def test_threads_may_use_one_registry_at_the_same_time(opened):
     backends = [opened() for _ in range(4)]
     instances = [ONE.changed(id=str(number)) for number in range(4)]
 
@@ -115,7 +125,7 @@ def test_a_url_with_more_than_a_name_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_begins_with_nothing_and_leaves_its_parents_instances(opened):
+def test_a_forked_child_starts_empty_and_does_not_change_its_parent(opened):
     backend = opened()
     backend.publish([ONE])
     gc.disable()  # nothing of gRPC's must be destroyed in the child

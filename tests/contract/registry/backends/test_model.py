@@ -1,4 +1,4 @@
-"""Two backends of one engine beside a model of what an engine is, in any order of events."""
+"""Two backends of one engine compared with a model of it, for any sequence of events."""
 
 import shutil
 import tempfile

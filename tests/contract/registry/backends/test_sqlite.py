@@ -1,4 +1,4 @@
-"""The registry in a file: the contract, leases, watches, and whatever becomes of the file."""
+"""The registry in a file: the contract, leases, watches, and a file that is replaced or damaged."""
 
 import gc
 import os
@@ -63,7 +63,7 @@ def find(backend):
     return ServiceInstance.decoded(record).weight
 
 
-def test_it_keeps_the_backend_contract(opened, timer):
+def test_sqlite_keeps_the_backend_contract(opened, timer):
     check_backend(lambda: opened(timer=timer))
 
 
@@ -84,12 +84,12 @@ def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened
     assert list(other.lookup(SERVICE).records) == [TWO.id]
 
 
-def test_a_watcher_is_told_of_the_end_of_a_lease_though_nobody_writes(opened, timer):
+def test_a_watcher_sees_the_end_of_a_lease_although_nothing_is_written(opened, timer):
     backend, other = opened(timer=timer), opened(timer=timer, lease=3600.0)
     backend.publish([ONE])
-    other.watch(SERVICE, witness := RecordingWatcher())
-    assert witness.sees(ONE)
-    assert wait_until(lambda: timer.advance(0.05) >= 0 and witness.has_seen())
+    other.watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees(ONE)
+    assert wait_until(lambda: timer.advance(0.05) >= 0 and watcher.has_seen())
     assert timer.now < 3600  # before anybody looks without a reason
 
 
@@ -162,44 +162,44 @@ def test_a_forked_child_has_a_lease_of_its_own(opened):
 # Watches
 
 
-def test_polls_come_as_often_as_the_url_says(opened, timer):
-    opened("?poll=0.5", timer=timer).watch(SERVICE, witness := RecordingWatcher())
-    assert witness.sees()
+def test_the_url_sets_the_poll_interval(opened, timer):
+    opened("?poll=0.5", timer=timer).watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees()
     opened(timer=timer).publish([ONE])
     timer.advance(0.44)
-    assert witness.has_seen()
+    assert watcher.has_seen()
     timer.advance(0.12)  # the period varies by 10 %
-    assert witness.sees(ONE)
+    assert watcher.sees(ONE)
 
 
-def test_polls_go_on_after_the_directory_was_missing(opened, path):
+def test_watches_continue_after_the_directory_was_missing(opened, path):
     directory = path.parent / "run"
     directory.mkdir()
     one, two = opened(at=directory / "registry.db"), opened(at=directory / "registry.db")
     one.publish([ONE])
-    two.watch(SERVICE, witness := RecordingWatcher())
-    assert witness.sees(ONE)
+    two.watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees(ONE)
     directory.rename(path.parent / "away")
     directory.touch()
-    assert witness.doubts()
+    assert watcher.doubts()
     directory.unlink()
     (path.parent / "away").rename(directory)
     one.publish([TWO])
-    assert witness.sees(ONE, TWO)
+    assert watcher.sees(ONE, TWO)
     one.withdraw([ONE])
-    assert witness.sees(TWO)
+    assert watcher.sees(TWO)
 
 
-def test_a_timer_that_is_full_does_not_end_a_watch(opened, events):
+def test_watches_continue_with_a_full_timer(opened, events):
     with WheelTimer(max_pending=1) as timer:
         timer.new_timeout(print, 1000)
         publisher, other = opened(), opened(lease=3600.0, timer=timer)
-        other.watch(SERVICE, witness := RecordingWatcher())
-        assert witness.sees()
+        other.watch(SERVICE, watcher := RecordingWatcher())
+        assert watcher.sees()
         publisher.publish([ONE])
-        assert witness.sees(ONE)
+        assert watcher.sees(ONE)
         publisher.publish([TWO])
-        assert witness.sees(ONE, TWO)
+        assert watcher.sees(ONE, TWO)
         other.close()
     assert wait_until(lambda: any(isinstance(event, ExecutorRejected) for event in events))
 
@@ -215,7 +215,7 @@ def test_namespaces_do_not_see_each_other(opened):
     assert list(opened().lookup(SERVICE).records) == [ONE.id]
 
 
-def test_foreign_records_are_given_as_they_are_and_hide_nothing(opened, path):
+def test_records_of_others_are_returned_unchanged_beside_ours(opened, path):
     backend = opened()
     backend.publish([ONE])
     with closing(sqlite3.connect(path)) as db, db:
@@ -231,7 +231,7 @@ def test_foreign_records_are_given_as_they_are_and_hide_nothing(opened, path):
     assert len(records) == 6
 
 
-def test_options_that_make_no_sense_are_refused():
+def test_bad_options_are_refused():
     for query in ("?pol=1", "?poll=0", "?tls=1"):
         with pytest.raises(ConfigurationError):
             open_backend(f"sqlite:///run/a.db{query}", Settings(LEASE, 1.0))
@@ -240,7 +240,7 @@ def test_options_that_make_no_sense_are_refused():
 # The file
 
 
-def test_the_file_is_made_at_its_first_use_and_nothing_else_beside_it(opened, path):
+def test_the_file_is_created_at_its_first_use_and_no_other_file(opened, path):
     backend = opened(timeout=0.0)
     assert not path.exists()
     keep(backend, 1)
@@ -257,7 +257,7 @@ def test_its_path_may_begin_at_home_or_in_the_working_directory(opened, tmp_path
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_many_that_make_the_file_at_once_make_one(opened, path):
+def test_threads_that_create_the_file_at_once_create_one(opened, path):
     for _ in range(5):
         path.unlink(missing_ok=True)
         backends = [opened() for _ in range(8)]
@@ -270,7 +270,7 @@ def test_many_that_make_the_file_at_once_make_one(opened, path):
         assert sorted(opened().lookup(SERVICE).records) == sorted(map(str, range(8)))
 
 
-def test_a_lock_of_others_is_waited_for_as_long_as_the_timeout(opened, path):
+def test_a_locked_file_is_waited_for_until_the_timeout(opened, path):
     patient, hasty = opened(), opened(timeout=0.05)
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")  # the file is still to be made
@@ -302,18 +302,18 @@ def test_another_file_in_its_place_is_used(opened, path, tmp_path):
     assert find(one) == find(other) == 3
 
 
-def test_a_watcher_is_told_to_doubt_another_file_in_its_place(opened, path):
+def test_another_file_in_its_place_is_reported_to_watchers(opened, path):
     backend, other = opened(), opened()
     keep(backend, 1)
-    other.watch(SERVICE, witness := RecordingWatcher())
-    assert witness.sees(ONE)
+    other.watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees(ONE)
     path.unlink()
     backend.publish([ONE, TWO])
-    assert witness.sees(ONE, TWO)
-    assert any("another file is in its place" in news for news in witness.news)
+    assert watcher.sees(ONE, TWO)
+    assert any("another file is in its place" in news for news in watcher.news)
 
 
-def test_a_database_of_something_else_or_of_another_version_is_refused(opened, path):
+def test_a_database_of_another_program_or_version_is_refused(opened, path):
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE invoices (id)")
     before = path.read_bytes()
@@ -328,10 +328,10 @@ def test_a_database_of_something_else_or_of_another_version_is_refused(opened, p
         keep(opened(), 1)
 
 
-def test_a_file_that_is_no_database_is_told_and_mended_by_moving_it_away(opened, path):
+def test_a_file_that_is_no_database_is_reported_until_it_is_moved_away(opened, path):
     backend = opened()
     path.write_bytes(b"hello, world" * 1000)
-    with pytest.raises(RegistryUnavailable, match="move it away, and another is made"):
+    with pytest.raises(RegistryUnavailable, match="move it away, and another one is created"):
         keep(backend, 1)
     path.rename(path.with_name("away"))
     keep(backend, 1)
@@ -345,7 +345,7 @@ def damage(path, backend):
         raw.write(b"?" * (path.stat().st_size - 200))
 
 
-def test_a_registry_that_is_damaged_is_made_anew_if_it_may_be_deleted(opened, path, monkeypatch):
+def test_a_damaged_registry_is_created_again_if_it_can_be_deleted(opened, path, monkeypatch):
     def forbidden(*_, **__):
         raise PermissionError(1, "Operation not permitted")
 
@@ -355,13 +355,13 @@ def test_a_registry_that_is_damaged_is_made_anew_if_it_may_be_deleted(opened, pa
         rights.setattr(Path, "unlink", forbidden)
         with pytest.raises(RegistryRefused, match="damaged, and this user may not delete it"):
             keep(opened(), 2)
-    with pytest.raises(RegistryUnavailable, match="it was damaged, and is made anew"):
+    with pytest.raises(RegistryUnavailable, match="it was damaged, and is created again"):
         keep(opened(), 2)
     keep(backend, 3)
     assert find(backend) == find(opened()) == 3
 
 
-def test_a_missing_directory_is_unavailable_until_it_comes(opened, tmp_path):
+def test_a_missing_directory_is_unavailable_until_it_exists(opened, tmp_path):
     backend = opened(at=tmp_path / "later" / "registry.db")
     with pytest.raises(RegistryUnavailable, match=r"there is no directory .*later"):
         keep(backend, 1)
@@ -373,7 +373,7 @@ def test_a_missing_directory_is_unavailable_until_it_comes(opened, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_file_that_the_user_may_not_write_is_refused(opened):
+def test_a_file_without_write_permission_is_refused(opened):
     place = Path(tempfile.mkdtemp())  # pytest's are for nobody else to enter
     place.chmod(0o755)
     path = place / "registry.db"
@@ -411,7 +411,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_harms_nothing_and_is_over_when_there_is_room(opened, small_disk):
+def test_a_full_disk_damages_nothing_and_writes_work_when_there_is_room(opened, small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 60_000)
     backend = opened(at=small_disk / "registry.db")

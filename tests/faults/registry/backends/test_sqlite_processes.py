@@ -59,42 +59,42 @@ def backend(path):
     backend.close()
 
 
-def test_a_process_that_is_killed_is_gone_after_its_lease_and_the_others_stay(backend, path):
-    backend.watch(SERVICE, witness := RecordingWatcher())
+def test_instances_of_a_killed_process_are_removed_at_the_end_of_its_lease_only(backend, path):
+    backend.watch(SERVICE, watcher := RecordingWatcher())
     with (
         process(path, "a", many=20, lease=1.0) as a,
         process(path, "b", many=20, lease=3600.0) as b,
     ):
         those_of_b = [f"b:{1 + number}" for number in range(20)]
         everybody = [f"a:{1 + number}" for number in range(20)] + those_of_b
-        assert witness.sees(*everybody)
+        assert watcher.sees(*everybody)
         a.kill()
-        assert witness.sees(*those_of_b)
+        assert watcher.sees(*those_of_b)
         assert sorted(backend.lookup(SERVICE).records) == sorted(those_of_b)
         assert b.poll() is None
-    assert not any(isinstance(news, str) for news in witness.news)
+    assert not any(isinstance(news, str) for news in watcher.news)
 
 
-def test_a_process_that_was_stopped_longer_than_its_lease_learns_that_it_was_gone(backend, path):
-    backend.watch(SERVICE, witness := RecordingWatcher())
+def test_a_process_stopped_for_longer_than_its_lease_is_told_that_the_lease_is_lost(backend, path):
+    backend.watch(SERVICE, watcher := RecordingWatcher())
     with process(path, "a", lease=1.0) as a:
-        assert witness.sees("a:1")
+        assert watcher.sees("a:1")
         a.send_signal(signal.SIGSTOP)
-        assert witness.sees()
+        assert watcher.sees()
         a.send_signal(signal.SIGCONT)
         assert a.stdout.readline() == "lost ['lease']\n"
-        assert wait_until(lambda: len(witness.news) > 2)
-        assert witness.sees("a:1")
+        assert wait_until(lambda: len(watcher.news) > 2)
+        assert watcher.sees("a:1")
 
 
-def test_a_file_that_is_deleted_is_made_again_by_who_publishes_and_all_converge(backend, path):
+def test_a_deleted_file_is_created_again_and_all_processes_use_it(backend, path):
     backend.publish([ONE])
-    backend.watch(SERVICE, witness := RecordingWatcher())
+    backend.watch(SERVICE, watcher := RecordingWatcher())
     with process(path, "a", lease=3600.0) as a:
-        assert witness.sees(ONE, "a:1")
+        assert watcher.sees(ONE, "a:1")
         path.unlink()
         assert a.stdout.readline() == "lost ['wiped']\n"
         assert backend.renew([ONE]) == {ONE.key: "wiped"}
         backend.publish([ONE])
-        assert witness.doubts()
-        assert witness.sees(ONE, "a:1")
+        assert watcher.doubts()
+        assert watcher.sees(ONE, "a:1")

@@ -1,4 +1,4 @@
-"""ZooKeeper while all is well with it: its nodes, foreign nodes, logins and URLs."""
+"""ZooKeeper without faults: nodes, nodes of others, watches, logins and URLs."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def namespace():
     return f"test-{secrets.token_hex(4)}"
 
 
-# What is there
+# Nodes
 
 
 def test_an_instance_is_an_ephemeral_node_of_json(zookeeper, opened, namespace):
@@ -47,7 +47,7 @@ def test_an_instance_is_an_ephemeral_node_of_json(zookeeper, opened, namespace):
     assert data == A.encoded()
 
 
-def test_an_id_is_the_same_after_the_way_through_a_node(zookeeper, opened, namespace):
+def test_ids_survive_the_encoding_of_node_names(zookeeper, opened, namespace):
     backend = opened(zookeeper.url(namespace=namespace))
     odd = [instance(id=name) for name in (".", "..", "a%b", "%2E", "ünü", "\x80", "[::1]:1")]
     backend.publish(odd)
@@ -57,8 +57,8 @@ def test_an_id_is_the_same_after_the_way_through_a_node(zookeeper, opened, names
     assert backend.lookup(A.service).records == {}
 
 
-def test_foreign_nodes_are_shown_as_they_are_beside_the_good_ones(zookeeper, opened, namespace):
-    backend, witness = opened(zookeeper.url(namespace=namespace)), RecordingWatcher()
+def test_nodes_of_others_are_returned_unchanged_beside_ours(zookeeper, opened, namespace):
+    backend, watcher = opened(zookeeper.url(namespace=namespace)), RecordingWatcher()
     parent = f"/{namespace}/v1/shop.Orders"
     with zookeeper.operator() as operator:
         operator.create(f"{parent}/junk", b"\xff\x00", makepath=True)
@@ -67,15 +67,15 @@ def test_foreign_nodes_are_shown_as_they_are_beside_the_good_ones(zookeeper, ope
         hidden = [make_digest_acl("somebody", "else", all=True)]
         operator.create(f"{parent}/hidden", A.encoded(), acl=hidden)
     backend.publish([A])
-    backend.watch(A.service, witness)
+    backend.watch(A.service, watcher)
     foreign = {"junk": b"\xff\x00", "parent": b"", "%zz": b"", "hidden": b""}
     assert backend.lookup(A.service).records == {A.id: A.encoded(), **foreign}
-    assert witness.sees(A, *foreign)
+    assert watcher.sees(A, *foreign)
     backend.withdraw([instance(id=one) for one in ("junk", "parent", "%zz")])
     assert backend.lookup(A.service).records == {A.id: A.encoded(), **foreign}
 
 
-def test_a_foreign_node_of_our_name_is_replaced(zookeeper, opened, namespace):
+def test_a_node_of_another_with_our_name_is_replaced(zookeeper, opened, namespace):
     backend = opened(zookeeper.url(namespace=namespace))
     with zookeeper.operator() as operator:
         operator.create(f"/{namespace}/v1/shop.Orders/{A.id}", b"junk", makepath=True)
@@ -84,7 +84,7 @@ def test_a_foreign_node_of_our_name_is_replaced(zookeeper, opened, namespace):
     assert backend.renew([A]) == {}
 
 
-def test_a_foreign_node_with_nodes_under_it_is_not_replaced(zookeeper, opened, namespace):
+def test_a_node_of_another_with_children_is_not_replaced(zookeeper, opened, namespace):
     backend = opened(zookeeper.url(namespace=namespace))
     with zookeeper.operator() as operator:
         operator.create(f"/{namespace}/v1/shop.Orders/{A.id}/x", b"", makepath=True)
@@ -93,35 +93,35 @@ def test_a_foreign_node_with_nodes_under_it_is_not_replaced(zookeeper, opened, n
     assert B.id in backend.lookup(A.service).records
 
 
-def test_a_change_of_one_reads_only_that_one(zookeeper, opened, namespace):
-    backend, witness = opened(zookeeper.url(namespace=namespace), lease=30), RecordingWatcher()
+def test_after_a_change_of_one_node_only_that_one_is_read(zookeeper, opened, namespace):
+    backend, watcher = opened(zookeeper.url(namespace=namespace), lease=30), RecordingWatcher()
     many = [instance(port) for port in range(1, 21)]
     backend.publish(many)
-    backend.watch(A.service, witness)
-    assert witness.sees(*many)
+    backend.watch(A.service, watcher)
+    assert watcher.sees(*many)
     assert wait_until(lambda: not backend._polling._running)
     before = _received(zookeeper)
     heavy = A.changed(weight=7)
     backend.publish([heavy])
-    assert wait_until(lambda: witness.views[-1].records[A.id] == heavy.encoded())
+    assert wait_until(lambda: watcher.views[-1].records[A.id] == heavy.encoded())
     asked = _received(zookeeper) - before
     assert asked < 10  # create, get, set and get again; not twenty
 
 
-def test_a_change_of_one_is_given_as_the_change_of_one(zookeeper, opened, namespace):
+def test_a_view_says_which_record_changed(zookeeper, opened, namespace):
     publisher, watching = (opened(zookeeper.url(namespace=namespace)) for _ in "12")
     publisher.publish([A, B, odd := instance(id="%")])
-    watching.watch(A.service, witness := RecordingWatcher())
-    assert witness.sees(A, B, odd)
+    watching.watch(A.service, watcher := RecordingWatcher())
+    assert watcher.sees(A, B, odd)
     for change in (
         lambda: publisher.publish([A.changed(weight=7)]),
         lambda: publisher.withdraw([odd]),
         lambda: publisher.publish([instance(3)]),
     ):
-        before = witness.views[-1]
+        before = watcher.views[-1]
         change()
-        assert wait_until(lambda before=before: witness.views[-1].records != before.records)
-        view = witness.views[-1]
+        assert wait_until(lambda before=before: watcher.views[-1].records != before.records)
+        view = watcher.views[-1]
         assert view.changed == {key for key, _ in before.records.items() ^ view.records.items()}
         assert len(view.changed) == 1
 
@@ -176,7 +176,7 @@ def _received(engine) -> int:
     return int(next(line for line in said.splitlines() if "Received" in line).split()[1])
 
 
-def test_what_another_registry_of_this_process_has_taken_is_its_own(zookeeper, opened, namespace):
+def test_two_registries_of_one_process_have_separate_sessions(zookeeper, opened, namespace):
     first, second = (opened(zookeeper.url(namespace=namespace)) for _ in "12")
     first.publish([A])
     second.publish([A])
@@ -186,10 +186,10 @@ def test_what_another_registry_of_this_process_has_taken_is_its_own(zookeeper, o
     assert second.lookup(A.service).records == {A.id: A.encoded()}
 
 
-# Who may, and where it is
+# Logins and URLs
 
 
-def test_what_is_made_with_credentials_is_closed_to_others(zookeeper, opened, namespace, caplog):
+def test_nodes_created_with_credentials_are_closed_to_others(zookeeper, opened, namespace, caplog):
     caplog.set_level(logging.DEBUG)
     logging.getLogger("kazoo").setLevel(logging.WARNING)  # the operator's own
     owner = opened(zookeeper.url(namespace=namespace, user="ann:sesame"))
@@ -212,7 +212,7 @@ def test_what_is_made_with_credentials_is_closed_to_others(zookeeper, opened, na
     assert "rpcwheel.registry.kazoo" in caplog.text
 
 
-def test_parents_that_are_there_need_not_be_ours_to_make(zookeeper, opened, namespace):
+def test_existing_parents_need_no_right_to_create_them(zookeeper, opened, namespace):
     closed = [make_acl("world", "anyone", read=True, admin=True)]
     with zookeeper.operator() as operator:
         operator.create(f"/{namespace}")
@@ -228,15 +228,15 @@ def test_parents_that_are_there_need_not_be_ours_to_make(zookeeper, opened, name
             operator.set_acls(f"/{namespace}{path}", [make_acl("world", "anyone", all=True)])
 
 
-def test_a_watch_of_what_is_closed_to_us_is_in_doubt(zookeeper, opened, namespace):
+def test_a_watch_without_read_permission_is_suspect(zookeeper, opened, namespace):
     opened(zookeeper.url(namespace=namespace, user="ann:sesame")).publish([A])
-    witness = RecordingWatcher()
-    opened(zookeeper.url(namespace=namespace)).watch(A.service, witness)
-    assert witness.doubts()
-    assert not witness.views
+    watcher = RecordingWatcher()
+    opened(zookeeper.url(namespace=namespace)).watch(A.service, watcher)
+    assert watcher.doubts()
+    assert not watcher.views
 
 
-def test_tls_shows_and_wants_certificates(opened, tls_files):
+def test_tls_with_certificates_on_both_sides(opened, tls_files):
     if reason := ZookeeperEngine.available():
         pytest.skip(reason)
     root, chain, key = map(str, tls_files)
@@ -252,20 +252,20 @@ def test_tls_shows_and_wants_certificates(opened, tls_files):
         backend.close()
 
 
-def test_of_several_hosts_one_will_do(zookeeper, opened):
+def test_one_of_several_hosts_is_enough(zookeeper, opened):
     url = zookeeper.url().replace("//", f"//127.0.0.1:{free_port()},")
     backend = opened(url, timeout=5)
     backend.publish([A])
     assert backend.renew([A]) == {}
 
 
-def test_where_nobody_listens_the_error_says_so(opened):
+def test_an_error_says_that_the_connection_was_refused(opened):
     backend = opened(f"zookeeper://127.0.0.1:{free_port()}", timeout=0.3)
     with pytest.raises(RegistryUnavailable, match="refused"):
         backend.publish([A])
 
 
-def test_who_is_no_zookeeper_is_unavailable(opened):
+def test_a_server_that_is_no_zookeeper_is_unavailable(opened):
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_talk_nonsense, args=(server,), daemon=True).start()
         backend = opened(f"zookeeper://127.0.0.1:{server.getsockname()[1]}", timeout=0.5)
@@ -285,7 +285,7 @@ def _talk_nonsense(server) -> None:
         return
 
 
-def test_a_url_that_makes_no_sense_is_refused_at_once():
+def test_a_bad_url_is_refused_at_once():
     refused_urls = {
         "zookeeper://": "the host is missing",
         "zookeeper://ann@127.0.0.1": "user:password",
@@ -300,10 +300,10 @@ def test_a_url_that_makes_no_sense_is_refused_at_once():
             open_backend(url, Settings(2.0, 1.0))
 
 
-# Its life
+# Closing
 
 
-def test_a_backend_that_was_closed_says_so(zookeeper, opened, namespace):
+def test_a_closed_backend_raises_registry_closed(zookeeper, opened, namespace):
     backend = opened(zookeeper.url(namespace=namespace))
     backend.publish([A])
     backend.close()

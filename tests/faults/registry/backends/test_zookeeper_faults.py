@@ -1,4 +1,4 @@
-"""ZooKeeper, broken as servers, networks and operators break it."""
+"""ZooKeeper with faults of servers, networks and operators."""
 
 import socket
 import struct
@@ -32,7 +32,7 @@ NODE = "/rpcwheel/v1/shop.Orders/10.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def clean(request):
-    """Nothing is left of the test before."""
+    """Delete all nodes after each test."""
     yield
     if "zookeeper" in request.fixturenames:
         request.getfixturevalue("zookeeper").flush()
@@ -40,56 +40,56 @@ def clean(request):
 
 @pytest.fixture
 def watched(zookeeper, opened):
-    """A backend that has published two instances, and who watches them elsewhere."""
-    url, witness = zookeeper.url(), RecordingWatcher()
+    """A backend that has published two instances, and a watcher in another backend."""
+    url, watcher = zookeeper.url(), RecordingWatcher()
     backend, other = opened(url, lease=60, timeout=1), opened(url, lease=6, timeout=1)
-    other.watch(A.service, witness)
+    other.watch(A.service, watcher)
     in_the_end(lambda: backend.publish([A, B]))
-    assert witness.sees(A, B)
-    return backend, witness
+    assert watcher.sees(A, B)
+    return backend, watcher
 
 
 @pytest.fixture
 def calm(zookeeper, opened):
-    """The same, but who watches would not look by himself for two minutes."""
-    backend, other, witness = (
+    """The same, with leases so long that there is no periodic read within the test."""
+    backend, other, watcher = (
         opened(zookeeper.url()),
         opened(zookeeper.url(), lease=30),
         RecordingWatcher(),
     )
-    other.watch(A.service, witness)
+    other.watch(A.service, watcher)
     backend.publish([A, B])
-    assert witness.sees(A, B)
-    return backend, witness
+    assert watcher.sees(A, B)
+    return backend, watcher
 
 
-def test_after_a_crash_the_session_goes_on_and_nothing_is_lost(zookeeper, watched):
-    backend, witness = watched
-    before = len(witness.news)
+def test_after_a_crash_the_session_and_all_nodes_are_still_there(zookeeper, watched):
+    backend, watcher = watched
+    before = len(watcher.news)
     zookeeper.restart()
     assert in_the_end(lambda: backend.renew([A, B])) == {}
-    assert witness.doubts(since=before)
-    assert witness.sees(A, B)
-    seen = {news for news in witness.news[before:] if not isinstance(news, str)}
+    assert watcher.doubts(since=before)
+    assert watcher.sees(A, B)
+    seen = {news for news in watcher.news[before:] if not isinstance(news, str)}
     assert seen == {frozenset({A.id, B.id})}
-    told_on = {name.rpartition("-")[0] for name in witness.threads}
-    assert told_on == {"rpcwheel-worker"}  # none of kazoo's
+    told_on = {name.rpartition("-")[0] for name in watcher.threads}
+    assert told_on == {"rpcwheel-worker"}  # not kazoo's
 
 
-def test_after_a_wipe_all_is_told_to_be_lost_and_can_be_published_again(zookeeper, watched):
-    backend, witness = watched
+def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(zookeeper, watched):
+    backend, watcher = watched
     zookeeper.wipe()
-    # kazoo alone would offer what it has seen, and be refused, for ever
+    # kazoo alone would offer its zxid, and be refused, for ever
     assert in_the_end(lambda: backend.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
     in_the_end(lambda: backend.publish([A, B]))
     assert in_the_end(lambda: backend.renew([A, B])) == {}
-    assert witness.doubts()
-    assert witness.sees(A, B)
+    assert watcher.doubts()
+    assert watcher.sees(A, B)
 
 
-def test_what_was_seen_is_offered_to_each_server_once_and_then_forgotten(zookeeper, opened):
+def test_after_a_server_hung_up_the_client_offers_zxid_0(zookeeper, opened):
     proxy = zookeeper.proxy()
-    with _rude_server() as (port, offers):
+    with _server_without_answers() as (port, offers):
         url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
         backend = opened(url, lease=60)
         in_the_end(lambda: backend.publish([A]))
@@ -102,9 +102,9 @@ def test_what_was_seen_is_offered_to_each_server_once_and_then_forgotten(zookeep
         assert set(others) == {0}
 
 
-def test_who_is_silent_is_given_twice_as_long_each_time_and_offered_the_same(zookeeper, opened):
+def test_a_silent_server_is_given_twice_as_long_each_time(zookeeper, opened):
     proxy = zookeeper.proxy()
-    with _rude_server(hangs_up=False) as (port, offers):
+    with _server_without_answers(hangs_up=False) as (port, offers):
         url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
         backend = opened(url, lease=60, timeout=0.3)
         in_the_end(lambda: backend.publish([A]))
@@ -118,8 +118,8 @@ def test_who_is_silent_is_given_twice_as_long_each_time_and_offered_the_same(zoo
 
 
 @contextmanager
-def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[int]]]:
-    """It answers nobody; its port, and which zxids it was offered."""
+def _server_without_answers(*, hangs_up: bool = True) -> Iterator[tuple[int, list[int]]]:
+    """A server that answers no connection; gives its port, and the zxids that clients offer."""
     offers: list[int] = []
 
     def listen() -> None:
@@ -145,9 +145,9 @@ def _rude_server(*, hangs_up: bool = True) -> Iterator[tuple[int, list[int]]]:
             thread.join()
 
 
-def test_a_connection_that_gets_no_answer_is_made_again_after_the_timeout(zookeeper, opened):
+def test_a_connection_without_an_answer_is_replaced_after_the_timeout(zookeeper, opened):
     proxy = zookeeper.proxy()
-    proxy.blackhole(new=True)  # as one that is made in the moment in which a server starts
+    proxy.blackhole(new=True)  # as a connection made while the server starts
     backend = opened(zookeeper.url(port=proxy.port), lease=60, timeout=0.3)
     with pytest.raises(RegistryUnavailable, match="no answer"):
         backend.publish([A])
@@ -170,41 +170,41 @@ def test_a_silent_server_is_left_for_another_although_requests_go_on(zookeeper, 
     assert in_the_end(lambda: backend.renew([A])) == {}  # the same session
 
 
-def test_after_a_server_stood_still_for_longer_than_the_session_all_comes_back(zookeeper, opened):
-    url, witness = zookeeper.url(), RecordingWatcher()
+def test_after_a_server_was_frozen_for_longer_than_the_session_all_comes_back(zookeeper, opened):
+    url, watcher = zookeeper.url(), RecordingWatcher()
     backend, other = opened(url, lease=1, timeout=0.5), opened(url, lease=2, timeout=3)
-    other.watch(A.service, witness)
-    assert publishes(backend, witness, A)
+    other.watch(A.service, watcher)
+    assert publishes(backend, watcher, A)
     zookeeper.freeze()
     try:
-        assert witness.doubts()
+        assert watcher.doubts()
         with pytest.raises(RegistryUnavailable):
             backend.renew([A])
         time.sleep(0.5)
     finally:
         zookeeper.thaw()
-    # who is first after the pause, the server's clock or the client, is a matter of luck
+    # depends on whether the server ends the session before the client's ping arrives
     assert in_the_end(lambda: backend.renew([A])) in ({}, {A.key: "session"})
-    assert publishes(backend, witness, A)
+    assert publishes(backend, watcher, A)
 
 
-def test_a_connection_that_is_cut_is_made_again_in_the_same_session(zookeeper, opened):
-    proxy, witness = zookeeper.proxy(), RecordingWatcher()
+def test_after_a_reset_connection_the_session_continues(zookeeper, opened):
+    proxy, watcher = zookeeper.proxy(), RecordingWatcher()
     backend = opened(zookeeper.url(port=proxy.port))
-    backend.watch(A.service, witness)
+    backend.watch(A.service, watcher)
     backend.publish([A])
-    assert witness.sees(A)
+    assert watcher.sees(A)
     proxy.reset()
-    assert witness.doubts()
+    assert watcher.doubts()
     assert in_the_end(lambda: backend.renew([A])) == {}
-    assert witness.sees(A)
+    assert watcher.sees(A)
 
 
-def test_a_black_hole_for_longer_than_the_session_costs_it_and_no_more(zookeeper, opened):
-    proxy, witness = zookeeper.proxy(), RecordingWatcher()
+def test_after_a_black_hole_longer_than_the_session_publishing_works_again(zookeeper, opened):
+    proxy, watcher = zookeeper.proxy(), RecordingWatcher()
     backend = opened(zookeeper.url(port=proxy.port), lease=1, timeout=0.5)
-    backend.watch(A.service, witness)
-    assert publishes(backend, witness, A)
+    backend.watch(A.service, watcher)
+    assert publishes(backend, watcher, A)
     proxy.blackhole(new=True)
     with pytest.raises(RegistryUnavailable):
         backend.renew([A])
@@ -212,10 +212,10 @@ def test_a_black_hole_for_longer_than_the_session_costs_it_and_no_more(zookeeper
     assert wait_until(lambda: not beside.lookup(A.service).records)
     proxy.heal()
     assert in_the_end(lambda: backend.renew([A])) == {A.key: "session"}
-    assert publishes(backend, witness, A)
+    assert publishes(backend, watcher, A)
 
 
-def test_the_stale_node_of_a_dead_session_does_not_take_its_successor_with_it(zookeeper, opened):
+def test_the_end_of_a_dead_session_does_not_delete_the_node_of_its_successor(zookeeper, opened):
     proxy = zookeeper.proxy()
     dead = opened(zookeeper.url(port=proxy.port), lease=3)
     with zookeeper.operator() as operator:
@@ -234,59 +234,59 @@ def test_the_stale_node_of_a_dead_session_does_not_take_its_successor_with_it(zo
 
 
 def _owner_when_published(backend, operator):
-    """The session that A is of, though it may end before one looks."""
+    """Publish A, and return its session; again if the session ends in between."""
     while True:
         in_the_end(lambda: backend.publish([A]))
         with suppress(NoNodeError):
             return operator.get(NODE)[1].ephemeralOwner
 
 
-def test_what_an_operator_deletes_is_missing(zookeeper, calm):
-    backend, witness = calm
+def test_a_node_deleted_by_an_operator_is_missing(zookeeper, calm):
+    backend, watcher = calm
     with zookeeper.operator() as operator:
         operator.delete(NODE)
-    assert witness.sees(B)
+    assert watcher.sees(B)
     assert backend.renew([A, B]) == {A.key: "missing"}
     backend.publish([A])
-    assert witness.sees(A, B)
+    assert watcher.sees(A, B)
 
 
-def test_a_watch_goes_on_when_the_parents_vanish_and_come_back(zookeeper, calm):
-    backend, witness = calm
+def test_a_watch_continues_when_the_parents_are_deleted_and_created_again(zookeeper, calm):
+    backend, watcher = calm
     for port in (1, 2):
         zookeeper.flush()
-        assert witness.sees()
+        assert watcher.sees()
         assert set(backend.renew([A, B]).values()) == {"missing"}
         again = [instance(port, weight=5)]
         backend.publish(again)
-        assert witness.sees(*again)
-    assert witness.after_doubt == []
+        assert watcher.sees(*again)
+    assert watcher.after_doubt == []
 
 
-def test_what_an_operator_writes_over_ours_is_seen_and_missing(zookeeper, calm):
-    backend, witness = calm
+def test_a_node_overwritten_by_an_operator_is_seen_and_missing(zookeeper, calm):
+    backend, watcher = calm
     with zookeeper.operator() as operator:
         operator.set(NODE, b"broken")
-    assert wait_until(lambda: witness.views[-1].records[A.id] == b"broken")
+    assert wait_until(lambda: watcher.views[-1].records[A.id] == b"broken")
     assert backend.renew([A, B]) == {A.key: "missing"}
     backend.publish([A])
-    assert wait_until(lambda: witness.views[-1].records[A.id] == A.encoded())
+    assert wait_until(lambda: watcher.views[-1].records[A.id] == A.encoded())
 
 
-def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(zookeeper, opened):
-    backend, witness = opened(zookeeper.url(), timeout=1), RecordingWatcher()
+def test_a_watch_may_begin_while_the_server_is_down(zookeeper, opened):
+    backend, watcher = opened(zookeeper.url(), timeout=1), RecordingWatcher()
     zookeeper.stop()
-    backend.watch(A.service, witness)
+    backend.watch(A.service, watcher)
     with pytest.raises(RegistryUnavailable, match="refused"):
         backend.publish([A])
-    assert witness.doubts()
+    assert watcher.doubts()
     zookeeper.start()
     in_the_end(lambda: backend.publish([A]))
-    assert witness.sees(A)
-    assert witness.after_doubt == witness.news
+    assert watcher.sees(A)
+    assert watcher.after_doubt == watcher.news
 
 
-def test_a_client_that_had_no_contact_for_long_is_replaced(zookeeper, opened):
+def test_a_client_without_contact_for_two_leases_is_replaced(zookeeper, opened):
     proxy = zookeeper.proxy()
     backend = opened(zookeeper.url(port=proxy.port), lease=0.5, timeout=0.5)
     in_the_end(lambda: backend.publish([A]))
@@ -306,14 +306,14 @@ def test_a_client_that_had_no_contact_for_long_is_replaced(zookeeper, opened):
 
 @pytest.mark.parametrize("fault", ["dead", "deaf"])
 def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, zookeeper, opened):
-    proxy, witness = zookeeper.proxy(), RecordingWatcher()
+    proxy, watcher = zookeeper.proxy(), RecordingWatcher()
     backend = opened(zookeeper.url(port=proxy.port), timeout=4 * WAIT_S)
-    backend.watch(A.service, witness)
+    backend.watch(A.service, watcher)
     backend.publish([A])
-    assert witness.sees(A)
+    assert watcher.sees(A)
     if fault == "dead":
         proxy.close()
-        assert witness.doubts()
+        assert watcher.doubts()
     else:
         proxy.blackhole(new=True)
     assert closes(backend)

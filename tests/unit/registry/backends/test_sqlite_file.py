@@ -1,4 +1,4 @@
-"""The file of a SQLite registry: what no backend shows."""
+"""The file of a SQLite registry: transactions, and changes by other connections."""
 
 import sqlite3
 
@@ -40,7 +40,7 @@ def find(file):
     return None if found is None else found[0]
 
 
-def test_a_request_beside_another_waits_for_it_no_longer_than_it_may(opened, path):
+def test_a_request_waits_for_another_one_until_the_timeout(opened, path):
     file = opened(path, 0.05)
     with (
         file.reading(),
@@ -49,7 +49,7 @@ def test_a_request_beside_another_waits_for_it_no_longer_than_it_may(opened, pat
         find(file)
 
 
-def test_all_of_a_transaction_happens_or_nothing(opened, path):
+def test_an_exception_rolls_a_transaction_back(opened, path):
     file = opened(path)
     keep(file, 1)
 
@@ -63,7 +63,7 @@ def test_all_of_a_transaction_happens_or_nothing(opened, path):
     assert find(file) == 1
 
 
-def test_a_write_is_seen_as_a_change_once_and_ones_own_never(opened, path):
+def test_a_write_of_another_connection_is_one_change_and_an_own_write_none(opened, path):
     file, other = opened(path), opened(path)
     keep(file, 1)
     assert file.changed()  # nothing was known
@@ -75,7 +75,7 @@ def test_a_write_is_seen_as_a_change_once_and_ones_own_never(opened, path):
     assert not file.changed()
 
 
-def test_what_another_process_has_made_anew_meanwhile_is_not_deleted(opened, path):
+def test_a_file_that_another_process_has_created_again_is_not_deleted(opened, path):
     file = opened(path)
     keep(file, 1)
     error = sqlite3.DatabaseError("malformed")
@@ -87,6 +87,6 @@ def test_what_another_process_has_made_anew_meanwhile_is_not_deleted(opened, pat
             keep(opened(path), 3)
             raise error
 
-    with pytest.raises(RegistryUnavailable, match="is made anew"):
+    with pytest.raises(RegistryUnavailable, match="is created again"):
         use()
     assert find(opened(path)) == 3
