@@ -20,13 +20,10 @@ Under it run no user code but `Picker.prepare`, and nothing of gRPC but reads of
 
 from __future__ import annotations
 
-import heapq
-import secrets
 import threading
 import time
 from contextlib import suppress
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import grpc
@@ -35,7 +32,6 @@ from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_c
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import ServiceInstance
 from rpcwheel.observe import (
     CallbackFailed,
     StaleInstancesKept,
@@ -48,10 +44,12 @@ from rpcwheel.transport.arguments import checked_options, refuse_both
 
 from .lb_policy import checked_lb_policy
 from .policy import DEFAULT_HEALTH_CHECK_BACKOFF, checked_policy
+from .subset import InstanceSubset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
+    from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
     from .pickers import Pick, Picker
@@ -106,10 +104,6 @@ SLOW_START_STEPS: Final = 20
 
 MAX_BACKOFF_ATTEMPTS: Final = 64
 """Health checks after which the backoff grows no more: wait objects may overflow."""
-
-SPARE_SHARE: Final = 4
-"""One of so many instances of a subset is of another zone than the preferred one, for the case
-that all of that fail."""
 
 MIN_CHECK_DELAY_NS: Final = 10_000_000
 """Between health checks of a subchannel, whatever the backoff is."""
@@ -398,8 +392,11 @@ class SubchannelPool(Generic[S]):
         self._replaced: list[Any] = []  # connections that the user closed or drained
         self._poll_s = FIRST_POLL_S
         self._explained_s = -EXPLAIN_AGAIN_S
-        self._seed = secrets.token_bytes(8)
-        self._hashes: dict[str, bytes] = {}
+        self._instances = InstanceSubset(
+            size=None if self._picker.sees_all_states else self.policy.subset_size,
+            zone=self.policy.zone,
+            protocol=self._protocol,
+        )
         self.lock = threading.RLock()  # finalizers end calls anywhere
         self._by_id: dict[str, S] = {}
         self.subchannels: tuple[S, ...] = ()
@@ -571,39 +568,35 @@ class SubchannelPool(Generic[S]):
         self._drop(removed)
 
     def _update(self, instances: Iterable[ServiceInstance]) -> _Change[S]:
-        given: dict[str, ServiceInstance] = {}
-        for one in instances:
-            if not isinstance(one, ServiceInstance):
-                raise TypeError(f"instances must be rpcwheel.ServiceInstance, not {one!r}")
-            given[one.id] = one
         with self.lock:
             if self.closed:
                 return _Change((), ())
-            if not given and self.policy.self_preservation:
+            self._instances.update(instances)
+            known = self._instances.known
+            if not known and self.policy.self_preservation:
                 kept = self._last_ones()
                 if kept:
                     return self._keep_stale(kept)
             self._known, self._error = True, ""
-            usable = self._with_protocol(given)
             kept = {}
             renewed: list[S] = []
             returned: list[S] = []
-            for instance in self._subset(usable):
-                known = self._by_id.get(instance.id)
-                if known is None or _place(known.instance) != _place(instance):
+            for instance in self._selected():
+                one = self._by_id.get(instance.id)
+                if one is None or _place(one.instance) != _place(instance):
                     kept[instance.id] = self._new_subchannel(instance)
                     continue
-                if known.stale:
-                    known.stale = False
-                    returned.append(known)
-                if not known.healthy and known.instance.epoch != instance.epoch:
-                    known.generation += 1
-                    known.checks = 0
-                    renewed.append(known)
-                known.instance = instance
-                kept[instance.id] = known
+                if one.stale:
+                    one.stale = False
+                    returned.append(one)
+                if not one.healthy and one.instance.epoch != instance.epoch:
+                    one.generation += 1
+                    one.checks = 0
+                    renewed.append(one)
+                one.instance = instance
+                kept[instance.id] = one
             removed = self._replace(kept)
-            self._note_lost([one.instance for one in removed if one.id not in given], given)
+            self._note_lost([one.instance for one in removed if one.id not in known], known)
         return _Change(removed, tuple(renewed), tuple(returned))
 
     def _note_lost(self, lost: list[ServiceInstance], given: Container[str]) -> None:
@@ -650,60 +643,30 @@ class SubchannelPool(Generic[S]):
         self._choose_anew()
         return removed
 
-    def _with_protocol(self, given: dict[str, ServiceInstance]) -> list[ServiceInstance]:
-        """The instances that this channel may connect to.
+    def _selected(self) -> list[ServiceInstance]:
+        """The instances that get a subchannel.
 
-        A channel without TLS uses none while some instances want TLS: an attacker who can write to
-        the registry could otherwise have requests sent in plain text.
+        A channel without TLS connects to none while some instances require TLS: an attacker who can
+        write to the registry could otherwise have requests sent in plain text.
         """
         self._mixed = None
-        wanted = self._protocol
-        if not wanted:
-            return list(given.values())
-        usable = [one for one in given.values() if one.protocol == wanted]
-        others = len(given) - len(usable)
-        if wanted == "grpc" and others:
-            which = "all" if not usable else f"{others} of {len(given)}"
+        known, usable = len(self._instances.known), len(self._instances.usable)
+        if self._protocol == "grpc" and usable < known:
+            which = "all" if not usable else f"{known - usable} of {known}"
             details = (
                 f"{which} instances of {self.name} require TLS, and this channel has no "
                 "credentials; use rpcwheel.secure_channel(target, credentials)"
             )
-            usable = []
-        elif given and not usable:
+        elif self._protocol and known and not usable:
             details = (
                 f"no instance of {self.name} is published with TLS (protocol='grpcs'), and this "
                 "channel has credentials; publish the servers with protocol='grpcs', or use "
                 "rpcwheel.insecure_channel(target)"
             )
         else:
-            return usable
+            return self._instances.chosen()
         self._mixed = Refusal(grpc.StatusCode.FAILED_PRECONDITION, details, final=True)
-        return usable
-
-    def _subset(self, instances: list[ServiceInstance]) -> list[ServiceInstance]:
-        """Those that get a subchannel, by rendezvous hashing: a change moves as few as possible."""
-        size, zone = self.policy.subset_size, self.policy.zone
-        if size is None or len(instances) <= size or self._picker.sees_all_states:
-            self._hashes = {}
-            return instances
-        known, self._hashes = self._hashes, {}
-        for one in instances:
-            hashed = known.get(one.id)
-            if hashed is None:
-                data = one.id.encode(errors="surrogatepass")
-                hashed = blake2b(data, digest_size=8, key=self._seed).digest()
-            self._hashes[one.id] = hashed
-
-        def order(one: ServiceInstance) -> tuple[bool, bool, bytes]:
-            unwanted = one.status == "DRAINING" or not one.weight
-            return unwanted, bool(zone) and one.zone != zone, self._hashes[one.id]
-
-        chosen = heapq.nsmallest(size, instances, key=order)
-        if zone and all(one.zone == zone for one in chosen):
-            others = [one for one in instances if one.zone != zone and not order(one)[0]]
-            spare = heapq.nsmallest(size // SPARE_SHARE, others, key=order)
-            chosen[size - len(spare) :] = spare
-        return chosen
+        return []
 
     def _new_subchannel(self, instance: ServiceInstance) -> S:
         started_ns = -NEVER

@@ -13,7 +13,7 @@ from .backends import check_scheme
 from .url import HEADLESS, RegistryUrl, masked_url, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from rpcwheel.instance import ServiceInstance, Snapshot
 
@@ -104,8 +104,10 @@ class Target:
         parts["options"] = tuple(sorted(self.url.options.items()))
         return tuple(parts.values())
 
-    def select(self, snapshot: Snapshot) -> list[ServiceInstance]:
-        """The instances of this group and version."""
+    def select(self, snapshot: Snapshot) -> Sequence[ServiceInstance]:
+        """The instances of this group and version; without these the snapshot's own tuple."""
+        if self.group == self.version == ANY:
+            return snapshot.instances
         return [
             instance
             for instance in snapshot.instances

@@ -1,0 +1,107 @@
+"""The instances of a channel, and which of them get a subchannel. Pure.
+
+With many instances each channel uses a subset (gRFC A68), by rendezvous hashing with a random seed
+per channel: a change moves as few subchannels as possible. DRAINING instances and those of weight 0
+come last, those of other zones before them. The cost of an update is proportional to what changed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_left, insort
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel.instance import ServiceInstance, differences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Rank = tuple[bool, bool, bytes, str]
+
+__all__ = ["InstanceSubset"]
+
+SPARE_SHARE: Final = 4
+"""One part in so many of a subset is for other zones, if it would be of one zone only."""
+
+
+class InstanceSubset:
+    """All instances of a channel, ranked. Not thread-safe."""
+
+    def __init__(self, *, size: int | None, zone: str, protocol: str) -> None:
+        """Begin without instances.
+
+        Args:
+            size: Of the subset; None: no limit.
+            zone: Preferred; "": none.
+            protocol: Of the instances that are usable; "": any.
+        """
+        self.known: dict[str, ServiceInstance] = {}
+        """All instances, by id."""
+        self.usable: dict[str, ServiceInstance] = {}
+        """Those of the protocol."""
+        self._size = size
+        self._zone = zone
+        self._protocol = protocol
+        self._seed = secrets.token_bytes(8)
+        self._source: tuple[ServiceInstance, ...] = ()
+        self._ranking: list[Rank] = []  # of the usable ones; without a size, empty
+        self._ranks: dict[str, Rank] = {}
+
+    def update(self, instances: Iterable[ServiceInstance]) -> None:
+        """Set the instances. Of several by one id the last one counts.
+
+        Raises:
+            TypeError: One is no `ServiceInstance`; nothing has changed.
+        """
+        given = tuple(instances)
+        removed, added = differences(self._source, given)
+        for one in added:
+            if not isinstance(one, ServiceInstance):
+                raise TypeError(f"instances must be rpcwheel.ServiceInstance, not {one!r}")
+        gone, ids = {one.id for one in removed}, {one.id for one in added}
+        if len(ids) != len(added) or any(id_ in self.known for id_ in ids - gone):  # an id twice
+            given = tuple({one.id: one for one in given}.values())
+            removed, added = differences(self._source, given)
+        self._source = given
+        for one in removed:
+            self._remove(one.id)
+        for one in added:
+            self._add(one)
+
+    def chosen(self) -> list[ServiceInstance]:
+        """Return those that get a subchannel."""
+        size = self._size
+        if size is None or len(self.usable) <= size:
+            return list(self.usable.values())
+        ranks = self._ranking[:size]
+        if self._zone and ranks[-1][:2] == (False, False):  # of the zone only
+            first = bisect_left(self._ranking, (False, True))
+            last = bisect_left(self._ranking, (True,))
+            spare = self._ranking[first : min(last, first + size // SPARE_SHARE)]
+            ranks[size - len(spare) :] = spare
+        return [self.usable[rank[-1]] for rank in ranks]
+
+    def hash_of(self, id_: str) -> bytes:
+        """Return the hash that ranks an instance on this channel."""
+        data = id_.encode(errors="surrogatepass")
+        return blake2b(data, digest_size=8, key=self._seed).digest()
+
+    def _remove(self, id_: str) -> None:
+        self.known.pop(id_, None)
+        if self.usable.pop(id_, None) is not None and self._size is not None:
+            rank = self._ranks.pop(id_)
+            del self._ranking[bisect_left(self._ranking, rank)]
+
+    def _add(self, one: ServiceInstance) -> None:
+        self.known[one.id] = one
+        if self._protocol and one.protocol != self._protocol:
+            return
+        self.usable[one.id] = one
+        if self._size is None:
+            return
+        avoided = one.status == "DRAINING" or not one.weight
+        other_zone = bool(self._zone) and one.zone != self._zone
+        rank = avoided, other_zone, self.hash_of(one.id), one.id
+        self._ranks[one.id] = rank
+        insort(self._ranking, rank)
