@@ -570,20 +570,26 @@ class PublisherBase(Generic[R]):
         try:
             if self._is_published:
                 step = self._begin_step("withdraw", WITHDRAW_TIMEOUT_S)
-                self._run_all(step, *[partial(self._withdraw, r, step) for r in self._registries])
+                self._run_all(
+                    step,
+                    *[
+                        (f"withdrawal from {registry!r}", partial(self._withdraw, registry, step))
+                        for registry in self._registries
+                    ],
+                )
             if self._is_health_set:
                 step = self._begin_step("not serving", HEALTH_TIMEOUT_S)
-                self._run_all(step, self._set_not_serving)
+                self._run_all(step, (repr(self._health), self._set_not_serving))
             if self._is_published:
                 self._begin_step("wait")
-                self._run(self._wait_lame_duck)
+                self._run("lame duck", self._wait_lame_duck)
             is_left_running = self._ran_before and self._start_failed
             if self._is_server_started and not is_left_running and not self._server.is_gone:
                 step = self._begin_step("stop", self._grace_s + STOP_MARGIN_S, 0.0)
-                self._run(partial(self._stop_server, step))
+                self._run("stop of the server", partial(self._stop_server, step))
             step = _Deadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
-            closes = [partial(self._close_own, registry, step) for registry in self._own]
-            self._run_all(step, *closes, self._call_undo_on_serving)
+            closes = [(repr(one), partial(self._close_own, one, step)) for one in self._own]
+            self._run_all(step, *closes, (repr(self._undo_on_serving), self._call_undo_on_serving))
             self._begin_step("closed")
             self._events.wait(FLUSH_TIMEOUT_S)
         finally:
@@ -601,23 +607,25 @@ class PublisherBase(Generic[R]):
             self._events.emit(ShutdownStep(self._name(), name, self._reason))
         return _Deadline(self, timeout_s, hurried_timeout_s)
 
-    def _run_all(self, step: _Deadline, *jobs: Callable[[], object]) -> None:
-        """Run jobs at once on workers, and wait for them until the step is over."""
+    def _run_all(self, step: _Deadline, *jobs: tuple[str, Callable[[], object]]) -> None:
+        """Run jobs at once on workers, each with its name, and wait until the step is over."""
         ends: list[threading.Event] = []
-        for job in jobs:
+        for name, job in jobs:
             ended = threading.Event()  # also the key: a job that hangs delays no other
-            EXECUTOR.submit(ended, partial(self._run, job, ended))
+            EXECUTOR.submit(ended, partial(self._run, name, job, ended))
             ends.append(ended)
         step.wait_for(ends)
 
-    def _run(self, job: Callable[[], object], ended: threading.Event | None = None) -> None:
+    def _run(
+        self, name: str, job: Callable[[], object], ended: threading.Event | None = None
+    ) -> None:
         """Run a job; an exception becomes a `CallbackFailed` event."""
         try:
             job()
         except ServerGone:
             pass  # there is nothing to stop any more
         except Exception as error:  # noqa: BLE001 - reported
-            self._events.emit(CallbackFailed(self._name(), repr(job), error))
+            self._events.emit(CallbackFailed(self._name(), name, error))
         finally:
             if ended is not None:
                 ended.set()

@@ -1,4 +1,4 @@
-"""The publisher of grpc.aio keeps the rules of the sync one, on a loop."""
+"""The publisher of grpc.aio keeps the rules of the sync one."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def shop(make_aio_shop):
 
 @contextlib.asynccontextmanager
 async def serving(shop, *args, **settings):
-    """Publish a server; its end is not the subject, and comes at once."""
+    """Publish a server; stop it at once, as the stop is not what is tested."""
     published = Publisher(shop.server, *args, **{"port": 0} | settings)
     await published.start()
     try:
@@ -72,7 +72,7 @@ def steps(events):
 # Start
 
 
-async def test_a_server_is_bound_started_published_and_ended_in_order(
+async def test_a_server_is_bound_started_published_and_stopped_in_order(
     shop, memory, registry, events
 ):
     async with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
@@ -81,10 +81,10 @@ async def test_a_server_is_bound_started_published_and_ended_in_order(
         assert await ask(published.port) == b"a"
     await wait_until_withdrawn(registry)
     await aio_wait_until(lambda: steps(events) == ALL)
-    assert await shop.server.wait_for_termination(0) is False
+    assert await shop.server.wait_for_termination(WAIT_S) is False
 
 
-async def test_a_server_that_runs_is_published_as_it_is(shop, registry):
+async def test_a_running_server_is_published_with_its_port(shop, registry):
     port = shop.listen()
     await shop.server.start()
     async with Publisher(shop.server, registry, SERVICE, **QUICK | {"port": port}) as published:
@@ -103,20 +103,20 @@ async def test_a_server_whose_services_are_not_named_is_refused(shop, memory):
 async def test_arguments_that_make_no_sense_are_refused_at_once(shop, make_shop, memory):
     urls = ["memory://a", "memory://a?nope=1"]
     with open_sync_registry(memory) as sync_registry:
-        for server, registry, error, said in (
+        for server, registry, error, message in (
             (make_shop().server, "memory://", TypeError, "there is rpcwheel"),
             (object(), "memory://", TypeError, "server must be what grpc"),
             (shop.server, sync_registry, TypeError, "registry must be"),
             (shop.server, urls, ConfigurationError, "no option 'nope'"),
         ):
-            with pytest.raises(error, match=said):
+            with pytest.raises(error, match=message):
                 Publisher(server, registry, SERVICE, port=1)
 
 
-# The order of the end
+# The order of the stop
 
 
-async def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events):
+async def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
     settings = QUICK | {"lame_duck": 60.0}
     async with Publisher(shop.server, registry, SERVICE, timer=timer, **settings) as published:
         assert await published.wait_published(WAIT_S)
@@ -130,7 +130,7 @@ async def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events
 
 
 async def test_no_call_fails_while_servers_are_replaced(make_aio_shop, memory, timer):
-    """Each serves until the client has heard of its end, which the timer makes sure of."""
+    """By the manual timer, each server serves until the client knows that it is withdrawn."""
 
     async def start(name):
         settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer, "policy": LONG}
@@ -183,7 +183,7 @@ async def test_calls_in_flight_may_end_within_the_grace(shop, memory, events):
 
 
 @pytest.mark.parametrize("settings", [{"lame_duck": 600}, {"grace": 600}])
-async def test_a_stop_without_grace_ends_a_running_stop_at_once(shop, memory, settings, events):
+async def test_stop_with_grace_0_hurries_a_running_stop(shop, memory, settings, events):
     async with (
         Publisher(shop.server, memory, SERVICE, **QUICK | settings) as published,
         grpc.aio.insecure_channel(f"127.0.0.1:{published.port}") as held,
@@ -193,7 +193,7 @@ async def test_a_stop_without_grace_ends_a_running_stop_at_once(shop, memory, se
         published.begin_stop()
         step = "wait" if "lame_duck" in settings else "stop"
         await aio_wait_until(lambda: steps(events)[-1:] == [step])
-        await published.stop(grace=0)
+        await asyncio.gather(*[published.stop(grace=0) for _ in range(3)])
         assert published.state == "closed"
         assert await call.code() in ENDED
 
@@ -204,7 +204,7 @@ async def test_it_can_be_stopped_from_any_thread(shop, memory):
         assert await published.wait(WAIT_S)
 
 
-async def test_it_stops_once_whoever_asks_and_however_often(shop, memory, events):
+async def test_start_and_stop_are_idempotent(shop, memory, events):
     published = Publisher(shop.server, memory, SERVICE, **QUICK)
     await published.start()
     await published.start()
@@ -224,7 +224,7 @@ async def test_a_stop_during_the_start_undoes_the_start(shop, memory):
     await published.start()
     assert published.state == "closed"
     assert published.registrations == ()
-    assert await shop.server.wait_for_termination(0) is False
+    assert await shop.server.wait_for_termination(WAIT_S) is False
 
 
 @pytest.mark.parametrize("ran_before", [False, True])
@@ -251,7 +251,7 @@ async def test_a_canceled_start_is_undone(shop, memory, ran_before):
     if ran_before:
         assert await ask(port) == b"a"
     else:
-        assert await shop.server.wait_for_termination(0) is False
+        assert await shop.server.wait_for_termination(WAIT_S) is False
 
 
 async def test_on_serving_and_what_it_returns_are_called_on_the_loop(shop, memory):
@@ -264,7 +264,7 @@ async def test_on_serving_and_what_it_returns_are_called_on_the_loop(shop, memor
     async with serving(shop, memory, SERVICE, on_serving=on_serving):
         pass
     loop = asyncio.get_running_loop()
-    assert loops == [("starting", loop), ("stopped", loop)]
+    await aio_wait_until(lambda: loops == [("starting", loop), ("stopped", loop)])
 
 
 async def test_registrations_are_those_of_the_aio_registry(shop, registry, memory):
@@ -282,7 +282,7 @@ async def test_a_publisher_that_was_never_started_closes_its_registries(shop, me
     assert published.state == "closed"
 
 
-async def test_cancelling_a_stop_does_not_stop_the_end(shop, memory, events, timer):
+async def test_canceling_stop_does_not_cancel_the_shutdown(shop, memory, events, timer):
     published = Publisher(shop.server, memory, SERVICE, timer=timer, **QUICK)
     await published.start()
     stopping = asyncio.create_task(published.stop())
@@ -294,7 +294,7 @@ async def test_cancelling_a_stop_does_not_stop_the_end(shop, memory, events, tim
     await aio_wait_until(lambda: steps(events) == ALL)
 
 
-async def test_a_frozen_engine_holds_up_neither_the_end_nor_the_loop(shop, memory, events, timer):
+async def test_a_frozen_registry_delays_neither_the_stop_nor_the_loop(shop, memory, events, timer):
     backend = FlakyBackend(open_backend(memory, Settings(lease_s=10**6, timeout_s=600.0)))
     async with Registry(backend, policy=LONG) as frozen:
         settings = QUICK | {"timer": timer}
@@ -307,7 +307,7 @@ async def test_a_frozen_engine_holds_up_neither_the_end_nor_the_loop(shop, memor
     await aio_wait_until(lambda: steps(events) == ALL)
 
 
-async def test_a_sink_that_hangs_holds_up_no_end_and_no_loop(shop, memory):
+async def test_a_hanging_sink_delays_neither_the_stop_nor_the_loop(shop, memory):
     goes_on = threading.Event()
 
     def hang(event):
@@ -325,7 +325,7 @@ async def test_a_sink_that_hangs_holds_up_no_end_and_no_loop(shop, memory):
         goes_on.set()
 
 
-async def test_an_instance_that_was_unregistered_by_hand_is_not_published_by_the_end(shop, memory):
+async def test_an_instance_that_the_user_unregistered_is_not_published_by_the_stop(shop, memory):
     shown = []
     async with open_registry(memory) as registry, open_registry(memory) as other:
         published = Publisher(shop.server, registry, SERVICE, **QUICK)
@@ -342,7 +342,7 @@ async def test_an_instance_that_was_unregistered_by_hand_is_not_published_by_the
 # Signals and health
 
 
-async def test_a_signal_handler_of_the_loop_is_refused_as_it_would_be_called_beside(shop, memory):
+async def test_a_signal_handler_of_the_loop_is_refused(shop, memory):
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, print)
     published = Publisher(shop.server, memory, SERVICE, signals=True, **QUICK)
@@ -356,7 +356,7 @@ async def test_a_signal_handler_of_the_loop_is_refused_as_it_would_be_called_bes
 
 
 @pytest.mark.parametrize("module", [grpc_health, grpc_health.aio], ids=["sync", "aio"])
-async def test_a_health_servicer_of_either_world_is_told(shop, memory, module):
+async def test_health_servicers_of_both_worlds_are_set(shop, memory, module):
     health = module.HealthServicer()
 
     async def says(service):
@@ -368,7 +368,7 @@ async def test_a_health_servicer_of_either_world_is_told(shop, memory, module):
     assert await says(SERVICE) == await says("") == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_health_that_fails_is_an_event_at_the_end_and_undoes_all_at_the_start(
+async def test_a_failing_health_servicer_is_an_event_at_the_stop_and_undoes_the_start(
     shop, make_aio_shop, memory, events
 ):
     class Broken:

@@ -1,4 +1,4 @@
-"""A server is published while it serves, where clients reach it, and ends in order."""
+"""A server is published while it serves, where clients reach it, and stops in order."""
 
 import contextlib
 import gc
@@ -60,7 +60,7 @@ def flaky(memory):
 
 @contextlib.contextmanager
 def serving(shop, *args, **settings):
-    """Publish a server; its end is not the subject, and comes at once."""
+    """Publish a server; stop it at once, as the stop is not what is tested."""
     published = Publisher(shop.server, *args, **{"port": 0} | settings)
     published.start()
     try:
@@ -97,10 +97,10 @@ def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, re
         assert repr(published) == f"<Publisher of {SERVICE} at {where}: serving>"
         assert ask(published.port) == b"a"
     assert wait_until(lambda: ids(registry) == [])
-    assert shop.server.wait_for_termination(timeout=0) is False
+    assert shop.server.wait_for_termination(WAIT_S) is False
 
 
-def test_a_server_that_has_a_port_and_runs_is_published_as_it_is(shop, memory, registry):
+def test_a_running_server_is_published_with_its_port(shop, memory, registry):
     port = shop.listen()
     shop.server.start()
     with Publisher(shop.server, memory, SERVICE, **QUICK | {"port": port}) as published:
@@ -144,7 +144,7 @@ def test_a_server_whose_services_are_unknown_is_not_started(make_shop, memory):
 
 
 def test_the_settings_of_an_instance_are_published(shop, memory, registry):
-    told = {
+    settings = {
         "weight": 7,
         "group": "blue",
         "version": "2.0",
@@ -152,10 +152,10 @@ def test_the_settings_of_an_instance_are_published(shop, memory, registry):
         "metadata": {"commit": "abc"},
     }
     before = time.time()
-    with serving(shop, memory, SERVICE, **told) as published:
+    with serving(shop, memory, SERVICE, **settings) as published:
         assert published.wait_published(WAIT_S)
         (instance,) = registry.lookup(SERVICE).instances
-    assert told == {name: getattr(instance, name) for name in told}
+    assert settings == {name: getattr(instance, name) for name in settings}
     assert before - 1 <= instance.started_at <= time.time()
 
 
@@ -179,7 +179,7 @@ def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_
     assert opened.closed
 
 
-def test_an_engine_that_is_down_at_the_start_is_no_error_and_is_told_later(shop, flaky):
+def test_a_registry_that_is_down_at_the_start_gets_the_instance_later(shop, flaky):
     backend, registry = flaky
     backend.down()
     with serving(shop, registry, SERVICE) as published:
@@ -189,7 +189,7 @@ def test_an_engine_that_is_down_at_the_start_is_no_error_and_is_told_later(shop,
         assert published.wait_published(WAIT_S)
 
 
-# Where it listens
+# Where the server listens
 
 
 @pytest.fixture(scope="module")
@@ -209,13 +209,13 @@ def port_of_another_process():
     process.communicate("\n")
 
 
-def test_a_place_where_the_server_cannot_be_reached_is_refused(
+def test_an_address_that_does_not_reach_the_server_is_refused(
     make_shop, memory, registry, port_of_another_process
 ):
     shop = make_shop()
     port = shop.listen("127.0.0.1")
-    said = rf"nobody accepts connections at 127\.0\.0\.2:{port} .*listens at 127\.0\.0\.1:{port}"
-    with pytest.raises(ConfigurationError, match=said):
+    message = rf"nobody accepts connections at 127\.0\.0\.2:{port} .*listens at 127\.0\.0\.1:{port}"
+    with pytest.raises(ConfigurationError, match=message):
         Publisher(shop.server, memory, SERVICE, port=port, host="127.0.0.2").start()
     with pytest.raises(ConfigurationError, match="can't be bound"):
         Publisher(make_shop().server, memory, SERVICE, port=port_of_another_process).start()
@@ -228,9 +228,7 @@ def test_a_place_where_the_server_cannot_be_reached_is_refused(
     assert ids(registry) == []
 
 
-def test_a_place_in_front_of_the_server_is_published_unchecked(
-    make_shop, memory, port_of_another_process
-):
+def test_the_address_of_a_proxy_is_published_unchecked(make_shop, memory, port_of_another_process):
     for host, port in (("127.0.0.1", port_of_another_process), ("192.0.2.7", 50051)):
         shop = make_shop()
         shop.listen()
@@ -241,8 +239,8 @@ def test_a_place_in_front_of_the_server_is_published_unchecked(
 
 def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, memory, certificates):
     shop = make_shop()
-    said = r"call add_secure_port\('\[::\]:0', credentials\)"
-    with pytest.raises(ConfigurationError, match=said):
+    message = r"call add_secure_port\('\[::\]:0', credentials\)"
+    with pytest.raises(ConfigurationError, match=message):
         Publisher(shop.server, memory, SERVICE, port=0, protocol="grpcs").start()
     shop = make_shop()
     port = shop.server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
@@ -283,29 +281,29 @@ def test_arguments_that_make_no_sense_are_refused_at_once(make_shop):
     ended.stop(None)
     server = make_shop().server
     over = ({"server": ended}, ConfigurationError, "the server was stopped before")
-    for given, error, said in [*REFUSED, over]:
+    for given, error, message in [*REFUSED, over]:
         settings = {"server": server, "registry": "memory://", "service": SERVICE, "port": 50051}
         settings |= given
         arguments = [settings.pop(name) for name in ("server", "registry", "service")]
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             Publisher(*arguments, **settings)
 
 
-# The order of the end
+# The order of the stop
 
 
-def test_each_step_of_the_end_is_an_event_with_its_reason(shop, memory, events):
+def test_each_step_of_the_stop_is_an_event_with_the_reason(shop, memory, events):
     with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
         port = published.port
         published.stop(reason="enough")
     assert wait_until(lambda: steps(events) == ALL)
-    told = [one for one in events if isinstance(one, ShutdownStep)]
-    assert {(one.server, one.reason) for one in told} == {
+    shutdown_steps = [one for one in events if isinstance(one, ShutdownStep)]
+    assert {(one.server, one.reason) for one in shutdown_steps} == {
         (f"{SERVICE} at 127.0.0.1:{port}", "enough")
     }
 
 
-def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events):
+def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
     settings = QUICK | {"lame_duck": 60.0, "timer": timer}
     published = Publisher(shop.server, registry, SERVICE, **settings)
     published.start()
@@ -321,7 +319,7 @@ def test_a_lame_duck_serves_and_is_not_found(shop, registry, timer, events):
 
 
 def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory, timer):
-    """So that who polls sees it too."""
+    """So that clients of a polled registry see it, too."""
     inner = open_backend(memory, Settings(lease_s=10**6, timeout_s=600.0))
     times = []
 
@@ -346,7 +344,7 @@ def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory
 
 
 def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
-    """Each serves until the client has heard of its end, which the timer makes sure of."""
+    """By the manual timer, each server serves until the client knows that it is withdrawn."""
 
     def start(name):
         settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer}
@@ -399,7 +397,7 @@ def test_calls_in_flight_may_end_within_the_grace(shop, memory, events):
 
 
 @pytest.mark.parametrize("settings", [{"lame_duck": 600}, {"grace": 600}])
-def test_a_stop_without_grace_ends_a_running_stop_at_once(shop, memory, settings, events):
+def test_stop_with_grace_0_hurries_a_running_stop(shop, memory, settings, events):
     published = Publisher(shop.server, memory, SERVICE, **QUICK | settings)
     published.start()
     with grpc.insecure_channel(f"127.0.0.1:{published.port}") as held:
@@ -413,7 +411,7 @@ def test_a_stop_without_grace_ends_a_running_stop_at_once(shop, memory, settings
     assert published.state == "closed"
 
 
-def test_it_stops_once_whoever_asks_and_however_often(shop, memory, events):
+def test_start_and_stop_are_idempotent(shop, memory, events):
     published = Publisher(shop.server, memory, SERVICE, **QUICK)
     published.start()
     published.start()
@@ -435,7 +433,7 @@ def test_a_publisher_that_was_never_started_leaves_the_server_alone_and_closes_i
     assert ask(port) == b"a"
 
 
-def test_a_call_that_it_serves_may_begin_its_end(make_shop, memory):
+def test_a_served_call_may_begin_the_stop(make_shop, memory):
     class Ending(grpc.ServerInterceptor):
         def intercept_service(self, continuation, details):
             published.begin_stop("a call asked for it")
@@ -462,7 +460,7 @@ def test_on_serving_is_called_when_it_serves_and_its_result_after_the_stop(shop,
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_ends_nothing(shop, memory, registry):
+def test_stop_in_a_forked_child_does_nothing(shop, memory, registry):
     with serving(shop, memory, SERVICE) as published:
         assert published.wait_published(WAIT_S)
         gc.disable()  # objects of gRPC must not be destroyed in the child
@@ -487,7 +485,7 @@ def test_a_stop_during_the_start_undoes_the_start(shop, memory, registry, events
     published.start()
     assert published.state == "closed"
     assert published.registrations == ()
-    assert shop.server.wait_for_termination(timeout=0) is False
+    assert shop.server.wait_for_termination(WAIT_S) is False
     assert wait_until(lambda: steps(events) == ["not serving", "stop", "closed"])
 
 
@@ -516,10 +514,10 @@ def test_a_publisher_with_a_grace_of_0_waits_for_the_lame_duck(shop, memory, tim
     assert published.wait(WAIT_S)
 
 
-# Registries at the end
+# Registries at the stop
 
 
-def test_a_frozen_engine_holds_up_neither_the_end_nor_another_registry(
+def test_a_frozen_registry_delays_neither_the_stop_nor_another_registry(
     shop, registry, flaky, timer, events
 ):
     backend, frozen = flaky
@@ -534,8 +532,8 @@ def test_a_frozen_engine_holds_up_neither_the_end_nor_another_registry(
     assert wait_until(lambda: steps(events) == ALL)
 
 
-def test_a_stop_without_grace_waits_for_no_engine(shop, flaky, timer, events):
-    """By a clock that stands still only the missing grace can end it."""
+def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, events):
+    """The clock stands still, so only the grace of 0 can end the wait."""
     backend, frozen = flaky
     published = Publisher(shop.server, frozen, SERVICE, timer=timer, **QUICK)
     published.start()
@@ -547,17 +545,17 @@ def test_a_stop_without_grace_waits_for_no_engine(shop, flaky, timer, events):
     published.stop(grace=0)
 
 
-def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
+def test_hanging_registries_do_not_keep_servers_from_not_serving_and_closing(
     make_shop, memory, timer, events
 ):
-    goes_on, told = threading.Event(), []
+    goes_on, statuses = threading.Event(), []
 
     class Health:
         def set(self, service, status):
-            told.append((self, status))
+            statuses.append((self, status))
 
     class Hanging(Registry):
-        """A user's registry that does not answer when something is to be withdrawn."""
+        """A user's registry that does not answer to withdrawals."""
 
         def unregister(self, what, *, wait=None):
             goes_on.wait()
@@ -576,7 +574,7 @@ def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
         assert wait_until(
             lambda: timer.advance(1.0) >= 0 and all(one.state == "closed" for one in every)
         )
-        assert len({health for health, status in told if status == 2}) == 6
+        assert len({health for health, status in statuses if status == 2}) == 6
         assert wait_until(lambda: all(one.registries[1].closed for one in every))
     finally:
         goes_on.set()
@@ -584,7 +582,7 @@ def test_registries_that_hang_keep_no_server_from_not_serving_and_closing(
             one.close()
 
 
-def test_a_registry_that_raises_at_the_end_is_an_event_and_a_closed_one_is_not(
+def test_a_failed_withdrawal_is_an_event_and_a_closed_registry_is_not(
     shop, registry, memory, events
 ):
     class Broken(Registry):
@@ -601,7 +599,7 @@ def test_a_registry_that_raises_at_the_end_is_an_event_and_a_closed_one_is_not(
     assert isinstance(failed.error, LookupError)
 
 
-def test_a_sink_that_hangs_holds_up_no_end(shop, memory):
+def test_a_hanging_sink_does_not_delay_the_stop(shop, memory):
     goes_on = threading.Event()
 
     def hang(event):
@@ -619,7 +617,7 @@ def test_a_sink_that_hangs_holds_up_no_end(shop, memory):
         goes_on.set()
 
 
-def test_an_instance_that_was_unregistered_by_hand_is_not_published_by_the_end(
+def test_an_instance_that_the_user_unregistered_is_not_published_by_the_stop(
     shop, registry, memory
 ):
     published = Publisher(shop.server, registry, SERVICE, "shop.Other", **QUICK)
@@ -637,7 +635,7 @@ def test_an_instance_that_was_unregistered_by_hand_is_not_published_by_the_end(
     assert wait_until(lambda: {one.state for one in published.registrations} == {"GONE"})
 
 
-def test_an_instance_that_was_changed_by_hand_stays_so_while_it_drains(shop, registry, memory):
+def test_draining_keeps_the_changes_that_the_user_made(shop, registry, memory):
     published = Publisher(shop.server, registry, SERVICE, **QUICK)
     published.start()
     published.registrations[0].update(weight=7)
@@ -660,11 +658,11 @@ def test_an_instance_that_was_changed_by_hand_stays_so_while_it_drains(shop, reg
 def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_withdrawn(
     shop, memory, registry, timer, events
 ):
-    told = []
+    statuses = []
 
     class Health:
         def set(self, service, status):
-            told.append((service, status, len(ids(registry))))
+            statuses.append((service, status, len(ids(registry))))
 
     settings = QUICK | {"timer": timer, "policy": LONG}
     published = Publisher(shop.server, memory, SERVICE, health=Health(), **settings)
@@ -672,7 +670,7 @@ def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_wit
     assert published.wait_published(WAIT_S)
     published.begin_stop()  # the time that it has to withdraw does not pass
     assert wait_until(lambda: "wait" in steps(events))
-    assert told == [("", 1, 0), (SERVICE, 1, 0), ("", 2, 0), (SERVICE, 2, 0)]
+    assert statuses == [("", 1, 0), (SERVICE, 1, 0), ("", 2, 0), (SERVICE, 2, 0)]
     published.stop(grace=0)
 
 
@@ -689,7 +687,7 @@ def test_the_health_servicer_of_grpc_stays_not_serving(shop, memory):
     assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_health_that_fails_at_the_start_has_all_undone(shop, memory, registry):
+def test_a_failing_health_servicer_undoes_the_start(shop, memory, registry):
     class Broken:
         def set(self, service, status):
             raise LookupError(service)
@@ -699,10 +697,10 @@ def test_health_that_fails_at_the_start_has_all_undone(shop, memory, registry):
         published.start()
     assert published.state == "closed"
     assert ids(registry) == []
-    assert shop.server.wait_for_termination(timeout=0) is False
+    assert shop.server.wait_for_termination(WAIT_S) is False
 
 
-def test_health_that_hangs_and_fails_at_the_end_holds_up_nothing(shop, memory, events):
+def test_a_hanging_health_servicer_does_not_delay_the_stop(shop, memory, events):
     goes_on = threading.Event()
 
     class Broken:

@@ -1,4 +1,4 @@
-"""The end of a server that is published, in processes of their own: signals, loops, no threads."""
+"""The stop of a published server in its own process: signals, event loops, no threads."""
 
 import contextlib
 import signal
@@ -43,7 +43,7 @@ def test_no_call_fails_in_a_rolling_restart_under_load(url):
                     failures.append(error)
 
         def all_call_anew():
-            """Each call that is in flight now has ended."""
+            """Wait until each call that is in flight now has ended."""
             before = [len(mine) for mine in answers]
             assert wait_until(
                 lambda: (
@@ -78,7 +78,7 @@ def test_no_call_fails_in_a_rolling_restart_under_load(url):
 
 
 @pytest.mark.parametrize("world", ["sync", "aio"])
-def test_an_interrupt_ends_it_in_order_and_the_handlers_of_before_come_back(world, url):
+def test_sigint_stops_in_order_and_the_previous_handlers_are_restored(world, url):
     with ServingProcess(world, url, mine=True, lame_duck=0.1) as process:
         process.send(signal.SIGINT)
         assert process.wait() == 0
@@ -86,7 +86,7 @@ def test_an_interrupt_ends_it_in_order_and_the_handlers_of_before_come_back(worl
 
 
 @pytest.mark.parametrize("world", ["sync", "aio"])
-def test_a_second_signal_ends_it_at_once(world, url):
+def test_a_second_signal_hurries_the_stop(world, url):
     with ServingProcess(world, url, lame_duck=600, grace=600, hang=True) as process:
         with grpc.insecure_channel(f"127.0.0.1:{process.port}") as to_server:
             call = to_server.unary_unary(WHO).future(b"")
@@ -99,7 +99,7 @@ def test_a_second_signal_ends_it_at_once(world, url):
         assert process.lines[1:] == ["called", *STEPS, "left"]
 
 
-def test_a_registry_that_is_dead_holds_up_no_process():
+def test_a_dead_registry_does_not_delay_the_exit():
     nobody = "redis://127.0.0.1:1"
     with ServingProcess("sync", nobody, lame_duck=0.1, host="127.0.0.1") as process:
         process.send(signal.SIGTERM)
@@ -107,7 +107,7 @@ def test_a_registry_that_is_dead_holds_up_no_process():
         assert process.lines[1:] == [*STEPS, "left"]
 
 
-def test_without_signals_the_program_dies_of_them():
+def test_signals_are_not_handled_without_the_setting():
     with ServingProcess("sync", "memory://", signals=False) as process:
         process.send(signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
@@ -221,7 +221,7 @@ LOOP_GONE = """if True:
 
 
 def output_of(code):
-    """What a program says; in a process of its own, as grpc.aio bears one loop at a time."""
+    """The words that a program prints; in its own process, as grpc.aio needs one loop at a time."""
     command = [sys.executable, "-W", "error", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, timeout=3 * WAIT_S, check=False)
     assert run.returncode == 0, run.stderr
@@ -244,15 +244,15 @@ FORGOTTEN = """if True:
 """
 
 
-def test_a_registry_that_is_not_closed_does_not_keep_the_program_from_ending():
+def test_a_registry_that_is_not_closed_does_not_delay_the_exit():
     assert output_of(FORGOTTEN) == []
 
 
-def test_it_ends_though_no_thread_can_be_started():
+def test_stop_works_if_no_thread_can_be_started():
     assert output_of(NO_THREADS) == ["closed"]
 
 
-def test_an_aio_lame_duck_does_not_hold_up_a_loop_that_ends():
+def test_a_lame_duck_does_not_delay_the_end_of_its_loop():
     assert output_of(LOOP_ENDS) == ["withdraw", "not", "serving", "wait", "closed"]
 
 
@@ -261,5 +261,5 @@ def test_the_end_of_its_loop_withdraws_an_aio_server_that_is_not_stopped():
 
 
 @pytest.mark.parametrize("ending", [False, True])
-def test_an_aio_publisher_whose_loop_is_closed_can_be_ended_on_another(ending):
+def test_an_aio_publisher_whose_loop_is_closed_can_be_stopped_on_another_loop(ending):
     assert output_of(f"ENDING = {ending}\n{LOOP_GONE}") == ["closed", "0"]

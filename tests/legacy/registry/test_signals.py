@@ -1,4 +1,4 @@
-"""Whoever is told of the signals that end a process, and who was before."""
+"""The handlers of signals that end a process, and the previous handlers."""
 
 import asyncio
 import os
@@ -17,14 +17,14 @@ from rpcwheel.registry.signals import (
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Those of before the test come back."""
+    """Restore the handlers after the test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield before
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def test_each_signal_is_told_to_all_who_want_to_know():
+def test_each_signal_calls_all_callbacks():
     signals, one, other = SignalHandlers(), [], []
     signals.add(one.append)
     signals.add(other.append)
@@ -33,7 +33,7 @@ def test_each_signal_is_told_to_all_who_want_to_know():
     assert one == other == ["SIGTERM", "SIGINT"]
 
 
-def test_the_handlers_of_before_come_back_with_the_last_who_leaves():
+def test_removing_the_last_callback_restores_the_previous_handlers():
     mine = []
     signal.signal(signal.SIGTERM, lambda *_: mine.append("mine"))
     signals, one, other = SignalHandlers(), [], []
@@ -48,15 +48,15 @@ def test_the_handlers_of_before_come_back_with_the_last_who_leaves():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_that_was_set_meanwhile_stays():
-    signals, told = SignalHandlers(), print
-    signals.add(told)
+def test_a_handler_that_was_set_meanwhile_is_not_replaced():
+    signals = SignalHandlers()
+    signals.add(print)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signals.remove(told)
+    signals.remove(print)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
-def test_a_handler_that_a_loop_has_added_is_known():
+def test_a_handler_of_an_asyncio_loop_is_detected():
     async def added():
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, print)
@@ -67,12 +67,12 @@ def test_a_handler_that_a_loop_has_added_is_known():
     assert asyncio.run(added()) == ("SIGTERM", "")
 
 
-def test_what_was_ignored_stays_ignored():
+def test_an_ignored_signal_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signals, told = SignalHandlers(), []
-    signals.add(told.append)
+    signals, seen = SignalHandlers(), []
+    signals.add(seen.append)
     signal.raise_signal(signal.SIGINT)
-    assert told == []
+    assert seen == []
 
 
 def on_another_thread(work):
@@ -81,7 +81,7 @@ def on_another_thread(work):
     thread.join(10)
 
 
-def test_off_the_main_thread_no_handler_is_set():
+def test_no_handler_is_set_on_another_thread():
     signals, may = SignalHandlers(), []
     before = signal.getsignal(signal.SIGTERM)
     on_another_thread(lambda: (may.append(is_main_thread()), signals.add(print)))
@@ -90,24 +90,24 @@ def test_off_the_main_thread_no_handler_is_set():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_who_leaves_on_another_thread_has_the_next_signal_go_to_who_was_there_before():
-    mine, signals, told = [], SignalHandlers(), []
+def test_after_a_removal_on_another_thread_the_next_signal_restores_the_handlers():
+    mine, signals, seen = [], SignalHandlers(), []
     signal.signal(signal.SIGTERM, lambda *_: mine.append("mine"))
-    tell = told.append
-    signals.add(tell)
-    on_another_thread(lambda: signals.remove(tell))
+    callback = seen.append
+    signals.add(callback)
+    on_another_thread(lambda: signals.remove(callback))
     signal.raise_signal(signal.SIGTERM)
-    assert (told, mine) == ([], ["mine"])
+    assert (seen, mine) == ([], ["mine"])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_dies_of_a_signal_as_if_nobody_had_wanted_to_know(handlers):
+def test_a_forked_child_has_the_previous_handlers(handlers):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    SIGNAL_HANDLERS.add(told := print)
+    SIGNAL_HANDLERS.add(print)
     child = os.fork()
     if not child:
         signal.raise_signal(signal.SIGTERM)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
-    SIGNAL_HANDLERS.remove(told)
+    SIGNAL_HANDLERS.remove(print)
     assert os.WTERMSIG(status) == signal.SIGTERM
