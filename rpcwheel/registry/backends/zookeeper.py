@@ -34,7 +34,7 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
 )
-from kazoo.protocol.states import EventType
+from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
 from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import RegistryBackend, View
@@ -46,13 +46,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kazoo.client import KazooClient
-    from kazoo.protocol.states import WatchedEvent
 
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["Paths", "Reader", "ZookeeperBackend"]
+__all__ = ["ZookeeperBackend"]
 
 FULL_EVERY: Final = 12
 """Renewals, each a third of a lease after the other, until all is read again although no watch has
@@ -60,6 +59,17 @@ fired: 4 leases, 60 s by default. Watched services are read as often."""
 
 MAX_ATTEMPTS: Final = 5
 """To publish a node that others change at the same time."""
+
+
+LIST: Final = ""
+"""Stands for the list of a service's nodes, among the names of nodes whose watch has fired."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NodesView(View):
+    """A view that also has the data by the nodes' names, for the next read."""
+
+    nodes: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class ZookeeperBackend(RegistryBackend):
@@ -75,11 +85,10 @@ class ZookeeperBackend(RegistryBackend):
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)
         check_url(url)
-        self._paths = Paths(url.namespace)
+        self._root = f"/{url.namespace}/v1"
         self._session = Session(url, settings, self._contact_changed)
-        self._reader = Reader(url, self._session, self._service_changed)
         self._polling = PollingWatcher(
-            self._reader.read_watched,
+            self._read_watched,
             timer=settings.timer,
             period_s=settings.lease_s / 3,
             retry_s=settings.lease_s / 3,
@@ -90,6 +99,9 @@ class ZookeeperBackend(RegistryBackend):
         # connection of the watch, and the epoch.
         self._verified: dict[str, tuple[int, str]] = {}
         self._renewals = 0
+        # Names of nodes whose watch has fired, by service. Not locked: kazoo's thread adds names,
+        # and `_read_watched` takes them out one by one.
+        self._fired: dict[str, set[str]] = {}
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
@@ -127,10 +139,11 @@ class ZookeeperBackend(RegistryBackend):
         self._renewals += 1
         if self._renewals % FULL_EVERY == 0:
             self._verified.clear()
+        paths = {self._path(one): one for one in instances}
         unverified = {
-            self._path(one): one
-            for one in instances
-            if self._verified.get(self._path(one)) != (connection, one.epoch)
+            path: one
+            for path, one in paths.items()
+            if self._verified.get(path) != (connection, one.epoch)
         }
         if not unverified:
             return {}
@@ -151,15 +164,14 @@ class ZookeeperBackend(RegistryBackend):
         return lost
 
     def lookup(self, service: str) -> View:
-        return self._reader.read(service)
+        client, end_ns = self._session.client(), self._session.end_ns()
+        names = self._list(client, f"{self._root}/{service}", end_ns)
+        return View(_by_ids(self._read(client, service, names, end_ns)), client.last_zxid)
 
     def services(self) -> Sequence[str]:
         client, end_ns = self._session.client(), self._session.end_ns()
-        root = self._paths.root
-        names = self._results([root], [client.get_children_async(root)], end_ns)[root]
-        if isinstance(names, NoNodeError):
-            return []
-        requests = [client.exists_async(self._paths.service(name)) for name in names]
+        names = self._list(client, self._root, end_ns)
+        requests = [client.exists_async(f"{self._root}/{name}") for name in names]
         stats = self._session.results(requests, end_ns)
         return sorted(
             name
@@ -184,17 +196,82 @@ class ZookeeperBackend(RegistryBackend):
         else:
             self._polling.report_contact_lost(reason)
 
-    def _service_changed(self, service: str) -> None:
-        self._polling.request_read(service)
-
     def _own_node_changed(self, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:
+        if event.type != EventType.NONE:  # else the connection was lost, which the session reports
             self._verified.pop(event.path, None)
 
-    # Requests
+    def _watch_fired(self, event: WatchedEvent) -> None:
+        if event.type != EventType.NONE:
+            service, _, name = event.path.removeprefix(f"{self._root}/").partition("/")
+            self._fired.setdefault(service, set()).add(name or LIST)
+            self._polling.request_read(service)
+
+    # Reading services
+
+    def _read_watched(self, service: str, known: View | None) -> View:
+        """Read what has changed since `known` (None: everything), and set watches on it."""
+        client, end_ns = self._session.client(), self._session.end_ns()
+        marked, fired = self._fired.setdefault(service, set()), set()
+        while marked:
+            fired.add(marked.pop())
+        before: Mapping[str, bytes] = known.nodes if isinstance(known, _NodesView) else {}
+        if known is None:
+            fired.add(LIST)
+        elif not fired:
+            return known
+        names = fired
+        if LIST in fired:
+            names = self._list(client, f"{self._root}/{service}", end_ns, self._watch_fired)
+            fired |= names ^ before.keys()
+        fired.discard(LIST)
+        read = self._read(client, service, fired & names, end_ns, self._watch_fired)
+        nodes = {**before, **read}
+        for name in fired - read.keys():
+            nodes.pop(name, None)
+        changed = None
+        if known is not None:
+            differ = (name for name in fired if before.get(name) != nodes.get(name))
+            changed = frozenset(map(_id_of, differ))
+        return _NodesView(_by_ids(nodes), client.last_zxid, changed, nodes)
+
+    def _list(
+        self,
+        client: KazooClient,
+        path: str,
+        end_ns: int,
+        watch: Callable[[WatchedEvent], None] | None = None,
+    ) -> set[str]:
+        """List the children of a node; none if it does not exist."""
+        names = self._results([path], [client.get_children_async(path, watch)], end_ns)[path]
+        if not isinstance(names, NoNodeError):
+            return set(names)
+        if watch is not None:  # only this request leaves a watch on a node that does not exist
+            (stat,) = self._session.results([client.exists_async(path, watch)], end_ns)
+            if stat is not None:  # it was created in between
+                watch(WatchedEvent(EventType.CREATED, KeeperState.CONNECTED, path))
+        return set()
+
+    def _read(
+        self,
+        client: KazooClient,
+        service: str,
+        names: Collection[str],
+        end_ns: int,
+        watch: Callable[[WatchedEvent], None] | None = None,
+    ) -> dict[str, bytes]:
+        """Read the data of a service's nodes that exist, by their names."""
+        requests = [client.get_async(f"{self._root}/{service}/{name}", watch) for name in names]
+        return {
+            # a node that other credentials protect is shown as a record that can't be decoded
+            name: b"" if isinstance(result, NoAuthError) else bytes(result[0] or b"")
+            for name, result in zip(names, self._session.results(requests, end_ns), strict=True)
+            if not isinstance(result, NoNodeError)
+        }
+
+    # Publishing
 
     def _path(self, instance: ServiceInstance) -> str:
-        return self._paths.node(*instance.key)
+        return f"{self._root}/{instance.service}/{_name_of(instance.id)}"
 
     def _why_lost(self, client: KazooClient, path: str) -> Lost:
         if self._session.has_lost_data(client):
@@ -311,19 +388,6 @@ CACHED_IDS: Final = 16384
 """All ids of a service are needed at each full read. Unescaping one takes 2 to 9 us."""
 
 
-class Paths:
-    """The paths of nodes. Ids are percent-encoded, as ZooKeeper restricts names."""
-
-    def __init__(self, namespace: str) -> None:
-        self.root = f"/{namespace}/v1"
-
-    def service(self, service: str) -> str:
-        return f"{self.root}/{service}"
-
-    def node(self, service: str, instance: str) -> str:
-        return f"{self.root}/{service}/{_name_of(instance)}"
-
-
 def _name_of(instance: str) -> str:
     """The name of an instance's node; ZooKeeper refuses `.`, `..` and most non-ASCII characters."""
     name = quote(instance, safe=SAFE)
@@ -335,119 +399,6 @@ def _id_of(name: str) -> str:
     """The id that a node's name stands for; a name that we would not give is its own id."""
     instance = unquote(name)
     return instance if _name_of(instance) == name else name
-
-
-@dataclass(frozen=True, slots=True)
-class _NodesView(View):
-    """A view that also has the data by the nodes' names, for the next read."""
-
-    nodes: Mapping[str, bytes] = field(default_factory=dict)
-
-
-LIST: Final = ""
-"""Stands for the list of a service's nodes, among the names of nodes whose watch has fired."""
-
-
-class Reader:
-    """Reads services: `read` on any thread, `read_watched` one call at a time."""
-
-    def __init__(self, url: RegistryUrl, session: Session, changed: Callable[[str], None]) -> None:
-        """`changed(service)` is called on a thread of kazoo's when a watch has fired."""
-        self._url = url
-        self._paths = Paths(url.namespace)
-        self._session = session
-        self._changed = changed
-        self._fired: dict[str, set[str]] = {}  # by service; without a lock, see `_take_fired`
-
-    def read(self, service: str) -> View:
-        """Read all records, and set no watches."""
-        client, end_ns = self._session.client(), self._session.end_ns()
-        names = self._list(client, service, end_ns)
-        nodes = self._read_nodes(client, service, names, end_ns)
-        return View(_by_ids(nodes), client.last_zxid)
-
-    def read_watched(self, service: str, known: View | None) -> View:
-        """Read what has changed since `known` (None: everything), and set watches on it."""
-        client, end_ns = self._session.client(), self._session.end_ns()
-        fired = self._take_fired(service)
-        if not isinstance(known, _NodesView):
-            names = self._list(client, service, end_ns, self._watch_fired)
-            nodes = self._read_nodes(client, service, names, end_ns, self._watch_fired)
-            return _NodesView(_by_ids(nodes), client.last_zxid, None, nodes)
-        if not fired:
-            return known
-        removed: set[str] = set()
-        if LIST in fired:
-            names = self._list(client, service, end_ns, self._watch_fired)
-            removed = known.nodes.keys() - names
-            fired |= names - known.nodes.keys()
-        changed = fired - removed - {LIST}
-        read = self._read_nodes(client, service, changed, end_ns, self._watch_fired)
-        nodes = {**known.nodes, **read}
-        for name in (removed | changed) - read.keys():
-            nodes.pop(name, None)
-        ids = frozenset(
-            _id_of(name) for name in removed | changed if known.nodes.get(name) != nodes.get(name)
-        )
-        return _NodesView(_by_ids(nodes), client.last_zxid, ids, nodes)
-
-    def _list(
-        self,
-        client: KazooClient,
-        service: str,
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None = None,
-    ) -> set[str]:
-        path = self._paths.service(service)
-        (names,) = self._session.results([client.get_children_async(path, watch)], end_ns)
-        if isinstance(names, NoAuthError):
-            raise registry_error(self._url, names) from names
-        if not isinstance(names, NoNodeError):
-            return set(names)
-        if watch is not None:  # only this request leaves a watch on a node that does not exist
-            (stat,) = self._session.results([client.exists_async(path, watch)], end_ns)
-            if stat is not None:  # it was created in between
-                self._mark_fired(service, LIST)
-        return set()
-
-    def _read_nodes(
-        self,
-        client: KazooClient,
-        service: str,
-        names: Collection[str],
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None = None,
-    ) -> dict[str, bytes]:
-        parent = self._paths.service(service)
-        requests = [client.get_async(f"{parent}/{name}", watch) for name in names]
-        return {
-            # a node that other credentials protect is shown as a record that can't be decoded
-            name: b"" if isinstance(result, NoAuthError) else bytes(result[0] or b"")
-            for name, result in zip(names, self._session.results(requests, end_ns), strict=True)
-            if not isinstance(result, NoNodeError)
-        }
-
-    def _take_fired(self, service: str) -> set[str]:
-        """Take out, one by one, as kazoo's thread may add some meanwhile."""
-        fired, taken = self._fired.setdefault(service, set()), set()
-        while fired:
-            taken.add(fired.pop())
-        return taken
-
-    # On a thread of kazoo's
-
-    def _watch_fired(self, event: WatchedEvent) -> None:
-        if event.type == EventType.NONE:  # the connection was lost, which the session reports
-            return
-        parent, _, name = event.path.rpartition("/")
-        if parent == self._paths.root:
-            self._mark_fired(name, LIST)
-        else:
-            self._mark_fired(parent.rpartition("/")[2], name)
-
-    def _mark_fired(self, service: str, name: str) -> None:
-        self._fired.setdefault(service, set()).add(name)
-        self._changed(service)
 
 
 def _by_ids(nodes: Mapping[str, bytes]) -> Mapping[str, bytes]:
