@@ -1,12 +1,12 @@
-"""What a threaded server of grpc knows of the calls it serves and does not show.
+"""State of a `grpc.Server` and its calls that gRPC does not expose.
 
-A server takes calls in on one thread, and hands each to a thread of its pool, where it waits for a
-free one, then for its request, and only then is the handler called. A `Door` stands in between, and
-tells of a call as soon as it was taken in. It is what grpc asks a behavior for by the name of
-`experimental_thread_pool`.
+A server accepts calls on one thread and submits each to its thread pool. There a call waits for a
+free thread, then for its request, and only then the handler is called. An `ObservedPool` reports a
+call as soon as it is submitted. gRPC takes it from the attribute `experimental_thread_pool` of a
+behavior.
 
-Proved on grpcio 1.60 and 1.85; `tests/legacy/_grpc/test_serving.py` tells if that changes. Where it
-is another's context or server, there is a plainer way, or nothing is known.
+Tried with grpcio 1.60 and 1.85; `tests/legacy/_grpc/test_serving.py` fails if that changes. For
+servers and contexts of other packages the functions return that nothing is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .handlers import Behavior
 
 __all__ = [
-    "Door",
+    "ObservedPool",
     "calls_held",
     "end_call",
     "has_ended",
@@ -42,18 +42,18 @@ __all__ = [
 
 T = TypeVar("T")
 
-BY_GRPC: Final = "experimental_thread_pool"
-"""Of a behavior: the pool in which it is to run."""
+POOL_ATTRIBUTE: Final = "experimental_thread_pool"
+"""The attribute of a behavior in which gRPC looks for the pool that runs it."""
 
 RECEIVING: Final = "_RECEIVE_MESSAGE_TOKEN"
-"""The token in `due` of a call's state while the server waits for a message of the client."""
+"""gRPC's name of the token in `due` of a call's state while it waits for a message."""
 
 
-class Ends(Protocol):
-    """What is told when a call can't be served after all."""
+class ObservedCall(Protocol):
+    """A call that was reported by an `ObservedPool`."""
 
     def ended(self) -> None:
-        """It is over."""
+        """The call can't be served, as the pool does not accept it."""
 
 
 def end_call(
@@ -61,10 +61,10 @@ def end_call(
     details: str,
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
 ) -> None:
-    """End a call that is being served: the client gets the code and these details.
+    """End a call that is being served; the client gets the code and the details.
 
-    Its handler sees what it would see if the client had cancelled. Any thread; waits for nothing. A
-    context without grpc's own call is cancelled, which its client takes for CANCELLED.
+    The handler sees what it would see if the client had canceled. From any thread; does not block.
+    A context without gRPC's own call is canceled, so its client gets CANCELLED.
     """
     call = getattr(getattr(context, "_rpc_event", None), "call", None)
     if call is None:
@@ -74,7 +74,7 @@ def end_call(
 
 
 def has_receiving_token() -> bool:
-    """Whether gRPC has the private token that `is_receiving` looks for."""
+    """Whether gRPC has the private token that `is_receiving` needs."""
     return hasattr(grpc_server, RECEIVING)
 
 
@@ -85,34 +85,34 @@ def is_receiving(context: Any) -> bool:
 
 
 def is_plain(context: grpc.ServicerContext) -> bool:
-    """Whether it is sure that the connection of a call is plaintext. Either world, any context."""
+    """Whether the connection of a call is known to be plaintext; for contexts of both worlds."""
     try:
         kinds = context.auth_context().get("transport_security_type", ())
         return list(kinds) == [b"insecure"]
-    except Exception:  # noqa: BLE001 - another's context, which does not tell: it is not sure
+    except Exception:  # noqa: BLE001 - a context of another package: not known
         return False
 
 
 def pool_of(server: object) -> weakref.ref[Any] | None:
-    """The pool in which a server runs its calls, held weakly; None if that can't be known."""
+    """A weak reference to the pool in which a server runs its calls; None if it is not known."""
     pool = getattr(getattr(server, "_state", None), "thread_pool", None)
     return None if pool is None else weakref.ref(pool)
 
 
 def is_running(server: object) -> bool | None:
-    """Whether a server was started and is not over; None if that can't be known."""
+    """Whether a server was started and has not stopped; None if that is not known."""
     stage = getattr(getattr(server, "_state", None), "stage", None)
     return None if stage is None else stage is not grpc_server._ServerStage.STOPPED  # noqa: SLF001
 
 
 def has_ended(server: object) -> bool:
-    """Whether it is known that a server was stopped, and so can't be started again."""
+    """Whether a server is known to have stopped, so it can't be started again."""
     ended = getattr(getattr(server, "_state", None), "termination_event", None)
     return ended is not None and ended.is_set()
 
 
 def services_of(server: object) -> tuple[str, ...]:
-    """The names of the services that a server has handlers for; () if none can be known."""
+    """The names of the services that a server has handlers for, as far as they are known."""
     state = getattr(server, "_state", None)
     named = [
         handler.service_name()
@@ -124,9 +124,9 @@ def services_of(server: object) -> tuple[str, ...]:
 
 
 def calls_held(server: object) -> int | None:
-    """How many calls a server has taken in that are not over; None while it takes one in.
+    """How many calls a server has accepted that have not ended; 0 if that is not known.
 
-    0 if that can't be known. Those that it refuses count as long as that takes.
+    Calls that it is about to refuse count. None while it accepts a call, as its lock is held then.
     """
     state = getattr(server, "_state", None)
     lock, calls = getattr(state, "lock", None), getattr(state, "rpc_states", ())
@@ -140,46 +140,46 @@ def calls_held(server: object) -> int | None:
         lock.release()
 
 
-class Door(ThreadPoolExecutor):
-    """What stands before a server's pool for one behavior. It has no threads of its own.
+class ObservedPool(ThreadPoolExecutor):
+    """Reports the calls of one behavior before it submits them to the server's pool.
 
-    It is a `ThreadPoolExecutor` because grpc takes nothing else there.
+    It has no threads of its own. It is a `ThreadPoolExecutor` because gRPC requires one there.
     """
 
     def __init__(
         self,
         pool: Callable[[], Any],
-        accept: Callable[[grpc.ServicerContext], Ends | None],
+        accept: Callable[[grpc.ServicerContext], ObservedCall | None],
         here: threading.local,
     ) -> None:
-        """Stand before a pool.
+        """Wrap a pool.
 
         Args:
-            pool: Gives that of the server, or None if it is gone.
-            accept: Told of each call that was taken in, on the thread that takes them in.
-            here: Has what `accept` gave, as `call`, where the behavior runs.
-        """  # not the base's, which would make what threads need
+            pool: Returns the pool, or None if it does not exist any more.
+            accept: Called with each call on the thread that accepts calls.
+            here: Gets the result of `accept` as `call` on the thread that runs the behavior.
+        """  # not the base's constructor, which would create what threads need
         self._pool = pool
         self._accept = accept
         self._here = here
 
     @classmethod
-    def before(
+    def install(
         cls,
         behavior: Behavior,
         pool: weakref.ref[Any],
-        accept: Callable[[grpc.ServicerContext], Ends | None],
+        accept: Callable[[grpc.ServicerContext], ObservedCall | None],
         here: threading.local,
     ) -> None:
-        """Put one before a behavior, and before the pool of its own if it has one."""
-        own = getattr(behavior, BY_GRPC, None)
+        """Wrap the pool of a behavior: its own, or else the server's."""
+        own = getattr(behavior, POOL_ATTRIBUTE, None)
         if isinstance(own, ThreadPoolExecutor):
-            setattr(behavior, BY_GRPC, cls(lambda: own, accept, here))
+            setattr(behavior, POOL_ATTRIBUTE, cls(lambda: own, accept, here))
         else:
-            setattr(behavior, BY_GRPC, cls(pool, accept, here))
+            setattr(behavior, POOL_ATTRIBUTE, cls(pool, accept, here))
 
     def submit(self, run: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Tell of the call, and hand it on."""
+        """Report the call, and submit it."""
         pool = self._pool()
         if pool is None:
             raise RuntimeError("the pool of the server is gone")
@@ -204,4 +204,4 @@ class Door(ThreadPoolExecutor):
             self._here.call = None
 
     def shutdown(self, *_: object, **__: object) -> None:
-        """Nothing: the pool is the user's."""
+        """Do nothing, as the pool is the user's."""

@@ -21,7 +21,7 @@ import grpc
 
 from rpcwheel._grpc.handlers import behavior_of, is_pushing, kind_of
 from rpcwheel._grpc.serving import (
-    Door,
+    ObservedPool,
     calls_held,
     end_call,
     has_receiving_token,
@@ -94,7 +94,7 @@ class ConnectionTable(Connections, grpc.ServerInterceptor):
                 streams=streams,
                 awaits_request=not kind.streams_requests,
             )
-            Door.before(behavior, self._pool, accept, self._here)
+            ObservedPool.install(behavior, self._pool, accept, self._here)
 
     def _wrapped(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
         if kind.streams_responses and is_pushing(behavior):

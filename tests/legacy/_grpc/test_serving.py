@@ -13,7 +13,7 @@ from fixtures.small_servers import METHOD, Gate, serving, small
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.handlers import with_behavior
 from rpcwheel._grpc.serving import (
-    Door,
+    ObservedPool,
     calls_held,
     end_call,
     has_ended,
@@ -131,7 +131,7 @@ class Doors(grpc.ServerInterceptor):
             return handler.unary_unary(request, context)
 
         made = with_behavior(handler, serve)
-        Door.before(made.unary_unary, pool_of(self.server), self.accept, self.here)
+        ObservedPool.install(made.unary_unary, pool_of(self.server), self.accept, self.here)
         return made
 
 
@@ -177,7 +177,7 @@ def test_a_call_that_no_pool_takes_is_over():
     doors = Doors()
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    door = Door(lambda: pool, lambda _: doors, doors.here)
+    door = ObservedPool(lambda: pool, lambda _: doors, doors.here)
     event = cygrpc.RequestCallEvent.__new__(
         cygrpc.RequestCallEvent, 0, True, None, None, None, None
     )
@@ -185,7 +185,7 @@ def test_a_call_that_no_pool_takes_is_over():
         door.submit(print, event, None)
     assert doors.ends == 1
     with pytest.raises(RuntimeError, match="is gone"):
-        Door(lambda: None, doors.accept, doors.here).submit(print)
+        ObservedPool(lambda: None, doors.accept, doors.here).submit(print)
     door.shutdown()
 
 
