@@ -18,6 +18,7 @@ from rpcwheel.errors import (
     RegistryClosed,
     RegistryRefused,
     RegistryUnavailable,
+    TimerStopped,
 )
 from rpcwheel.observe import (
     CallbackFailed,
@@ -29,6 +30,7 @@ from rpcwheel.observe import (
 )
 from rpcwheel.registry import Registry, RegistryPolicy, open_registry
 from rpcwheel.registry.backend import View
+from rpcwheel.timer import ManualTimer
 
 
 @pytest.fixture
@@ -456,6 +458,23 @@ def test_an_instance_that_was_unregistered_while_the_engine_was_down_does_not_co
     assert advance_until(timer, lambda: registration.state == "GONE")
     assert held(backend) == []
     assert not registry.registrations
+
+
+def test_a_timer_that_is_stopped_is_reported_once_and_closing_still_withdraws(events):
+    timer, backend = ManualTimer(), flaky(None)
+    registry = Registry(backend, timer=timer)
+    registry.register(instance(), wait=WAIT_S)
+    timer.stop()
+    registry.register(instance(2), wait=WAIT_S)
+    stopped = lambda: [  # noqa: E731
+        one for one in events if isinstance(getattr(one, "error", None), TimerStopped)
+    ]
+    assert wait_until(stopped)
+    other = flaky(None, backend.url.hosts[0][0])
+    registry.close()
+    assert held(other) == []
+    assert len(stopped()) == 1
+    other.close()
 
 
 def test_an_id_that_another_process_takes_is_an_event_and_is_taken_back(

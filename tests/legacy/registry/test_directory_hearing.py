@@ -111,17 +111,6 @@ def test_a_timer_that_is_full_does_not_make_it_hold_for_ever(events):
     assert (told.registry, type(told.error)) == (REGISTRY, TooManyTimeouts)
 
 
-def test_nor_does_one_that_is_stopped_while_it_waits():
-    with WheelTimer() as timer:
-        directory = ServiceWatch(SERVICE, REGISTRY, SOON, timer=timer)
-        directory.saw(view("ab"))
-        directory.suspect("the connection was lost")
-        directory.saw(view("a"))
-        assert wait_until(lambda: timer.pending == 1)
-    assert shows(directory, "a")
-    directory.close()
-
-
 def held_and_then_gone(directory):
     directory.saw(view("ab"))
     directory.suspect("the connection was lost")

@@ -10,12 +10,9 @@ from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     RegistryClosed,
-    TimerStopped,
 )
-from rpcwheel.observe import RegistryFailed
 from rpcwheel.registry.reconciler import State
 from rpcwheel.registry.session import Session
-from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
 
 
 @pytest.fixture
@@ -147,32 +144,6 @@ def test_a_request_that_hangs_keeps_nobody_from_closing(timer):
 
 
 # Timers
-
-
-def test_a_timer_that_was_stopped_is_replaced_by_the_shared_one(events):
-    with WheelTimer() as own:
-        backend = flaky(None)
-        session = Session(backend, POLICY.changed(backoff=0.02), timer=own)
-    backend.down()
-    entry = session.set_desired(instance(), flush_now=False)
-    assert wait_until(lambda: len(backend.requests) > 2)
-    backend.up()
-    assert session.when(entry, State.PUBLISHED).result(WAIT_S)
-    assert session.close().result(WAIT_S)
-    assert (
-        sum(isinstance(event.error, TimerStopped) for event in kinds(events, RegistryFailed)) == 1
-    )
-    assert shared_timer().pending == 0
-
-
-def test_a_manual_timer_that_was_stopped_is_told_and_hurts_nothing(events):
-    timer = ManualTimer()
-    backend = flaky(None)
-    session = Session(backend, POLICY, timer=timer)
-    timer.stop()
-    publish(session, instance())
-    assert wait_until(lambda: kinds(events, RegistryFailed))
-    assert session.close().result(WAIT_S)
 
 
 # Processes

@@ -1,0 +1,75 @@
+"""One timeout for the next thing that a component has to do."""
+
+import pytest
+
+from fixtures.waiting import wait_until
+from rpcwheel.durations import NEVER
+from rpcwheel.errors import TimerStopped, TooManyTimeouts
+from rpcwheel.registry.one_shot_timer import OneShotTimer
+from rpcwheel.timer import WheelTimer, shared_timer
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def rung():
+    return []
+
+
+def made(timer, rung):
+    def ring():
+        rung.append(timer.now)
+        alarm.rang()
+
+    alarm = OneShotTimer(timer, ring, rung.append)
+    return alarm
+
+
+def test_it_calls_at_the_earliest_time(timer, rung):
+    alarm = made(timer, rung)
+    for seconds in (3, 1, 2):
+        alarm.wake(seconds * SECOND)
+        assert timer.pending == 1
+    timer.advance(5)
+    assert (rung, timer.pending) == ([1.0], 0)
+    alarm.wake(2 * SECOND)  # long ago
+    timer.advance(1)
+    assert len(rung) == 2
+
+
+def test_never_is_no_time_and_clearing_leaves_nothing(timer, rung):
+    alarm = made(timer, rung)
+    alarm.wake(NEVER)
+    assert timer.pending == 0
+    alarm.wake(SECOND)
+    alarm.clear()
+    alarm.clear()
+    timer.advance(2)
+    assert (rung, timer.pending) == ([], 0)
+
+
+def test_a_stopped_timer_is_reported_once_and_nothing_rings_any_more(rung):
+    own = WheelTimer()
+    alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
+    alarm.wake(alarm.now_ns() + 60 * SECOND)
+    own.stop()
+    assert wait_until(lambda: rung)
+    alarm.wake(alarm.now_ns() + 1)
+    assert ([type(one) for one in rung], shared_timer().pending) == ([TimerStopped], 0)
+
+
+def test_a_timer_that_was_stopped_before_is_reported(rung):
+    with WheelTimer() as own:
+        pass
+    alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
+    alarm.wake(alarm.now_ns() + 1)
+    assert [type(one) for one in rung] == [TimerStopped]
+
+
+def test_what_a_full_timer_refuses_waits_in_the_shared_one(rung):
+    with WheelTimer(max_pending=1) as own:
+        own.new_timeout(lambda _: None, 60.0)
+        alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
+        alarm.wake(alarm.now_ns() + 1)
+        assert wait_until(lambda: "rang" in rung)
+    assert [type(one) for one in rung[:-1]] == [TooManyTimeouts]
