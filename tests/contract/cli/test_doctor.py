@@ -1,18 +1,20 @@
 """What the doctor says of real listeners, and how it ends."""
 
 import json
+import re
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
 
 from fixtures.doctors import QUICK
-from fixtures.listeners import answers, checked_by, closes, http2_answering, says, silent
+from fixtures.listeners import answers, checked_by, closes, greeted, http2_answering, says, silent
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import main
 
@@ -116,6 +118,18 @@ def test_who_says_nothing_is_given_up_after_the_timeout(doctor, listen):
             break
     assert (status, list(found)) == (1, ["name", "tcp", "http2"])
     assert f"says nothing for {limit} s" in found["http2"]["said"]
+
+
+def test_a_server_that_comes_and_goes_is_a_warning_with_what_was_measured(doctor, listen):
+    left = [http2_answering(b"200")] * 4  # for TCP, for the protocol, and two that are measured
+
+    def twice(sock):
+        (left.pop() if left else closes)(sock)
+
+    _, found = doctor(listen(twice).target, "--samples", "5")
+    assert found["rtt"]["level"] == "warn"
+    assert "after 2 of 5 connections" in found["rtt"]["said"]
+    assert found["ping"]["samples"] == 2
 
 
 def test_a_proxy_without_a_backend_is_told_by_its_status(doctor, listen):
@@ -268,6 +282,17 @@ def test_a_server_that_ends_idle_connections_is_told_from_one_that_refuses(docto
     status, found = doctor(server.target, "--keepalive", "0.4")
     assert (status, found["keepalive"]["level"]) == (0, "warn")
     assert "gracefully" in found["keepalive"]["said"]
+
+
+def test_a_connection_that_is_cut_between_pings_fails_the_keepalive_test(doctor, listen):
+    def cut(sock):
+        connection = greeted(sock)
+        while not connection.pings_seen:
+            connection.listen(time.monotonic() + 0.05)
+
+    _, found = doctor(listen(cut).target, "--keepalive", "0.5")
+    assert found["keepalive"]["level"] == "fail"
+    assert re.search(r"and \d pings: the peer closed", found["keepalive"]["said"])
 
 
 # Answers that change, or that are made to deceive

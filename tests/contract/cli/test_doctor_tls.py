@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import socket
 from pathlib import Path
 
 import grpc
@@ -169,3 +170,23 @@ def test_tls_without_http_2_is_not_enough(doctor, listen, ca, own_files, alpn):
     status, found = doctor(listen(served).target, "--ca", ca)
     assert status == 1
     assert "ALPN h2" in found["tls"]["said"]
+
+
+def test_tls_is_found_behind_a_server_that_ignores_plaintext(doctor, listen, own_files):
+    secure = over_tls(says(b""), own_files("127.0.0.1"))
+
+    def ignores_plaintext(sock):
+        if sock.recv(3, socket.MSG_PEEK) != b"PRI":
+            secure(sock)
+
+    _, found = doctor(listen(ignores_plaintext).target)
+    assert found["tls"]["said"] == "the server wants TLS"
+
+
+def test_a_tls_alert_shows_that_the_server_wants_tls(doctor, listen):
+    def refuses(sock):
+        if sock.recv(1000).startswith(b"\x16"):
+            sock.sendall(b"\x15\x03\x03\0\2\2\x28")  # fatal: handshake_failure
+
+    _, found = doctor(listen(refuses).target)
+    assert found["tls"]["said"] == "the server wants TLS"

@@ -1,4 +1,4 @@
-"""Notes as people and as machines read them."""
+"""The findings of the doctor as text and as JSON."""
 
 import json
 
@@ -8,7 +8,7 @@ FINE = Note("tcp", Level.OK, "connected", facts={"ms": 1.5})
 BAD = Note.failed("tls", Trouble("no certificate", "pass one"))
 
 
-def test_a_note_is_a_line_and_what_to_do_another():
+def test_a_note_is_one_line_and_its_advice_another():
     assert as_lines(FINE) == ["ok    tcp        connected"]
     first, second = as_lines(BAD)
     assert first == "FAIL  tls        no certificate"
@@ -16,11 +16,11 @@ def test_a_note_is_a_line_and_what_to_do_another():
     assert second.index("->") == first.index("no")
 
 
-def test_a_trouble_that_knows_its_step_keeps_it():
+def test_a_trouble_with_a_step_keeps_it():
     assert Note.failed("tcp", Trouble("a", "b", "tls")).step == "tls"
 
 
-def test_a_machine_gets_the_facts_beside_the_words():
+def test_json_has_the_facts_and_the_words():
     report = json.loads(as_json("a:1", [FINE, BAD]))
     assert (report["target"], report["healthy"]) == ("a:1", False)
     assert report["findings"][0] == {
@@ -28,7 +28,7 @@ def test_a_machine_gets_the_facts_beside_the_words():
     }  # fmt: skip
 
 
-def test_only_what_breaks_calls_makes_it_ill():
+def test_only_failures_make_a_target_unhealthy():
     for levels, last in [
         ([], "healthy."),
         (["ok", "note"], "healthy."),
@@ -41,7 +41,7 @@ def test_only_what_breaks_calls_makes_it_ill():
         assert healthy(notes) is not last.startswith("NOT")
 
 
-def test_times_are_told_in_milliseconds():
+def test_times_are_shown_in_milliseconds():
     said, facts = spread([0.001, 0.002, 0.009])
     assert said == "2.00 ms (median of 3; 1.00 to 9.00)"
     assert facts == {"ms": {"min": 1.0, "median": 2.0, "max": 9.0}, "samples": 3}

@@ -1,4 +1,4 @@
-"""Frames over a pair of sockets: the far end writes what the test says."""
+"""The HTTP/2 connection of the doctor, over a pair of sockets."""
 
 import socket
 import struct
@@ -24,14 +24,14 @@ SETTINGS = Frame(Kind.SETTINGS, struct.pack(">HIHI", 3, 100, 0xFE03, 1))
 
 @pytest.fixture
 def ends():
-    """The connection under test, and the socket at its far end."""
+    """The connection under test, and the socket of its peer."""
     near, far = socket.socketpair()
     far.settimeout(WAIT_S)
     with near, far:
         yield Connection(near), far
 
 
-def soon(seconds=WAIT_S):
+def until(seconds=WAIT_S):
     return time.monotonic() + seconds
 
 
@@ -39,10 +39,10 @@ def goaway(code, debug=b""):
     return Frame(Kind.GOAWAY, struct.pack(">II", 0, code) + debug).encoded()
 
 
-def test_a_greeting_is_the_preface_and_settings_and_their_acknowledgement(ends):
+def test_greet_sends_preface_settings_and_acknowledgement(ends):
     connection, far = ends
     far.sendall(SETTINGS.encoded())
-    connection.greet(soon())
+    connection.greet(until())
     said = far.recv(1000)
     acknowledged = Frame(Kind.SETTINGS, b"", ACK).encoded()
     assert said == PREFACE + Frame(Kind.SETTINGS).encoded() + acknowledged
@@ -50,51 +50,52 @@ def test_a_greeting_is_the_preface_and_settings_and_their_acknowledgement(ends):
 
 
 @pytest.mark.parametrize("first", [b"HTTP/1.1 400 Bad Request\r\n", b"-E"])
-def test_what_is_no_settings_frame_is_another_protocol(ends, first):
+def test_a_first_frame_that_is_not_settings_is_another_protocol(ends, first):
     connection, far = ends
     far.sendall(first)
     far.shutdown(socket.SHUT_WR)
     with pytest.raises(OtherProtocol) as other:
-        connection.greet(soon())
+        connection.greet(until())
     assert other.value.first == first
 
 
-def test_who_closes_or_says_nothing_is_told_apart(ends):
+def test_greet_distinguishes_a_closed_from_a_silent_peer(ends):
     connection, far = ends
     with pytest.raises(TimeoutError):
-        connection.greet(soon(0.05))
+        connection.greet(until(0.05))
     far.shutdown(socket.SHUT_WR)
     with pytest.raises(Closed):
-        connection.greet(soon())
+        connection.greet(until())
 
 
-def test_a_ping_takes_its_own_answer_and_no_other(ends):
+def test_a_ping_ignores_acknowledgements_of_other_pings(ends):
     connection, far = ends
     far.sendall(Frame(Kind.PING, b"somebody", ACK).encoded())
     with pytest.raises(TimeoutError):
-        connection.ping(soon(0.05))
+        connection.ping(until(0.05))
     ping = far.recv(1000)
     far.sendall(Frame(Kind.PING, ping[9:], ACK).encoded())  # late: of the one before
     with pytest.raises(TimeoutError):
-        connection.ping(soon(0.05))
+        connection.ping(until(0.05))
 
 
-def test_the_pings_of_the_peer_are_answered_while_we_listen(ends):
+def test_listen_acknowledges_pings_of_the_peer(ends):
     connection, far = ends
     far.sendall(Frame(Kind.PING, b"12345678").encoded() + Frame(Kind.WINDOW_UPDATE).encoded())
-    connection.listen(soon(0.05))
+    connection.listen(until(0.05))
     assert far.recv(1000) == Frame(Kind.PING, b"12345678", ACK).encoded()
     assert connection.pings_seen == 1
 
 
-def test_a_frame_may_come_in_pieces(ends):
+def test_a_frame_may_arrive_in_parts(ends):
     connection, far = ends
     whole = SETTINGS.encoded()
     far.sendall(whole[:11])
     with pytest.raises(TimeoutError):
-        connection._next(soon(0.05))
+        connection.greet(until(0.05))
     far.sendall(whole[11:])
-    assert connection._next(soon()) == SETTINGS
+    connection.greet(until())
+    assert connection.settings["max_concurrent_streams"] == 100
 
 
 @pytest.mark.parametrize(
@@ -105,19 +106,19 @@ def test_a_frame_may_come_in_pieces(ends):
         (goaway(77), "GOAWAY code 77", False),
     ],
 )
-def test_a_goaway_says_why(ends, frame, said, pings):
+def test_a_goaway_has_code_and_debug_data(ends, frame, said, pings):
     connection, far = ends
     far.sendall(frame)
     with pytest.raises(GoneAway) as gone:
-        connection.listen(soon())
+        connection.listen(until())
     assert (str(gone.value), gone.value.too_many_pings) == (said, pings)
 
 
-def test_a_frame_that_is_too_long_is_no_frame(ends):
+def test_a_frame_that_is_too_long_is_another_protocol(ends):
     connection, far = ends
     far.sendall(b"GET / HTTP/1.0\r\n")
     with pytest.raises(OtherProtocol):
-        connection.listen(soon())
+        connection.listen(until())
 
 
 @pytest.mark.parametrize(
@@ -128,26 +129,26 @@ def test_a_frame_that_is_too_long_is_no_frame(ends):
         Frame(Kind.PING, b"1234", ACK),
     ],
 )
-def test_a_frame_without_the_length_of_its_kind_is_no_frame(ends, frame):
+def test_a_frame_of_a_wrong_length_is_another_protocol(ends, frame):
     connection, far = ends
     far.sendall(frame.encoded())
     with pytest.raises(OtherProtocol, match="it sent what is no HTTP/2") as other:
-        connection.listen(soon())
+        connection.listen(until())
     assert other.value.first == frame.encoded()
 
 
-def test_what_is_no_http2_is_said_in_a_few_words(ends):
+def test_the_message_about_another_protocol_is_short(ends):
     assert len(str(OtherProtocol(b"\xff" * 16_000))) < 250
 
 
-def test_a_goaway_may_be_the_first_word(ends):
+def test_a_goaway_may_be_the_first_frame(ends):
     connection, far = ends
     far.sendall(goaway(11, b"too many"))
     with pytest.raises(GoneAway, match="ENHANCE_YOUR_CALM"):
-        connection.greet(soon())
+        connection.greet(until())
 
 
-def test_others_are_known_by_what_they_say_first():
+def test_other_protocols_are_recognized_by_their_first_bytes():
     for first, name, said in [
         (b"HTTP/1.0 200 OK\r\nServer: x", "HTTP/1.1", "200 OK"),
         (b"<!DOCTYPE HTML>\n<html>", "HTTP/1.1", "<!DOCTYPE HTML"),

@@ -1,4 +1,4 @@
-"""The health check read by hand as protobuf reads it, and what each end means."""
+"""The health check of the doctor: decoding without protobuf, and the meaning of each result."""
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -9,21 +9,21 @@ from rpcwheel.cli.health import Failed, Serving, judged, serving_in
 Status = grpc.StatusCode
 
 
-def test_an_answer_is_read_as_protobuf_reads_it():
+def test_responses_are_decoded_as_by_protobuf():
     for status in list(Serving):
         message = health_pb2.HealthCheckResponse(status=int(status))
         assert health_pb2.HealthCheckResponse.ServingStatus.Name(status) == status.name
         assert serving_in(message.SerializeToString()) is status
 
 
-def test_what_is_no_answer_is_none():
+def test_an_invalid_response_is_a_warning():
     for garbage in [b"\x08", b"hello", b"\x08\x09", b"\x0a\x01a"]:
         assert serving_in(garbage) is None
         note = judged(serving_in(garbage), "", 1.0)
         assert (note.level, note.said) == (Level.WARN, "the answer is no HealthCheckResponse")
 
 
-def test_each_end_of_the_check_means_something():
+def test_each_result_of_the_check_has_level_text_and_advice():
     for answer, service, level, said in [
         (Serving.SERVING, "", Level.OK, "the server is SERVING"),
         (Serving.NOT_SERVING, "a.B", Level.FAIL, "service 'a.B' says NOT_SERVING"),
