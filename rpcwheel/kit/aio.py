@@ -156,12 +156,12 @@ class Kit(
         signals: bool = True,
         **settings: Any,
     ) -> Publisher:
-        """Have a server published while it serves, its idle connections closed, its end ordered.
+        """Publish a server while it serves, close its idle connections, and stop it in order.
 
             async with kit.serve(server, publish=url, service="shop.Orders", port=50051):
                 await server.wait_for_termination()
 
-        As in the sync twin, for an `async with`. The services are to be named.
+        As in the sync twin, for `async with`. The services must be named.
         """
         from rpcwheel.registry.aio_publisher import Publisher
 

@@ -105,7 +105,7 @@ INTERCEPTORS_UNWATCHED: Final = (
 """Why `client_interceptors()` can't have their channel probed."""
 
 SERVED: Final = frozenset({"server", "publish", "service", "port", "ports", "connections"})
-"""What `serve` has beside the settings of a publisher."""
+"""The parameters of `serve` that are not settings of the publisher."""
 
 NOT_SERVED: Final = {
     "policy": "it is the kit's own: Kit(registry=...)",
@@ -116,10 +116,10 @@ NOT_SERVED: Final = {
 
 
 def check_served(settings: Mapping[str, object]) -> None:
-    """See that these are settings that `serve` hands on to a publisher.
+    """Check that `serve` can hand these settings on to a publisher.
 
     Raises:
-        TypeError: One is not; it says which there are.
+        TypeError: A publisher has no such setting.
     """
     from rpcwheel.registry.publisher import PublisherBase
 

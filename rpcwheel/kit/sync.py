@@ -208,23 +208,24 @@ class Kit(
         signals: bool = True,
         **settings: Any,
     ) -> Publisher:
-        """Have a server published while it serves, its idle connections closed, its end ordered.
+        """Publish a server while it serves, close its idle connections, and stop it in order.
 
             with kit.serve(server, publish=url, service="shop.Orders", port=50051):
                 server.wait_for_termination()
 
-        The server is started if it is not, and is published once it serves. At the end of the
-        block, or at SIGTERM or SIGINT, it is withdrawn first, clients get a while to hear of it,
-        and only then it stops. The registries have this kit's `registry` policy.
+        The server is started if it does not run, and is published once it serves. At the end of
+        the block, or at SIGTERM or SIGINT, it is withdrawn first, clients get some time to hear of
+        it, and only then it stops. Registries that are given by URL have this kit's `registry`
+        policy.
 
         Args:
-            server: Yours; with `idle`, one that has `server_interceptors()`.
-            publish: A registry's URL, a registry of yours, or several.
-            service: What is published; None: all that the server has handlers for.
-            port: Where clients reach it; bound as `[::]:port` if nobody listens there yet.
-            ports: Where the idle detector looks, as in `detect_idle`; None: at `port`.
+            server: A server of yours; with `idle`, it must have `server_interceptors()`.
+            publish: The URL of a registry, a registry of yours, or several of them.
+            service: What to publish; None: all services that the server has handlers for.
+            port: Where clients reach the server; bound as `[::]:port` if nobody listens there.
+            ports: The ports of the idle detector, as in `detect_idle`; None: `port`.
             connections: As in `detect_idle`.
-            signals: Whether SIGTERM and SIGINT end it in order; on the main thread only.
+            signals: Whether SIGTERM and SIGINT stop the server in order; on the main thread only.
             **settings: Those of `Publisher`: `host`, `weight`, `health`, `lame_duck`, `grace`, ...
 
         Raises:
