@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +19,8 @@ from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.observe import ExecutorRejected, emit
 from rpcwheel.registry.one_shot_timer import OneShotTimer
+
+from .watch_notifier import WatchNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,11 +80,12 @@ class PollingWatcher:
     def reset(self) -> None:
         """Start without watches, in a forked child."""
         self._lock = threading.Lock()
-        self._watches: dict[str, list[_Watch]] = {}
+        self._watches: dict[str, list[WatchNotifier]] = {}
         self._views: dict[str, View] = {}
         self._pending: dict[str, bool] = {}  # services to read, in order; True: in full
         self._failed: set[str] = set()  # services to read at `_retry_ns`
         self._lost_reason: str | None = None  # to report to all watchers, before anything else
+        self._suspected: set[WatchNotifier] = set()  # that know of it, and have no new view
         self._check_due = False
         self._running = False
         self._failures = 0
@@ -91,9 +93,9 @@ class PollingWatcher:
         self._alarm = OneShotTimer(self._timer, self._alarm_due, self._timer_refused)
         self._period_ns = self._retry_ns = NEVER
 
-    def watch(self, service: str, watcher: Watcher) -> _Watch:
+    def watch(self, service: str, watcher: Watcher) -> WatchNotifier:
         """Start a watch. The watcher soon gets a first view."""
-        watch = _Watch(self, service, watcher)
+        watch = WatchNotifier(watcher, partial(self._remove, service))
         with self._lock:
             if self._closed:
                 return watch
@@ -115,7 +117,7 @@ class PollingWatcher:
             self._add_pending(self._watches, full=True)
 
     def close(self) -> None:
-        """End all watches: no watcher is called after this returns. Idempotent."""
+        """Close all watches. Idempotent."""
         with self._lock:
             self._closed = True
             watches = self._watches_of(self._watches)
@@ -130,8 +132,14 @@ class PollingWatcher:
 
     # With the lock
 
-    def _watches_of(self, services: Iterable[str]) -> list[_Watch]:
+    def _watches_of(self, services: Iterable[str]) -> list[WatchNotifier]:
         return [watch for name in services for watch in self._watches.get(name, ())]
+
+    def _suspect(self, services: Iterable[str]) -> list[WatchNotifier]:
+        """Mark the watches as suspected; returns those that were not."""
+        watches = [one for one in self._watches_of(services) if one not in self._suspected]
+        self._suspected.update(watches)
+        return watches
 
     def _add_pending(self, services: Iterable[str], *, full: bool = False) -> None:
         for name in services:
@@ -190,7 +198,7 @@ class PollingWatcher:
             if not self._closed:
                 if self._lost_reason is not None:
                     reason, self._lost_reason = self._lost_reason, None
-                    return partial(_suspect, self._watches_of(self._watches), reason)
+                    return partial(_notify, self._suspect(self._watches), reason)
                 if self._check_due:
                     self._check_due = False
                     return self._check
@@ -222,8 +230,8 @@ class PollingWatcher:
             watches = self._watches_of((service,))
             if watches:
                 self._views[service] = view
-        for watch in watches:
-            watch.saw(view, known)
+            self._suspected.difference_update(watches)
+        _notify(watches, view)
 
     def _read_failed(self, service: str, error: RegistryError) -> None:
         with self._lock:
@@ -232,66 +240,30 @@ class PollingWatcher:
                 self._failed.update(self._watches)
             elif service in self._watches:
                 self._failed.add(service)
-            watches = self._watches_of(self._failed)
+            watches = self._suspect(self._failed)
             longest_s = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
             if self._failed and self._retry_ns == NEVER:
                 self._retry_ns = self._alarm.now_ns() + to_ns(_JITTER.uniform(0, longest_s))
                 self._alarm.wake(self._retry_ns)
-        _suspect(watches, str(error))
+        _notify(watches, str(error))
 
-    def _remove(self, watch: _Watch) -> None:
+    def _remove(self, service: str, watch: WatchNotifier) -> None:
         with self._lock:
-            others = [each for each in self._watches.pop(watch.service, ()) if each is not watch]
+            self._suspected.discard(watch)
+            others = [each for each in self._watches.pop(service, ()) if each is not watch]
             if others:
-                self._watches[watch.service] = others
+                self._watches[service] = others
             else:
-                self._views.pop(watch.service, None)
-                self._pending.pop(watch.service, None)
-                self._failed.discard(watch.service)
+                self._views.pop(service, None)
+                self._pending.pop(service, None)
+                self._failed.discard(service)
             if not self._watches:
                 self._alarm.clear()
                 self._period_ns = self._retry_ns = NEVER
 
 
-class _Watch:
-    """One watcher of one service."""
-
-    def __init__(self, polling: PollingWatcher, service: str, watcher: Watcher) -> None:
-        self.service = service
-        self._polling = polling
-        self._watcher = watcher
-        self._lock = threading.RLock()  # a watcher may close its own watch
-        self._open = True
-        self._last: View | None = None  # what the watcher has
-        self._suspected = False
-
-    def saw(self, view: View, known: View | None) -> None:
-        """Call the watcher, unless it has these records. `view.changed` is relative to `known`."""
-        with self._lock:
-            last, self._last = self._last, view
-            if not self._open or (
-                last is not None and not self._suspected and last.records == view.records
-            ):
-                return
-            self._suspected = False
-            if view.changed is not None and (last is not known or last is view):
-                view = replace(view, changed=None)
-            self._watcher.saw(view)
-
-    def suspect(self, reason: str) -> None:
-        """Call the watcher, unless it was called for this since its last view."""
-        with self._lock:
-            if self._open and not self._suspected:
-                self._suspected = True
-                self._watcher.suspect(reason)
-
-    def close(self) -> None:
-        with self._lock:
-            self._open = False
-        self._polling._remove(self)  # noqa: SLF001 - its other half
-
-
-def _suspect(watches: Iterable[_Watch], reason: str) -> None:
+def _notify(watches: Iterable[WatchNotifier], news: View | str) -> None:
     for watch in watches:
-        watch.suspect(reason)
+        watch.add(news)
+        watch.start()
