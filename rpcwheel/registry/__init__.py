@@ -8,27 +8,26 @@
         ...
         snapshot = registry.lookup("shop.Orders")
 
-What is registered is a wish that stays until it is withdrawn. An engine that can't be reached is no
-error: it is told again, by the latest wish, until it knows. Each third of the lease it is asked
-whether it still does; what it has lost, by an expired lease, a restart or a wipe, is published
-again, spread over some seconds at random where all servers lose it at once.
+An instance that was registered stays published until it is unregistered. A registry that cannot be
+reached is no error: the request is repeated, with the latest values, until it succeeds. Every third
+of the lease the process checks that the registry still has its instances; those that it lost, by an
+ended lease or a loss of data, are published again.
 
-What is seen is a `Snapshot` of all instances. A failure never makes it empty: what the registry has
-lost is held for a while, and what an earlier run saw is read from a file while it can't be reached.
+A lookup or a subscription gives a `Snapshot` of all instances. A failure never makes it empty:
+instances that the registry may have lost by mistake are kept for a while, and while it cannot be
+reached, the snapshot file has those of an earlier run.
 
-Which part does what: `core.py` decides what to tell the engine, `seen.py` what to believe of it;
-`session.py` and `watches.py` make the requests, on worker threads, through a `RegistryBackend`
-(`backend.py`: the contract; `backends/`: ours; yours by an entry point); `face.py` is what users
-call, and blocks. On it stand `publisher.py`, which publishes a server while it serves, and
-`resolver.py`, which updates the channels of `resolved_channel.py` to a service by its name. Their
-variants for coroutines are called `aio_...`: the registry's awaits the blocking one, and both kinds
-of channels have the same resolver. `sync.py` and `aio.py` have the names of either world.
+Modules: `reconciler.py` decides what to send to the registry, `cache.py` which instances count;
+`session.py` and `watches.py` send the requests on worker threads, through a `RegistryBackend`
+(`backend.py` is the contract, `backends/` has the built-in ones). `registry.py` is the blocking
+interface. `publisher.py` publishes a server while it serves. `resolver.py` updates the channels of
+`resolved_channel.py`. Modules for coroutines are called `aio_...`. `sync.py` and `aio.py` list the
+names of each world.
 
-Nothing runs on the timer's thread or the caller's; each thing that is open is closed, and a dead
-engine keeps nobody from that for longer than `close(timeout)`.
-
-Not done at the interpreter's exit or in a forked child: a registry that was not closed is forgotten
-by the engine when its lease runs out, and in a child it is closed (open another there).
+Requests do not run on the timer's thread or the caller's. Everything that is opened has a `close`,
+which takes no longer than `close(timeout)` even if the engine is dead. At the interpreter's exit a
+registry that was not closed does nothing, and its instances disappear with their lease. In a forked
+child it is closed; open another there.
 """
 
 from typing import TYPE_CHECKING

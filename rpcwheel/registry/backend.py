@@ -1,11 +1,12 @@
-"""What a registry engine has to do for us: the contract of backends, and how one is found.
+"""The contract of registry backends.
 
-A backend is written once, blocking, for both worlds. Its methods are called by one worker at a
-time (`session.py`), never on the timer's thread or a loop. It makes no decisions: what is published
-when, and which instances count, is decided above it (`reconciler.py`, `cache.py`).
+A backend connects one engine. It is blocking, and serves `grpc` and `grpc.aio`. Its methods are
+called by one worker at a time (`session.py`), never on the timer's thread or an event loop. It
+makes no decisions: `reconciler.py` decides what is published when, and `cache.py` which instances
+count.
 
-Yours is found by the scheme of its URL, by an entry point of the group `rpcwheel.registry`, and is
-tested by `rpcwheel.testing.check_backend`.
+Backends of other packages are found by the scheme of the URL, through an entry point of the group
+`rpcwheel.registry`. `rpcwheel.testing.check_backend` tests whether they keep the contract.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ if TYPE_CHECKING:
 __all__ = ["Lost", "RegistryBackend", "Settings", "View", "Watch", "Watcher"]
 
 Lost = Literal["missing", "taken", "lease", "session", "wiped"]
-"""Why something that was published is not there any more: a key alone is gone or is another's; it
-is known to be another process's; the lease ran out; the session ended; the engine has lost its
-memory. The last three come to everybody at once, so that publishing again is spread.
+"""Why the engine does not have a published instance any more. "missing": its record is gone, or is
+another process's. "taken": it is known to be another process's. "lease": the lease has ended.
+"session": the session has ended. "wiped": the engine has lost its data. After the last three the
+instances are published again with `jitter`, because all processes do so.
 
-A backend need not tell the second from the first: what is missing is looked up."""
+A backend may return "missing" in place of "taken": missing records are looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a backend is told beside its URL."""
+    """The settings of a backend, in addition to its URL."""
 
     lease_s: float
-    """After which the engine is to forget what is not renewed."""
+    """Seconds after which the engine must remove instances that are not renewed."""
     timeout_s: float
-    """For one request; none may block longer."""
+    """Limit for one request in seconds. No method may block longer."""
     timer: Timer | None = None
-    """For what must be done now and then; None for `shared_timer()`."""
+    """The timer for periodic work. None: `shared_timer()`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class View:
     """All records of one service in the engine. Immutable."""
 
     records: Mapping[str, bytes]
-    """`ServiceInstance.encoded()` by id, and other records that were found there, unchanged."""
+    """The stored bytes by id: `ServiceInstance.encoded()`, or whatever else was found there."""
     revision: int = 0
     """Of the engine, if it has one; it only decreases if the engine lost its data."""
     changed: frozenset[str] | None = None
@@ -59,50 +61,50 @@ class View:
 
 
 class Watcher(Protocol):
-    """Who is told of a service. Thread-safe; never blocks and never raises."""
+    """Receives the views of a service. Thread-safe; its methods never block and never raise."""
 
     def saw(self, view: View) -> None:
-        """Take what the engine has now: at first, at each change, and after a `suspect`."""
+        """Take the present view. Called at first, after each change, and after `suspect`."""
 
     def suspect(self, reason: str) -> None:
-        """Learn that contact, or the engine's memory, was lost.
+        """Learn that contact, or the engine's data, was lost.
 
-        What was seen may be out of date, and what is seen next may miss what is about to be
-        published again. `saw` follows as soon as it is known, even if nothing has changed.
+        The last view may be out of date, and the next one may lack instances that are about to be
+        published again. The backend calls `saw` as soon as it has a view, even an equal one.
         """
 
 
 class Watch(Protocol):
-    """A watch that runs."""
+    """A running watch."""
 
     def close(self) -> None:
-        """End it: nothing is told from now on, but for a call that runs on another thread already.
+        """End the watch. No call of the watcher begins afterwards; one may be running.
 
-        Idempotent; never raises; any thread, the watcher's own calls too; also after the
-        backend's `close`.
+        Idempotent; never raises. May be called on any thread, from within a call of the watcher,
+        and after the backend's `close`.
         """
 
 
 class RegistryBackend(ABC):
-    """One engine, for one process.
+    """The connection of one process to one engine.
 
-    Errors: `RegistryUnavailable` if the engine can't be reached, does not answer in time or can't
-    do it now; `RegistryRefused` if it will not (credentials, rights). Either is tried again.
-    `RegistryClosed` after `close`. Nothing else is raised by any method but the constructor.
+    Errors: `RegistryUnavailable` if the engine cannot be reached, does not answer in time or cannot
+    do it now; `RegistryRefused` if it refuses (credentials, rights). Both are retried.
+    `RegistryClosed` after `close`. Only the constructor may raise anything else.
 
-    Methods come from any thread, one call at a time; `watch`, `Watch.close` and `close` may come
-    beside them.
+    Methods are called on any thread, one call at a time. `watch`, `Watch.close` and `close` may be
+    called concurrently with them.
     """
 
     schemes: ClassVar[tuple[str, ...]]
-    """Of URLs: `("etcd", "etcds")`."""
+    """Schemes of URLs, such as `("etcd", "etcds")`."""
 
     path_is_own: ClassVar[bool] = False
-    """Whether the path of a URL is the engine's, as `url.path` (a file, a database), so that the
-    service is named by `?service=`. Else the path is the service."""
+    """Whether the path of a URL belongs to the backend (`url.path`, such as a file). The service is
+    then given by `?service=`. Otherwise the path is the service."""
 
     read_only: ClassVar[bool] = False
-    """Whether nothing can be published here. `register`, `unregister` and publishers then raise
+    """Whether nothing can be published. `register`, `unregister` and publishers then raise
     ConfigurationError."""
 
     keeps_alive: bool = False
@@ -113,67 +115,67 @@ class RegistryBackend(ABC):
     settings: Settings
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
-        """Take note, and contact nobody. Yours calls this one first.
+        """Keep the arguments. A subclass calls this first, and does not connect yet.
 
         Raises:
-            ConfigurationError: The URL makes no sense for this engine; it says what does.
-            ExtraMissing: A package is not installed; it says which.
+            ConfigurationError: The URL is not valid for this engine; the message says what is.
+            ExtraMissing: A package is not installed; the message says which.
         """
         self.url = url
         self.settings = settings
 
     @abstractmethod
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
-        """Have the engine hold these under this backend's lease.
+        """Store instances in the engine under this backend's lease.
 
-        They take the place of what is there by the same keys, whoever's it is. Idempotent. If it
-        raises, any of them may be published.
+        They replace all records with the same keys, also those of other processes. Idempotent. If
+        it raises, any of them may be published.
         """
 
     @abstractmethod
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        """Have the engine hold these no more.
+        """Remove instances from the engine.
 
-        What is there by another `epoch` stays; what is not there is no error.
+        A record with another `epoch` stays. A missing record is no error.
         """
 
     @abstractmethod
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        """Renew the lease of all that is published, and look whether these are there.
+        """Renew the lease of all published instances, and check that these are in the engine.
 
-        There is what has the same `epoch`, and is under this backend's lease.
+        An instance is there if its record has the same `epoch` and is under this backend's lease.
 
         Returns:
-            Which of them are not, by key, and why.
+            The instances that are not there, by key, and why.
         """
 
     @abstractmethod
     def lookup(self, service: str) -> View:
-        """Ask the engine for all records of a service."""
+        """Read all records of a service."""
 
     @abstractmethod
     def services(self) -> Sequence[str]:
-        """Ask the engine for the names of all services that have records, in order."""
+        """Read the names of all services that have records, sorted."""
 
     @abstractmethod
     def watch(self, service: str, watcher: Watcher) -> Watch:
-        """Tell the watcher of the service until the watch is closed.
+        """Report the views of a service to a watcher until the watch is closed.
 
-        Returns at once. The watch goes on by itself whatever happens to the engine: it looks again
-        as soon as it can, and now and then even if all seems well. `watcher` is called on the
-        backend's own threads, one call at a time.
+        Returns at once. The watch continues whatever happens to the engine: it reads the service
+        again as soon as it can, and from time to time even without a change. `watcher` is called on
+        the backend's own threads, one call at a time.
         """
 
     def refresh(self, service: str) -> None:  # noqa: B027 - optional
-        """Look again soon at a service that is watched: a channel can't reach one of its servers.
+        """Read a watched service again soon, because a channel cannot reach one of its servers.
 
-        Called again and again while that lasts, on any thread. Never blocks, never raises. Only
-        for engines that do not tell changes themselves.
+        Called repeatedly while that lasts, on any thread. Never blocks and never raises. Only
+        useful for engines that do not report changes.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the lease, if the engine can be reached, and end all connections and threads.
+        """Give up the lease if the engine can be reached, and end all connections and threads.
 
-        Watches are closed. At most `timeout_s`; never raises; idempotent.
+        Closes the watches. Takes at most `timeout_s`; never raises; idempotent.
         """
