@@ -1,17 +1,18 @@
-"""The file of what was known last, so that a process can start while the registry is down.
+"""The snapshot file: the last known instances, so that a process can start without the registry.
 
 One file for each registry and namespace, for all processes of a user. It is a cache: whatever goes
-wrong with it is an event, told once until it goes well again, and nothing else. Many writers are
-sound by three things: a lock of the system on a file beside it (`<file>.lock`, never deleted, as
-somebody may hold it), a merge with what stands there (of a service, the newer entry), and a rename
-of a new file that was written to the end and synced; so a reader never sees half of one.
+wrong with it is an event, once until it works again, and has no other effect. Several processes may
+write it because of three things: a lock of the system on a file beside it (`<file>.lock`, never
+deleted, because another process may hold it), a merge with the content (of each service the newer
+entry), and a rename of a new file that was written completely and synced. So a reader never sees
+half a file.
 
 The file names servers to which clients send their credentials. So it is read only if it belongs to
-the user of this process, or to root, and nobody else can write to it.
+the user of this process or to root, and no one else can write to it. It is readable by the user
+alone, because metadata may be private.
 
 Form: `{"v": 1, "registry": url, "services": {name: {"written": unix time, "instances": [...]}}}`,
-each instance as in a registry. Readable by the user alone, as metadata may tell what others need
-not know.
+each instance as in a registry.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.durations import to_ns, to_seconds
@@ -38,8 +39,11 @@ from rpcwheel.timer.clock import checked_timer
 from .one_shot_timer import OneShotTimer
 from .policy import RegistryRules
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rpcwheel.errors import TimerError
     from rpcwheel.timer.api import Timer
@@ -47,37 +51,39 @@ if TYPE_CHECKING:
     from .policy import RegistryPolicy
     from .url import RegistryUrl
 
-    Entry = dict[str, Any]
-    from collections.abc import Iterator
-
-__all__ = ["SnapshotFile", "locked", "open_snapshot_file", "replace_whole"]
-
+__all__ = ["SnapshotFile", "locked", "open_snapshot_file", "replace_file"]
 
 VERSION: Final = 1
-
 DEBOUNCE_S: Final = 0.5
-"""Seconds from a change to the file (Dubbo's); a rolling restart is one write, not a hundred."""
+"""Seconds from a change to the file (Dubbo's), so that several changes are one write."""
 
-AGAIN_S: Final = 60.0
-"""Seconds until what could not be written is tried again, if nothing changes before."""
+PAUSE_FACTOR: Final = 20
+LONGEST_PAUSE_S: Final = 10.0
+"""After a write that took long, for so many times as long, at most so many seconds, there is no
+other: a rolling restart of 2,000 instances must not cost a core."""
 
-CLOSE_S: Final = 1.0
-"""Seconds that `close` waits for the last write: the disk may be one that hangs."""
+RETRY_S: Final = 60.0
+"""Seconds until a failed write is repeated, if nothing changes before."""
+
+CLOSE_TIMEOUT_S: Final = 1.0
+"""Seconds that `close` waits for the last write: the disk may hang."""
+
+LOCK_TIMEOUT_S: Final = 0.3
+"""Seconds to wait for another process that writes."""
 
 REFRESH_S: Final = 15.0
-"""Seconds until it is written again that nothing has changed: half of the default `stale_timeout`,
+"""Seconds until the file says again that nothing has changed: half of the default `stale_timeout`,
 because after a crash an entry older than `stale_timeout` does not count."""
 
 LEAST_REFRESH_S: Final = 1.0
-
 FORGET_S: Final = 30 * 86_400.0
-"""Seconds until a service that nobody asks for is left out."""
+"""Seconds until a service that nobody uses is left out."""
 
 LATEST_S: Final = 1e11
-"""No time of this millennium, as seconds since 1970; nor is NaN below it."""
+"""No time of this millennium, as seconds since 1970. NaN is not below it either."""
 
-MOST_BYTES: Final = 64 * 2**20
-"""A larger file is none of ours."""
+MAX_BYTES: Final = 64 * 2**20
+"""A larger file is not a snapshot file."""
 
 READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """Flags for `os.open` that do not block, even for a pipe without a writer."""
@@ -87,15 +93,23 @@ ROOT: Final = 0
 
 
 class _Kept(NamedTuple):
-    """What a service was kept as last."""
+    """What is known of a service in this process."""
 
     written_s: float
     instances: tuple[ServiceInstance, ...]
     agrees: Callable[[], bool | None] | None = None
 
 
+class _Entry(NamedTuple):
+    """One service in the file."""
+
+    written_s: float
+    text: str
+    """The list of instances, in JSON."""
+
+
 class SnapshotFile:
-    """One file. Thread-safe; close it when the registry's directories are closed.
+    """One file. Thread-safe; close it after the watches that use it.
 
     In a forked child nothing is waiting to be written.
     """
@@ -108,14 +122,14 @@ class SnapshotFile:
         timer: Timer | None = None,
         refresh_s: float = REFRESH_S,
     ) -> None:
-        """Take note; nothing is read or written yet.
+        """Neither read nor write yet.
 
         Args:
-            path: Of the file; its directory is made when it is first written. `~` is the home.
+            path: Of the file; its directory is made at the first write. `~` is the home.
             registry: Its name in events and in the file: the URL without a password.
             timer: None for `shared_timer()`.
-            refresh_s: Seconds between two writes, at most, while a service is followed: so old is
-                an entry after a crash.
+            refresh_s: Seconds between two writes, at most, while a service is watched. An entry is
+                so old after a crash.
         """
         self.path = Path(path).expanduser()
         self._registry = registry
@@ -123,14 +137,14 @@ class SnapshotFile:
         self._refresh_s = refresh_s
         self._serial = SerialExecutor()
         self._closed = False
-        self._told: set[str] = set()  # what fails, and has been told
+        self._reported: set[str] = set()  # what fails, and was reported
         self._skipped: dict[str, frozenset[int]] = {}
-        """By service: hashes of the unreadable records in the file, which have been reported."""
-        self._known: tuple[object, dict[str, Entry]] = (
-            None,
-            {},
-        )  # by what the file looked like
+        """By service: hashes of the unreadable records in the file, which were reported."""
+        self._content: tuple[object, dict[str, _Entry]] = None, {}  # by the look of the file
         self._kept: dict[str, _Kept] = {}
+        self._encoded: dict[str, dict[int, tuple[ServiceInstance, str]]] = {}
+        """By service and `id()`: its instances in JSON."""
+        self._pause_s = 0.0
         self.reset()
         reset_after_fork(self)
 
@@ -140,26 +154,26 @@ class SnapshotFile:
         self._dirty: set[str] = set()
         self._writing = False
         self._alarm = OneShotTimer(self._timer, self._due, self._refused)
-        self._timerless = False
+        self._has_no_timer = False
 
     def load(self, service: str) -> Snapshot | None:
-        """What is remembered of a service.
+        """Return the last known instances of a service.
+
+        Reads the file, unless it has not changed since the last time: may block. Never raises.
 
         Returns:
-            A snapshot with the source "cache" and its age, or None: nothing that can be read.
-
-        Reads the file, unless it is the same as at the last time: may block. Never raises.
+            A snapshot with the source "cache" and its age; None: there is nothing to read.
         """
         with self._lock:
             kept = self._kept.get(service)
         entry, now_s = None, time.time()
         try:
-            entry = self._services().get(service)
-            self._told.discard("read")
+            entry = self._entries().get(service)
+            self._reported.discard("read")
         except (OSError, ValueError) as error:
             self._failed("read", error)
-        if entry and (kept is None or kept.written_s < _written_s(entry) <= now_s):
-            written_s, instances = _written_s(entry), self._instances(service, entry)
+        if entry and (kept is None or kept.written_s < entry.written_s <= now_s):
+            written_s, instances = entry.written_s, self._instances(service, entry)
         else:
             written_s, instances, _ = kept or _Kept(0.0, ())
         if not instances:
@@ -173,22 +187,24 @@ class SnapshotFile:
         instances: Sequence[ServiceInstance],
         agrees: Callable[[], bool | None] | None = None,
     ) -> None:
-        """Have it written, soon. Never blocks, never raises; nothing after `close`.
+        """Have the instances of a service written soon. Never blocks, never raises.
+
+        After `close` it does nothing.
 
         Args:
             service: Its name.
-            instances: What is known of it now; none: it is taken out of the file.
-            agrees: Asked now and then whether that is still so, so that the file says it; None: it
-                is not to be asked any more. It must not block.
+            instances: Those that are known now; none: the service is removed from the file.
+            agrees: Called now and then: whether the registry still agrees, so that the file says
+                so; None: it is not to be called again. Must not block.
         """
         with self._lock:
             if self._closed:
                 return
             self._kept[service] = _Kept(time.time(), tuple(instances), agrees)
             self._dirty.add(service)
-            self._timerless = False
-            self._arm(DEBOUNCE_S)
-            if self._timerless:  # it has ended before us: at once, then
+            self._has_no_timer = False
+            self._arm(max(DEBOUNCE_S, self._pause_s))
+            if self._has_no_timer:
                 self._serial.submit(self._write)
 
     def close(self) -> None:
@@ -199,22 +215,23 @@ class SnapshotFile:
             waits = self._writing or bool(self._dirty)
         if waits:
             self._serial.submit(self._write)
-            self._serial.wait(CLOSE_S)
-
-    # On the workers
+            self._serial.wait(CLOSE_TIMEOUT_S)
 
     def _arm(self, delay_s: float) -> None:
-        """Have it written then, or before; under the lock."""
+        """Write then, or earlier. Under the lock."""
         if not self._closed:
             self._alarm.wake(self._alarm.now_ns() + to_ns(delay_s))
 
     def _refused(self, _: TimerError) -> None:
-        self._timerless = True
+        self._has_no_timer = True
 
     def _due(self) -> None:
+        """On the timer's thread."""
         with self._lock:
             self._alarm.rang()
         self._serial.submit(self._write)
+
+    # On workers
 
     def _write(self) -> None:
         agreeing = self._agreeing()
@@ -224,18 +241,21 @@ class SnapshotFile:
             for service in agreeing:
                 self._kept[service] = self._kept[service]._replace(written_s=time.time())
             dirty |= agreeing
-            entries = {service: self._kept[service] for service in dirty}
+            kept = {service: self._kept[service] for service in dirty}
+        began_s = time.monotonic()
         try:
-            if entries:
-                self._write_down(entries)
+            if kept:
+                self._write_services(kept)
         finally:
+            took_s = time.monotonic() - began_s
             with self._lock:
                 self._writing = False
-                if any(kept.agrees is not None for kept in self._kept.values()):
+                self._pause_s = min(PAUSE_FACTOR * took_s, LONGEST_PAUSE_S)
+                if any(one.agrees is not None for one in self._kept.values()):
                     self._arm(self._refresh_s)
 
     def _agreeing(self) -> set[str]:
-        """Services of which it is to be written that nothing has changed."""
+        """Services for which the file is to say again that nothing has changed."""
         with self._lock:
             kept = dict(self._kept)
         agree = {name: one.agrees() for name, one in kept.items() if one.agrees is not None}
@@ -245,89 +265,103 @@ class SnapshotFile:
                 if self._kept[name] is kept[name]:
                     self._kept[name] = kept[name]._replace(agrees=None)
         try:
-            there = self._services()
-        except (OSError, ValueError):  # told when it is written
-            there = {}
+            entries = self._entries()
+        except (OSError, ValueError):  # reported when it is written
+            entries = {}
         now_s = time.time()
-        since_s = now_s - 0.9 * self._refresh_s  # another process may have done it
-        fresh = {name for name, one in there.items() if since_s < _written_s(one) <= now_s}
+        since_s = now_s - 0.9 * self._refresh_s  # another process may have written it
+        fresh = {name for name, one in entries.items() if since_s < one.written_s <= now_s}
         return {name for name, answer in agree.items() if answer and name not in fresh}
 
-    def _write_down(self, entries: dict[str, _Kept]) -> None:
-        dirty = set(entries)
+    def _write_services(self, kept: dict[str, _Kept]) -> None:
+        services = set(kept)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self.path) as held:
                 if held is not False:
+                    entries = self._merged(kept)
                     suffix = "new" if held else str(os.getpid())
-                    replace_whole(self.path, self._merged(entries), suffix)
+                    look = replace_file(self.path, self._text(entries).encode(), suffix)
+                    self._content = look, entries
         except (OSError, ValueError) as error:
             self._failed("write", error)
-            self._put_off(dirty, AGAIN_S)
+            self._put_off(services, RETRY_S)
         else:
-            self._told.discard("write")
+            self._reported.discard("write")
             if held is False:
-                self._put_off(dirty, DEBOUNCE_S)
+                self._put_off(services, DEBOUNCE_S)
 
-    def _put_off(self, dirty: set[str], delay_s: float) -> None:
+    def _put_off(self, services: set[str], delay_s: float) -> None:
         with self._lock:
-            self._dirty |= dirty
+            self._dirty |= services
             self._arm(delay_s)
 
-    def _merged(self, ours: dict[str, _Kept]) -> bytes:
-        """What is to stand in the file: ours, and what is there of others and not too old."""
+    def _merged(self, kept: dict[str, _Kept]) -> dict[str, _Entry]:
+        """Return the new content: the given services, and the others that are not too old."""
         try:
-            services = dict(self._services())
-        except ValueError as error:  # torn: as if it were not there
+            entries = dict(self._entries())
+        except ValueError as error:  # damaged: as if there were no file
             self._failed("read", error)
-            services = {}
-        oldest_s = time.time() - FORGET_S
-        services = {name: entry for name, entry in services.items() if _written_s(entry) > oldest_s}
-        for service, (written_s, instances, _) in ours.items():
-            if service in services and written_s < _written_s(services[service]) <= time.time():
-                continue
-            records = [json.loads(instance.encoded()) for instance in instances]
-            services[service] = {"written": written_s, "instances": records}
-        services = {name: entry for name, entry in services.items() if entry["instances"]}
-        told = {"v": VERSION, "registry": self._registry, "services": services}
-        return json.dumps(told).encode()
+            entries = {}
+        now_s = time.time()
+        entries = {name: one for name, one in entries.items() if one.written_s > now_s - FORGET_S}
+        for service, (written_s, instances, _) in kept.items():
+            known = entries.get(service)
+            if known is None or not written_s < known.written_s <= now_s:
+                entries[service] = _Entry(written_s, self._text_of(service, instances))
+        return {name: one for name, one in entries.items() if one.text != "[]"}
 
-    def _services(self) -> dict[str, Entry]:
-        """The entries of the file as it is now; none if there is no file.
+    def _text_of(self, service: str, instances: tuple[ServiceInstance, ...]) -> str:
+        """Return instances in JSON; each object is encoded once."""
+        before, now = self._encoded.get(service, {}), {}
+        for one in instances:
+            now[id(one)] = before.get(id(one)) or (one, one.encoded().decode())
+        self._encoded[service] = now
+        return f"[{', '.join(text for _, text in now.values())}]"
+
+    def _text(self, entries: dict[str, _Entry]) -> str:
+        services = ", ".join(
+            f'{json.dumps(name)}: {{"written": {one.written_s!r}, "instances": {one.text}}}'
+            for name, one in entries.items()
+        )
+        registry = json.dumps(self._registry)
+        return f'{{"v": {VERSION}, "registry": {registry}, "services": {{{services}}}}}'
+
+    def _entries(self) -> dict[str, _Entry]:
+        """Return the content of the file; nothing if there is no file.
 
         Raises:
             OSError: It can't be read.
-            ValueError: It is not ours, or torn.
+            ValueError: It is no snapshot file, or damaged.
         """
         try:
             descriptor = os.open(self.path, READ)
         except FileNotFoundError:
             return {}
         try:
-            looks = os.fstat(descriptor)
-            if not stat.S_ISREG(looks.st_mode) or looks.st_size > MOST_BYTES:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
                 raise ValueError("it is not a snapshot file")
-            self._check_writers(looks)
-            form = looks.st_ino, looks.st_size, looks.st_mtime_ns
-            known = self._known
-            if known[0] != form:
+            self._check_writers(status)
+            content, look = self._content, _look_of(status)
+            if content[0] != look:
                 with os.fdopen(descriptor, "rb", closefd=False) as file:
-                    known = self._known = form, _parsed(file.read())
+                    content = self._content = look, _parsed(file.read())
         finally:
             os.close(descriptor)
-        return known[1]
+        return content[1]
 
-    def _check_writers(self, looks: os.stat_result) -> None:
+    def _check_writers(self, status: os.stat_result) -> None:
         """Raise ValueError if a user other than ours and root can write to the file."""
         if not hasattr(os, "geteuid"):
             return
-        user, mode = os.geteuid(), stat.S_IMODE(looks.st_mode)
+        user, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
         others_write = bool(mode & (stat.S_IWGRP | stat.S_IWOTH))
         chmod = f"chmod 600 {self.path}"
-        if looks.st_uid not in {user, ROOT}:
+        if status.st_uid not in {user, ROOT}:
             chown = f"chown {user} {self.path}"
             raise ValueError(
-                f"the file is not read because its owner is the user {looks.st_uid}, not the user "
+                f"the file is not read because its owner is the user {status.st_uid}, not the user "
                 f"{user} of this process or root: delete the file, or run as root: "
                 + (f"{chown}; {chmod}" if others_write else chown)
             )
@@ -337,12 +371,12 @@ class SnapshotFile:
                 f"delete the file, or run: {chmod}"
             )
 
-    def _instances(self, service: str, entry: Entry) -> tuple[ServiceInstance, ...]:
+    def _instances(self, service: str, entry: _Entry) -> tuple[ServiceInstance, ...]:
         """Return the instances in the order of their ids. Reports each unreadable record once."""
         found: dict[str, ServiceInstance] = {}
         reported = self._skipped.get(service, frozenset())
         skipped: set[int] = set()
-        for record in entry["instances"]:
+        for record in json.loads(entry.text):
             text = ""
             try:
                 text = json.dumps(record)
@@ -359,18 +393,18 @@ class SnapshotFile:
         return tuple(found[key] for key in sorted(found))
 
     def _failed(self, what: str, error: Exception) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             emit(SnapshotFailed(self._registry, str(self.path), error))
 
 
 def open_snapshot_file(
     url: RegistryUrl, policy: RegistryPolicy, *, timer: Timer | None = None
 ) -> SnapshotFile | None:
-    """The file that a policy asks for; None if it asks for none.
+    """Return the file of a policy; None if it has none.
 
-    None too for `memory://`, whose registry ends with the process, unless a path is given; and,
-    with an event, if there is no home.
+    None also for `memory://`, whose registry ends with the process, unless a path is given; and,
+    with an event, if the user has no home.
     """
     refresh_s = max(LEAST_REFRESH_S, to_seconds(RegistryRules.of(policy).stale_timeout_ns) / 2)
     if isinstance(policy.snapshot, str):
@@ -386,7 +420,7 @@ def open_snapshot_file(
 
 
 def _cache_directory() -> Path:
-    """Of the XDG Base ServiceWatch Specification, by which a relative path does not count."""
+    """That of the XDG Base Directory Specification, which ignores relative paths."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "rpcwheel"
 
@@ -400,15 +434,19 @@ def _file_name(url: RegistryUrl) -> str:
     return f"{shown.strip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}.json"
 
 
-def _parsed(data: bytes) -> dict[str, Entry]:
+def _parsed(data: bytes) -> dict[str, _Entry]:
     try:
-        told = json.loads(data)
+        found = json.loads(data)
+        services = found.get("services") if isinstance(found, dict) else None
+        if not isinstance(services, dict):
+            raise ValueError("it is not a snapshot file")  # noqa: TRY004 - a file, no argument
+        return {
+            name: _Entry(float(one["written"]), json.dumps(one["instances"]))
+            for name, one in services.items()
+            if _is_entry(one)
+        }
     except RecursionError as error:
         raise ValueError(str(error)) from None
-    services = told.get("services") if isinstance(told, dict) else None
-    if not isinstance(services, dict):
-        raise ValueError("it is not a snapshot file")  # noqa: TRY004 - of a file, not an argument
-    return {name: entry for name, entry in services.items() if _is_entry(entry)}
 
 
 def _is_entry(entry: object) -> bool:
@@ -420,20 +458,17 @@ def _is_entry(entry: object) -> bool:
     )
 
 
-def _written_s(entry: Entry) -> float:
-    return float(entry["written"])
-
-
-if sys.platform != "win32":
-    import fcntl
-
-BUSY_S: Final = 0.3
-"""Seconds to wait for another process that writes."""
+def _look_of(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells one content of the file from another."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool | None]:
-    """Hold the lock beside the file: True; False: others do; None: the system has no locks here."""
+    """Hold the lock beside the file.
+
+    Gives True; False: another process holds it; None: the system has no locks here.
+    """
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
     held = None
@@ -441,15 +476,15 @@ def locked(path: Path) -> Iterator[bool | None]:
         held = _lock(descriptor)
         yield held
     finally:
-        if held:  # not by closing alone: a child that was forked meanwhile has it open, too
+        if held:  # closing is not enough: a child forked meanwhile has it open, too
             _unlock(descriptor)
         os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool | None:
-    if sys.platform == "win32":  # the last of two writers wins, but the file is whole
+    if sys.platform == "win32":  # of two writers the last one wins, but the file is complete
         return None
-    end_s = time.monotonic() + BUSY_S
+    end_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -468,16 +503,18 @@ def _unlock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def replace_whole(path: Path, text: bytes, suffix: str) -> None:
-    """Put a new file in the place of the old one, whole or not at all."""
+def replace_file(path: Path, data: bytes, suffix: str) -> tuple[int, int, int]:
+    """Replace a file, completely or not at all. Returns the look of the new one."""
     new = path.with_name(f"{path.name}.{suffix}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(new, flags, 0o600), "wb") as file:  # noqa: PTH123 - of a descriptor
-            file.write(text)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
+            look = _look_of(os.fstat(file.fileno()))
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+    return look

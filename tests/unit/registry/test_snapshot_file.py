@@ -19,10 +19,10 @@ from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
 from rpcwheel.registry import snapshot_file as module
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.snapshot_file import (
-    AGAIN_S,
     DEBOUNCE_S,
     FORGET_S,
     REFRESH_S,
+    RETRY_S,
     SnapshotFile,
     open_snapshot_file,
 )
@@ -35,8 +35,8 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="locks and modes of P
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """Wait for writes and for locks as long as it takes."""
-    monkeypatch.setattr(module, "CLOSE_S", 3600.0)
-    monkeypatch.setattr(module, "BUSY_S", 3600.0)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 3600.0)
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_a_place_that_is_a_directory_is_told_once_and_harms_nothing(make, path, 
     for _ in range(3):
         assert snapshots.load("shop.Bills") is None
         snapshots.keep(SERVICE, instances("a"))
-        timer.advance(module.AGAIN_S)
+        timer.advance(module.RETRY_S)
         assert wait_until(lambda: timer.pending == 1)  # it is tried again
     assert snapshots.load(SERVICE).instances == instances("a")
     assert len(failures(events)) == 2, "one for reading, one for writing"
@@ -293,7 +293,7 @@ def test_what_could_not_be_written_is_written_when_it_can_be(make, path, timer, 
     timer.advance(DEBOUNCE_S)
     assert wait_until(lambda: failures(events) and timer.pending == 1)
     path.parent.unlink()
-    timer.advance(module.AGAIN_S)
+    timer.advance(module.RETRY_S)
     assert wait_until(path.exists)
     assert set(services(path)) == {SERVICE}
 
@@ -315,7 +315,7 @@ def test_on_a_full_disk_the_old_file_stays_whole(make, path, timer, events, monk
     assert [one.error.errno for one in failures(events)] == [errno.ENOSPC]
     assert make().load(SERVICE).instances == instances("a")
     assert {one.name for one in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
-    timer.advance(AGAIN_S)
+    timer.advance(RETRY_S)
     assert wait_until(lambda: make().load(SERVICE).instances == instances("a", "b"))
     assert len(failures(events)) == 1
 
@@ -348,8 +348,8 @@ def test_a_disk_that_hangs_does_not_keep_close_from_ending(make, monkeypatch):
         entered.set()
         gate.wait()
 
-    monkeypatch.setattr(module, "replace_whole", hang)
-    monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    monkeypatch.setattr(module, "replace_file", hang)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     snapshots.close()
@@ -366,7 +366,7 @@ def test_close_waits_for_a_write_that_is_on_its_way(make, path, timer, monkeypat
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
-    monkeypatch.setattr(module, "CLOSE_S", WAIT_S)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", WAIT_S)
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     timer.advance(1)
@@ -447,7 +447,7 @@ def test_what_another_process_wrote_later_is_what_is_known(make, path, timer):
 def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypatch):
     import fcntl
 
-    monkeypatch.setattr(module, "BUSY_S", 0.01)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.01)
     path.parent.mkdir()
     snapshots = make()
     with path.with_name(f"{path.name}.lock").open("w") as lock:
