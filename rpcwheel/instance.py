@@ -9,6 +9,8 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from itertools import compress, count
+from operator import is_not
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictInt, StrictStr, field_validator, model_validator
@@ -233,24 +235,14 @@ Instances = tuple[ServiceInstance, ...]
 def differences(before: Instances, after: Instances) -> tuple[Instances, Instances]:
     """Return two tuples without their common beginning and end: what went and what came.
 
-    Both are ordered by id. Compares in C, a few ns per instance that is the same object.
+    Compares objects by identity, in C: about 20 ns for each.
     """
-    start, limit = 0, min(len(before), len(after))
-    while start < limit:
-        middle = (start + limit + 1) // 2
-        if before[start:middle] == after[start:middle]:
-            start = middle
-        else:
-            limit = middle - 1
-    before, after = before[start:], after[start:]
-    end, limit = 0, min(len(before), len(after))
-    while end < limit:
-        middle = (end + limit + 1) // 2
-        if before[-middle : len(before) - end] == after[-middle : len(after) - end]:
-            end = middle
-        else:
-            limit = middle - 1
-    return before[: len(before) - end], after[: len(after) - end]
+    shorter = min(len(before), len(after))
+    start = next(compress(count(), map(is_not, before, after)), shorter)
+    rest = shorter - start
+    from_end = map(is_not, reversed(before), reversed(after))
+    end = next(compress(range(rest), from_end), rest)
+    return before[start : len(before) - end], after[start : len(after) - end]
 
 
 def checked_host(host: str) -> str:

@@ -542,7 +542,10 @@ class SubchannelPool(Generic[S]):
         Raises:
             TypeError: One is no `ServiceInstance`; nothing has changed.
         """
-        removed, to_check, returned, stale = self._update(instances)
+        change = self._update(instances)
+        if change is None:
+            return
+        removed, to_check, returned, stale = change
         if stale:
             emit(StaleInstancesKept(self.name, tuple(one.id for one in to_check)))
         for one in returned:
@@ -567,21 +570,26 @@ class SubchannelPool(Generic[S]):
             removed = self._replace(kept)
         self._drop(removed)
 
-    def _update(self, instances: Iterable[ServiceInstance]) -> _Change[S]:
+    def _update(self, instances: Iterable[ServiceInstance]) -> _Change[S] | None:
+        """Set the instances; None if the subchannels stay as they are."""
         with self.lock:
             if self.closed:
-                return _Change((), ())
+                return None
             self._instances.update(instances)
             known = self._instances.known
             if not known and self.policy.self_preservation:
                 kept = self._last_ones()
                 if kept:
                     return self._keep_stale(kept)
+            was_usable = self._known and self._mixed is None
             self._known, self._error = True, ""
+            selected = self._selected()
+            if was_usable and self._mixed is None and self._has_just(selected):
+                return None
             kept = {}
             renewed: list[S] = []
             returned: list[S] = []
-            for instance in self._selected():
+            for instance in selected:
                 one = self._by_id.get(instance.id)
                 if one is None or _place(one.instance) != _place(instance):
                     kept[instance.id] = self._new_subchannel(instance)
@@ -598,6 +606,16 @@ class SubchannelPool(Generic[S]):
             removed = self._replace(kept)
             self._note_lost([one.instance for one in removed if one.id not in known], known)
         return _Change(removed, tuple(renewed), tuple(returned))
+
+    def _has_just(self, instances: list[ServiceInstance]) -> bool:
+        """Whether the subchannels are of just these instances, with nothing changed."""
+        if len(instances) != len(self._by_id):
+            return False
+        for instance in instances:
+            one = self._by_id.get(instance.id)
+            if one is None or one.instance is not instance or one.stale:
+                return False
+        return True
 
     def _note_lost(self, lost: list[ServiceInstance], given: Container[str]) -> None:
         """Remember instances that left without being DRAINING, for `LOST_NS`."""
