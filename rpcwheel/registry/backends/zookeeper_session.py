@@ -153,17 +153,16 @@ class Session:
                 raise RegistryUnavailable(f"{self._url}: no connection: {reason}")
         return client
 
-    def results(self, requests: Sequence[Any], end_ns: int | None = None) -> list[Any]:
+    def results(self, requests: Sequence[Any], end_ns: int) -> list[Any]:
         """Wait for asynchronous requests of kazoo's. An error about one node is a result.
 
         Args:
             requests: What kazoo's methods returned.
-            end_ns: When to give up; None: `timeout_s` from now.
+            end_ns: When to give up: what `end_ns` returned when the operation began.
 
         Raises:
             RegistryUnavailable, RegistryRefused: An error of the session.
         """
-        end_ns = end_ns or self.end_ns()
         results = []
         for request in requests:
             try:

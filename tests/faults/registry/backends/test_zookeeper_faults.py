@@ -1,5 +1,6 @@
 """ZooKeeper with faults of servers, networks and operators."""
 
+import random
 import socket
 import struct
 import threading
@@ -302,6 +303,64 @@ def test_a_client_without_contact_for_two_leases_is_replaced(zookeeper, opened):
     proxy.heal()
     assert in_the_end(lambda: backend.renew([A])) == {A.key: "session"}
     assert not before.connected
+
+
+class CheckedWatcher(RecordingWatcher):
+    """Checks that `changed` is relative to the view before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: list[tuple[object, object]] = []
+
+    def saw(self, view) -> None:
+        if self.views and view.changed is not None:
+            differ = {key for key, _ in self.views[-1].records.items() ^ view.records.items()}
+            if differ != view.changed:
+                self.wrong.append((differ, view.changed))
+        super().saw(view)
+
+
+def test_watches_and_renewals_are_right_after_any_sequence_of_changes(zookeeper, opened):
+    proxies = zookeeper.proxy(), zookeeper.proxy()
+    backend, other = (opened(zookeeper.url(port=proxy.port), lease=300) for proxy in proxies)
+    other.watch(A.service, watcher := CheckedWatcher())
+    rng, published = random.Random(1), {}
+
+    def publish():
+        one = instance(rng.randrange(1, 30), weight=rng.randrange(1000))
+        published[one.key] = one
+        in_the_end(lambda: backend.publish([one]))
+
+    def withdraw():
+        if published:
+            one = published.pop(rng.choice(list(published)))
+            in_the_end(lambda: backend.withdraw([one]))
+
+    def interfere():
+        if published:
+            one = rng.choice(list(published.values()))
+            path = NODE.replace(A.id, one.id)
+            operator.delete(path) if rng.random() < 0.5 else operator.set(path, b"junk")
+            everything = list(published.values())
+            assert wait_until(lambda: one.key in in_the_end(lambda: backend.renew(everything)))
+            in_the_end(lambda: backend.publish([one]))
+
+    def renew():
+        assert in_the_end(lambda: backend.renew(list(published.values()))) == {}
+
+    def reset():
+        rng.choice(proxies).reset()
+
+    def compare():
+        records = {one.id: one.encoded() for one in published.values()}
+        assert wait_until(lambda: watcher.views and watcher.views[-1].records == records)
+
+    steps = {publish: 40, withdraw: 20, interfere: 15, renew: 15, reset: 4, compare: 6}
+    with zookeeper.operator() as operator:
+        for step in rng.choices(list(steps), list(steps.values()), k=400):
+            step()
+        compare()
+    assert watcher.wrong == []
 
 
 @pytest.mark.parametrize("fault", ["dead", "deaf"])
