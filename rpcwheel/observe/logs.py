@@ -372,8 +372,8 @@ def log_event(event: events.Event) -> None:
 def _subject(line: _Line, event: events.Event) -> str:
     """What the rate limit tells apart: another failure of the same method must not be hidden."""
     parts = [_plain(getattr(event, name)) for name in line.subject.split()]
-    if not line.every_s:
-        error: BaseException | None = getattr(event, "error", None)
+    error: BaseException | None = getattr(event, "error", None)
+    if not line.every_s or isinstance(error, InstanceIdConflict):
         failure = getattr(event, "code", None) if error is None else _kind_of(error)
         parts += [failure] if failure else []
     return " ".join(parts)
@@ -440,7 +440,11 @@ def _words(event: events.Event) -> dict[str, object]:
             words["origin"] = _ORIGINS.get(event.source, "")
             words["change"] = f"{event.added} added, {event.removed} removed"
             if not event.added and not event.removed:
-                words["change"] = "none added or removed, but their values or state changed"
+                words["change"] = (
+                    "none added or removed, but values or state changed"
+                    if event.instances
+                    else "the registry lists none"
+                )
         case events.InstancesRetained():
             words["number"] = _number_of_instances(event.instances)
         case events.ShutdownStep():

@@ -475,8 +475,9 @@ def test_changes_of_a_service_are_logged_with_numbers_and_source(caplog):
 
     assert changed(1, 1, 0, "live") == "shop.Orders has 1 instance: 1 added, 0 removed"
     assert changed(3, 0, 0, "live") == (
-        "shop.Orders has 3 instances: none added or removed, but their values or state changed"
+        "shop.Orders has 3 instances: none added or removed, but values or state changed"
     )
+    assert changed(0, 0, 0, "live") == "shop.Orders has 0 instances: the registry lists none"
     assert changed(3, 3, 0, "cache") == (
         "shop.Orders has 3 instances in the cache, as the registry has not answered yet: "
         "3 added, 0 removed"
@@ -499,6 +500,15 @@ def test_failures_of_a_registry_are_logged_once_a_minute_and_the_recovery_after_
         log_event(event)
     said = [(record.event, "more suppressed" in record.getMessage()) for record in caplog.records]
     assert said == [(failed, False), (elsewhere, False), (up, False)]
+
+
+def test_a_conflict_of_ids_is_logged_beside_other_failures_of_the_registry(caplog, monkeypatch):
+    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    conflict = events.RegistryFailed(REGISTRY, "renew", InstanceIdConflict("a"), delay_s=1.0)
+    failed = events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=1.0)
+    for event in (failed, conflict, failed, conflict):
+        log_event(event)
+    assert [record.event for record in caplog.records] == [failed, conflict]
 
 
 def test_skipped_records_are_logged_once_a_minute_for_each_service(caplog, monkeypatch):
