@@ -82,6 +82,13 @@ only, so that the idle load does not grow with the services."""
 JOIN_TIMEOUT_S: Final = 0.3
 """Seconds that `close` waits for the listener's thread, whose connection is cut."""
 
+FIRST_RETRY_S: Final = 0.1
+LONGEST_RETRY_S: Final = 5.0
+"""Until the listener connects anew, at most; twice as long after each failure."""
+
+_JITTER: Final = random.SystemRandom()
+"""Not the program's own generator, which tests may have seeded. Forked children differ."""
+
 CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
 
 FULL: Final = (
@@ -132,7 +139,7 @@ class RedisBackend(RegistryBackend):
             lost=lambda error: self._polling.report_contact_lost(f"{self.url}: {error}"),
         )
         self._owner = f"{secrets.token_hex(8)}:{self._lease_ms}"
-        self._published: dict[tuple[str, str], str] = {}  # epoch by key
+        self._published: dict[tuple[str, str], ServiceInstance] = {}
         self._renewed_ns = 0  # when the server was last known to have all of `_published`
         self._renewed_in = b""  # `began` of the server then
         self._began = b""  # of the server's data, as watches have seen it
@@ -150,21 +157,18 @@ class RedisBackend(RegistryBackend):
             began = self._run(self._register, self._owner, *pairs)
             if not self._published:
                 self._renewed_ns, self._renewed_in = now_ns, began
-            self._published.update((one.key, one.epoch) for one in batch)
+            self._published.update((one.key, one) for one in batch)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        for batch in _batches(instances):
-            for one in batch:
-                self._published.pop(one.key, None)
-            pairs = [part for one in batch for part in (_field(one), one.epoch)]
-            self._run(self._unregister, "", *pairs)
+        for one in instances:
+            self._published.pop(one.key, None)
+        self._remove(instances, owner="")
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         lost: dict[tuple[str, str], Lost] = {}
         now_ns, began = self._now(), self._renewed_in
         for batch in _batches(instances):
-            pairs = [part for one in batch for part in (_field(one), one.epoch)]
-            began, fields = self._run(self._renew, self._owner, *pairs)
+            began, fields = self._run(self._renew, self._owner, *_fields_and_epochs(batch))
             missing = {field.decode() for field in fields}
             reason = self._reason(began, now_ns)
             lost |= {one.key: reason for one in batch if _field(one) in missing}
@@ -172,7 +176,7 @@ class RedisBackend(RegistryBackend):
         return lost
 
     def lookup(self, service: str) -> View:
-        return self._read(service, None)
+        return self._load(service, None)[1]
 
     def services(self) -> Sequence[str]:
         self._run(self._check)  # removes what has ended
@@ -202,12 +206,13 @@ class RedisBackend(RegistryBackend):
         """Remove what is still published. Gives up at the first error."""
         try:
             with contextlib.suppress(RegistryError):
-                left = [("/".join(key), epoch) for key, epoch in self._published.items()]
-                for first in range(0, len(left), BATCH_SIZE):
-                    pairs = [part for pair in left[first : first + BATCH_SIZE] for part in pair]
-                    self._run(self._unregister, self._owner, *pairs)
+                self._remove(tuple(self._published.values()), self._owner)
         finally:
             released.set()
+
+    def _remove(self, instances: Sequence[ServiceInstance], owner: str) -> None:
+        for batch in _batches(instances):
+            self._run(self._unregister, owner, *_fields_and_epochs(batch))
 
     def _reason(self, began: bytes, now_ns: int) -> Lost:
         """Why instances are lost that were there at the last renewal."""
@@ -242,15 +247,26 @@ class RedisBackend(RegistryBackend):
         return False
 
     def _read(self, service: str, known: View | None) -> View:
-        """Read a service, or only what has changed in it since `known`."""
+        """Read a watched service."""
+        began, view = self._load(service, known)
+        self._compare(began)
+        return view
+
+    def _compare(self, began: bytes) -> None:
+        """Report to watchers if the server has lost its data since the last call."""
+        before, self._began = self._began, began
+        if before and before != began:
+            self._polling.report_contact_lost(f"{self.url}: the server has lost its data")
+
+    def _load(self, service: str, known: View | None) -> tuple[bytes, View]:
+        """Return `began` and all records of a service. Read only what has changed since `known`."""
         since: str | int = "" if known is None else known.revision
         began, version, size, is_update, ids, found = self._run(self._reader, service, since)
-        self._compare(began)
         names = (each.decode(errors="replace") for each in ids)
         records: dict[str, bytes | None] = dict(zip(names, found, strict=True))
         if known is None or not is_update:
             present = {name: data for name, data in records.items() if data is not None}
-            return View(present, int(version))
+            return began, View(present, int(version))
         changed = {name for name, data in records.items() if known.records.get(name) != data}
         merged = dict(known.records)
         for name in changed:
@@ -259,16 +275,9 @@ class RedisBackend(RegistryBackend):
             else:
                 merged[name] = data
         if len(merged) != size:  # another program has written without changing the version
-            return self._read(service, None)
-        if int(version) == known.revision:
-            return known
-        return View(merged, int(version), frozenset(changed))
-
-    def _compare(self, began: bytes) -> None:
-        """Report to watchers if the server has lost its data since the last call."""
-        before, self._began = self._began, began
-        if before and before != began:
-            self._polling.report_contact_lost(f"{self.url}: the server has lost its data")
+            return self._load(service, None)
+        is_same = int(version) == known.revision
+        return began, known if is_same else View(merged, int(version), frozenset(changed))
 
     def _run(self, script: Script, *args: str | bytes | int) -> Any:
         """Run a script and return its reply."""
@@ -372,11 +381,8 @@ def _field(instance: ServiceInstance) -> str:
     return f"{instance.service}/{instance.id}"
 
 
-FIRST_RETRY_S: Final = 0.1
-
-LAST_RETRY_S: Final = 5.0
-
-_JITTER: Final = random.SystemRandom()
+def _fields_and_epochs(instances: Iterable[ServiceInstance]) -> list[str]:
+    return [part for one in instances for part in (_field(one), one.epoch)]
 
 
 class ChangeListener:
@@ -451,7 +457,7 @@ class ChangeListener:
                     raise
                 self._lost(error)
             self._closed.wait(_JITTER.uniform(0, self._retry_s))
-            self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
+            self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S)
 
     def _listen(self, pubsub: PubSub) -> None:
         """Receive messages until closed. Raises TimeoutError if a ping is not answered."""

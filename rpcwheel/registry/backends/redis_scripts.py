@@ -172,10 +172,13 @@ local function is_owner(owner, entry)
   return entry and string.sub(entry, 1, #owner + 1) == owner .. ' '
 end
 
-local function arguments(first, step)
-  local found = {}
-  for at = first, #ARGV, step do found[#found + 1] = ARGV[at] end
-  return found
+local function pairs_after_owner()
+  local fields, values = {}, {}
+  for at = 4, #ARGV, 2 do
+    table.insert(fields, ARGV[at])
+    table.insert(values, ARGV[at + 1])
+  end
+  return fields, values
 end
 """
 """Begins each script. ARGV of all scripts: the prefix `{ns}:`, the lease in ms, then their own."""
@@ -183,7 +186,7 @@ end
 REGISTER: Final = (
     _HEAD
     + """
-local owner, fields, published = ARGV[3], arguments(4, 2), arguments(5, 2)
+local owner, fields, published = ARGV[3], pairs_after_owner()
 local found = call('HMGET', records, fields)
 local changed, are_listed = {}, true
 for at, field in ipairs(fields) do
@@ -210,7 +213,8 @@ At `maxmemory` it replaces records, and is refused if one of them is new.
 UNREGISTER: Final = (
     _HEAD
     + """
-local owner, fields, epochs, gone = ARGV[3], arguments(4, 2), arguments(5, 2), {}
+local owner, fields, epochs = ARGV[3], pairs_after_owner()
+local gone = {}
 for at, field in ipairs(fields) do
   local is_ours = owner == '' or is_owner(owner, redis.call('HGET', owners, field))
   if is_ours and epoch_of(redis.call('HGET', records, field)) == epochs[at] then
@@ -229,7 +233,7 @@ RENEW: Final = (
     + """
 sweep()
 write_at_maxmemory()
-local owner, fields, epochs = ARGV[3], arguments(4, 2), arguments(5, 2)
+local owner, fields, epochs = ARGV[3], pairs_after_owner()
 local found, entries = call('HMGET', records, fields), call('HMGET', owners, fields)
 local lost, renewed, changed = {}, {}, {}
 for at, field in ipairs(fields) do

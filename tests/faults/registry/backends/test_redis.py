@@ -1,4 +1,4 @@
-"""Redis while all is well with it: its keys, foreign records, logins and URLs."""
+"""The Redis backend without faults: keys, requests, foreign records, credentials and URLs."""
 
 import json
 import secrets
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from fixtures.engine_redis import RedisEngine
+from fixtures.engine_redis import RedisEngine, field_of
 from fixtures.engine_watchers import (
     LEASE,
     RecordingWatcher,
@@ -35,29 +35,22 @@ A, B = instance(1), instance(2)
 
 @pytest.fixture
 def namespace():
-    """One that no other test uses."""
+    """A namespace for one test."""
     return f"test-{secrets.token_hex(4)}"
 
 
 KINDS = ("records", "owners", "leases", "index", "versions", "began")
 
 
-def field(instance) -> str:
-    """Its name in the hashes and sorted sets of a namespace."""
-    return f"{instance.service}/{instance.id}"
-
-
 # Keys and records
 
 
-def test_an_instance_is_json_in_a_hash_with_the_end_of_its_lease_beside_it(
-    redis, opened, namespace
-):
+def test_a_record_is_json_in_a_hash_and_its_lease_end_is_in_a_sorted_set(redis, opened, namespace):
     opened(redis.url(namespace=namespace)).publish([A])
-    data = redis.ask("HGET", f"{{{namespace}}}:records", field(A))
+    data = redis.ask("HGET", f"{{{namespace}}}:records", field_of(A))
     assert json.loads(data)["host"] == "10.0.0.1"
     seconds, micros = redis.ask("TIME")
-    end_s = redis.ask("ZSCORE", f"{{{namespace}}}:leases", field(A)) / 1000
+    end_s = redis.ask("ZSCORE", f"{{{namespace}}}:leases", field_of(A)) / 1000
     assert 0 < end_s - (seconds + micros / 1e6) <= LEASE
 
 
@@ -75,19 +68,28 @@ def test_the_keys_of_an_abandoned_namespace_expire(redis, opened, namespace):
     assert all(30_000 < ms <= 60_000 for ms in left)
 
 
-def test_an_instance_whose_lease_has_ended_is_seen_to_go(redis, opened, namespace):
-    witness = RecordingWatcher()
+def test_an_instance_whose_lease_has_ended_is_removed(redis, opened, namespace):
+    watcher = RecordingWatcher()
     other = opened(redis.url(namespace=namespace), lease=1.0)
-    other.watch(A.service, witness)
+    other.watch(A.service, watcher)
     backend = opened(redis.url(namespace=namespace), lease=1.0)
-    assert publishes(backend, witness, A)
-    assert witness.sees()
+    assert publishes(backend, watcher, A)
+    assert watcher.sees()
     assert other.services() == []
 
 
-def test_foreign_records_are_shown_beside_the_good_ones_and_not_withdrawn(redis, opened, namespace):
-    backend, witness = opened(redis.url(namespace=namespace)), RecordingWatcher()
-    junk = f"{A.service}/junk", b"\xff\x00", f"{A.service}/list", "[1]", field(A), "7", "none", "x"
+def test_foreign_records_are_returned_and_not_withdrawn(redis, opened, namespace):
+    backend, watcher = opened(redis.url(namespace=namespace)), RecordingWatcher()
+    junk = (
+        f"{A.service}/junk",
+        b"\xff\x00",
+        f"{A.service}/list",
+        "[1]",
+        field_of(A),
+        "7",
+        "none",
+        "x",
+    )
     redis.ask("HSET", f"{{{namespace}}}:records", *junk)
     redis.ask("ZADD", f"{{{namespace}}}:leases", 1e15, f"{A.service}/nothing")
     assert backend.renew([A]) == {A.key: "missing"}
@@ -99,11 +101,11 @@ def test_foreign_records_are_shown_beside_the_good_ones_and_not_withdrawn(redis,
     }
     backend.withdraw([instance(id="junk"), instance(id="list")])
     assert set(backend.lookup(A.service).records) == {A.id, "junk", "list"}
-    backend.watch(A.service, witness)
-    assert witness.sees(A, "junk", "list")
+    backend.watch(A.service, watcher)
+    assert watcher.sees(A, "junk", "list")
 
 
-def test_foreign_records_without_an_end_are_deleted_after_a_lease(redis, opened, namespace):
+def test_foreign_records_without_a_lease_get_one(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace), lease=1.0)
     redis.ask("HSET", f"{{{namespace}}}:records", f"{A.service}/junk", b"\xff\x00")
 
@@ -114,7 +116,7 @@ def test_foreign_records_without_an_end_are_deleted_after_a_lease(redis, opened,
     assert wait_until(only_ours_is_left)
 
 
-def test_a_key_of_another_type_is_refused_in_clear_words(redis, opened, namespace):
+def test_a_key_of_another_type_raises_registry_refused(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace))
     for kind in (*KINDS, f"log:{A.service}"):
         backend.withdraw([A])
@@ -128,7 +130,7 @@ def test_a_key_of_another_type_is_refused_in_clear_words(redis, opened, namespac
     assert backend.renew([A]) == {}
 
 
-def test_a_watch_of_one_service_that_is_broken_does_not_hold_up_another(redis, opened, namespace):
+def test_a_service_that_cannot_be_read_does_not_delay_another(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace))
     good, bad = RecordingWatcher(), RecordingWatcher()
     redis.ask("SADD", f"{{{namespace}}}:log:shop.Stock", "x")
@@ -142,17 +144,17 @@ def test_a_watch_of_one_service_that_is_broken_does_not_hold_up_another(redis, o
     assert bad.sees()
 
 
-# What a request costs
+# The cost of requests
 
 
 def calls(redis, command: str) -> int:
-    """How often the server has run a command since `CONFIG RESETSTAT`, also in scripts."""
+    """Return how often the server has run a command since `CONFIG RESETSTAT`, also in scripts."""
     stats = redis.ask("INFO", "commandstats").get(f"cmdstat_{command}", {"calls": 0})
     return stats["calls"]
 
 
 def of_services(count: int):
-    """An instance of each of so many services."""
+    """Return one instance of each of `count` services."""
     return [A.changed(service=f"shop.Service{number}") for number in range(count)]
 
 
@@ -166,11 +168,11 @@ def test_all_instances_of_a_process_are_renewed_by_one_script(redis, opened, nam
 
 def test_services_that_do_not_change_are_not_read(redis, opened, namespace):
     backend, many = opened(redis.url(namespace=namespace), lease=0.6), of_services(20)
-    witnesses = [RecordingWatcher() for _ in many]
+    watchers = [RecordingWatcher() for _ in many]
     opened(redis.url(namespace=namespace)).publish(many)
-    for one, witness in zip(many, witnesses, strict=True):
-        backend.watch(one.service, witness)
-    assert all(witness.sees(A) for witness in witnesses)
+    for one, watcher in zip(many, watchers, strict=True):
+        backend.watch(one.service, watcher)
+    assert all(watcher.sees(A) for watcher in watchers)
 
     def only_checks_are_made():
         redis.ask("CONFIG", "RESETSTAT")
@@ -181,19 +183,19 @@ def test_services_that_do_not_change_are_not_read(redis, opened, namespace):
 
 
 def test_an_update_says_which_records_have_changed(redis, opened, namespace):
-    backend, witness = opened(redis.url(namespace=namespace)), RecordingWatcher()
+    backend, watcher = opened(redis.url(namespace=namespace)), RecordingWatcher()
     many = [instance(port) for port in range(1, 2101)]  # more than one call in a script takes
     backend.publish(many)
-    backend.watch(A.service, witness)
-    assert witness.sees(*many)
+    backend.watch(A.service, watcher)
+    assert watcher.sees(*many)
     heavy = A.changed(weight=7)
     backend.publish([heavy])
-    assert wait_until(lambda: witness.views[-1].records[A.id] == heavy.encoded())
-    assert witness.views[-1].changed == {A.id}
+    assert wait_until(lambda: watcher.views[-1].records[A.id] == heavy.encoded())
+    assert watcher.views[-1].changed == {A.id}
     backend.withdraw([B])
-    assert wait_until(lambda: B.id not in witness.views[-1].records)
-    assert witness.views[-1].changed == {B.id}
-    assert len(witness.views[-1].records) == len(many) - 1
+    assert wait_until(lambda: B.id not in watcher.views[-1].records)
+    assert watcher.views[-1].changed == {B.id}
+    assert len(watcher.views[-1].records) == len(many) - 1
 
 
 def test_a_service_is_read_in_full_if_the_log_of_its_changes_is_too_short(redis, opened, namespace):
@@ -219,7 +221,7 @@ def test_publishing_again_what_is_there_is_no_change(redis, opened, namespace):
 # Scripts, databases and owners
 
 
-def test_scripts_that_the_server_has_forgotten_are_sent_again(redis, opened, namespace):
+def test_scripts_are_loaded_again_after_script_flush(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace))
     backend.publish([A])
     redis.ask("SCRIPT", "FLUSH")
@@ -233,7 +235,7 @@ def test_another_database_is_another_registry(redis, opened, namespace):
     assert not opened(redis.url(namespace=namespace)).lookup(A.service).records
 
 
-def test_what_another_registry_of_this_process_has_taken_is_its_own(redis, opened, namespace):
+def test_an_instance_belongs_to_the_registry_that_published_it_last(redis, opened, namespace):
     first, second = (opened(redis.url(namespace=namespace)) for _ in "12")
     first.publish([A])
     second.publish([A])
@@ -243,12 +245,12 @@ def test_what_another_registry_of_this_process_has_taken_is_its_own(redis, opene
     assert second.lookup(A.service).records == {A.id: A.encoded()}
 
 
-# Who may, and where it is
+# Credentials, TLS and URLs
 
 
 @pytest.fixture(scope="module")
 def guarded():
-    """A server that lets only its users in."""
+    """A server that requires credentials."""
     if reason := RedisEngine.available():
         pytest.skip(reason)
     with RedisEngine("--requirepass", "sesame") as engine:
@@ -259,19 +261,19 @@ def guarded():
         yield engine
 
 
-def test_the_password_of_all_or_a_user_with_rights_is_let_in(guarded, opened):
-    witness = RecordingWatcher()
-    opened(guarded.url(user=":sesame")).watch(A.service, witness)
+def test_a_password_or_a_user_with_rights_is_accepted(guarded, opened):
+    watcher = RecordingWatcher()
+    opened(guarded.url(user=":sesame")).watch(A.service, watcher)
     backend = opened(guarded.url(user="ann:open up"))
     backend.publish([A])
     assert backend.services() == [A.service]
-    assert witness.sees(A)
-    assert not witness.after_doubt
+    assert watcher.sees(A)
+    assert not watcher.after_doubt
 
 
-def test_who_may_not_is_refused_in_clear_words(guarded, opened):
+def test_wrong_credentials_or_missing_rights_raise_registry_refused(guarded, opened):
     for user in ("", ":zebra", "ann:zebra", "bob:bob"):
-        backend, witness = opened(guarded.url(user=user)), RecordingWatcher()
+        backend, watcher = opened(guarded.url(user=user)), RecordingWatcher()
         asks = (
             partial(backend.publish, [A]),
             partial(backend.withdraw, [A]),
@@ -283,21 +285,21 @@ def test_who_may_not_is_refused_in_clear_words(guarded, opened):
             with pytest.raises(RegistryRefused, match="look at the user") as refused:
                 ask()
             assert "zebra" not in str(refused.value)
-        backend.watch(A.service, witness)
-        assert witness.doubts()
+        backend.watch(A.service, watcher)
+        assert watcher.doubts()
 
 
-def test_tls_shows_and_wants_certificates(opened, tls_files):
+def test_mutual_tls(opened, tls_files):
     if reason := RedisEngine.available():
         pytest.skip(reason)
     root, chain, key = map(str, tls_files)
     with RedisEngine(tls=tls_files) as engine:
-        witness = RecordingWatcher()
+        watcher = RecordingWatcher()
         url = engine.url(ca=root, cert=chain, key=key).replace("redis:", "rediss:")
         backend = opened(url)
-        backend.watch(A.service, witness)
+        backend.watch(A.service, watcher)
         backend.publish([A])
-        assert witness.sees(A)
+        assert watcher.sees(A)
         with pytest.raises(RegistryRefused, match="CERTIFICATE_VERIFY_FAILED"):
             opened(engine.url(tls="true")).lookup(A.service)
         with pytest.raises(RegistryUnavailable):
@@ -305,19 +307,19 @@ def test_tls_shows_and_wants_certificates(opened, tls_files):
         backend.close()
 
 
-def test_where_nobody_listens_the_error_says_so_at_once(opened):
+def test_a_refused_connection_raises_registry_unavailable_at_once(opened):
     with pytest.raises(RegistryUnavailable, match="refused"):
         opened(f"redis://127.0.0.1:{free_port()}", timeout=WAIT_S).publish([A])
 
 
-def test_who_is_no_redis_is_unavailable(opened):
+def test_a_server_that_does_not_answer_raises_registry_unavailable(opened):
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and says nothing
         backend = opened(f"redis://127.0.0.1:{server.getsockname()[1]}", timeout=0.3)
         with pytest.raises(RegistryUnavailable):
             backend.lookup(A.service)
 
 
-def test_a_url_that_makes_no_sense_is_refused_at_once():
+def test_an_invalid_url_raises_configuration_error():
     refused_urls = {
         "redis://": "must name one host",
         "redis://10.0.0.1,10.0.0.2": "must name one host",
@@ -331,10 +333,10 @@ def test_a_url_that_makes_no_sense_is_refused_at_once():
             open_backend(url, Settings(2.0, 1.0))
 
 
-# Its life
+# Closing
 
 
-def test_a_backend_that_was_closed_says_so(redis, opened, namespace):
+def test_a_closed_backend_raises_registry_closed(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace))
     backend.close()
     for ask in (
@@ -345,7 +347,7 @@ def test_a_backend_that_was_closed_says_so(redis, opened, namespace):
             ask()
 
 
-def test_what_is_closed_under_the_hands_of_a_request_is_told_as_closed(redis, opened, namespace):
+def test_closing_during_a_request_raises_registry_closed(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace))
 
     def ask():

@@ -1,11 +1,11 @@
-"""Redis, broken as servers, networks and operators break it."""
+"""The Redis backend with faults of the server and the network, and changes by operators."""
 
 import time
 
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from fixtures.engine_redis import RedisEngine
+from fixtures.engine_redis import RedisEngine, field_of
 from fixtures.engine_watchers import (
     RecordingWatcher,
     closes,
@@ -25,14 +25,9 @@ A, B = instance(1), instance(2)
 RECORDS, LEASES = "{rpcwheel}:records", "{rpcwheel}:leases"
 
 
-def field(instance) -> str:
-    """Its name in the hashes and sorted sets of a namespace."""
-    return f"{instance.service}/{instance.id}"
-
-
 @pytest.fixture
 def full(redis):
-    """Makes the server refuse whatever needs memory; not any more afterwards."""
+    """A function that brings the server to `maxmemory`. Undone after the test."""
 
     def fill() -> None:
         redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
@@ -45,79 +40,79 @@ def full(redis):
 
 
 def lease_left_s(redis, instance) -> float:
-    """Until the lease of an instance ends, by the server's clock."""
+    """Return the seconds until the lease of an instance ends, by the server's clock."""
     seconds, micros = redis.ask("TIME")
-    return redis.ask("ZSCORE", LEASES, field(instance)) / 1000 - seconds - micros / 1e6
+    return redis.ask("ZSCORE", LEASES, field_of(instance)) / 1000 - seconds - micros / 1e6
 
 
 @pytest.fixture(autouse=True)
 def clean(redis):
-    """Nothing is left of the test before."""
+    """Deletes all keys after each test."""
     yield
     redis.flush()
 
 
 def listens(redis):
-    """Whether a backend does, to what is published; waits for it."""
+    """Whether one client is subscribed to the channel of changes; waits for it."""
     return wait_until(lambda: redis.ask("PUBSUB", "NUMSUB", "{rpcwheel}:changes")[1] == 1)
 
 
 @pytest.fixture
 def watched(redis, opened):
-    """A backend that has published two instances, and who watches them elsewhere."""
-    backend, other, witness = opened(redis.url()), opened(redis.url(), lease=2), RecordingWatcher()
-    other.watch(A.service, witness)
+    """A backend that has published two instances, and a watcher of another backend."""
+    backend, other, watcher = opened(redis.url()), opened(redis.url(), lease=2), RecordingWatcher()
+    other.watch(A.service, watcher)
     backend.publish([A, B])
-    assert witness.sees(A, B)
-    return backend, witness
+    assert watcher.sees(A, B)
+    return backend, watcher
 
 
-def test_after_a_crash_what_was_kept_on_disk_is_there(redis, watched):
-    backend, witness = watched
+def test_instances_survive_a_restart_with_data(redis, watched):
+    backend, watcher = watched
     redis.restart()
     assert in_the_end(lambda: backend.renew([A, B])) == {}
-    assert witness.doubts()
-    assert witness.sees(A, B)
+    assert watcher.doubts()
+    assert watcher.sees(A, B)
 
 
-def test_after_a_wipe_all_is_told_to_be_lost_and_can_be_published_again(redis, watched):
-    backend, witness = watched
+def test_a_restart_without_data_is_reported_as_wiped(redis, watched):
+    backend, watcher = watched
     redis.wipe()
     assert in_the_end(lambda: backend.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
     backend.publish([A, B])
     assert backend.renew([A, B]) == {}
-    assert witness.doubts()
-    assert witness.sees(A, B)
+    assert watcher.doubts()
+    assert watcher.sees(A, B)
 
 
-def test_a_flush_that_breaks_no_connection_is_a_loss_of_memory_too(redis, watched):
-    backend, witness = watched
+def test_flushall_is_reported_as_wiped(redis, watched):
+    backend, watcher = watched
     redis.flush()
-    assert witness.sees()
-    assert witness.doubts("lost its data")
+    assert watcher.sees()
+    assert watcher.doubts("lost its data")
     assert set(backend.renew([A, B]).values()) == {"wiped"}
     backend.publish([A, B])
     assert backend.renew([A, B]) == {}
-    assert witness.sees(A, B)
+    assert watcher.sees(A, B)
 
 
-def test_a_server_that_stood_still_for_longer_than_the_lease_has_ended_it(redis, opened):
-    backend, witness = opened(redis.url(), lease=1.0, timeout=0.3), RecordingWatcher()
-    backend.watch(A.service, witness)
-    assert publishes(backend, witness, A)
+def test_a_server_frozen_for_longer_than_the_lease_ends_it(redis, opened):
+    backend, watcher = opened(redis.url(), lease=1.0, timeout=0.3), RecordingWatcher()
+    backend.watch(A.service, watcher)
+    assert publishes(backend, watcher, A)
     redis.freeze()
     try:
         with pytest.raises(RegistryUnavailable, match="Timeout"):
             backend.renew([A])
-        assert witness.doubts()
+        assert watcher.doubts()
         time.sleep(1.0)
     finally:
         redis.thaw()
     assert in_the_end(lambda: backend.renew([A])) == {A.key: "lease"}
-    assert publishes(backend, witness, A)
+    assert publishes(backend, watcher, A)
 
 
-def test_a_request_without_an_answer_is_not_repeated_by_redis_py(redis, opened):
+def test_redis_py_does_not_repeat_a_request_without_a_reply(redis, opened):
     proxy = redis.proxy()
     backend = opened(redis.url(port=proxy.port), timeout=0.2)
     in_the_end(lambda: backend.publish([A]))
@@ -128,138 +123,138 @@ def test_a_request_without_an_answer_is_not_repeated_by_redis_py(redis, opened):
     assert proxy.accepted <= before + 1  # its own retries connect anew each time
 
 
-def test_a_connection_that_is_cut_costs_nothing(redis, opened):
-    proxy, witness = redis.proxy(), RecordingWatcher()
+def test_a_reset_connection_loses_no_instance(redis, opened):
+    proxy, watcher = redis.proxy(), RecordingWatcher()
     backend = opened(redis.url(port=proxy.port))
-    backend.watch(A.service, witness)
+    backend.watch(A.service, watcher)
     assert listens(redis)
     backend.publish([A])
-    assert witness.sees(A)
+    assert watcher.sees(A)
     proxy.reset()
-    assert witness.doubts()
+    assert watcher.doubts()
     assert in_the_end(lambda: backend.renew([A])) == {}
-    assert witness.sees(A)
+    assert watcher.sees(A)
     in_the_end(lambda: backend.publish([B]))
-    assert witness.sees(A, B)
+    assert watcher.sees(A, B)
 
 
-def test_a_black_hole_for_longer_than_the_lease_costs_it_and_no_more(redis, opened):
-    proxy, witness = redis.proxy(), RecordingWatcher()
+def test_a_partition_for_longer_than_the_lease_ends_it(redis, opened):
+    proxy, watcher = redis.proxy(), RecordingWatcher()
     backend, beside = (
         opened(redis.url(port=proxy.port), lease=1.0, timeout=0.3),
         opened(redis.url()),
     )
-    backend.watch(A.service, witness)
-    assert publishes(backend, witness, A)
+    backend.watch(A.service, watcher)
+    assert publishes(backend, watcher, A)
     proxy.blackhole(new=True)
     with pytest.raises(RegistryUnavailable):
         backend.renew([A])
-    assert witness.doubts()
+    assert watcher.doubts()
     assert wait_until(lambda: not beside.lookup(A.service).records)
     proxy.heal()
     assert in_the_end(lambda: backend.renew([A])) == {A.key: "lease"}
-    assert publishes(backend, witness, A)
+    assert publishes(backend, watcher, A)
 
 
-def test_what_an_operator_deletes_is_missing(redis, watched):
-    backend, witness = watched
-    redis.ask("HDEL", RECORDS, field(A))
-    assert witness.sees(B)
+def test_records_deleted_by_hand_are_reported_as_missing(redis, watched):
+    backend, watcher = watched
+    redis.ask("HDEL", RECORDS, field_of(A))
+    assert watcher.sees(B)
     assert backend.renew([A, B]) == {A.key: "missing"}
     redis.ask("DEL", RECORDS, LEASES)
-    assert witness.sees()
+    assert watcher.sees()
     assert set(backend.renew([A, B]).values()) == {"missing"}
     backend.publish([A, B])
     assert backend.renew([A, B]) == {}
-    assert witness.sees(A, B)
+    assert watcher.sees(A, B)
 
 
-def test_what_is_written_over_ours_is_missing(redis, watched):
+def test_records_overwritten_by_hand_are_reported_as_missing(redis, watched):
     backend, _ = watched
-    redis.ask("HSET", RECORDS, field(A), A.changed(epoch="another").encoded())
-    redis.ask("HSET", RECORDS, field(B), "broken")
+    redis.ask("HSET", RECORDS, field_of(A), A.changed(epoch="another").encoded())
+    redis.ask("HSET", RECORDS, field_of(B), "broken")
     assert set(backend.renew([A, B]).values()) == {"missing"}
 
 
 def test_records_added_by_hand_are_seen_at_the_next_check(redis, opened):
-    backend, witness = opened(redis.url(), lease=3.0), RecordingWatcher()
-    backend.watch(A.service, witness)
-    assert witness.sees()
-    redis.ask("HSET", RECORDS, field(A), A.encoded())
-    assert witness.sees(A)
-    assert not witness.after_doubt
+    backend, watcher = opened(redis.url(), lease=3.0), RecordingWatcher()
+    backend.watch(A.service, watcher)
+    assert watcher.sees()
+    redis.ask("HSET", RECORDS, field_of(A), A.encoded())
+    assert watcher.sees(A)
+    assert not watcher.after_doubt
 
 
 def test_the_deletion_of_all_keys_of_records_by_hand_is_seen_at_the_next_check(redis, watched):
-    backend, witness = watched
+    backend, watcher = watched
     redis.ask("DEL", RECORDS, LEASES, "{rpcwheel}:index")
-    assert witness.sees()
+    assert watcher.sees()
     assert set(backend.renew([A, B]).values()) == {"missing"}
-    assert not witness.after_doubt
+    assert not watcher.after_doubt
 
 
 def test_a_record_changed_by_hand_is_seen_after_the_next_renewal(redis, watched):
-    backend, witness = watched
+    backend, watcher = watched
     heavy = A.changed(weight=7)
-    redis.ask("HSET", RECORDS, field(A), heavy.encoded())
+    redis.ask("HSET", RECORDS, field_of(A), heavy.encoded())
     assert backend.renew([A, B]) == {}
-    assert wait_until(lambda: witness.views[-1].records[A.id] == heavy.encoded())
-    assert witness.views[-1].changed == {A.id}
+    assert wait_until(lambda: watcher.views[-1].records[A.id] == heavy.encoded())
+    assert watcher.views[-1].changed == {A.id}
 
 
 def test_changes_are_seen_without_messages(redis, opened):
-    backend, witness = opened(redis.url(), lease=3.0), RecordingWatcher()
-    backend.watch(A.service, witness)
+    backend, watcher = opened(redis.url(), lease=3.0), RecordingWatcher()
+    backend.watch(A.service, watcher)
     backend._listener.close(WAIT_S)
     other = opened(redis.url())
     other.publish([A, B])
-    assert witness.sees(A, B)
+    assert watcher.sees(A, B)
     other.withdraw([A])
-    assert witness.sees(B)
+    assert watcher.sees(B)
 
 
-def test_a_listener_that_was_cut_off_listens_again(redis, opened):
-    backend, witness = opened(redis.url(), lease=6 * WAIT_S), RecordingWatcher()
-    backend.watch(A.service, witness)
-    assert witness.sees()
+def test_the_listener_connects_again_after_its_connection_was_killed(redis, opened):
+    backend, watcher = opened(redis.url(), lease=6 * WAIT_S), RecordingWatcher()
+    backend.watch(A.service, watcher)
+    assert watcher.sees()
     assert listens(redis)
     redis.ask("CLIENT", "KILL", "TYPE", "pubsub")
-    assert witness.doubts()
+    assert watcher.doubts()
     assert listens(redis)
     opened(redis.url()).publish([A])
-    assert witness.sees(A)  # before the next look, after a third of the lease
+    assert watcher.sees(A)  # before the next look, after a third of the lease
 
 
-def test_a_listener_in_a_black_hole_gives_its_connection_up(redis, opened):
-    proxy, witness = redis.proxy(), RecordingWatcher()
+def test_the_listener_gives_up_a_silent_connection(redis, opened):
+    proxy, watcher = redis.proxy(), RecordingWatcher()
     backend = opened(redis.url(port=proxy.port), lease=0.6, timeout=1.0)
-    backend.watch(A.service, witness)
+    backend.watch(A.service, watcher)
     assert listens(redis)
     before = proxy.accepted
     proxy.blackhole()  # the connections that are there, and no new ones
     assert wait_until(lambda: proxy.accepted >= before + 2)
-    assert witness.doubts()
-    assert witness.sees()
+    assert watcher.doubts()
+    assert watcher.sees()
 
 
-def test_a_watch_begins_while_the_server_is_down_and_sees_it_come(redis, opened):
-    backend, witness = opened(redis.url(), lease=2), RecordingWatcher()
+def test_a_watch_that_starts_before_the_server_gets_a_view_when_it_starts(redis, opened):
+    backend, watcher = opened(redis.url(), lease=2), RecordingWatcher()
     redis.stop()
-    backend.watch(A.service, witness)
+    backend.watch(A.service, watcher)
     with pytest.raises(RegistryUnavailable, match="refused"):
         backend.publish([A])
-    assert witness.doubts()
+    assert watcher.doubts()
     redis.start()
-    assert publishes(backend, witness, A)
-    assert witness.after_doubt == witness.news
+    assert publishes(backend, watcher, A)
+    assert watcher.after_doubt == watcher.news
 
 
 @pytest.mark.parametrize("fault", ["kill9", "freeze"])
 def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, redis, opened):
-    backend, witness = opened(redis.url(), timeout=4 * WAIT_S), RecordingWatcher()
-    backend.watch(A.service, witness)
+    backend, watcher = opened(redis.url(), timeout=4 * WAIT_S), RecordingWatcher()
+    backend.watch(A.service, watcher)
     backend.publish([A])
-    assert witness.sees(A)
+    assert watcher.sees(A)
     getattr(redis, fault)()
     try:
         assert closes(backend)
@@ -267,13 +262,13 @@ def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, redis, o
         redis.start() if fault == "kill9" else redis.thaw()
 
 
-# A server that is full
+# A server at maxmemory
 
 
 def test_a_full_server_renews_leases(redis, opened, full):
     backend = opened(redis.url())
     backend.publish([A, B])
-    redis.ask("ZADD", LEASES, int(redis.ask("ZSCORE", LEASES, field(A))) - 20_000, field(A))
+    redis.ask("ZADD", LEASES, int(redis.ask("ZSCORE", LEASES, field_of(A))) - 20_000, field_of(A))
     assert lease_left_s(redis, A) <= 10
     full()
     assert backend.renew([A, B]) == {}
@@ -310,39 +305,41 @@ def test_a_full_server_withdraws_instances_and_removes_those_whose_lease_has_end
     backend.publish([A, B, instance(3)])
     full()
     backend.withdraw([A])
-    redis.ask("ZREM", LEASES, field(B))
-    redis.ask("HDEL", RECORDS, field(B))
-    write = f"redis.call('HDEL', 'x', ''); redis.call('ZADD', '{LEASES}', 1, '{field(B)}')"
+    redis.ask("ZREM", LEASES, field_of(B))
+    redis.ask("HDEL", RECORDS, field_of(B))
+    write = f"redis.call('HDEL', 'x', ''); redis.call('ZADD', '{LEASES}', 1, '{field_of(B)}')"
     redis.ask("EVAL", write, 0)
     assert set(backend.lookup(A.service).records) == {instance(3).id}
 
 
-def test_a_server_that_refuses_renewals_does_not_remove_what_was_not_renewed(redis, opened):
-    backend, witness = opened(redis.url()), RecordingWatcher()
+def test_a_server_that_refuses_renewals_removes_no_ended_lease(redis, opened):
+    backend, watcher = opened(redis.url()), RecordingWatcher()
     other = opened(redis.url(), lease=1.0)
     backend.publish([A, B])
-    other.watch(A.service, witness)
-    assert witness.sees(A, B)
-    redis.ask("ZADD", LEASES, "1", field(A))  # its lease has ended
+    other.watch(A.service, watcher)
+    assert watcher.sees(A, B)
+    redis.ask("ZADD", LEASES, "1", field_of(A))  # its lease has ended
     redis.ask("ACL", "SETUSER", "default", "-zadd")
     try:
         for ask in (lambda: backend.renew([A, B]), lambda: backend.lookup(A.service)):
             with pytest.raises(RegistryRefused):
                 ask()
-        assert witness.doubts()
-        assert redis.ask("HEXISTS", RECORDS, field(A))
+        assert watcher.doubts()
+        assert redis.ask("HEXISTS", RECORDS, field_of(A))
     finally:
         redis.ask("ACL", "SETUSER", "default", "+zadd")
-    assert witness.sees(B)
+    assert watcher.sees(B)
 
 
-# A clock that is set back
+# A clock that was set back
 
 
 def set_clock_back(redis, *instances) -> None:
-    """Let the leases of these end an hour later, as if the clock were an hour behind since."""
+    """Move the ends of leases by an hour, as if the clock had been set back by that since."""
     for one in instances:
-        redis.ask("ZADD", LEASES, redis.ask("ZSCORE", LEASES, field(one)) + 3_600_000, field(one))
+        redis.ask(
+            "ZADD", LEASES, redis.ask("ZSCORE", LEASES, field_of(one)) + 3_600_000, field_of(one)
+        )
 
 
 def test_a_dead_instance_is_removed_after_a_lease_although_the_clock_was_set_back(redis, opened):
@@ -353,7 +350,7 @@ def test_a_dead_instance_is_removed_after_a_lease_although_the_clock_was_set_bac
     assert other.services() == []
 
 
-def test_a_lease_that_is_longer_than_that_of_the_client_is_not_cut(redis, opened):
+def test_a_longer_lease_of_another_process_is_not_shortened(redis, opened):
     backend, other = opened(redis.url(), lease=600), opened(redis.url(), lease=1.0)
     backend.publish([A, B])
     set_clock_back(redis, B)
@@ -365,14 +362,14 @@ def test_a_lease_that_is_longer_than_that_of_the_client_is_not_cut(redis, opened
 # A node of a cluster
 
 
-def test_a_node_of_a_cluster_says_that_clusters_are_not_supported(opened):
+def test_a_cluster_node_is_reported_as_not_supported(opened):
     if reason := RedisEngine.available():
         pytest.skip(reason)
     said = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
     with RedisEngine("--cluster-enabled", "yes") as one, RedisEngine(*one.flags) as two:
-        backend, witness = opened(one.url()), RecordingWatcher()
-        backend.watch(A.service, witness)
-        assert witness.doubts(said)
+        backend, watcher = opened(one.url()), RecordingWatcher()
+        backend.watch(A.service, watcher)
+        assert watcher.doubts(said)
         with pytest.raises(RegistryUnavailable, match=said):
             backend.publish([A])  # no node holds the keys yet
         slot = one.ask("CLUSTER", "KEYSLOT", RECORDS)

@@ -1,4 +1,4 @@
-"""Redis with Sentinel behind a fixed address, which leads to the present primary."""
+"""Failover by Redis Sentinel, with a fixed address that leads to the present primary."""
 
 import contextlib
 
@@ -14,18 +14,18 @@ __all__ = ["opened"]
 A, B = instance(1), instance(2)
 POLICY = RegistryPolicy(lease_ttl=3.0, timeout=1.0, jitter=0.5, snapshot=False)
 FAILOVER_TIMEOUT_S = 3 * WAIT_S
-"""Sentinel does nothing for 30 s after the machine stood still for 2 s."""
+"""After the machine stood still for 2 s, Sentinel does nothing for 30 s (TILT)."""
 
 
 class Failover:
-    """A primary, its replica, Sentinel, and a load balancer that follows Sentinel when told to."""
+    """A primary, its replica, Sentinel, and a proxy in the place of a load balancer."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.primary = stack.enter_context(RedisEngine("--repl-diskless-sync-delay", "0"))
         self.address = self.primary.proxy()
-        """For clients."""
+        """The fixed address for clients."""
         self.link = self.primary.proxy()
-        """By which the replica and Sentinel reach the primary."""
+        """The address by which the replica and Sentinel reach the first primary."""
         link = "--replicaof", self.link.host, str(self.link.port)
         self.replica = stack.enter_context(RedisEngine(*link))
         assert wait_until(self._is_replicated)
@@ -37,7 +37,7 @@ class Failover:
         return self.replica.ask("INFO", "replication")["master_link_status"] == "up"
 
     def wait(self) -> None:
-        """Wait until Sentinel has made the replica the primary; then clients are led to it."""
+        """Wait until Sentinel has promoted the replica, and lead the address to it."""
         target = f"{self.replica.host}:{self.replica.port}"
         assert wait_until(lambda: self.sentinel.primary == target, FAILOVER_TIMEOUT_S)
         self.address.to(target)
@@ -46,7 +46,7 @@ class Failover:
 
 @pytest.fixture
 def failover():
-    """All of them, running."""
+    """A running `Failover`."""
     if reason := RedisEngine.available():
         pytest.skip(reason)
     with contextlib.ExitStack() as stack:
@@ -55,7 +55,7 @@ def failover():
 
 @pytest.fixture
 def registries(failover):
-    """Two, both by the fixed address: for publishing and for watching."""
+    """Two registries at the fixed address: one publishes, the other one watches."""
     with (
         open_registry(failover.url, policy=POLICY) as registry,
         open_registry(failover.url, policy=POLICY) as other,
@@ -64,7 +64,7 @@ def registries(failover):
 
 
 def shows(known, *instances) -> bool:
-    """Whether a subscription has these from the engine; waits for it."""
+    """Whether a subscription has exactly these live instances; waits for it."""
 
     def shown() -> bool:
         snapshot = known.snapshot
@@ -78,7 +78,7 @@ def shows(known, *instances) -> bool:
 
 
 def holds(backend, *instances) -> bool:
-    """Whether the engine has these; waits for it."""
+    """Whether a lookup finds exactly these instances; waits for it."""
     ids = {one.id for one in instances}
     return wait_until(lambda: in_the_end(lambda: backend.lookup(A.service)).records.keys() == ids)
 
@@ -114,11 +114,11 @@ def test_a_client_leaves_a_primary_that_has_become_a_replica(opened):
     if reason := RedisEngine.available():
         pytest.skip(reason)
     with RedisEngine() as old, RedisEngine() as new:
-        address, witness = old.proxy(), RecordingWatcher()
+        address, watcher = old.proxy(), RecordingWatcher()
         backend = opened(old.url(port=address.port), lease=9.0)
-        backend.watch(A.service, witness)
-        assert publishes(backend, witness, A)
+        backend.watch(A.service, watcher)
+        assert publishes(backend, watcher, A)
         address.to(f"{new.host}:{new.port}")  # the connections to the old one stay open
         old.ask("REPLICAOF", new.host, str(new.port))
-        assert publishes(backend, witness, A, B)
+        assert publishes(backend, watcher, A, B)
         assert opened(new.url()).lookup(A.service).records.keys() == {A.id, B.id}
