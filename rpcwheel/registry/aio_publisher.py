@@ -36,7 +36,7 @@ from .registry import checked_wait
 from .signals import SIGNAL_HANDLERS, signal_handled_by_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from rpcwheel.durations import Duration
 
@@ -93,7 +93,7 @@ class _LoopServer:
         return ()
 
     def call(self, function: Callable[..., Any], *args: object) -> Any:
-        called = self._submit(function, *args)
+        called = self._submit(self._call(function, *args))
         while not wait([called], LOOP_CHECK_S).done:
             if self.is_gone:
                 raise ServerGone
@@ -107,7 +107,7 @@ class _LoopServer:
         # cancels the calls, and the other frees the server meanwhile). `stop(None)` does not yield.
         grace = min(grace_s, LONGEST_TIMEOUT_S) if grace_s > 0 else None
         stopped = threading.Event()
-        stopping = self._submit(self._server.stop, grace)
+        stopping = self._submit(self._stop(grace))
 
         def end(stopping: Future[Any]) -> None:
             error = None if stopping.cancelled() else stopping.exception()
@@ -119,19 +119,19 @@ class _LoopServer:
         stopping.add_done_callback(end)
         return stopped
 
-    def _submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
-        if self._loop is None or self.is_gone:
-            raise ServerGone
-        calling = self._call(function, *args)
-        try:
-            return asyncio.run_coroutine_threadsafe(calling, self._loop)
-        except RuntimeError:  # it was closed at this moment
-            calling.close()
-            raise ServerGone from None
+    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise ServerGone
+
+    async def _stop(self, grace: float | None) -> None:
+        self._check_loop()
+        await self._server.stop(grace)
 
     async def _call(self, function: Callable[..., Any], *args: object) -> Any:
-        if self._is_abandoned:
-            raise ServerGone
+        self._check_loop()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for mypy
         self._tasks.add(task)
@@ -140,6 +140,11 @@ class _LoopServer:
             return await result if inspect.isawaitable(result) else result
         finally:
             self._tasks.discard(task)
+
+    def _check_loop(self) -> None:
+        """Raise `ServerGone` if the loop ends; on the loop, where that can't change meanwhile."""
+        if self._is_abandoned:
+            raise ServerGone
 
 
 class Publisher(PublisherBase[Registry]):
