@@ -103,33 +103,22 @@ class EtcdBackend(RegistryBackend):
         """Renew the lease, and check that the records have it."""
         self._check_open()
         self._keep_alive()
+        leases = self._read_leases(instances)
         if self._abandoned:
-            self._revoke_abandoned(instances)
+            moved = [each for each in instances if leases.get(each.key) in self._abandoned]
+            self.publish(moved)
+            leases.update((each.key, self._lease) for each in moved)
+            for lease in list(self._abandoned):
+                self._revoke(lease, self.settings.timeout_s)
+                self._abandoned.discard(lease)
         lost: dict[tuple[str, str], Lost] = {}
-        for batch in _batches(instances):
-            for instance in self._missing([each for each, _ in batch]):
-                put = self._puts.get(instance.key)
-                had_former_lease = put is not None and put.lease != self._lease
-                lost[instance.key] = self._why_lost if had_former_lease else "missing"
+        for each in instances:
+            put = self._puts.get(each.key)
+            if put is not None and put.lease != self._lease:
+                lost[each.key] = self._why_lost
+            elif put is None or put.epoch != each.epoch or leases.get(each.key) != put.lease:
+                lost[each.key] = "missing"
         return lost
-
-    def _revoke_abandoned(self, instances: Iterable[ServiceInstance]) -> None:
-        """Move the records with an abandoned lease to the current one, then revoke the former."""
-        made = self._messages
-        for batch in _batches(instances):
-            ranges = (made.RangeRequest(key=self._key(each), keys_only=True) for each, _ in batch)
-            response = self._transact(success=[made.RequestOp(range=one) for one in ranges])
-            leases = [[kv.lease for kv in each.range.kvs] for each in response.responses]
-            moved = [
-                one
-                for one, found in zip(batch, leases, strict=True)
-                if not self._abandoned.isdisjoint(found)
-            ]
-            if moved:
-                self._put(moved)
-        for lease in list(self._abandoned):
-            self._revoke(lease, self.settings.timeout_s)
-            self._abandoned.discard(lease)
 
     def lookup(self, service: str) -> View:
         """Read the service. Linearizable: includes all that was acknowledged to any client."""
@@ -268,29 +257,25 @@ class EtcdBackend(RegistryBackend):
     def _lose_lease(self, why: Lost) -> None:
         self._lease, self._why_lost = 0, why
 
-    def _missing(self, instances: Sequence[ServiceInstance]) -> list[ServiceInstance]:
-        """Return those whose key does not have the lease, or that were put with another epoch."""
-        ours = [each for each in instances if self._was_put(each)]
-        missing = [each for each in instances if not self._was_put(each)]
-        if not ours:
-            return missing
-        made = self._messages
-        same = [
-            made.Compare(result=EQUAL, target=LEASE, key=self._key(each), lease=self._lease)
-            for each in ours
-        ]
-        ranges = (made.RangeRequest(key=self._key(each), keys_only=True) for each in ours)
-        reads = [made.RequestOp(range=request) for request in ranges]
-        response = self._transact(compare=same, failure=reads)
-        if response.succeeded:
-            return missing
-        for each, read in zip(ours, response.responses, strict=True):
-            if not any(found.lease == self._lease for found in read.range.kvs):
-                missing.append(each)
-        return missing
+    def _read_leases(self, instances: Iterable[ServiceInstance]) -> dict[tuple[str, str], int]:
+        """Return the leases of the records that are there.
 
-    def _was_put(self, instance: ServiceInstance) -> bool:
-        return self._lease != 0 and self._puts.get(instance.key) == (self._lease, instance.epoch)
+        Reads nothing if all have the current lease. A read without values has no leases: etcd 3.7
+        leaves them out.
+        """
+        made = self._messages
+        leases: dict[tuple[str, str], int] = {}
+        for batch in _batches(instances):
+            keys = [self._key(each) for each, _ in batch]
+            same = [
+                made.Compare(result=EQUAL, target=LEASE, key=key, lease=self._lease) for key in keys
+            ]
+            reads = [made.RequestOp(range=made.RangeRequest(key=key)) for key in keys]
+            response = self._transact(compare=same, failure=reads)
+            leases.update((each.key, self._lease) for each, _ in batch if response.succeeded)
+            for (each, _), read in zip(batch, response.responses, strict=False):
+                leases.update((each.key, kv.lease) for kv in read.range.kvs)
+        return leases
 
     def _delete(self, instances: Iterable[ServiceInstance]) -> None:
         """Read the epochs, and delete what has not changed since; else read again."""

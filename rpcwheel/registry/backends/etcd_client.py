@@ -180,8 +180,9 @@ class EtcdClient:
             method: Such as "KV/Range".
             request: Its message.
             timeout_s: For all members together; None for the client's.
-            once: Send the request to one member only. For requests that do harm if they are applied
-                after a later request, which happens if they wait in the sockets of a frozen member.
+            once: Send the request to one member only, with half of the time if there are others.
+                For requests that do harm if they are applied after a later request, which happens
+                if they wait in the sockets of a frozen member.
 
         Raises:
             RegistryUnavailable: No connection, no answer in time, or etcd can't do it now.
@@ -189,7 +190,7 @@ class EtcdClient:
             RegistryClosed: `close()` was called.
         """
         end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        members = 1 if once else len(self._targets)
+        members = len(self._targets)
         while True:
             left_s = end_s - time.monotonic()
             try:
@@ -199,7 +200,7 @@ class EtcdClient:
                     raise RegistryUnavailable(str(error)) from error.__cause__
             except (RegistryUnavailable, _TlsRefused) as error:
                 members -= 1
-                if not members:
+                if not members or once:
                     tls = isinstance(error, _TlsRefused)
                     public = RegistryRefused if tls else RegistryUnavailable
                     raise public(str(error)) from error.__cause__

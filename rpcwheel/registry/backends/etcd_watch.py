@@ -149,33 +149,29 @@ class EtcdWatches:
 
     def _perform(self, actions: list[Action]) -> list[Action]:
         """Perform the actions that do not block; returns the others, for the watch thread."""
+        made = self._messages
         others: list[Action] = []
         for action in actions:
             match action:
                 case OpenStream():
                     self._must_open = True
                     self._changed.notify_all()
-                case CreateWatch() | CancelWatch() | SendProbe():
-                    self._requests.put(self._request(action))
+                case CreateWatch(number, prefix):
+                    create = made.WatchCreateRequest(
+                        key=prefix, range_end=range_end(prefix), watch_id=number
+                    )
+                    self._requests.put(made.WatchRequest(create=create))
+                case CancelWatch(number):
+                    cancel = made.WatchCancelRequest(watch_id=number)
+                    self._requests.put(made.WatchRequest(cancel=cancel))
+                case SendProbe():
+                    self._requests.put(made.WatchRequest(progress=made.WatchProgressRequest()))
                 case EndStream(unresponsive):
                     self._end_stream(unresponsive=unresponsive)
                 case Read() | NotifyView() | NotifyContactLost():
                     others.append(action)
         self._set_timer()
         return others
-
-    def _request(self, action: CreateWatch | CancelWatch | SendProbe) -> object:
-        made = self._messages
-        match action:
-            case CreateWatch(number, prefix):
-                create = made.WatchCreateRequest(
-                    key=prefix, range_end=range_end(prefix), watch_id=number
-                )
-                return made.WatchRequest(create=create)
-            case CancelWatch(number):
-                return made.WatchRequest(cancel=made.WatchCancelRequest(watch_id=number))
-            case SendProbe():
-                return made.WatchRequest(progress=made.WatchProgressRequest())
 
     def _end_stream(self, *, unresponsive: bool = False) -> None:
         """End the stream; also leave its connection if that is `unresponsive`."""

@@ -1,4 +1,4 @@
-"""The messages of etcd, made without generated code."""
+"""The messages of etcd, made at run time."""
 
 import pytest
 from google.protobuf import descriptor_pool
@@ -22,13 +22,13 @@ WIRE = [
 ]
 
 
-def test_on_the_wire_a_message_has_the_numbers_of_etcd():
+def test_messages_have_the_field_numbers_of_etcd():
     for message, wire in WIRE:
         assert message.SerializeToString() == wire
         assert type(message).FromString(wire) == message
 
 
-def test_nothing_stands_in_the_pool_that_all_share():
+def test_messages_are_not_in_the_default_descriptor_pool():
     assert messages() is messages()
     for name in ("rpcwheel/etcd.proto", "rpc.proto", "kv.proto"):
         with pytest.raises(KeyError):
