@@ -16,7 +16,7 @@ INSTALLED := .venv/installed-$(call checksum,$(CC) $(CFLAGS) $(LDFLAGS))
 # What is compiled, and what decides how. (All else is live: the install is editable.)
 BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
 
-.PHONY: help demo test test-all test-rest test-pure lint format types walls bench clean
+.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types walls bench clean
 .DELETE_ON_ERROR:
 
 help:                      ## this list
@@ -32,6 +32,10 @@ test-all: test test-rest test-pure  ## every test; starts the registry engines t
 
 test-rest: .venv/test      ## faults, interop and legacy tests
 	$(BIN)/python -m pytest $(ARGS) tests/faults tests/interop tests/legacy
+
+test-etcd: .venv/test      ## the tests of etcd with a newer one, which it builds; takes go
+	RPCWHEEL_ETCD="$$(.ci/build_etcd)" && export RPCWHEEL_ETCD && \
+		$(BIN)/python -m pytest $(ARGS) -k etcd tests/faults/registry tests/faults/cli
 
 test-pure: .venv/test      ## the timer tests with the pure Python form of the timer
 	RPCWHEEL_PURE=1 RPCWHEEL_EXPECT=pure $(BIN)/python -m pytest $(ARGS) \
