@@ -281,6 +281,27 @@ def test_a_target_that_names_its_scheme_has_the_authority_and_tls_name_of_host_a
             server.stop(None).wait()
 
 
+def test_over_tls_a_list_of_addresses_matches_no_certificate():
+    """So the etcd client of rpcwheel connects to one member at a time."""
+    certificates = made()
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        port = server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
+        server.start()
+        codes = []
+        for target in (f"ipv4:127.0.0.1:{port}", f"ipv4:127.0.0.1:{port},127.0.0.1:{port}"):
+            credentials = certificates.channel_credentials()
+            with (
+                grpc.secure_channel(target, credentials, options=IMPATIENT) as channel,
+                pytest.raises(grpc.RpcError) as failed,
+            ):
+                channel.unary_unary(METHOD)(b"", timeout=WAIT_S)
+            codes.append(failed.value.code())
+        assert codes == [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE]
+        assert "Hostname Verification Check failed" in failed.value.details()
+        server.stop(None).wait()
+
+
 def test_a_channel_of_grpc_has_no_get_state():
     """So `state_below` of rpcwheel/_grpc/connectivity.py reads the state of gRPC's core."""
     with grpc.insecure_channel("127.0.0.1:1") as channel:
