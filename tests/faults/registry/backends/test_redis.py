@@ -1,6 +1,7 @@
 """The Redis backend without faults: keys, requests, foreign records, credentials and URLs."""
 
 import json
+import random
 import secrets
 import socket
 from functools import partial
@@ -209,6 +210,38 @@ def test_a_service_is_read_in_full_if_the_log_of_its_changes_is_too_short(redis,
     view = backend._read(A.service, known)
     assert view.changed is None
     assert view.records == backend.lookup(A.service).records
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_updates_after_random_changes_are_equal_to_full_reads(redis, opened, namespace, seed):
+    chance, prefix = random.Random(seed), f"{{{namespace}}}:"
+    backends = [opened(redis.url(namespace=namespace)) for _ in range(2)]
+    reader = opened(redis.url(namespace=namespace))
+    known, updates = reader.lookup(A.service), 0
+
+    def some():
+        ports = chance.sample(range(1, 30), chance.randrange(1, 6))
+        return [instance(port, weight=chance.randrange(100)) for port in ports]
+
+    changes = {
+        8: lambda: chance.choice(backends).publish(some()),
+        4: lambda: chance.choice(backends).withdraw(some()),
+        3: lambda: chance.choice(backends).publish([A.changed(service="shop.Stock")]),
+        2: lambda: redis.ask("HDEL", f"{prefix}records", *map(field_of, some())),
+        1: lambda: redis.ask("DEL", f"{prefix}log:{A.service}"),
+    }
+    for _ in range(200):
+        chance.choices(list(changes.values()), list(changes))[0]()
+        if chance.random() < 0.5:
+            continue
+        view, all_of_it = reader._load(A.service, known)[1], reader.lookup(A.service)
+        assert (view.records, view.revision) == (all_of_it.records, all_of_it.revision)
+        if view is not known and view.changed is not None:
+            updates += 1
+            before, after = known.records.items(), view.records.items()
+            assert view.changed == {key for key, _ in before ^ after}
+        known = view
+    assert updates > 10  # the log was long enough for these
 
 
 def test_publishing_again_what_is_there_is_no_change(redis, opened, namespace):
