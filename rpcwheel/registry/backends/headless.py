@@ -63,7 +63,7 @@ class _NoAddresses(Exception):
 
 
 class HeadlessBackend(RegistryBackend):
-    """The backend `headless://`; see above. Any thread, also at once."""
+    """The backend `headless://`. Thread-safe."""
 
     schemes: ClassVar = ("headless",)
     read_only: ClassVar = True
