@@ -11,8 +11,8 @@ Keys of the namespace `ns`. All contain `{ns}`, so that they are in one slot. A 
 * `{ns}:versions` HASH: service to the number of its changes; the field "" counts all of them.
 * `{ns}:log:<service>` LIST: ids of the last changes, one for each number. It may be lost at any
   time: then the service is read in full.
-* `{ns}:began` STRING: when the server's data began: when the first instance was published.
-  If it differs, the server has lost its data.
+* `{ns}:began` STRING: when the first instance was published since the database was empty. Another
+  value than before means that the server has lost its data.
 
 `{ns}:changes` is a channel; each change publishes the service's name there.
 
