@@ -1,7 +1,7 @@
-"""A registry for coroutines: awaits the registry of `face.py`, and calls listeners on the loop.
+"""The registry for coroutines: awaits the blocking one, and calls listeners on the event loop.
 
-Requests begin where they are made, and go on if who awaits them is canceled or the loop is closed.
-Any number of loops may share a registry.
+A request goes on if the task that awaits it is canceled, or the loop is closed. Any number of loops
+may share a registry.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Registration:
 
     @property
     def instance(self) -> ServiceInstance:
-        """What is wanted to be published, or was last."""
+        """What is to be published, or was last."""
         return self._blocking.instance
 
     @property
     def state(self) -> str:
-        """As in the sync twin."""
+        """The state, as in `rpcwheel.Registration`."""
         return self._blocking.state
 
     @property
     def error(self) -> BaseException | None:
-        """Why it could not be done when it was tried last; None if it could."""
+        """Why the last request for it failed; None: it succeeded."""
         return self._blocking.error
 
     def update(
@@ -74,15 +74,15 @@ class Registration:
         metadata: dict[str, str] | None = None,
         **others: object,
     ) -> None:
-        """Publish it with other values, as in the sync twin. Waits for nothing."""
+        """Publish it with other values, as `rpcwheel.Registration.update`. Does not wait."""
         self._blocking.update(weight=weight, status=status, metadata=metadata, **others)
 
-    async def wait_published(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
-        """Wait until the registry has it, as in the sync twin."""
+    async def wait_published(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as in sync
+        """Wait until the registry has it, as `rpcwheel.Registration.wait_published`."""
         return await self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
 
     async def unregister(self, wait: Duration | None = None) -> None:
-        """End its publication; as `Registry.unregister`."""
+        """Withdraw it; as `Registry.unregister`."""
         await self._owner.unregister(self, wait=wait)
 
     def __repr__(self) -> str:
@@ -101,8 +101,8 @@ class Registration:
 class Subscription:
     """Follows a service until it is closed. An async context manager that closes.
 
-    `async for snapshot in subscription` gives what is known, then each change, until it is closed;
-    of several changes since the last look only the latest.
+    `async for snapshot in subscription` gives the known snapshot, then each change, of several at a
+    time only the latest, until it is closed.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class Subscription:
         """What is known now; None: nothing yet."""
         return self._blocking.snapshot
 
-    async def wait(self, timeout: Duration | None = None) -> Snapshot:  # noqa: ASYNC109 - as the twin
-        """Wait until something is known, as in the sync twin."""
+    async def wait(self, timeout: Duration | None = None) -> Snapshot:  # noqa: ASYNC109 - as in sync
+        """Wait until something is known, as `rpcwheel.Subscription.wait`."""
         wait_s = checked_wait(timeout, "timeout")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(loop_timeout(wait_s)):
@@ -150,9 +150,9 @@ class Subscription:
                 yield seen
 
     def close(self) -> None:
-        """End it; no call of the listener begins after this, and one that awaits is canceled.
+        """End it. No call of the listener begins after this, and a running one is canceled.
 
-        Idempotent; waits for nothing; any thread.
+        Idempotent; does not wait; any thread.
         """
         self._closed = True
         self._blocking.close()
@@ -196,7 +196,7 @@ class Subscription:
         snapshot: Snapshot,
         task: asyncio.Future[object],
     ) -> None:
-        """Call the listener once more if there is something newer."""
+        """Call the listener again if there is a newer snapshot."""
         self._task = None
         if task.cancelled() and (self._closed or _was_asked_to_end(task)):
             return
@@ -221,12 +221,12 @@ class Subscription:
 
 
 def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
-    """Whether a task was canceled itself, and not something that it awaited."""
+    """Whether the task itself was canceled, and not something that it awaited."""
     return isinstance(task, asyncio.Task) and task.cancelling() > 0
 
 
 class Registry:
-    """What `rpcwheel.Registry` is, with coroutines where that waits.
+    """As `rpcwheel.Registry`, with coroutines where that blocks.
 
     An async context manager that closes.
     """
@@ -251,7 +251,7 @@ class Registry:
 
     @property
     def up(self) -> bool:
-        """Whether the engine has answered when it was last asked; False before that."""
+        """Whether the registry answered the last request; False before the first."""
         return self._blocking.up
 
     @property
@@ -267,7 +267,7 @@ class Registry:
     async def register(
         self, instance: ServiceInstance, *, wait: Duration | None = None
     ) -> Registration:
-        """Have an instance published, and kept so, as in the sync twin."""
+        """Keep an instance published, as `rpcwheel.Registry.register`."""
         blocking, wait_s = self._blocking._set_desired(instance, wait)
         registration = Registration(self, blocking)
         if wait_s is not None and not await registration.wait_published(wait_s):
@@ -277,7 +277,7 @@ class Registry:
     async def unregister(
         self, what: ServiceInstance | Registration, *, wait: Duration | None = None
     ) -> None:
-        """End the publication of an instance, as in the sync twin."""
+        """Withdraw an instance, as `rpcwheel.Registry.unregister`."""
         given = what._blocking if isinstance(what, Registration) else what
         blocking, wait_s = self._blocking._remove(given, wait)
         if wait_s is not None and not await Registration(self, blocking)._reaches(
@@ -294,12 +294,12 @@ class Registry:
             service: Its name.
             listener: A function or a coroutine function, called as `listener(snapshot)` on the
                 loop, first with what is known, then at each change; one call at a time, only the
-                latest. What it raises is an event (`CallbackFailed`), and harms nothing.
+                latest. What it raises is an event (`CallbackFailed`), and has no other effect.
 
         Raises:
             RegistryClosed: After `close()`.
             RuntimeError: No loop runs here.
-            TypeError, ConfigurationError: The name is none; the listener can't be called.
+            TypeError, ConfigurationError: The name is not valid; the listener can't be called.
         """
         self._blocking._check_service(service, listener)
         subscription = Subscription(self, service, listener)
@@ -311,7 +311,7 @@ class Registry:
         subscription.close()
 
     async def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
-        """The instances of a service, now; as in the sync twin."""
+        """Return the present instances of a service, as `rpcwheel.Registry.lookup`."""
         known, wait_s = self._blocking._known(service, wait)
         if known is not None:
             return known
@@ -322,12 +322,12 @@ class Registry:
             return await on_worker(partial(self._session.last_answer, service, error))
 
     async def services(self) -> list[str]:
-        """The names of all services in the registry, in order; asks the engine."""
+        """Return the names of all services in the registry, in order; asks the registry."""
         names = await self._answer(self._session.services(), self._blocking._timeout_s)
         return list(names)
 
-    async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as the twin
-        """Withdraw what was published, and end; as in the sync twin.
+    async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as in sync
+        """Withdraw everything, and end, as `rpcwheel.Registry.close`.
 
         If this is canceled, the registry is closed without it.
         """
@@ -361,5 +361,5 @@ class Registry:
 def open_registry(
     url: str | RegistryBackend, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
 ) -> Registry:
-    """Open the registry of a URL, as in the sync twin; contacts nobody yet."""
+    """Open the registry of a URL, as `rpcwheel.open_registry`; contacts nothing yet."""
     return Registry(url, policy=policy, timer=timer)

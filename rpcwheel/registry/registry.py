@@ -443,17 +443,17 @@ class Registry:
 def open_registry(
     url: str | RegistryBackend, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
 ) -> Registry:
-    """Open the registry of a URL; contacts nobody yet.
+    """Open the registry of a URL; contacts nothing yet.
 
     Args:
         url: `memory://name`, `sqlite:///path`, `etcd://host:port`, `zookeeper://...`,
-            `redis://...`, `headless://host:port` (for reading), or of a backend of one's own; see
+            `redis://...`, `headless://host:port` (for reading), or that of a backend of yours; see
             `rpcwheel.registry.url`. Or a backend, such as a `FlakyBackend` in tests.
         policy: Lease, timeout, retries. None: the defaults of `RegistryPolicy`.
         timer: Any rpcwheel timer; None takes `shared_timer()` when one is first needed.
 
     Raises:
-        ConfigurationError: The URL makes no sense; the message says what does.
+        ConfigurationError: The URL is not valid; the message says what is.
         ExtraMissing: A package that the engine needs is not installed; it says which.
         TypeError: An argument is of a wrong type.
     """

@@ -41,8 +41,8 @@ R = TypeVar("R")
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
 
-class Shared(Generic[R]):
-    """Open registries, by what they were opened with. Thread-safe."""
+class SharedRegistries(Generic[R]):
+    """Registries opened for channels, by what they were opened with. Thread-safe."""
 
     def __init__(self) -> None:
         self.forget()
@@ -50,7 +50,7 @@ class Shared(Generic[R]):
             os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """Forget all, in a forked child: the sessions are the parent's."""
+        """Forget all in a forked child: the sessions are the parent's."""
         self._lock = threading.RLock()  # finalizers release registries
         self._open: dict[Hashable, tuple[R, int]] = {}  # with the number of users
 
@@ -70,7 +70,7 @@ class Shared(Generic[R]):
         with self._lock:
             known, users = self._open.get(key, (None, 0))
             if known is not registry:
-                return False  # of the parent of a fork
+                return False  # it belongs to the parent of a fork
             self._open[key] = registry, users - 1
             if users == 1:
                 del self._open[key]
@@ -81,8 +81,8 @@ class Shared(Generic[R]):
             return len(self._open)
 
 
-SESSIONS: Final[Shared[Registry]] = Shared()
-"""Of this process, for channels."""
+SESSIONS: Final[SharedRegistries[Registry]] = SharedRegistries()
+"""Those of this process."""
 
 
 def check_registry(registry: object, registry_class: type[Any], name: str) -> None:
@@ -92,7 +92,7 @@ def check_registry(registry: object, registry_class: type[Any], name: str) -> No
 
 
 class Resolution(NamedTuple):
-    """Which instances a channel by name has."""
+    """Which instances a channel by name uses."""
 
     target: Target
     registry: Registry | None
@@ -118,13 +118,13 @@ def resolution_of(
     timer: Timer | None = None,
     **settings: Any,
 ) -> tuple[Resolution, dict[str, Any]]:
-    """Take apart the arguments of a channel by name; see `rpcwheel.insecure_channel`.
+    """Check and split the arguments of a channel by name; see `rpcwheel.insecure_channel`.
 
     Returns:
-        Which instances the channel has, and the settings of the `BalancedChannel`.
+        Which instances the channel uses, and the settings of the `BalancedChannel`.
 
     Raises:
-        TypeError, ConfigurationError: An argument makes no sense.
+        TypeError, ConfigurationError: An argument is not valid.
     """
     check_policy(registry_policy)
     named = Target.of(
@@ -164,7 +164,7 @@ class Resolver:
             registry = SESSIONS.acquire(self._key, make)
         self._registry = registry
         self._lock = threading.RLock()
-        self._alarm = OneShotTimer(timer, self._wait_is_over, _ignore)
+        self._alarm = OneShotTimer(timer, self._wait_is_over, _ignore_refusal)
         self._subscription: Subscription | None = None
         self._closed = False
         self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
@@ -202,7 +202,7 @@ class Resolver:
             channel.update(self._target.select(snapshot))
 
     def _look_up(self, *, wait: bool = True) -> None:
-        """Find out whether the registry answers, and report to calls why not. Runs on a worker.
+        """Find out whether the registry answers; if not, report to calls why. Runs on a worker.
 
         Args:
             wait: Whether calls wait, and the registry is asked again, if it is unavailable.
@@ -228,5 +228,5 @@ class Resolver:
         EXECUTOR.submit(self, partial(self._look_up, wait=False))
 
 
-def _ignore(_: TimerError) -> None:
+def _ignore_refusal(_: TimerError) -> None:
     """Without a timer, waiting calls get the reason only when their own wait is over."""

@@ -9,11 +9,11 @@ from fixtures.waiting import aio_wait_until, wait_until
 from rpcwheel import aio
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.resolved_channel import insecure_channel
-from rpcwheel.registry.resolver import SESSIONS, Shared
+from rpcwheel.registry.resolver import SESSIONS, SharedRegistries
 
 
 def test_a_registry_is_made_once_and_is_to_be_closed_by_the_last():
-    shared = Shared()
+    shared = SharedRegistries()
     one = shared.acquire("a", object)
     assert shared.acquire("a", object) is one
     assert shared.acquire("b", object) is not one
@@ -25,7 +25,7 @@ def test_a_registry_is_made_once_and_is_to_be_closed_by_the_last():
 
 
 def test_of_what_could_not_be_made_nothing_is_kept():
-    shared = Shared()
+    shared = SharedRegistries()
     with pytest.raises(ZeroDivisionError):
         shared.acquire("a", lambda: 1 / 0)
     assert len(shared) == 0
@@ -33,7 +33,7 @@ def test_of_what_could_not_be_made_nothing_is_kept():
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_shares_nothing_with_its_parent():
-    shared = Shared()
+    shared = SharedRegistries()
     one = shared.acquire("a", object)
     child = os.fork()
     if not child:
