@@ -27,6 +27,7 @@ __all__ = [
     "differences",
     "explicit_target",
     "grpc_target",
+    "record_epoch",
 ]
 
 LARGEST_PORT: Final = 65535
@@ -227,6 +228,16 @@ class Snapshot:
     """The ids of those that the registry has lost, and that are kept until that is sure."""
     age_s: float = 0.0
     """Since the registry was last heard to agree; of a file, since it was written."""
+
+
+def record_epoch(data: bytes) -> str | None:
+    """Return the epoch of an encoded instance; None if the data are no record."""
+    try:
+        record = json.loads(data)
+    except ValueError:
+        return None
+    epoch = record.get("epoch", "") if isinstance(record, dict) else None
+    return epoch if isinstance(epoch, str) else None
 
 
 Instances = tuple[ServiceInstance, ...]

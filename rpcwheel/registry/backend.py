@@ -63,14 +63,14 @@ class View:
 class Watcher(Protocol):
     """Receives the views of a service. Thread-safe; its methods never block and never raise."""
 
-    def saw(self, view: View) -> None:
-        """Take the present view. Called at first, after each change, and after `suspect`."""
+    def on_view(self, view: View) -> None:
+        """Take the present view: at first, after each change, and after `on_contact_lost`."""
 
-    def suspect(self, reason: str) -> None:
+    def on_contact_lost(self, reason: str) -> None:
         """Learn that contact, or the engine's data, was lost.
 
         The last view may be out of date, and the next one may lack instances that are about to be
-        published again. The backend calls `saw` as soon as it has a view, even an equal one.
+        published again. The backend calls `on_view` as soon as it has a view, even an equal one.
         """
 
 

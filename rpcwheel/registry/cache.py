@@ -221,7 +221,7 @@ class ServiceCache:
         self._live = True
         return [*events, *self._show(grown=bool(self._stale.keys() - stale_before))]
 
-    def suspect(self, reason: str, now_ns: int) -> list[Event]:
+    def contact_lost(self, reason: str, now_ns: int) -> list[Event]:
         """Note that the registry has lost contact, or its data."""
         events = self.step(now_ns)
         if self._suspect_ns is None:

@@ -163,7 +163,7 @@ class LookupQueue:
             view = self._backend.lookup(service)
         except BaseException as error:
             if known is not None:
-                self._report(known.cache.suspect(str(error), self._now_ns()))
+                self._report(known.cache.contact_lost(str(error), self._now_ns()))
             raise
         now_ns = self._now_ns()
         is_old = known is not None and now_ns - known.at_ns > self._rules.stale_timeout_ns

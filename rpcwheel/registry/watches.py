@@ -212,13 +212,13 @@ class ServiceWatch:
             self._changed.wait_for(lambda: self._shown is not None or self._closed, timeout_s)
         return self.snapshot
 
-    def saw(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         """Take a view of the registry. Never blocks; any thread."""
         self._add(_Pending(view.records, view.changed))
         if self._on_view is not None:
             self._on_view()
 
-    def suspect(self, reason: str) -> None:
+    def on_contact_lost(self, reason: str) -> None:
         """Note that the registry has lost contact or its data. Never blocks; any thread."""
         self._add(reason)
         if self._on_contact_lost is not None:
@@ -292,7 +292,7 @@ class ServiceWatch:
             pending, self._pending = self._pending, []
         for one in pending:
             if isinstance(one, str):
-                self._apply(partial(self._cache.suspect, one))
+                self._apply(partial(self._cache.contact_lost, one))
             else:
                 update = partial(
                     self._cache.update, one.records,

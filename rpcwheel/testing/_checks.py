@@ -480,13 +480,13 @@ class _ClosingWatcher:
     calls = 0
     has_closed = False
 
-    def saw(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         self.calls += 1
         if view.records and self.watch is not None:
             self.watch.close()
             self.has_closed = True
 
-    def suspect(self, reason: str) -> None:
+    def on_contact_lost(self, reason: str) -> None:
         """Nothing to do."""
 
 

@@ -209,8 +209,8 @@ class RecordingWatcher:
         self._inside = threading.Lock()
         self._revision = 0
 
-    def saw(self, view: View) -> None:
-        """As `Watcher.saw`."""
+    def on_view(self, view: View) -> None:
+        """As `Watcher.on_view`."""
         if not self._inside.acquire(blocking=False):
             self.was_concurrent = True
             return
@@ -220,8 +220,8 @@ class RecordingWatcher:
         time.sleep(0.0005)  # time for a concurrent call
         self._inside.release()
 
-    def suspect(self, reason: str) -> None:
-        """As `Watcher.suspect`."""
+    def on_contact_lost(self, reason: str) -> None:
+        """As `Watcher.on_contact_lost`."""
         self.suspicions.append(reason)
 
     def has_seen(self, *wanted: ServiceInstance) -> bool:

@@ -58,7 +58,7 @@ class FlakyBackend(RegistryBackend):
     # Commands
 
     def down(self, reason: str = "the engine is down") -> None:
-        """Let each request fail at once with `RegistryUnavailable`, and call `suspect`."""
+        """Let each request fail at once with `RegistryUnavailable`, and call `on_contact_lost`."""
         self._become("down", reason)
 
     def refuse(self, reason: str = "the engine refuses") -> None:
@@ -83,8 +83,8 @@ class FlakyBackend(RegistryBackend):
     def forget(self) -> None:
         """Remove all records from the engine, also those of others.
 
-        `renew` reports "wiped" for each of them until it is published again. Watchers get `suspect`
-        and then an empty view.
+        `renew` reports "wiped" for each of them until it is published again. Watchers get
+        `on_contact_lost` and then an empty view.
         """
         with self._changed:
             watches, cut = tuple(self._watches), self._state in CUT
@@ -202,21 +202,21 @@ class _Watch:
         self._suspected = False  # since it was cut
         self._seen: View | None = None
 
-    def saw(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         with self._lock:
             self._seen = view
             if not self._cut:
                 self.notifier.add(view)
         self.notifier.start()
 
-    def suspect(self, reason: str) -> None:
+    def on_contact_lost(self, reason: str) -> None:
         with self._lock:
             if not self._cut:
                 self.notifier.add(reason)
         self.notifier.start()
 
     def cut(self, reason: str | None) -> None:
-        """Pass nothing on. With a reason, call `suspect` first."""
+        """Pass nothing on. With a reason, call `on_contact_lost` first."""
         with self._lock:
             self._cut = True
             if reason is not None:

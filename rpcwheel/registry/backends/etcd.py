@@ -19,13 +19,13 @@ again for each connection) and `server_name` (the name in the certificate, if it
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from rpcwheel.errors import RegistryError, RegistryUnavailable
+from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 
 from .etcd_client import EQUAL, LEASE, MOD_REVISION, EtcdClient, LeaseUnknown, messages
@@ -289,7 +289,7 @@ class EtcdBackend(RegistryBackend):
                     kv.key: kv.mod_revision
                     for each, read in zip(left, response.responses, strict=True)
                     for kv in read.range.kvs
-                    if epoch_of(kv.value) == each.epoch
+                    if record_epoch(kv.value) == each.epoch
                 }
                 left = [each for each in left if self._key(each) in found]
                 if not left or self._delete_unchanged(found):
@@ -305,16 +305,6 @@ class EtcdBackend(RegistryBackend):
         requests = (made.DeleteRangeRequest(key=key) for key in found)
         deletes = [made.RequestOp(delete_range=request) for request in requests]
         return bool(self._transact(compare=same, success=deletes).succeeded)
-
-
-def epoch_of(data: bytes) -> str | None:
-    """Return the epoch of a record; None if the data are no record."""
-    try:
-        record = json.loads(data)
-    except ValueError:
-        return None
-    epoch = record.get("epoch", "") if isinstance(record, dict) else None
-    return epoch if isinstance(epoch, str) else None
 
 
 def _batches(instances: Iterable[ServiceInstance]) -> Iterator[list[_Encoded]]:

@@ -69,11 +69,11 @@ class WatchNotifier:
         name = repr(self._watcher)
         if reason is not None and not self.closed:
             self._previous = None
-            run_callback("registry", self._watcher.suspect, reason, name=name)
+            run_callback("registry", self._watcher.on_contact_lost, reason, name=name)
         view = view and _relative(view, self._previous)
         if view is not None and not self.closed:
             self._previous = view
-            run_callback("registry", self._watcher.saw, view, name=name)
+            run_callback("registry", self._watcher.on_view, view, name=name)
 
 
 def _merged(first: View | None, second: View) -> View:

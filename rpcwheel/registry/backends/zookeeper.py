@@ -19,7 +19,6 @@ For ZooKeeper 3.4 and later. A server may raise the lease to two of its ticks, o
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -37,6 +36,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
 from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
+from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 
 from .polling import PollingWatcher
@@ -126,7 +126,7 @@ class ZookeeperBackend(RegistryBackend):
         versions = {
             path: stat.version
             for path, (data, stat) in found.items()
-            if _epoch_of(data) == epochs[path]
+            if record_epoch(data) == epochs[path]
         }
         requests = [client.delete_async(path, version) for path, version in versions.items()]
         results = self._results(versions, requests, end_ns)
@@ -158,7 +158,7 @@ class ZookeeperBackend(RegistryBackend):
         for path, one in unverified.items():
             data, stat = found.get(path, (b"", None))
             owner = stat and stat.ephemeralOwner
-            if owner != _session_id(client) or _epoch_of(data) != one.epoch:
+            if owner != _session_id(client) or record_epoch(data) != one.epoch:
                 self._verified.pop(path, None)
                 lost[one.key] = self._why_lost(client, path)
         return lost
@@ -369,16 +369,6 @@ def _session_id(client: KazooClient) -> int:
     """The id of the client's session, or 0, which no session has."""
     session = client.client_id
     return int(session[0]) if session else 0
-
-
-def _epoch_of(data: bytes) -> str | None:
-    """The epoch in a record; None if this is not a record."""
-    try:
-        record = json.loads(data)
-    except ValueError:
-        return None
-    epoch = record.get("epoch") if isinstance(record, dict) else None
-    return epoch if isinstance(epoch, str) else None
 
 
 SAFE: Final = ":@[]-_.~+=,;!$&'()*"

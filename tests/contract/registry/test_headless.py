@@ -97,10 +97,10 @@ class Watcher:
     def __init__(self) -> None:
         self.news = []
 
-    def saw(self, view) -> None:
+    def on_view(self, view) -> None:
         self.news.append([ServiceInstance.decoded(one) for one in view.records.values()])
 
-    def suspect(self, reason) -> None:
+    def on_contact_lost(self, reason) -> None:
         self.news.append(reason)
 
 

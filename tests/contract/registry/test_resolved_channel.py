@@ -206,9 +206,9 @@ def test_a_refusal_fails_calls_at_once_and_is_over_when_the_registry_allows_it(s
     class Nobody:
         """A watcher that heeds nothing."""
 
-        def saw(self, view): ...
+        def on_view(self, view): ...
 
-        def suspect(self, reason): ...
+        def on_contact_lost(self, reason): ...
 
     class Locked(FlakyBackend):
         """As engines do, it lets nobody watch who is refused."""
@@ -219,7 +219,7 @@ def test_a_refusal_fails_calls_at_once_and_is_over_when_the_registry_allows_it(s
 
         def unlock(self):
             self.up()
-            self.watcher.saw(self.inner.lookup(SERVICE))
+            self.watcher.on_view(self.inner.lookup(SERVICE))
 
     serve("a")
     locked = Locked(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))

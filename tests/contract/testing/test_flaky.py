@@ -23,10 +23,10 @@ class Told:
     def __init__(self):
         self.news = []
 
-    def saw(self, view):
+    def on_view(self, view):
         self.news.append(sorted(view.records))
 
-    def suspect(self, reason):
+    def on_contact_lost(self, reason):
         self.news.append(reason)
 
 

@@ -48,7 +48,7 @@ def kinds(events):
 def test_a_listener_that_is_asked_to_look_again_is_not_told_the_same(directory, listener):
     listening, row = directory.add_listener(listener), SerialExecutor()
     for word in ("a", "ab"):
-        directory.saw(view(word))
+        directory.on_view(view(word))
         assert wait_until(lambda word=word: listener.keys[-1:] == [word])
         listening.notify(row)
         assert wait_until(lambda: not row._running)
@@ -66,9 +66,9 @@ def test_a_listener_is_called_by_one_thread_at_a_time(directory):
     directory.add_listener(one_at_a_time)
     for turn in range(100):
         word = "ab" if turn % 2 else "abc"
-        directory.saw(view(word))
+        directory.on_view(view(word))
         assert shows(directory, word)
-    directory.saw(view("abcd"))
+    directory.on_view(view("abcd"))
     assert wait_until(lambda: told and told[-1] == directory.snapshot.revision == 101)
     assert told == sorted(set(told))
 
@@ -82,7 +82,7 @@ def test_a_thousand_listeners_that_hang_take_no_thousand_threads(directory):
 
     for _ in range(1000):
         directory.add_listener(listener)
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     assert shows(directory, "a")
     assert wait_until(lambda: not directory._updates._running)
     assert threading.active_count() - before <= 24
@@ -101,7 +101,7 @@ def test_close_wakes_who_waits_for_ever(directory):
 
 def test_more_seconds_than_the_system_can_count_are_for_ever(directory):
     with waiting(directory, 1e300) as got:
-        directory.saw(view("a"))
+        directory.on_view(view("a"))
     assert [keys(snapshot) for snapshot in got] == ["a"]
 
 
@@ -120,10 +120,10 @@ def waiting(directory, seconds):
 
 
 def test_a_snapshot_that_is_asked_for_has_its_age_of_now(directory, timer):
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     assert directory.wait(WAIT_S).age_s == 0.0
     timer.advance(5)
-    directory.suspect("the connection was lost")
+    directory.on_contact_lost("the connection was lost")
     assert wait_until(lambda: directory._shown.since_ns is not None)
     timer.advance(7)
     assert (directory.snapshot.age_s, directory.snapshot.revision) == (7.0, 1)
@@ -133,13 +133,13 @@ def test_a_snapshot_that_is_asked_for_has_its_age_of_now(directory, timer):
 
 
 def test_after_close_nothing_is_told_and_what_was_known_is_still_shown(directory, listener):
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     directory.wait(WAIT_S)
     directory.close()
     directory.close()
     directory.add_listener(listener)
-    directory.saw(view("ab"))
-    directory.suspect("the connection was lost")
+    directory.on_view(view("ab"))
+    directory.on_contact_lost("the connection was lost")
     assert keys(directory.snapshot) == "a"
     assert wait_until(lambda: not directory._updates._running)
     assert not listener.told
@@ -154,9 +154,9 @@ def test_a_listener_that_waits_for_its_turn_at_close_is_not_called(directory, li
         gate.wait(WAIT_S)
 
     directory.add_listener(slow)
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     assert entered.wait(WAIT_S)
-    directory.saw(view("ab"))
+    directory.on_view(view("ab"))
     assert shows(directory, "ab")
     directory.close()
     gate.set()
@@ -169,8 +169,8 @@ def test_views_listeners_and_ends_from_all_threads_at_once_leave_nothing(make, t
 
     def views():
         for turn in range(100):
-            directory.saw(view("abcde"[: turn % 6]))
-            directory.suspect("the connection was lost")
+            directory.on_view(view("abcde"[: turn % 6]))
+            directory.on_contact_lost("the connection was lost")
 
     def comers():
         for _ in range(100):
@@ -185,7 +185,7 @@ def test_views_listeners_and_ends_from_all_threads_at_once_leave_nothing(make, t
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_what_was_known_and_does_not_hang(directory):
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     directory.wait(WAIT_S)
     held, gate = threading.Event(), threading.Event()
 

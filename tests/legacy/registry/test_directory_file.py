@@ -44,7 +44,7 @@ def test_the_file_is_read_before_the_registry_is_heard_however_soon_it_answers(m
     snapshots.keep(SERVICE, instances("a", "b"))
     for _ in range(20):
         directory = make(snapshots=snapshots)
-        directory.saw(view())
+        directory.on_view(view())
         assert keys(directory.wait(WAIT_S)) == "ab"
         assert directory.snapshot.source == "stale"
 
@@ -61,7 +61,7 @@ def test_a_file_that_hangs_does_not_keep_the_registry_from_being_heard(
 
     snapshots = Hangs(tmp_path / "shop.json", REGISTRY, timer=timer)
     directory = make(snapshots=snapshots)
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     assert keys(directory.wait(WAIT_S)) == "a"
     gate.set()
     directory.close()
@@ -72,7 +72,7 @@ def test_what_comes_from_the_file_alone_is_not_written_as_if_it_were_news(make, 
     snapshots.keep(SERVICE, instances("a"))
     written = snapshots._kept[SERVICE]
     directory = make(snapshots=snapshots)
-    directory.suspect("it can't be reached")
+    directory.on_contact_lost("it can't be reached")
     assert shows(directory, "a")
     directory.close()
     assert snapshots._kept[SERVICE] is written
@@ -80,7 +80,7 @@ def test_what_comes_from_the_file_alone_is_not_written_as_if_it_were_news(make, 
 
 def test_at_close_the_file_is_told_that_the_registry_still_agrees(make, snapshots):
     directory = make(snapshots=snapshots)
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     assert wait_until(lambda: SERVICE in snapshots._kept)
     written = snapshots._kept[SERVICE]
     directory.close()
@@ -101,14 +101,14 @@ def test_while_it_is_live_its_entry_stays_young(make, tmp_path, timer, monkeypat
         return time.time() - json.loads(path.read_text())["services"][SERVICE]["written"]
 
     directory = make(snapshots=snapshots)
-    directory.saw(view("a"))
+    directory.on_view(view("a"))
     assert wait_until(lambda: timer.pending)  # the first write, a moment after it is shown
     pass_time(1)
     assert wait_until(path.exists)
     assert wait_until(lambda: timer.pending)  # the next one
     pass_time(100)
     assert wait_until(lambda: age_s() < 1)
-    directory.suspect("the connection was lost")
+    directory.on_contact_lost("the connection was lost")
     assert wait_until(lambda: directory._shown.since_ns is not None)
     pass_time(100)
     assert age_s() >= 100

@@ -44,8 +44,8 @@ def busied(directory):
 
 def test_of_views_that_come_faster_than_it_reads_only_the_last_one_waits(directory, busy):
     for _ in range(1000):
-        directory.saw(view("abc"))
-    directory.saw(view("ab"))
+        directory.on_view(view("abc"))
+    directory.on_view(view("ab"))
     assert len(directory._updates._jobs) == 1
     assert len(directory._pending) == 1
     busy.set()
@@ -54,34 +54,34 @@ def test_of_views_that_come_faster_than_it_reads_only_the_last_one_waits(directo
 
 
 def test_no_doubt_is_passed_over_nor_what_was_seen_before_it(directory, busy):
-    directory.saw(view("abc"))
-    directory.suspect("the connection was lost")
-    directory.suspect("it was lost again")
-    directory.saw(view("xyz"))
-    directory.saw(view())
+    directory.on_view(view("abc"))
+    directory.on_contact_lost("the connection was lost")
+    directory.on_contact_lost("it was lost again")
+    directory.on_view(view("xyz"))
+    directory.on_view(view())
     busy.set()
     assert wait_until(lambda: directory.snapshot and directory.snapshot.stale == {"a", "b", "c"})
     assert keys(directory.snapshot) == "abc"
 
 
 def test_who_said_draining_in_a_view_that_is_passed_over_is_gone_at_once(directory):
-    directory.saw(view("abcd"))
+    directory.on_view(view("abcd"))
     assert shows(directory, "abcd")
     gate = busied(directory)
-    directory.suspect("the connection was lost")
-    directory.saw(view("ab", draining="cd"))
-    directory.saw(view("a", draining="b"))
-    directory.saw(view("ac"))
+    directory.on_contact_lost("the connection was lost")
+    directory.on_view(view("ab", draining="cd"))
+    directory.on_view(view("a", draining="b"))
+    directory.on_view(view("ac"))
     gate.set()
     assert shows(directory, "ac")
     assert directory.snapshot.stale == frozenset()
 
 
 def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
-    directory.saw(view("ab"))
+    directory.on_view(view("ab"))
     for _ in range(1000):
-        directory.suspect("the connection was lost")
-        directory.saw(view("a"))
+        directory.on_contact_lost("the connection was lost")
+        directory.on_view(view("a"))
     assert len(directory._pending) <= MAX_PENDING
     busy.set()
     assert shows(directory, "ab")
@@ -89,14 +89,14 @@ def test_views_and_doubts_by_turns_do_not_wait_without_limit(directory, busy):
 
 
 def test_who_said_draining_in_one_of_too_many_views_is_gone_at_once(directory):
-    directory.saw(view("abc"))
+    directory.on_view(view("abc"))
     assert shows(directory, "abc")
     gate = busied(directory)
-    directory.suspect("the connection was lost")
-    directory.saw(view("ab", draining="c"))
+    directory.on_contact_lost("the connection was lost")
+    directory.on_view(view("ab", draining="c"))
     for _ in range(MAX_PENDING):
-        directory.suspect("the connection was lost")
-        directory.saw(view("a"))
+        directory.on_contact_lost("the connection was lost")
+        directory.on_view(view("a"))
     gate.set()
     assert shows(directory, "ab")
     assert wait_until(lambda: directory.snapshot.stale == {"b"})
@@ -112,7 +112,7 @@ def test_a_timer_that_is_full_does_not_make_it_hold_for_ever(events):
 
 
 def held_and_then_gone(directory):
-    directory.saw(view("ab"))
-    directory.suspect("the connection was lost")
-    directory.saw(view("a"))
+    directory.on_view(view("ab"))
+    directory.on_contact_lost("the connection was lost")
+    directory.on_view(view("a"))
     assert shows(directory, "a")

@@ -22,10 +22,10 @@ class Recorder:
     def __init__(self):
         self.news = []
 
-    def saw(self, view):
+    def on_view(self, view):
         self.news.append(view)
 
-    def suspect(self, reason):
+    def on_contact_lost(self, reason):
         self.news.append(reason)
 
 
@@ -51,8 +51,8 @@ def test_after_contact_was_lost_a_view_with_the_same_records_is_passed_on():
 
 def test_a_view_added_during_a_call_is_passed_on_after_it():
     class Deep(Recorder):
-        def saw(self, view):
-            super().saw(view)
+        def on_view(self, view):
+            super().on_view(view)
             if view is A:
                 notifier.add(B)
                 notifier.start()
@@ -66,8 +66,8 @@ def test_a_view_added_during_a_call_is_passed_on_after_it():
 
 def test_a_closed_watcher_is_not_called():
     class Leaving(Recorder):
-        def suspect(self, reason):
-            super().suspect(reason)
+        def on_contact_lost(self, reason):
+            super().on_contact_lost(reason)
             notifier.close()
 
     closed = []
@@ -85,8 +85,8 @@ def test_a_closed_watcher_is_not_called():
 
 def test_an_exception_of_the_watcher_becomes_an_event(events):
     class Raising(Recorder):
-        def saw(self, view):
-            super().saw(view)
+        def on_view(self, view):
+            super().on_view(view)
             raise OSError("sorry")
 
     notifier = WatchNotifier(watcher := Raising())
@@ -101,7 +101,7 @@ def test_closing_does_not_wait_for_a_call_on_another_thread():
     entered, release = threading.Event(), threading.Event()
 
     class Slow(Recorder):
-        def saw(self, view):
+        def on_view(self, view):
             entered.set()
             release.wait()
 
@@ -121,10 +121,10 @@ def test_calls_by_several_threads_do_not_overlap_and_keep_their_order(threads, r
     class Careful(Recorder):
         inside = False
 
-        def saw(self, view):
+        def on_view(self, view):
             assert not self.inside
             self.inside = True
-            super().saw(view)
+            super().on_view(view)
             self.inside = False
 
     notifier = WatchNotifier(watcher := Careful())

@@ -192,13 +192,13 @@ class Filter:
         self.lets = lets
         self.seen = None
 
-    def saw(self, view):
+    def on_view(self, view):
         before, self.seen = self.seen, view
         if self.lets(before, view):
-            self.watcher.saw(view)
+            self.watcher.on_view(view)
 
-    def suspect(self, reason):
-        self.watcher.suspect(reason)
+    def on_contact_lost(self, reason):
+        self.watcher.on_contact_lost(reason)
 
 
 class TellsNoEmptiness(MemoryBackend):
@@ -260,7 +260,7 @@ class Unordered(WatchNotifier):
 
     def start(self):
         if self._view is not None:
-            self._watcher.saw(self._view)
+            self._watcher.on_view(self._view)
 
 
 class TellsAtOnce(MemoryBackend):
@@ -270,10 +270,10 @@ class TellsAtOnce(MemoryBackend):
 class ShowsOldRevisions(MemoryBackend):
     def watch(self, service, watcher):
         class Backwards:
-            def saw(self, view):
-                watcher.saw(type(view)(view.records, -view.revision))
+            def on_view(self, view):
+                watcher.on_view(type(view)(view.records, -view.revision))
 
-            suspect = watcher.suspect
+            on_contact_lost = watcher.on_contact_lost
 
         return super().watch(service, Backwards())
 

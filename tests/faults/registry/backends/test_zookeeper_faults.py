@@ -312,12 +312,12 @@ class CheckedWatcher(RecordingWatcher):
         super().__init__()
         self.wrong: list[tuple[object, object]] = []
 
-    def saw(self, view) -> None:
+    def on_view(self, view) -> None:
         if self.views and view.changed is not None:
             differ = {key for key, _ in self.views[-1].records.items() ^ view.records.items()}
             if differ != view.changed:
                 self.wrong.append((differ, view.changed))
-        super().saw(view)
+        super().on_view(view)
 
 
 def test_watches_and_renewals_are_right_after_any_sequence_of_changes(zookeeper, opened):

@@ -53,12 +53,12 @@ def difference(known: View, records: dict[str, bytes]) -> frozenset[str]:
 class CheckedWatcher(RecordingWatcher):
     """Checks that `changed` is relative to the view before."""
 
-    def saw(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         if self.views:
             assert view.changed in {None, difference(self.views[-1], dict(view.records))}
         else:
             assert view.changed is None
-        super().saw(view)
+        super().on_view(view)
 
 
 def polling_of(engine: Engine, timer: ManualTimer, **options: object) -> PollingWatcher:
@@ -288,8 +288,8 @@ def test_a_closed_watch_is_not_called_and_leaves_no_timeout(polling, engine, tim
 
 def test_a_watcher_may_close_its_own_watch(polling):
     class Once(RecordingWatcher):
-        def saw(self, view):
-            super().saw(view)
+        def on_view(self, view):
+            super().on_view(view)
             watch.close()
 
     once = Once()
