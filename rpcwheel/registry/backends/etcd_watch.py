@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdWatches", "id_of", "range_end"]
 
-REREAD_INTERVAL_S: Final = 60.0
+REREAD_INTERVAL_S: Final = 600.0
+"""Between reads of all watched services although nothing has changed: a safety net only."""
+
 MAX_RETRY_S: Final = 5.0
 JOIN_TIMEOUT_S: Final = 1.0
 

@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ZookeeperBackend"]
 
-FULL_EVERY: Final = 12
+FULL_EVERY: Final = 120
 """Renewals, each a third of a lease after the other, until all is read again although no watch has
-fired: 4 leases, 60 s by default. Watched services are read as often."""
+fired: 40 leases, 10 minutes by default. Watched services are read as often. A safety net only: it
+costs a request for each node, so that the idle load grows with services times processes."""
 
 MAX_ATTEMPTS: Final = 5
 """To publish a node that others change at the same time."""
