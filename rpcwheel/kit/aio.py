@@ -75,10 +75,15 @@ class Kit(
         by_name = self._by_name(target, named, probe)
         channel: grpc.aio.Channel
         if by_name:
-            from rpcwheel.registry.aio_resolved_channel import resolved_channel
+            from rpcwheel.registry.aio_resolved_channel import new_channel
 
-            channel = resolved_channel(
-                target, credentials, options, compression, interceptors, **by_name
+            channel = new_channel(
+                target,
+                credentials,
+                options=options,
+                compression=compression,
+                interceptors=interceptors,
+                **by_name,
             )
         else:
             from rpcwheel.instance import explicit_target

@@ -107,9 +107,11 @@ class Kit(
         by_name = self._by_name(target, named, probe)
         channel: grpc.Channel
         if by_name:
-            from rpcwheel.registry.resolved_channel import resolved_channel
+            from rpcwheel.registry.resolved_channel import new_channel
 
-            channel = resolved_channel(target, credentials, options, compression, **by_name)
+            channel = new_channel(
+                target, credentials, options=options, compression=compression, **by_name
+            )
         else:
             from rpcwheel.instance import explicit_target
             from rpcwheel.transport.arguments import checked_target

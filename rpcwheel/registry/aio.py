@@ -1,4 +1,4 @@
-"""The names for coroutines: the registry (`aio_face.py`), and what stands on it."""
+"""The public names for coroutines."""
 
 from .aio_publisher import Publisher
 from .aio_registry import Registration, Registry, Subscription, open_registry

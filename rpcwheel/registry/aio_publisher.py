@@ -194,7 +194,7 @@ class Publisher(PublisherBase[Registry]):
             await on_worker(self._start)
         except asyncio.CancelledError:
             self._start_failed = True
-            self._request_stop("its start was canceled", 0)
+            self.begin_stop("its start was canceled", 0)
             self._server.cancel_calls()
             await self.wait(LOOP_END_TIMEOUT_S)
             raise
@@ -213,7 +213,7 @@ class Publisher(PublisherBase[Registry]):
             reason: For events; the first counts.
             wait: Whether to wait for the end.
         """
-        self._request_stop(reason, grace)
+        self.begin_stop(reason, grace)
         if wait and not self._is_forked() and not self._server.is_caller(asyncio.current_task()):
             while not await self.wait(WORKER_START_TIMEOUT_S):
                 EXECUTOR.retry(self)  # it may have been refused a thread
@@ -255,7 +255,7 @@ class Publisher(PublisherBase[Registry]):
             await self.wait()
         except asyncio.CancelledError:
             self._server.abandon()
-            self._request_stop("its event loop ended", 0)
+            self.begin_stop("its event loop ended", 0)
             await self.wait(LOOP_END_TIMEOUT_S)
             raise
 

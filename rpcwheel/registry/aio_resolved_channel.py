@@ -93,11 +93,12 @@ def secure_channel(
 def new_channel(
     target: str,
     credentials: grpc.ChannelCredentials | None,
-    timer: Timer | None,
     *,
     options: Sequence[tuple[str, Any]] | None,
     compression: grpc.Compression | None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
+    timer: Timer | None,
+    registry: Registry | None = None,
     **named: Any,
 ) -> ReconnectingChannel | ResolvedChannel:
     """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
@@ -105,46 +106,24 @@ def new_channel(
     Raises:
         RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
-    if names_service(target, named):
-        return resolved_channel(
-            target, credentials, options, compression, interceptors, timer=timer, **named
+    if not names_service(target, {"registry": registry, **named}):
+        return ReconnectingChannel(
+            explicit_target(checked_target(target)),
+            credentials,
+            options=options,
+            compression=compression,
+            interceptors=interceptors,
+            timer=timer,
         )
-    return ReconnectingChannel(
-        explicit_target(checked_target(target)),
-        credentials,
-        options=options,
-        compression=compression,
-        interceptors=interceptors,
-        timer=timer,
-    )
-
-
-def resolved_channel(
-    target: str,
-    credentials: grpc.ChannelCredentials | None,
-    options: Sequence[tuple[str, Any]] | None,
-    compression: grpc.Compression | None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
-    **named: Any,
-) -> ResolvedChannel:
-    """Make a channel by name; `named` are the keyword arguments of `insecure_channel`.
-
-    Raises:
-        RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
-    """
     if running_loop() is None:
         raise RuntimeError("no event loop runs here: make the channel in a coroutine")
-    registry = named.pop("registry", None)
     check_registry(registry, Registry, "rpcwheel.aio.Registry")
-    blocking = registry and registry._blocking  # noqa: SLF001 - what the other world's channels use
+    blocking = None if registry is None else registry._blocking  # noqa: SLF001 - shared by both worlds
     resolution, settings = resolution_of(
-        target, credentials=credentials, options=options, registry=blocking, **named
+        target, credentials=credentials, options=options, timer=timer, registry=blocking, **named
     )
     channel = ResolvedChannel(
-        resolution.target.service,
-        compression=compression,
-        interceptors=interceptors,
-        **settings,
+        resolution.target.service, compression=compression, interceptors=interceptors, **settings
     )
     channel.start(Resolver(channel, resolution))
     return channel

@@ -346,12 +346,6 @@ class PublisherBase(Generic[R]):
         """One of "new", "starting", "serving", "ending" and "closed"."""
         return self._state.value
 
-    def begin_stop(
-        self, reason: str = "begin_stop() was called", grace: Duration | None = None
-    ) -> None:
-        """Begin the stop, and return at once; from any thread. Arguments as in `stop()`."""
-        self._request_stop(reason, grace)
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._name()}: {self.state}>"
 
@@ -424,7 +418,7 @@ class PublisherBase(Generic[R]):
                     step()
         except BaseException as error:
             self._start_failed = True
-            self._request_stop(repr(error), 0)
+            self.begin_stop(repr(error), 0)
             self._shut_down()
             raise
         with self._lock:
@@ -522,8 +516,10 @@ class PublisherBase(Generic[R]):
 
     # Stop
 
-    def _request_stop(self, reason: str, grace: Duration | None) -> None:
-        """Have it stopped, by a worker or by the thread that starts it; hurry if `grace` is 0."""
+    def begin_stop(
+        self, reason: str = "begin_stop() was called", grace: Duration | None = None
+    ) -> None:
+        """Begin the stop, and return at once; from any thread. Arguments as in `stop()`."""
         grace_s = None if grace is None else _checked_seconds(grace, "grace")
         if self._is_forked():
             return
@@ -560,7 +556,7 @@ class PublisherBase(Generic[R]):
         """Stop at the first signal, and hurry at the next ones."""
         grace = None
         while (name := self._signal_names.get()) is not None:
-            self._request_stop(name, grace)
+            self.begin_stop(name, grace)
             self._ensure_shutdown_runs()
             grace = 0
 
@@ -760,7 +756,7 @@ class Publisher(PublisherBase[Registry]):
             wait: Whether to wait for the end. Give False where the end waits for the caller, as in
                 a call that the server serves.
         """
-        self._request_stop(reason, grace)
+        self.begin_stop(reason, grace)
         if wait and not self._is_forked() and self._busy_thread != threading.get_ident():
             self._ensure_shutdown_runs()
             self.wait()

@@ -125,10 +125,10 @@ def secure_channel(
 def new_channel(
     target: str,
     credentials: grpc.ChannelCredentials | None,
-    timer: Timer | None,
     *,
     options: Sequence[tuple[str, Any]] | None,
     compression: grpc.Compression | None,
+    timer: Timer | None,
     **named: Any,
 ) -> ReconnectingChannel | ResolvedChannel:
     """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
@@ -136,36 +136,19 @@ def new_channel(
     Raises:
         ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
-    if names_service(target, named):
-        return resolved_channel(target, credentials, options, compression, timer=timer, **named)
-    return ReconnectingChannel(
-        explicit_target(checked_target(target)),
-        credentials,
-        options=options,
-        compression=compression,
-        timer=timer,
-    )
-
-
-def resolved_channel(
-    target: str,
-    credentials: grpc.ChannelCredentials | None,
-    options: Sequence[tuple[str, Any]] | None,
-    compression: grpc.Compression | None,
-    **named: Any,
-) -> ResolvedChannel:
-    """Make a channel by name; `named` are the keyword arguments of `insecure_channel`.
-
-    Raises:
-        ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
-    """
+    if not names_service(target, named):
+        return ReconnectingChannel(
+            explicit_target(checked_target(target)),
+            credentials,
+            options=options,
+            compression=compression,
+            timer=timer,
+        )
     check_registry(named.get("registry"), Registry, "rpcwheel.Registry")
-    resolution, settings = resolution_of(target, credentials=credentials, options=options, **named)
-    channel = ResolvedChannel(
-        resolution.target.service,
-        compression=compression,
-        **settings,
+    resolution, settings = resolution_of(
+        target, credentials=credentials, options=options, timer=timer, **named
     )
+    channel = ResolvedChannel(resolution.target.service, compression=compression, **settings)
     try:
         channel.start(Resolver(channel, resolution))
     except BaseException:

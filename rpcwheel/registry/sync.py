@@ -1,4 +1,4 @@
-"""The names for threads: the registry (`face.py`), and what stands on it."""
+"""The public names for threads."""
 
 from .publisher import Publisher
 from .registry import Registration, Registry, Subscription, open_registry
