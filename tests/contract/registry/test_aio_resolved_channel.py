@@ -7,6 +7,7 @@ import gc
 import grpc
 import pytest
 
+import rpcwheel
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy
@@ -22,6 +23,7 @@ from rpcwheel.registry.aio import (
 )
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
+from rpcwheel.registry.resolver import SESSIONS
 from rpcwheel.testing import FlakyBackend
 
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
@@ -212,3 +214,26 @@ async def test_arguments_that_make_no_sense_are_refused_at_once():
 def test_without_a_running_loop_it_is_refused():
     with pytest.raises(RuntimeError, match="no event loop runs here"):
         channel("memory://a/shop.Orders")
+
+
+async def test_channels_of_one_registry_url_share_a_session_until_the_last_is_closed_or_dropped(
+    memory,
+):
+    gc.collect()
+    await aio_wait_until(lambda: len(SESSIONS) == 0)
+    one, other, blocking = (
+        channel(f"{memory}/shop.Orders"),
+        channel(f"{memory}/shop.Audit?group=blue"),
+        rpcwheel.insecure_channel(f"{memory}/shop.Orders"),
+    )
+    assert len(SESSIONS) == 1
+    with_policy = channel(f"{memory}/shop.Orders", registry_policy=RegistryPolicy(lease_ttl=20.0))
+    assert len(SESSIONS) == 2
+    await with_policy.close()
+    await one.close()
+    await one.close()
+    blocking.close()
+    assert len(SESSIONS) == 1
+    del other
+    gc.collect()
+    await aio_wait_until(lambda: len(SESSIONS) == 0)

@@ -1,11 +1,11 @@
-"""A process that starts while the registry is down serves itself from what an earlier one saw."""
+"""A process that starts while the registry is down uses the snapshot file of an earlier one."""
 
 import contextlib
 
 import pytest
 
+from fixtures.cache_worlds import SERVICE, SnapshotListener, ids_of, instance, instances
 from fixtures.registry_worlds import held
-from fixtures.seen_worlds import SERVICE, Listener, instance, instances, keys
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import NotPublished, RegistryUnavailable
 from rpcwheel.observe.events import SnapshotFailed
@@ -16,8 +16,8 @@ from rpcwheel.registry.url import parse_url
 from rpcwheel.testing import FlakyBackend
 
 LEASE_S = 6.0
-A_WHILE = 1.0
-"""Seconds after which the file is taken, if the registry does not say that it is down."""
+FILE_DELAY_S = 1.0
+"""Seconds after which the file is used if the registry neither answers nor fails."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def engine(request):
-    """Its URL; gone with the test."""
+    """The URL of an engine of this test."""
     return f"memory://{request.node.name[:40]}"
 
 
@@ -50,23 +50,23 @@ def start(path, timer, engine):
 
 @pytest.fixture
 def servers(start):
-    """Three that stay: their backend and their registry."""
+    """The backend and the registry of a process that publishes three instances."""
     backend, registry = start()
     for one in instances("a", "b", "c"):
         registry.register(one, wait=WAIT_S)
     return backend, registry
 
 
-def an_earlier_run(start, path):
-    """A client that saw them, and ended."""
+def run_a_subscriber(start, path):
+    """Let a process subscribe, get the instances, and end."""
     _, registry = start()
     with registry.subscribe(SERVICE) as subscription:
-        assert keys(subscription.wait(WAIT_S)) == "abc"
+        assert ids_of(subscription.wait(WAIT_S)) == "abc"
     close(registry, path)
 
 
 def close(registry, path):
-    """End a run, whose file is written when this returns, however long that takes."""
+    """Close the registry, and wait until its file is written."""
     registry.close()
     assert wait_until(lambda: path.exists() and SERVICE.encode() in path.read_bytes())
 
@@ -75,73 +75,75 @@ def failures(events):
     return [event for event in events if isinstance(event, SnapshotFailed)]
 
 
-def test_a_client_that_starts_without_the_registry_has_what_the_one_before_saw(
+def test_a_subscription_that_begins_without_the_registry_gets_the_instances_of_the_file(
     start, servers, path, timer
 ):
-    an_earlier_run(start, path)
+    run_a_subscriber(start, path)
     backend, registry = start(up=False)
-    listener = Listener()
+    listener = SnapshotListener()
     subscription = registry.subscribe(SERVICE, listener)
-    assert wait_until(lambda: timer.advance(A_WHILE / 100) >= 0 and subscription.snapshot)
+    assert wait_until(lambda: timer.advance(FILE_DELAY_S / 100) >= 0 and subscription.snapshot)
     snapshot = subscription.wait(WAIT_S)
-    assert (keys(snapshot), snapshot.source) == ("abc", "cache")
+    assert (ids_of(snapshot), snapshot.source) == ("abc", "cache")
     assert 0 <= snapshot.age_s < 60
     servers[1].register(instance("d"), wait=WAIT_S)
     backend.up()
-    assert wait_until(lambda: keys(subscription.snapshot) == "abcd")
+    assert wait_until(lambda: ids_of(subscription.snapshot) == "abcd")
     assert subscription.snapshot.source == "live"
-    assert wait_until(lambda: listener.keys == ["abc", "abcd"])
+    assert wait_until(lambda: listener.ids == ["abc", "abcd"])
 
 
-def test_a_lookup_without_the_registry_gives_what_an_earlier_run_has_seen(start, servers, path):
-    an_earlier_run(start, path)
+def test_a_lookup_without_the_registry_returns_the_instances_of_the_file(start, servers, path):
+    run_a_subscriber(start, path)
     backend, registry = start(up=False)
     found = registry.lookup(SERVICE)
-    assert (keys(found), found.source) == ("abc", "cache")
+    assert (ids_of(found), found.source) == ("abc", "cache")
     backend.up()
     assert registry.lookup(SERVICE).source == "live"
 
 
-def test_what_was_only_looked_up_is_remembered_too(start, servers, path):
+def test_instances_that_were_only_looked_up_are_in_the_file(start, servers, path):
     _, registry = start()
-    assert keys(registry.lookup(SERVICE)) == "abc"
+    assert ids_of(registry.lookup(SERVICE)) == "abc"
     close(registry, path)
     _, later = start(up=False)
-    assert keys(later.lookup(SERVICE)) == "abc"
+    assert ids_of(later.lookup(SERVICE)) == "abc"
 
 
-def test_a_registry_that_comes_back_without_its_memory_erases_nothing(start, servers, path, timer):
-    an_earlier_run(start, path)
+def test_a_registry_that_comes_back_without_its_data_removes_no_instance(
+    start, servers, path, timer
+):
+    run_a_subscriber(start, path)
     backend, registry = start(up=False)
     subscription = registry.subscribe(SERVICE)
-    assert wait_until(lambda: timer.advance(A_WHILE / 100) >= 0 and subscription.snapshot)
+    assert wait_until(lambda: timer.advance(FILE_DELAY_S / 100) >= 0 and subscription.snapshot)
     servers[0].down()  # or they might publish before anybody has looked
     backend.forget()
     backend.up()
     assert wait_until(lambda: timer.advance(0.001) >= 0 and subscription.snapshot.source == "stale")
-    assert keys(subscription.snapshot) == "abc"
+    assert ids_of(subscription.snapshot) == "abc"
     servers[0].up()
     assert wait_until(
         lambda: timer.advance(0.005) >= 0 and held(backend, SERVICE) == ["a", "b", "c"]
     )
     assert wait_until(lambda: subscription.snapshot.source == "live")
-    assert keys(subscription.snapshot) == "abc"
+    assert ids_of(subscription.snapshot) == "abc"
 
 
-def test_with_a_torn_file_nothing_is_known_and_never_an_empty_list(
+def test_with_a_torn_file_there_is_no_snapshot_instead_of_an_empty_one(
     start, servers, path, timer, events
 ):
     path.write_bytes(b'{"v": 1, "services": {"shop.Ord')
     backend, registry = start(up=False)
     subscription = registry.subscribe(SERVICE)
-    timer.advance(2 * A_WHILE)
+    timer.advance(2 * FILE_DELAY_S)
     with pytest.raises(NotPublished):
         subscription.wait(0)
     with pytest.raises(RegistryUnavailable):
         registry.lookup(SERVICE)
     assert wait_until(lambda: len(failures(events)) == 1)  # a worker reads the file
     backend.up()
-    assert keys(subscription.wait(WAIT_S)) == "abc"
+    assert ids_of(subscription.wait(WAIT_S)) == "abc"
     close(registry, path)
     _, later = start(up=False)
-    assert keys(later.lookup(SERVICE)) == "abc"
+    assert ids_of(later.lookup(SERVICE)) == "abc"

@@ -2,12 +2,15 @@
 
 import gc
 import json
+import os
 import random
 import threading
 import warnings
 
 import pytest
+from tenacity.wait import wait_base
 
+from fixtures.cache_worlds import wait_status_of
 from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -185,30 +188,13 @@ def test_a_lookup_waits_no_longer_than_it_is_told(timer):
         backend.up()
 
 
-def test_lookups_of_one_service_share_a_request(registry, backend):
-    backend.freeze()
-    threads = [threading.Thread(target=registry.lookup, args=("shop.Orders",)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert wait_until(lambda: backend.requests)
-    backend.up()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert requests(backend, "lookup") < 8
-
-
-def test_a_lookup_does_not_believe_at_once_an_engine_that_has_lost_its_memory(
-    registry, backend, timer
-):
-    beside = flaky(timer, backend.url.hosts[0][0])
-    beside.publish([instance(port) for port in (1, 2, 3, 4)])
-    assert len(registry.lookup("shop.Orders").instances) == 4
-    beside.close()
-    lost = registry.lookup("shop.Orders")
-    assert (len(lost.instances), len(lost.stale), lost.source) == (4, 4, "stale")
-    timer.advance(12)  # `hold`
-    gone = registry.lookup("shop.Orders")
-    assert (gone.instances, gone.source) == ((), "live")
+def test_a_lookup_without_the_engine_returns_what_a_closed_subscription_had(registry, backend):
+    registry.register(instance(), wait=WAIT_S)
+    with registry.subscribe("shop.Orders") as subscription:
+        subscription.wait(WAIT_S)
+    backend.down()
+    found = registry.lookup("shop.Orders")
+    assert (found.instances, found.source) == ((instance(),), "cache")
 
 
 def test_a_record_that_cannot_be_read_is_skipped_and_if_none_can_it_is_no_empty_list(
@@ -342,6 +328,18 @@ def test_nothing_known_in_time_is_an_error(registry, backend):
         subscription.wait(WAIT_S)
 
 
+def test_a_watch_that_cannot_begin_is_an_event_and_is_tried_again(
+    registry, backend, timer, events, monkeypatch
+):
+    monkeypatch.setattr(backend, "watch", lambda *_: 1 / 0)
+    with registry.subscribe("shop.Orders") as subscription:
+        failures = lambda: [one for one in events if isinstance(one, RegistryFailed)]  # noqa: E731
+        assert wait_until(failures)
+        assert (failures()[0].request, failures()[0].delay_s) == ("watch", 1.0)
+        monkeypatch.undo()
+        assert advance_until(timer, lambda: subscription.snapshot)
+
+
 # The end
 
 
@@ -379,14 +377,79 @@ def test_closing_returns_in_time_though_the_engine_is_frozen(timer):
 
 
 def test_closing_returns_in_time_even_if_the_backend_hangs_for_good(timer):
-    let_go = threading.Event()
+    let_go, errors = threading.Event(), []
     backend = Hanging(flaky(timer).inner, let_go)
     registry = Registry(backend)
     registry.register(instance())
     assert wait_until(lambda: backend.hanging)
+
+    def look_up():
+        try:
+            registry.lookup("shop.Orders", wait=float("inf"))
+        except RegistryClosed as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=look_up)
+    waiting.start()
     registry.close(0.1)
+    waiting.join(WAIT_S)
+    assert len(errors) == 1
     let_go.set()
     assert wait_until(lambda: timer.pending == 0)
+
+
+def test_closing_does_not_wait_for_a_watch_that_hangs_at_its_begin(backend, monkeypatch):
+    entered, let_go, results, watch = threading.Event(), threading.Event(), [], backend.watch
+
+    def hang(*arguments):
+        entered.set()
+        results.append(let_go.wait(WAIT_S))
+        return watch(*arguments)
+
+    monkeypatch.setattr(backend, "watch", hang)
+    registry = Registry(backend)
+    registry.subscribe("shop.Orders")
+    assert entered.wait(WAIT_S)
+    registry.close(2 * WAIT_S)
+    let_go.set()
+    assert wait_until(lambda: results == [True])  # else it was waited for
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(registry, backend):
+    registration = registry.register(instance(), wait=WAIT_S)
+    subscription = registry.subscribe("shop.Orders")
+    known = subscription.wait(WAIT_S)
+    ended = threading.Event()
+
+    def take_locks():
+        while not ended.is_set():
+            registration.update(weight=7)
+            registry.subscribe("shop.Orders").close()
+
+    traffic = threading.Thread(target=take_locks)
+    traffic.start()
+    for _ in range(10):
+        child = os.fork()
+        if not child:
+            os._exit(0 if is_closed_in_child(registry, subscription, known) else 1)
+        assert wait_status_of(child) == 0
+    ended.set()
+    traffic.join(WAIT_S)
+    assert registration.wait_published(WAIT_S)
+    assert held(backend) == ["10.0.0.1:1"]
+
+
+def is_closed_in_child(registry, subscription, known):
+    try:
+        registry.register(instance(2))
+    except RegistryClosed:
+        registry.close()
+        return [one.id for one in subscription.snapshot.instances] == [
+            one.id for one in known.instances
+        ]
+    return False
 
 
 def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(timer):
@@ -509,6 +572,75 @@ def test_a_lookup_that_is_answered_ends_the_wait_after_a_failure(registry, backe
     backend.up()
     assert registry.lookup("shop.Orders").source == "live"
     assert registration.wait_published(WAIT_S)  # and no time has passed
+
+
+def test_a_caller_that_waits_ends_the_wait_after_a_failure(backend, timer):
+    policy = POLICY.changed(backoff=3600.0, snapshot=False)
+    with Registry(backend, policy=policy) as registry:
+        backend.down()
+        registration = registry.register(instance())
+        assert wait_until(lambda: registration.error)
+        backend.up()
+        register = threading.Thread(
+            target=registry.register, args=(instance(2),), kwargs={"wait": float("inf")}
+        )
+        register.start()
+        assert advance_until(timer, lambda: registration.state == "PUBLISHED")
+        assert timer.now < 3600
+        register.join(WAIT_S)
+
+
+class CustomBackoff(wait_base):
+    """A user's strategy that calls a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, retry_state):
+        self.function()
+        return 0.02
+
+
+def test_a_backoff_that_hangs_delays_no_caller():
+    hangs, goes_on, results = threading.Event(), threading.Event(), []
+    backoff = CustomBackoff(lambda: hangs.set() or results.append(goes_on.wait(WAIT_S)))
+    backend = flaky(None)
+    with Registry(backend, policy=POLICY.changed(backoff=backoff, snapshot=False)) as registry:
+        backend.down()
+        registration = registry.register(instance())
+        assert hangs.wait(WAIT_S)
+        registry.register(instance(2))
+        assert len(registry.registrations) == 2
+        registry.subscribe("shop.Orders").close()
+        backend.up()
+        goes_on.set()
+        assert registration.wait_published(WAIT_S)
+    assert all(results)  # else a caller has waited
+
+
+def test_requests_are_made_one_at_a_time_on_worker_threads(backend, timer, monkeypatch):
+    names, running = set(), threading.Lock()
+
+    def watched(method):
+        def call(*arguments):
+            assert running.acquire(blocking=False)
+            names.add(threading.current_thread().name)
+            result = method(*arguments)
+            running.release()
+            return result
+
+        return call
+
+    for method in ("publish", "renew", "lookup", "withdraw"):
+        monkeypatch.setattr(backend, method, watched(getattr(backend, method)))
+    with Registry(backend, policy=POLICY.changed(snapshot=False)) as registry:
+        for port in range(1, 30):
+            registry.register(instance(port))
+            registry.lookup("shop.Orders")
+            timer.advance(0.5)
+        assert advance_until(timer, lambda: {one.error for one in registry.registrations} == {None})
+    assert all(name.startswith("rpcwheel-worker") for name in names)
+    assert held(backend) == []
 
 
 def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end(registry, backend, timer):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fixtures.seen_worlds import REGISTRY, instances
+from fixtures.cache_worlds import REGISTRY, instances
 from fixtures.waiting import wait_until
 from rpcwheel.registry.snapshot_file import SnapshotFile
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fixtures.seen_worlds import ended
+from fixtures.cache_worlds import wait_status_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
@@ -89,7 +89,7 @@ def test_in_a_forked_child_it_is_empty_and_runs_jobs():
         os._exit(0 if done.wait(WAIT_S) else 1)
     serial._changed.release()
     gate.set()
-    assert ended(child) == 0
+    assert wait_status_of(child) == 0
 
 
 def test_an_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, events):

@@ -99,8 +99,11 @@ def test_the_default_waits_are_random_up_to_a_fifth_of_a_second_then_twice_that_
 
 
 class Broken(wait_base):
+    def __init__(self, error):
+        self.error = error
+
     def __call__(self, retry_state):
-        raise ZeroDivisionError
+        raise self.error
 
 
 def test_a_wait_of_ones_own_is_used_if_it_is_a_finite_time():
@@ -108,7 +111,8 @@ def test_a_wait_of_ones_own_is_used_if_it_is_a_finite_time():
         (2.0, 2.0),
         (wait_fixed(3), 3.0),
         (0.0, LEAST_RETRY_NS / 1e9),
-        (Broken(), 5.0),
+        (Broken(ZeroDivisionError()), 5.0),
+        (Broken(SystemExit(3)), 5.0),
         (wait_fixed(float("inf")), 5.0),
     ):
         rules = RegistryRules.of(RegistryPolicy(backoff=retry))

@@ -1,5 +1,8 @@
 """What is told to a registry, and when: each rule by itself. At random: test_core_model.py."""
 
+import random
+from collections import Counter
+
 import pytest
 
 from fixtures.reconciler_worlds import AWAY, REFUSED, SECOND, World, instance
@@ -186,8 +189,7 @@ def test_a_late_withdrawal_is_not_made_again_for_what_was_registered_meanwhile(w
 
 def test_it_is_looked_after_each_third_of_a_lease_give_or_take_a_tenth():
     for chance, seconds in ((0.0, 1.8), (0.5, 2.0), (1.0, 2.2)):
-        world = World()
-        world.core._random = lambda chance=chance: chance
+        world = World(random_fraction=lambda chance=chance: chance)
         world.published()
         assert [(round(world.wait(), 3), world.make()[0]) for _ in range(3)] == [
             (seconds, "renew")
@@ -237,6 +239,18 @@ def test_what_is_lost_is_published_again_at_once_or_within_the_jitter():
         told = world.make()[2]
         assert told == [InstancePublished("memory://", "shop", "a:1", why, 2.0 + seconds)]
         assert entry.state is State.PUBLISHED
+
+
+def test_lost_instances_are_spread_evenly_over_the_jitter():
+    world = World(jitter=5.0, random_fraction=random.Random(7).random)
+    records = [world.want(instance(port)) for port in range(1, 1001)]
+    while step := world.begin():
+        world.end(step)
+    world.now_ns += 3 * SECOND
+    assert world.make(lost={record.instance.key: "wiped" for record in records})[0] == "renew"
+    per_second = Counter((record.due_ns - world.now_ns) // SECOND for record in records)
+    assert sorted(per_second) == [0, 1, 2, 3, 4]
+    assert min(per_second.values()) > 150
 
 
 def test_what_another_process_has_taken_is_told_and_taken_back_less_and_less_often(world):
@@ -427,3 +441,11 @@ def test_what_is_being_published_when_it_is_closed_is_withdrawn(world):
     world.end(step)
     assert world.make()[0] == "withdraw"
     assert world.core.next_wake_ns() == NEVER
+
+
+def test_a_failure_after_giving_up_is_no_event(world):
+    world.published()
+    world.core.close(world.now_ns)
+    step = world.begin()
+    world.core.give_up()
+    assert world.end(step, error=AWAY) == []

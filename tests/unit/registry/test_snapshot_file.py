@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from fixtures.seen_worlds import REGISTRY, SERVICE, ended, instance, instances
+from fixtures.cache_worlds import REGISTRY, SERVICE, instance, instances, wait_status_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
@@ -485,7 +485,7 @@ def test_a_forked_child_writes_nothing_of_its_parents(make, path):
         os._exit(path.exists())
     gc.enable()
     snapshots._lock.release()
-    assert ended(child) == 0
+    assert wait_status_of(child) == 0
 
 
 # How old it is

@@ -1,0 +1,287 @@
+"""The watch of one service: order of updates, merged views, listeners, and the snapshot file."""
+
+import threading
+
+import pytest
+
+from fixtures.cache_worlds import REGISTRY, SERVICE, SnapshotListener, ids_of, instances, view
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency.executor import SerialExecutor
+from rpcwheel.errors import TimerStopped
+from rpcwheel.instance import Snapshot
+from rpcwheel.observe import RegistryFailed
+from rpcwheel.registry import watches as module
+from rpcwheel.registry.watches import LISTENER_QUEUES, MAX_PENDING, ServiceWatch
+
+
+class FakeSnapshotFile:
+    """A snapshot file whose reads and writes can be made to block."""
+
+    def __init__(self):
+        self.stored = None
+        self.kept = []
+        self.load_unblocked = threading.Event()
+        self.keep_unblocked = threading.Event()
+        self.unblock()
+
+    def unblock(self):
+        self.load_unblocked.set()
+        self.keep_unblocked.set()
+
+    def load(self, service):
+        assert service == SERVICE
+        self.load_unblocked.wait(WAIT_S)
+        return self.stored
+
+    def keep(self, service, found, agrees=None):
+        assert service == SERVICE
+        self.kept.append((ids_of(found), agrees))
+        self.keep_unblocked.wait(WAIT_S)
+
+
+@pytest.fixture
+def file():
+    file = FakeSnapshotFile()
+    yield file
+    file.unblock()
+
+
+@pytest.fixture
+def make(file, timer):
+    """Make watches; closed at the end."""
+    made = []
+
+    def make():
+        made.append(ServiceWatch(SERVICE, REGISTRY, timer=timer, snapshots=file))
+        return made[-1]
+
+    yield make
+    file.unblock()
+    for watch in made:
+        watch.close()
+    assert timer.pending == 0
+
+
+@pytest.fixture
+def watch(make):
+    return make()
+
+
+def shows(watch, ids, stale=""):
+    """Wait until the snapshot has these instances, those in `stale` among them."""
+    return wait_until(
+        lambda: ids_of(watch.snapshot) == ids and "".join(sorted(watch.snapshot.stale)) == stale
+    )
+
+
+def make_busy(watch, file):
+    """Have the worker of the watch block with "abcd" as its snapshot, until `file.unblock()`."""
+    file.keep_unblocked.clear()
+    watch.on_view(view("abcd"))
+    assert wait_until(lambda: file.kept)
+
+
+# Updates that wait
+
+
+def test_of_several_waiting_views_only_the_last_is_applied(watch, file):
+    make_busy(watch, file)
+    for _ in range(100):
+        watch.on_view(view("abc"))
+    watch.on_view(view("ab"))
+    file.unblock()
+    assert shows(watch, "ab")
+    assert watch.snapshot.revision == 2
+
+
+def test_a_loss_of_contact_between_waiting_views_is_applied_in_order(watch, file):
+    make_busy(watch, file)
+    watch.on_view(view("abc"))
+    watch.on_contact_lost("the connection was lost")
+    watch.on_contact_lost("it was lost again")
+    watch.on_view(view("xyz"))
+    watch.on_view(view())
+    file.unblock()
+    assert shows(watch, "abc", stale="abc")
+
+
+def test_an_instance_that_was_draining_in_a_merged_view_is_removed_at_once(watch, file):
+    make_busy(watch, file)
+    watch.on_contact_lost("the connection was lost")
+    watch.on_view(view("ab", draining="cd"))
+    watch.on_view(view("a", draining="b"))
+    watch.on_view(view("ac"))
+    file.unblock()
+    assert shows(watch, "ac")
+
+
+def test_an_instance_that_was_draining_in_a_dropped_view_is_removed_at_once(watch, file):
+    make_busy(watch, file)
+    watch.on_contact_lost("the connection was lost")
+    watch.on_view(view("abc", draining="d"))
+    for _ in range(MAX_PENDING):
+        watch.on_contact_lost("the connection was lost")
+        watch.on_view(view("ab"))
+    file.unblock()
+    assert shows(watch, "abc", stale="c")
+
+
+def test_at_most_max_pending_updates_wait(watch, file):
+    make_busy(watch, file)
+    for number in range(10 * MAX_PENDING):
+        watch.on_contact_lost("the connection was lost")
+        watch.on_view(view([f"new-{number}"]))
+    watch.on_view(view(["last"]))
+    file.unblock()
+    assert wait_until(lambda: "last" in ids_of(watch.snapshot))
+    assert watch.snapshot.revision <= 1 + MAX_PENDING
+
+
+# Snapshots
+
+
+def test_the_age_grows_after_a_loss_of_contact_and_the_revision_stays(watch, timer):
+    watch.on_view(view("a"))
+    assert watch.wait(WAIT_S).age_s == 0.0
+    watch.on_contact_lost("the connection was lost")
+    assert wait_until(lambda: timer.advance(0.01) >= 0 and watch.snapshot.age_s > 0)
+    assert watch.snapshot.revision == 1
+
+
+@pytest.mark.parametrize("timeout_s", [None, 1e300])
+def test_close_ends_a_wait_without_limit(watch, timeout_s):
+    results = []
+    waiting = threading.Thread(target=lambda: results.append(watch.wait(timeout_s)), daemon=True)
+    waiting.start()
+    watch.close()
+    waiting.join(WAIT_S)
+    assert results == [None]
+
+
+def test_after_close_updates_are_ignored_and_the_snapshot_can_be_read(watch):
+    listener = SnapshotListener()
+    watch.on_view(view("a"))
+    watch.wait(WAIT_S)
+    watch.close()
+    watch.add_listener(listener)
+    watch.on_view(view("ab"))
+    watch.on_contact_lost("the connection was lost")
+    assert (ids_of(watch.snapshot), listener.snapshots) == ("a", [])
+
+
+def test_a_stopped_timer_is_an_event(watch, timer, events):
+    timer.stop()
+    watch.on_view(view("ab"))
+    watch.on_contact_lost("the connection was lost")
+    watch.on_view(view("a"))  # the end of the stale instance needs a timeout
+    failures = lambda: [one for one in events if isinstance(one, RegistryFailed)]  # noqa: E731
+    assert wait_until(failures)
+    assert (failures()[0].registry, type(failures()[0].error)) == (REGISTRY, TimerStopped)
+
+
+def test_close_during_updates_and_new_listeners_leaves_no_timeout(watch, timer):
+    def update():
+        for number in range(200):
+            watch.on_view(view("abcde"[: number % 6]))
+            watch.on_contact_lost("the connection was lost")
+
+    def listen():
+        for _ in range(100):
+            watch.add_listener(lambda _: None).close()
+
+    def close():
+        wait_until(lambda: watch.snapshot)
+        watch.close()
+
+    run_threads(update, listen, update, close)
+    assert timer.pending == 0
+
+
+# Listeners
+
+
+def test_a_listener_gets_each_revision_once(watch):
+    listener = SnapshotListener()
+    registration, queue = watch.add_listener(listener), SerialExecutor()
+    for ids in ("a", "ab"):
+        watch.on_view(view(ids))
+        assert wait_until(lambda ids=ids: listener.ids[-1:] == [ids])
+        registration.notify(queue)
+        assert queue.wait(WAIT_S)
+    assert listener.ids == ["a", "ab"]
+
+
+def test_a_listener_that_was_notified_before_close_is_not_called_after_it(watch):
+    listener, queue = SnapshotListener(), SerialExecutor()
+    registration = watch.add_listener(listener)
+    watch.close()
+    registration.notify(queue)
+    assert queue.wait(WAIT_S)
+    assert listener.snapshots == []
+
+
+def test_hanging_listeners_take_one_thread_per_queue(watch):
+    entered, called, go_on = [], [], threading.Event()
+
+    def listener(snapshot):
+        entered.append(threading.current_thread())
+        go_on.wait(WAIT_S)
+        called.append(snapshot)
+
+    for _ in range(1000):
+        watch.add_listener(listener)
+    watch.on_view(view("a"))
+    assert wait_until(lambda: len(entered) >= LISTENER_QUEUES)
+    assert len(set(entered)) == LISTENER_QUEUES
+    go_on.set()
+    assert wait_until(lambda: len(called) == 1000)
+
+
+# The snapshot file
+
+
+def test_the_file_is_read_before_the_first_view_is_applied(make, file, monkeypatch):
+    monkeypatch.setattr(module, "FILE_TIMEOUT_S", WAIT_S)
+    file.stored = Snapshot(SERVICE, instances("a", "b"), 1, "cache", 0.0)
+    file.load_unblocked.clear()
+    watch = make()
+    watch.on_view(view())
+    file.unblock()
+    assert shows(watch, "ab", stale="ab")
+
+
+def test_a_file_that_cannot_be_read_in_time_does_not_delay_the_first_view(make, file, monkeypatch):
+    monkeypatch.setattr(module, "FILE_TIMEOUT_S", 0.01)
+    file.load_unblocked.clear()
+    watch = make()
+    watch.on_view(view("a"))
+    assert ids_of(watch.wait(WAIT_S)) == "a"
+
+
+def test_instances_that_only_the_file_has_are_not_written_again(make, file):
+    file.stored = Snapshot(SERVICE, instances("a"), 1, "cache", 0.0)
+    watch = make()
+    watch.on_contact_lost("it can't be reached")
+    assert shows(watch, "a")
+    watch.close()
+    assert file.kept == []
+
+
+def test_live_instances_are_written_at_each_change_and_at_close(watch, file):
+    for ids in ("a", "ab"):
+        watch.on_view(view(ids))
+        assert wait_until(lambda ids=ids: [kept for kept, _ in file.kept][-1:] == [ids])
+    watch.close()
+    assert [kept for kept, _ in file.kept] == ["a", "ab", "ab"]
+
+
+def test_an_entry_is_confirmed_while_the_registry_agrees_with_it(watch, file):
+    watch.on_view(view("a"))
+    assert wait_until(lambda: file.kept)
+    ((_, agrees),) = file.kept
+    assert agrees() is True
+    watch.on_contact_lost("the connection was lost")
+    assert wait_until(lambda: agrees() is False)
+    watch.close()
+    assert agrees() is None

@@ -1,0 +1,39 @@
+"""Registries that several channels share."""
+
+import os
+
+import pytest
+
+from rpcwheel.registry.resolver import SharedRegistries
+
+
+def test_a_registry_is_made_once_per_key_and_closed_by_its_last_user():
+    shared = SharedRegistries()
+    registry = shared.acquire("a", object)
+    assert shared.acquire("a", object) is registry
+    assert shared.acquire("b", object) is not registry
+    assert len(shared) == 2
+    assert not shared.release("a", registry)
+    assert shared.release("a", registry)
+    assert not shared.release("a", registry)
+    assert shared.acquire("a", object) is not registry
+
+
+def test_nothing_is_kept_of_a_registry_that_could_not_be_made():
+    shared = SharedRegistries()
+    with pytest.raises(ZeroDivisionError):
+        shared.acquire("a", lambda: 1 / 0)
+    assert len(shared) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_use_the_registries_of_its_parent():
+    shared = SharedRegistries()
+    registry = shared.acquire("a", object)
+    child = os.fork()
+    if not child:
+        is_new = not shared.release("a", registry) and shared.acquire("a", object) is not registry
+        os._exit(0 if is_new else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert shared.release("a", registry)
