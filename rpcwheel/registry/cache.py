@@ -145,13 +145,9 @@ class ServiceCache:
         self._contact_before_ns = 0  # in all, before that
         self._until_ns = -NEVER  # what disappears before is kept until then
         self._reason = ""
-        self._shown: TimedSnapshot | None = None
-        self._modified = True  # the instances differ from those shown
-
-    @property
-    def shown(self) -> TimedSnapshot | None:
+        self.shown: TimedSnapshot | None = None
         """What users see; None: nothing is known."""
-        return self._shown
+        self._modified = True  # the instances differ from those shown
 
     @property
     def next_wake_ns(self) -> int:
@@ -371,17 +367,17 @@ class ServiceCache:
         """Build the snapshot; events if it differs from the last one."""
         if not self._live and not self._uses_file:
             return []
-        old = self._shown.snapshot if self._shown else Snapshot(self._service, source="cache")
+        old = self.shown.snapshot if self.shown else Snapshot(self._service, source="cache")
         stale = frozenset(self._stale) if self._stale else frozenset()
         source: Source = "stale" if stale else "live" if self._live else "cache"
         instances = tuple(self._ordered) if self._modified else old.instances
         self._modified = False
-        same = self._shown is not None and (old.source, old.stale) == (source, stale)
+        same = self.shown is not None and (old.source, old.stale) == (source, stale)
         if same and (instances is old.instances or instances == old.instances):
-            self._shown = TimedSnapshot(old, self._since_ns())
+            self.shown = TimedSnapshot(old, self._since_ns())
             return []
         new = Snapshot(self._service, instances, old.revision + 1, source, stale)
-        self._shown = TimedSnapshot(new, self._since_ns())
+        self.shown = TimedSnapshot(new, self._since_ns())
         events: list[Event] = []
         if grown:
             retained = len(stale)

@@ -39,7 +39,7 @@ class OneShotTimer:
         Args:
             timer: None for `shared_timer()`, when it is first needed.
             expired: Called on the timer's thread; must not block. It takes the lock, and calls
-                `rang`.
+                `clear`.
             refused: Called if the timer is full or stopped, perhaps under the lock; must not block.
         """
         self.now_ns = clock_of(timer)
@@ -71,12 +71,14 @@ class OneShotTimer:
         if self._timeout is not None:
             self._wake_ns = wake_ns
 
-    def rang(self) -> None:
-        """Note that the function was called."""
-        self.clear()
+    def set(self, wake_ns: int) -> None:
+        """Call the function then, and not earlier; `NEVER`: do not call it."""
+        if wake_ns != self._wake_ns:
+            self.clear()
+            self.wake(wake_ns)
 
     def clear(self) -> None:
-        """Do not call the function."""
+        """Do not call the function. When it is called, it does this first."""
         if self._timeout is not None:
             self._timeout.cancel()
         self._timeout, self._wake_ns = None, NEVER

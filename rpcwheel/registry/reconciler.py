@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import random
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     Key = tuple[str, str]
 
 __all__ = [
-    "TRANSITIONS",
     "BackendHealth",
     "IdConflict",
     "Reconciler",
@@ -83,20 +83,8 @@ class State(enum.StrEnum):
     GONE = "GONE"
 
 
-TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
-    State.PENDING: frozenset({State.PUBLISHED, State.WITHDRAWING, State.GONE}),
-    State.PUBLISHED: frozenset({State.PENDING, State.LOST, State.WITHDRAWING}),
-    State.LOST: frozenset({State.PUBLISHED, State.WITHDRAWING}),
-    State.WITHDRAWING: frozenset({State.PENDING, State.GONE}),
-    State.GONE: frozenset(),
-}
-"""From each state the ones that may follow it."""
-
-
 class IdConflict:
     """How often another process replaced one instance."""
-
-    __slots__ = ("_times", "_until_ns")
 
     def __init__(self) -> None:
         self._times = 0
@@ -115,45 +103,29 @@ class IdConflict:
         return delay_ns
 
 
+@dataclass(eq=False)
 class RegistrationRecord:
     """One registration: its desired and its known state. Changed by the `Reconciler` only."""
 
-    __slots__ = (
-        "__weakref__",
-        "attempts",
-        "conflict",
-        "doubt_ns",
-        "due_ns",
-        "error",
-        "generation",
-        "instance",
-        "lost_reason",
-        "seen_ns",
-        "sent",
-        "state",
-        "wanted",
-    )
-
-    def __init__(self, instance: ServiceInstance) -> None:
-        self.instance = instance
-        """What is to be published, or was last."""
-        self.wanted = True
-        self.generation = 1
-        self.state = State.PENDING
-        self.due_ns = NEVER
-        """When its next request is due."""
-        self.sent: dict[str, ServiceInstance] = {}
-        """What the registry may hold of it, by epoch."""
-        self.doubt_ns = 0
-        """Until then a request that failed may take effect, after those that followed it."""
-        self.lost_reason: str = ""
-        """Why it was lost, until it is published again."""
-        self.seen_ns: int | None = None
-        """When the registry was last asked and had it, in any form."""
-        self.conflict = IdConflict()
-        self.attempts = 0
-        """Failed requests in a row, of it alone."""
-        self.error: BaseException | None = None
+    instance: ServiceInstance
+    """What is to be published, or was last."""
+    wanted: bool = True
+    generation: int = 1
+    state: State = State.PENDING
+    due_ns: int = NEVER
+    """When its next request is due."""
+    sent: dict[str, ServiceInstance] = field(default_factory=dict)
+    """What the registry may hold of it, by epoch."""
+    doubt_ns: int = 0
+    """Until then a request that failed may take effect, after those that followed it."""
+    lost_reason: str = ""
+    """Why it was lost, until it is published again."""
+    seen_ns: int | None = None
+    """When the registry was last asked and had it, in any form."""
+    conflict: IdConflict = field(default_factory=IdConflict)
+    attempts: int = 0
+    """Failed requests in a row, of it alone."""
+    error: BaseException | None = None
 
     def may_be(self, instance: ServiceInstance) -> bool:
         """Whether an instance of the same key is, or was, of this run."""
@@ -177,18 +149,6 @@ class Request(NamedTuple):
 
 class BackendHealth:
     """Whether a registry answers, and how long it is left alone after a failure."""
-
-    __slots__ = (
-        "_registry",
-        "_rules",
-        "error",
-        "failed_ns",
-        "failures",
-        "pause_ns",
-        "renewal_pause_ns",
-        "since_ns",
-        "up",
-    )
 
     def __init__(self, registry: str, rules: RegistryRules) -> None:
         self._registry = registry
@@ -303,7 +263,7 @@ class Reconciler:
             known = self._records.get(what.key)
             if known is not None and not known.may_be(what):
                 if known.wanted:  # that one replaces it, or has done so
-                    return _gone(what)
+                    return RegistrationRecord(what, wanted=False, state=State.GONE)
                 if known.state is not State.GONE:
                     known.sent[what.epoch] = what
                     known.generation += 1
@@ -591,10 +551,3 @@ class Reconciler:
 def _may_concern_some(error: BaseException) -> bool:
     """Whether some of the instances may be the cause; a user's backend raises anything."""
     return not isinstance(error, RegistryUnavailable)
-
-
-def _gone(instance: ServiceInstance) -> RegistrationRecord:
-    """For a withdrawal of what the registry does not hold."""
-    record = RegistrationRecord(instance)
-    record.wanted, record.state = False, State.GONE
-    return record

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
@@ -49,14 +49,12 @@ KEY_FIELDS: Final = {"service", "id", "epoch"}
 """What `update` does not change: another service or id is another registration."""
 
 
+@dataclass(frozen=True, repr=False)
 class Registration:
     """An instance that a registry keeps published. Thread-safe; goes on without this object."""
 
-    def __init__(self, owner: Registry, record: RegistrationRecord) -> None:
-        """For `Registry.register` only."""
-        self._owner = owner
-        self._session = owner._session
-        self._record = record
+    _owner: Registry
+    _record: RegistrationRecord
 
     @property
     def instance(self) -> ServiceInstance:
@@ -100,7 +98,7 @@ class Registration:
             raise ConfigurationError(
                 f"{', '.join(sorted(fixed))} can't be changed by update(); register another"
             )
-        self._session.change(self._record, changes)
+        self._owner._session.change(self._record, changes)
 
     def wait_published(self, timeout: Duration | None = None) -> bool:
         """Wait until the registry has it, with its last change.
@@ -122,7 +120,7 @@ class Registration:
         return f"<Registration of {instance.service}/{instance.id}: {self.state}>"
 
     def _when(self, state: State) -> Future[bool]:
-        return self._session.when(self._record, state)
+        return self._owner._session.when(self._record, state)
 
     def _reaches(self, state: State, wait_s: float | None) -> bool:
         reached = self._when(state)
@@ -135,7 +133,7 @@ class Registration:
 
     def _not_published(self, wait_s: float) -> RegistryError:
         """The error of a `register` that did not wait long enough; its cause is the last error."""
-        record, session = self._record, self._session
+        record, session = self._record, self._owner._session
         if not record.wanted and not session.closed:
             return NotPublished(f"{'/'.join(record.instance.key)} was unregistered meanwhile")
         return _with_cause(NotPublished, "published at", session, record, wait_s)
@@ -147,7 +145,8 @@ class Registration:
             return RegistryUnavailable(
                 f"{'/'.join(record.instance.key)} was registered again meanwhile"
             )
-        return _with_cause(RegistryUnavailable, "withdrawn from", self._session, record, wait_s)
+        session = self._owner._session
+        return _with_cause(RegistryUnavailable, "withdrawn from", session, record, wait_s)
 
 
 class Subscription:
@@ -228,9 +227,6 @@ class Registry:
         snapshots = open_snapshot_file(opened.url, policy, timer=timer)
         self.policy = policy
         """The settings."""
-        self._handles: weakref.WeakValueDictionary[int, Registration] = (
-            weakref.WeakValueDictionary()
-        )
         self._session = Session(opened, policy, timer=timer, snapshots=snapshots)
 
     @property
@@ -251,7 +247,7 @@ class Registry:
     @property
     def registrations(self) -> tuple[Registration, ...]:
         """What is registered, or not withdrawn yet."""
-        return tuple(self._handle(record) for record in self._session.records())
+        return tuple(Registration(self, record) for record in self._session.records())
 
     def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:
         """Keep an instance published. With a known `service` and `id`, changes that instance.
@@ -383,12 +379,6 @@ class Registry:
                 stacklevel=1,
             )
 
-    def _handle(self, record: RegistrationRecord) -> Registration:
-        known = self._handles.get(id(record))
-        if known is None or known._record is not record:
-            known = self._handles[id(record)] = Registration(self, record)
-        return known
-
     def _set_desired(
         self, instance: ServiceInstance, wait: Duration | None
     ) -> tuple[Registration, float | None]:
@@ -397,7 +387,7 @@ class Registry:
         if not isinstance(instance, ServiceInstance):
             raise TypeError(f"instance must be a ServiceInstance, not {instance!r}")
         record = self._session.set_desired(instance, flush_now=wait is not None)
-        return self._handle(record), wait_s
+        return Registration(self, record), wait_s
 
     def _remove(self, what: object, wait: Duration | None) -> tuple[Registration, float | None]:
         """Have it withdrawn. Returns also how many seconds to wait."""

@@ -224,7 +224,7 @@ class Resolver:
     def _wait_is_over(self) -> None:
         """Runs on the timer's thread."""
         with self._lock:
-            self._alarm.rang()
+            self._alarm.clear()
         EXECUTOR.submit(self, partial(self._look_up, wait=False))
 
 

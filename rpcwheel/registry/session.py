@@ -239,7 +239,7 @@ class Session:
     def reset(self) -> None:
         """Be closed in a forked child: the lease and the sockets are the parent's."""
         self._begin()
-        self._alarm.rang()
+        self._alarm.clear()
         self._closed = self._finished = True
         self._reconciler.give_up()
         self._over.set_result(True)
@@ -426,7 +426,7 @@ class Session:
     def _rang(self) -> None:
         """On the timer's thread."""
         with self._lock:
-            self._alarm.rang()
+            self._alarm.clear()
         self._schedule()
 
     def _refused(self, error: TimerError) -> None:

@@ -228,7 +228,7 @@ class SnapshotFile:
     def _due(self) -> None:
         """On the timer's thread."""
         with self._lock:
-            self._alarm.rang()
+            self._alarm.clear()
         self._serial.submit(self._write)
 
     # On workers

@@ -319,14 +319,13 @@ class ServiceWatch:
         if events:
             self._events.emit(*events)
         with self._changed:
-            self._alarm.clear()
             if not self._closed:
-                self._alarm.wake(self._cache.next_wake_ns)
+                self._alarm.set(self._cache.next_wake_ns)
 
     def _wake(self) -> None:
         """On the timer's thread."""
         with self._changed:
-            self._alarm.rang()
+            self._alarm.clear()
         self._updates.submit(partial(self._apply, self._cache.step))
 
     def _refused(self, error: TimerError) -> None:
@@ -448,7 +447,7 @@ class WatchManager:
     def _rang(self) -> None:
         """On the timer's thread."""
         with self._lock:
-            self._alarm.rang()
+            self._alarm.clear()
             now_ns = self._alarm.now_ns()
             for watch in self._watches.values():
                 if watch.due_ns <= now_ns:

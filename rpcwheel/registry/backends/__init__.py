@@ -18,71 +18,68 @@ if TYPE_CHECKING:
 
 __all__ = ["check_scheme", "open_backend"]
 
-_HERE: Final = "rpcwheel.registry.backends"
 OURS: Final = {
-    "memory": f"{_HERE}.memory:MemoryBackend",
-    "sqlite": f"{_HERE}.sqlite:SqliteBackend",
-    "etcd": f"{_HERE}.etcd:EtcdBackend",
-    "etcds": f"{_HERE}.etcd:EtcdBackend",
-    "zookeeper": f"{_HERE}.zookeeper:ZookeeperBackend",
-    "zookeepers": f"{_HERE}.zookeeper:ZookeeperBackend",
-    "redis": f"{_HERE}.redis:RedisBackend",
-    "rediss": f"{_HERE}.redis:RedisBackend",
-    "headless": f"{_HERE}.headless:HeadlessBackend",
+    "memory": ("memory:MemoryBackend", ""),
+    "sqlite": ("sqlite:SqliteBackend", ""),
+    "etcd": ("etcd:EtcdBackend", "etcd"),
+    "etcds": ("etcd:EtcdBackend", "etcd"),
+    "zookeeper": ("zookeeper:ZookeeperBackend", "zookeeper"),
+    "zookeepers": ("zookeeper:ZookeeperBackend", "zookeeper"),
+    "redis": ("redis:RedisBackend", "redis"),
+    "rediss": ("redis:RedisBackend", "redis"),
+    "headless": ("headless:HeadlessBackend", "dns"),
 }
-EXTRAS: Final = {
-    "etcd": "etcd",
-    "etcds": "etcd",
-    "zookeeper": "zookeeper",
-    "zookeepers": "zookeeper",
-    "redis": "redis",
-    "rediss": "redis",
-    "headless": "dns",
-}
-"""What to install, by scheme."""
+"""By scheme: the module in this package with its class, and the extra to install."""
 
 
 def open_backend(url: str | RegistryUrl, settings: Settings) -> RegistryBackend:
-    """Make the backend that the URL's scheme names; contacts nobody.
+    """Make the backend that the URL's scheme names. Does not connect.
 
-    Ours first, then those of the entry points `rpcwheel.registry`.
+    The built-in ones take precedence over the entry points `rpcwheel.registry`.
 
     Raises:
-        ConfigurationError: No engine has this scheme, or the URL makes no sense for it.
-        ExtraMissing: A package that the engine needs is not installed.
-        TypeError: The URL is no string.
+        ConfigurationError: No backend has this scheme, or the URL is not valid for it.
+        ExtraMissing: A package that the backend needs is not installed.
+        TypeError: The URL is not a string.
     """
-    told = url if isinstance(url, RegistryUrl) else parse_url(url)
-    kind = _loaded(told)
+    url = url if isinstance(url, RegistryUrl) else parse_url(url)
     try:
-        return kind(told, settings)
+        backend_class = _load(url)
+        if not (isinstance(backend_class, type) and issubclass(backend_class, RegistryBackend)):
+            raise ConfigurationError(
+                f"{url}: what the entry point {url.scheme!r} of {GROUP} names is no "
+                f"rpcwheel.registry.RegistryBackend, but {backend_class!r}"
+            )
+        return backend_class(url, settings)
     except ModuleNotFoundError as error:
-        raise _missing(told, error) from error
+        _, extra = OURS.get(url.scheme, ("", ""))
+        advice = f"pip install 'rpcwheel[{extra}]'" if extra else "install what brings it"
+        raise ExtraMissing(
+            f"{url.scheme}:// needs the package {error.name!r}, which is not here: {advice}"
+        ) from error
 
 
-def _loaded(url: RegistryUrl) -> type[RegistryBackend]:
-    """The class for a scheme."""
+def _load(url: RegistryUrl) -> object:
+    """Load the class for a scheme."""
     if url.scheme in OURS:
-        module, _, name = OURS[url.scheme].partition(":")
-        try:
-            kind = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            raise _missing(url, error) from error
-    else:
-        kind = _of_entry_point(url)
-    if not (isinstance(kind, type) and issubclass(kind, RegistryBackend)):
+        module, _, name = OURS[url.scheme][0].partition(":")
+        return getattr(importlib.import_module(f".{module}", __name__), name)
+    entry_point = _entry_point(url)
+    try:
+        return entry_point.load()
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
         raise ConfigurationError(
-            f"{url}: what the entry point {url.scheme!r} of {GROUP} names is no "
-            f"rpcwheel.registry.RegistryBackend, but {kind!r}"
-        )
-    return kind
+            f"{url}: the backend {entry_point.value} could not be loaded: {error!r}"
+        ) from error
 
 
 def check_scheme(url: RegistryUrl) -> None:
-    """See that some engine has the URL's scheme; loads nothing.
+    """Check that some backend has the URL's scheme. Loads nothing.
 
     Raises:
-        ConfigurationError: None has; it names the nearest.
+        ConfigurationError: None has it. The message names the nearest scheme.
     """
     if url.scheme not in OURS:
         _entry_point(url)
@@ -99,23 +96,3 @@ def _entry_point(url: RegistryUrl) -> EntryPoint:
             f"{', '.join(f'{name}://' for name in known)}"
         )
     return found[url.scheme]
-
-
-def _of_entry_point(url: RegistryUrl) -> object:
-    found = _entry_point(url)
-    try:
-        return found.load()
-    except ModuleNotFoundError as error:
-        raise _missing(url, error) from error
-    except Exception as error:
-        raise ConfigurationError(
-            f"{url}: the backend {found.value} could not be loaded: {error!r}"
-        ) from error
-
-
-def _missing(url: RegistryUrl, error: ModuleNotFoundError) -> Exception:
-    extra = EXTRAS.get(url.scheme)
-    cure = f"pip install 'rpcwheel[{extra}]'" if extra else "install what brings it"
-    return ExtraMissing(
-        f"{url.scheme}:// needs the package {error.name!r}, which is not here: {cure}"
-    )

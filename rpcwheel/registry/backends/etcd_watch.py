@@ -92,7 +92,6 @@ class EtcdWatches:
         self._must_open = False
         self._closed = False
         self._timer = OneShotTimer(settings.timer, self._tick, self._timer_failed)
-        self._wake_ns = NEVER  # what the timer is set to
 
     def watch(self, prefix: bytes, watcher: Watcher) -> WatchNotifier:
         """Notify the watcher of all keys below a prefix from now on.
@@ -181,11 +180,7 @@ class EtcdWatches:
             EXECUTOR.submit(self, self._stream.leave if unresponsive else self._stream.cancel)
 
     def _set_timer(self) -> None:
-        wake_ns = NEVER if self._closed else self._core.next_wake_ns
-        if wake_ns != self._wake_ns:
-            self._timer.clear()
-        self._wake_ns = wake_ns
-        self._timer.wake(wake_ns)
+        self._timer.set(NEVER if self._closed else self._core.next_wake_ns)
 
     # On the timer's thread
 
@@ -197,9 +192,8 @@ class EtcdWatches:
         if self._client.forked:
             return
         with self._changed:
-            self._timer.rang()
+            self._timer.clear()
             if not self._closed:
-                self._wake_ns = NEVER
                 self._perform(self._core.tick(self._clock()))
 
     # On the watch thread

@@ -161,7 +161,7 @@ class PollingWatcher:
 
     def _alarm_due(self) -> None:
         with self._lock:
-            self._alarm.rang()
+            self._alarm.clear()
             now_ns = self._alarm.now_ns()
             if now_ns >= self._retry_ns:
                 self._retry_ns = NEVER

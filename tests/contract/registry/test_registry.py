@@ -75,7 +75,7 @@ def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registry):
 
 def test_a_key_has_one_registration_until_it_is_unregistered(registry):
     first = registry.register(instance())
-    assert registry.register(instance(weight=3), wait=float("inf")) is first
+    assert registry.register(instance(weight=3), wait=float("inf")) == first
     assert (registry.registrations, first.instance.weight) == ((first,), 3)
     registry.unregister(first, wait=WAIT_S)
     second = registry.register(instance(), wait=WAIT_S)

@@ -87,7 +87,7 @@ def test_an_entry_point_that_leads_nowhere_is_an_error_that_says_so(entry):
 
 
 def test_a_missing_package_is_told_with_what_to_install(monkeypatch):
-    monkeypatch.setitem(backends.OURS, "etcd", "no_such_package:EtcdBackend")
+    monkeypatch.setitem(backends.OURS, "etcd", ("no_such_module:EtcdBackend", "etcd"))
     with pytest.raises(ExtraMissing, match=r"pip install 'rpcwheel\[etcd\]'") as caught:
         open_backend("etcd://h", SETTINGS)
     assert isinstance(caught.value, ImportError)
@@ -98,9 +98,7 @@ def test_a_package_that_is_missed_only_when_a_backend_is_made_is_told_alike(monk
         def __init__(self, url, settings):
             raise ModuleNotFoundError("no kazoo", name="kazoo")
 
-    monkeypatch.setitem(backends.OURS, "zookeeper", "somebodys:Late")
-    monkeypatch.setitem(sys.modules, "somebodys", type(sys)("somebodys"))
-    sys.modules["somebodys"].Late = Late
+    monkeypatch.setattr("rpcwheel.registry.backends.zookeeper.ZookeeperBackend", Late)
     with pytest.raises(ExtraMissing, match=r"'kazoo'.*pip install 'rpcwheel\[zookeeper\]'"):
         open_backend("zookeeper://h", SETTINGS)
 

@@ -19,7 +19,7 @@ def rung():
 def made(timer, rung):
     def ring():
         rung.append(timer.now)
-        alarm.rang()
+        alarm.clear()
 
     alarm = OneShotTimer(timer, ring, rung.append)
     return alarm

@@ -8,10 +8,17 @@ from rpcwheel.durations import NEVER
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
-from rpcwheel.registry.reconciler import TRANSITIONS, Reconciler, State
+from rpcwheel.registry.reconciler import Reconciler, State
 
 SECOND = 1_000_000_000
 LEASE = 6 * SECOND
+TRANSITIONS = {
+    State.PENDING: {State.PUBLISHED, State.WITHDRAWING, State.GONE},
+    State.PUBLISHED: {State.PENDING, State.LOST, State.WITHDRAWING},
+    State.LOST: {State.PUBLISHED, State.WITHDRAWING},
+    State.WITHDRAWING: {State.PENDING, State.GONE},
+    State.GONE: set(),
+}
 PORTS = st.integers(1, 2)
 INTENTS = st.tuples(
     st.sampled_from(["register", "unregister", "let go"]),
