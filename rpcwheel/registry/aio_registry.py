@@ -317,9 +317,11 @@ class Registry:
             return known
         try:
             return await self._answer(self._session.look_up(service), wait_s)
-        except (RegistryUnavailable, RegistryRefused) as error:
-            # it reads a file
-            return await on_worker(partial(self._session.last_answer, service, error))
+        except (RegistryUnavailable, RegistryRefused):
+            last = await on_worker(partial(self._session.lookups.last, service))  # reads a file
+            if last is None:
+                raise
+            return last
 
     async def services(self) -> list[str]:
         """Return the names of all services in the registry, in order; asks the registry."""

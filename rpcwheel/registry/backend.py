@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from rpcwheel.errors import RegistryClosed
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -103,7 +105,7 @@ class RegistryBackend(ABC):
     """Whether the path of a URL belongs to the backend (`url.path`, such as a file). The service is
     then given by `?service=`. Otherwise the path is the service."""
 
-    read_only: ClassVar[bool] = False
+    read_only: bool = False
     """Whether nothing can be published. `register`, `unregister` and publishers then raise
     ConfigurationError."""
 
@@ -113,6 +115,7 @@ class RegistryBackend(ABC):
 
     url: RegistryUrl
     settings: Settings
+    _closed: bool = False
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         """Keep the arguments. A subclass calls this first, and does not connect yet.
@@ -123,6 +126,11 @@ class RegistryBackend(ABC):
         """
         self.url = url
         self.settings = settings
+
+    def _check_open(self) -> None:
+        """Raise `RegistryClosed` if a subclass has set `_closed`."""
+        if self._closed:
+            raise RegistryClosed(f"{self.url} was closed; open another")
 
     @abstractmethod
     def publish(self, instances: Sequence[ServiceInstance]) -> None:

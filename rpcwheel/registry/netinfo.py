@@ -116,7 +116,9 @@ def address_facing(registries: Iterable[RegistryUrl]) -> str:
             except OSError as error:
                 failures.append(f"{host}: {error}")
     if not found:  # the registries may be reached later; the server serves now
-        found = _external_source_addresses()
+        for host in EXTERNAL_ADDRESSES:
+            with suppress(OSError):
+                found.append(_source_address(host, ANY_PORT))
     remote = [one for one in found if not ipaddress.ip_address(one).is_loopback]
     if not found:
         raise ConfigurationError(
@@ -132,14 +134,6 @@ def _source_address(host: str, port: int) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0]).partition("%")[0]
     raise OSError("no route to it")
-
-
-def _external_source_addresses() -> list[str]:
-    found: list[str] = []
-    for host in EXTERNAL_ADDRESSES:
-        with suppress(OSError):
-            found.append(_source_address(host, ANY_PORT))
-    return found
 
 
 def is_local(host: str) -> bool:

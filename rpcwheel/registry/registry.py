@@ -237,7 +237,7 @@ class Registry:
     @property
     def up(self) -> bool:
         """Whether the registry answered the last request; False before the first."""
-        return self._session.up
+        return self._session.health.up
 
     @property
     def closed(self) -> bool:
@@ -326,8 +326,11 @@ class Registry:
             return known
         try:
             return self._answer(self._session.look_up(service), wait_s)
-        except (RegistryUnavailable, RegistryRefused) as error:
-            return self._session.last_answer(service, error)
+        except (RegistryUnavailable, RegistryRefused):
+            last = self._session.lookups.last(service)
+            if last is None:
+                raise
+            return last
 
     def services(self) -> list[str]:
         """Return the names of all services in the registry, in order; asks the registry.
@@ -503,7 +506,7 @@ def _with_cause(
     wait_s: float,
 ) -> RegistryError:
     name = "/".join(record.instance.key)
-    cause = record.error or session.error
+    cause = record.error or session.health.error
     why = "" if cause is None else f": {cause}"
     if session.closed:
         error: RegistryError = RegistryClosed(

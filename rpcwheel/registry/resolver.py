@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.balancer.policy import checked_policy
@@ -36,12 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SESSIONS", "Resolution", "Resolver", "check_registry", "resolution_of"]
 
-R = TypeVar("R")
-
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
 
-class SharedRegistries(Generic[R]):
+class SharedRegistries:
     """Registries opened for channels, by what they were opened with. Thread-safe."""
 
     def __init__(self) -> None:
@@ -52,9 +50,9 @@ class SharedRegistries(Generic[R]):
     def forget(self) -> None:
         """Forget all in a forked child: the sessions are the parent's."""
         self._lock = threading.RLock()  # finalizers release registries
-        self._open: dict[Hashable, tuple[R, int]] = {}  # with the number of users
+        self._open: dict[Hashable, tuple[Registry, int]] = {}  # with the number of users
 
-    def acquire(self, key: Hashable, make: Callable[[], R]) -> R:
+    def acquire(self, key: Hashable, make: Callable[[], Registry]) -> Registry:
         """Return the open registry of this key, or a new one.
 
         Raises:
@@ -65,7 +63,7 @@ class SharedRegistries(Generic[R]):
             self._open[key] = registry, users + 1
             return registry
 
-    def release(self, key: Hashable, registry: R) -> bool:
+    def release(self, key: Hashable, registry: Registry) -> bool:
         """Release a registry; True if nobody uses it any more, and it is to be closed."""
         with self._lock:
             known, users = self._open.get(key, (None, 0))
@@ -81,7 +79,7 @@ class SharedRegistries(Generic[R]):
             return len(self._open)
 
 
-SESSIONS: Final[SharedRegistries[Registry]] = SharedRegistries()
+SESSIONS: Final = SharedRegistries()
 """Those of this process."""
 
 

@@ -210,21 +210,22 @@ class Session:
         self._backend = backend
         self._snapshots = snapshots
         self._reconciler = Reconciler(self.name, self.rules, random_fraction)
+        self.health = self._reconciler.health
         self._alarm = OneShotTimer(timer, self._rang, self._refused)
         self._notifications = NotificationQueue()
         self.emit = self._notifications.emit
-        self._lookups = LookupQueue(backend, self.rules, snapshots, self._alarm.now_ns, self.emit)
+        self.lookups = LookupQueue(backend, self.rules, snapshots, self._alarm.now_ns, self.emit)
         self.watches = WatchManager(
             backend,
-            policy,
+            self.rules,
             timer=timer,
             snapshots=snapshots,
             on_view=self._backend_answered,
             on_contact_lost=self._contact_lost,
             emit=self.emit,
-            on_unused=self._lookups.remember,
+            on_unused=self.lookups.remember,
         )
-        self._closed = False
+        self.closed = False
         self._begin()
         reset_after_fork(self)
 
@@ -240,30 +241,15 @@ class Session:
         """Be closed in a forked child: the lease and the sockets are the parent's."""
         self._begin()
         self._alarm.clear()
-        self._closed = self._finished = True
+        self.closed = self._finished = True
         self._reconciler.give_up()
         self._over.set_result(True)
 
     # Registrations
 
-    @property
-    def up(self) -> bool:
-        """Whether the registry answers, as far as is known."""
-        return self._reconciler.health.up
-
-    @property
-    def error(self) -> BaseException | None:
-        """Of the last request, if it has failed."""
-        return self._reconciler.health.error
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
     def check_open(self) -> None:
         """Raise `RegistryClosed` if it was closed."""
-        if self._closed:
+        if self.closed:
             raise RegistryClosed(f"{self.name} was closed, or opened before a fork; open another")
 
     def check_writable(self) -> None:
@@ -276,7 +262,7 @@ class Session:
 
     def refresh(self, service: str) -> None:
         """Have the backend read a watched service again. Never blocks; any thread."""
-        if not self._closed:
+        if not self.closed:
             self._backend.refresh(service)
 
     def records(self) -> tuple[RegistrationRecord, ...]:
@@ -327,36 +313,25 @@ class Session:
         """Ask for the instances of a service. Not to be canceled: the future may be shared."""
         with self._changing():
             self.check_open()
-            return self._lookups.add(service)
+            return self.lookups.add(service)
 
     def services(self) -> Future[tuple[str, ...]]:
         """Ask for the names of all services. Not to be canceled."""
         with self._changing():
             self.check_open()
-            return self._lookups.add(None)
-
-    def last_answer(self, service: str, error: BaseException) -> Snapshot:
-        """The last answer, because the registry can't be asked now; may read a file.
-
-        Raises:
-            BaseException: `error`, if there is no answer.
-        """
-        snapshot = self._lookups.last(service)
-        if snapshot is not None:
-            return snapshot
-        raise error
+            return self.lookups.add(None)
 
     # The end
 
     def close(self) -> Future[bool]:
         """Withdraw everything, and end. A caller that stops waiting calls `abandon`."""
         with self._changing() as now_ns:
-            if self._closed:
+            if self.closed:
                 return self._over
-            self._closed = True
+            self.closed = True
             self._alarm.clear()
             self._reconciler.close(now_ns)
-            self._lookups.refuse(RegistryClosed(f"{self.name} was closed"))
+            self.lookups.refuse(RegistryClosed(f"{self.name} was closed"))
         self.watches.close()
         return self._over
 
@@ -391,14 +366,14 @@ class Session:
         with self._lock:
             yield self._alarm.now_ns()
             if flush_now:
-                self._reconciler.health.shorten_pause()
+                self.health.shorten_pause()
         self._schedule()
 
     def _schedule(self) -> None:
         """Have a worker do what is due, or set the timeout for it."""
         with self._lock:
             settled = self._take_settled()
-            wake_ns = 0 if self._closed or self._lookups else self._reconciler.next_wake_ns()
+            wake_ns = 0 if self.closed or self.lookups else self._reconciler.next_wake_ns()
             starts = False
             if not self._working and not self._finished:
                 starts = self._working = wake_ns <= self._alarm.now_ns()
@@ -451,10 +426,10 @@ class Session:
         with self._lock:
             request, lookup = self._take()
             idle = lookup is None and request is None
-            ends = idle and self._closed
+            ends = idle and self.closed
             self._working = not idle or ends
         if lookup is not None:
-            self._note_lookup(self._lookups.carry_out(lookup))
+            self._note_lookup(self.lookups.carry_out(lookup))
         elif request is not None:
             self._make(request)
         elif ends:
@@ -465,7 +440,7 @@ class Session:
         """Take the next request: by turns, so that neither lookups nor renewals starve."""
         now_ns = self._alarm.now_ns()
         request = self._reconciler.next_request(now_ns) if self._was_lookup else None
-        lookup = self._lookups.take() if request is None else None
+        lookup = self.lookups.take() if request is None else None
         if request is None and lookup is None:
             request = self._reconciler.next_request(now_ns)
         self._was_lookup = lookup is not None
@@ -504,27 +479,27 @@ class Session:
         with self._lock:
             now_ns = self._alarm.now_ns()
             if error is None or isinstance(error, UnreadableRecords):
-                events = self._reconciler.health.request_succeeded(now_ns)
+                events = self.health.request_succeeded(now_ns)
             elif isinstance(error, RegistryUnavailable):
-                self._reconciler.health.contact_lost(now_ns)
+                self.health.contact_lost(now_ns)
         self.emit(*events)
 
     # On the backend's threads
 
     def _backend_answered(self) -> None:
         """A watch has a view."""
-        if self._reconciler.health.up:
+        if self.health.up:
             return
         with self._lock:
-            events = self._reconciler.health.answered(self._alarm.now_ns())
+            events = self.health.answered(self._alarm.now_ns())
         self.emit(*events)
 
     def _contact_lost(self, reason: str) -> None:
         """A watch has lost contact, or the registry its data."""
         with self._lock:
-            if self._closed or self._reconciler.health.since_ns is not None:
+            if self.closed or self.health.since_ns is not None:
                 return
-            self._reconciler.health.contact_lost(self._alarm.now_ns())
+            self.health.contact_lost(self._alarm.now_ns())
         self.emit(RegistryFailed(self.name, "watch", RegistryUnavailable(reason), 0.0))
 
 

@@ -32,7 +32,6 @@ from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .cache import NO_RECORDS, ServiceCache, TimedSnapshot, changed_ids
 from .one_shot_timer import OneShotTimer
-from .policy import RegistryPolicy, RegistryRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from .backend import RegistryBackend, View, Watch
     from .cache import Event
+    from .policy import RegistryRules
     from .snapshot_file import SnapshotFile
 
 __all__ = ["Listener", "ServiceWatch", "WatchManager"]
@@ -121,19 +121,19 @@ class ServiceWatch:
         self,
         service: str,
         registry: str,
-        policy: RegistryPolicy | None = None,
+        rules: RegistryRules,
         *,
-        timer: Timer | None = None,
-        snapshots: SnapshotFile | None = None,
-        on_view: Callable[[], object] | None = None,
-        on_contact_lost: Callable[[str], object] | None = None,
+        timer: Timer | None,
+        snapshots: SnapshotFile | None,
+        on_view: Callable[[], object],
+        on_contact_lost: Callable[[str], object],
     ) -> None:
         """Begin; nothing is known yet, except perhaps by the file.
 
         Args:
             service: Its name.
             registry: The registry's name in events: its URL without a password.
-            policy: For `lease_ttl`, `stale_timeout` and `self_preservation`.
+            rules: The settings.
             timer: None for `shared_timer()`.
             snapshots: The file that is read now and kept up to date; it stays the caller's.
             on_view: Called on the backend's threads at each view; must not block.
@@ -146,7 +146,6 @@ class ServiceWatch:
         self._snapshots = snapshots
         self._on_view = on_view
         self._on_contact_lost = on_contact_lost
-        rules = RegistryRules.of(policy or RegistryPolicy())
         self._cache = ServiceCache(registry, service, rules, self._clock())
         self._shown: TimedSnapshot | None = None
         self._closed = False
@@ -215,14 +214,12 @@ class ServiceWatch:
     def on_view(self, view: View) -> None:
         """Take a view of the registry. Never blocks; any thread."""
         self._add(_Pending(view.records, view.changed))
-        if self._on_view is not None:
-            self._on_view()
+        self._on_view()
 
     def on_contact_lost(self, reason: str) -> None:
         """Note that the registry has lost contact or its data. Never blocks; any thread."""
         self._add(reason)
-        if self._on_contact_lost is not None:
-            self._on_contact_lost(reason)
+        self._on_contact_lost(reason)
 
     def close(self) -> None:
         """Call no listener any more, keep no timeout, wake who waits. Idempotent; never blocks.
@@ -345,7 +342,7 @@ class WatchManager:
     def __init__(
         self,
         backend: RegistryBackend,
-        policy: RegistryPolicy,
+        rules: RegistryRules,
         *,
         timer: Timer | None,
         snapshots: SnapshotFile | None,
@@ -358,7 +355,7 @@ class WatchManager:
 
         Args:
             backend: Stays the caller's.
-            policy: As for `ServiceWatch`.
+            rules: As for `ServiceWatch`.
             timer: The same.
             snapshots: The same.
             on_view: The same.
@@ -368,12 +365,12 @@ class WatchManager:
         """
         self._backend = backend
         self._registry = str(backend.url)
-        self._rules = RegistryRules.of(policy)
+        self._rules = rules
         self._timer = timer
         self._emit = emit
         self._on_unused = on_unused
         self._new_watch = partial(
-            ServiceWatch, registry=self._registry, policy=policy, timer=timer,
+            ServiceWatch, registry=self._registry, rules=rules, timer=timer,
             snapshots=snapshots, on_view=on_view, on_contact_lost=on_contact_lost,
         )  # fmt: skip
         self._closed = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeVar
 
-from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
@@ -47,13 +47,13 @@ class FlakyBackend(RegistryBackend):
         super().__init__(inner.url, inner.settings)
         self.inner = inner
         self.keeps_alive = inner.keeps_alive
+        self.read_only = inner.read_only
         self.requests = []
         self._changed = threading.Condition()
         self._state: State = "up"
         self._reason = ""
         self._gone: set[tuple[str, str]] = set()  # removed by `forget` until published
         self._watches: list[_Watch] = []
-        self._closed = False
 
     # Commands
 
@@ -144,6 +144,10 @@ class FlakyBackend(RegistryBackend):
         watch.inner = self.inner.watch(service, watch)
         return watch
 
+    def refresh(self, service: str) -> None:
+        """As `RegistryBackend.refresh`."""
+        self.inner.refresh(service)
+
     def close(self) -> None:
         """As `RegistryBackend.close`. The inner backend gives up its lease in any state."""
         with self._changed:
@@ -173,10 +177,6 @@ class FlakyBackend(RegistryBackend):
         if state == "mute":
             raise RegistryUnavailable(f"{self.url}: {reason}")
         return answer
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RegistryClosed(f"{self.url} was closed; open another")
 
     def _become(self, state: State, reason: str) -> None:
         with self._changed:

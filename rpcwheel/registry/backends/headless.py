@@ -29,7 +29,6 @@ from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import (
     ConfigurationError,
-    RegistryClosed,
     RegistryRefused,
     RegistryUnavailable,
 )
@@ -66,7 +65,7 @@ class HeadlessBackend(RegistryBackend):
     """The backend `headless://`. Thread-safe."""
 
     schemes: ClassVar = ("headless",)
-    read_only: ClassVar = True
+    read_only = True
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)
@@ -95,7 +94,6 @@ class HeadlessBackend(RegistryBackend):
         )
         self._had_addresses = False
         self._resolved_ns: int | None = None
-        self._closed = False
         self.reset()
         reset_after_fork(self)
 
@@ -134,10 +132,6 @@ class HeadlessBackend(RegistryBackend):
     def close(self) -> None:
         self._closed = True
         self._polling.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RegistryClosed(f"{self.url} was closed; open another")
 
     def _read(self, service: str, _: View | None = None) -> View:
         if service != self._host:

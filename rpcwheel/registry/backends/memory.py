@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from rpcwheel.durations import to_ns
-from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryUnavailable, TimerError
+from rpcwheel.errors import ConfigurationError, RegistryUnavailable, TimerError
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
@@ -159,7 +159,6 @@ class MemoryBackend(RegistryBackend):
         self._engine = _engine_of(name)
         self._lease = _Lease()
         self._watches: dict[WatchNotifier, _Service] = {}
-        self._closed = False
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         with self._engine.changing() as changed:
@@ -219,10 +218,6 @@ class MemoryBackend(RegistryBackend):
             self._engine.end(self._lease, changed)
             if self._lease.timeout is not None:
                 self._lease.timeout.cancel()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RegistryClosed(f"{self.url} was closed; open another")
 
     def _where(self, service: str) -> tuple[str, str]:
         return self.url.namespace, service

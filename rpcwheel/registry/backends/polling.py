@@ -33,9 +33,6 @@ __all__ = ["PollingWatcher"]
 
 FIRST_RETRY_S: Final = 0.2
 
-_JITTER: Final = random.SystemRandom()
-"""Not the program's own generator, which tests may have seeded. Forked children differ."""
-
 
 class PollingWatcher:
     """All watches of one backend. Thread-safe; no method blocks.
@@ -153,7 +150,7 @@ class PollingWatcher:
             EXECUTOR.submit(self, self._run)
 
     def _schedule_period(self) -> None:
-        delay_s = _JITTER.uniform(0.9, 1.1) * self._period_s
+        delay_s = random.uniform(0.9, 1.1) * self._period_s
         self._period_ns = self._alarm.now_ns() + to_ns(delay_s)
         self._alarm.wake(self._period_ns)
 
@@ -244,7 +241,7 @@ class PollingWatcher:
             longest_s = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
             if self._failed and self._retry_ns == NEVER:
-                self._retry_ns = self._alarm.now_ns() + to_ns(_JITTER.uniform(0, longest_s))
+                self._retry_ns = self._alarm.now_ns() + to_ns(random.uniform(0, longest_s))
                 self._alarm.wake(self._retry_ns)
         _notify(watches, str(error))
 

@@ -42,7 +42,6 @@ from redis.retry import Retry
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.errors import (
     ConfigurationError,
-    RegistryClosed,
     RegistryError,
     RegistryRefused,
     RegistryUnavailable,
@@ -86,9 +85,6 @@ FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 5.0
 """Until the listener connects anew, at most; twice as long after each failure."""
 
-_JITTER: Final = random.SystemRandom()
-"""Not the program's own generator, which tests may have seeded. Forked children differ."""
-
 CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
 
 FULL: Final = (
@@ -119,7 +115,6 @@ class RedisBackend(RegistryBackend):
             full_every=FULL_EVERY,
             has_changed=self._has_changed,
         )
-        self._closed = False
         self.reset()
         reset_after_fork(self)
 
@@ -185,8 +180,7 @@ class RedisBackend(RegistryBackend):
         return sorted({service for service, slash, _ in parts if slash})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
-        if self._closed:
-            raise RegistryClosed(f"{self.url}: this registry was closed")
+        self._check_open()
         self._listener.start()
         return self._polling.watch(service, watcher)
 
@@ -286,13 +280,11 @@ class RedisBackend(RegistryBackend):
 
     def _ask(self, request: Callable[[], Any]) -> Any:
         """Make a request, and turn errors of redis-py into ours."""
-        if self._closed:
-            raise RegistryClosed(f"{self.url}: this registry was closed")
+        self._check_open()
         try:
             return request()
         except Exception as error:
-            if self._closed:  # many kinds of errors, as the connection was cut
-                raise RegistryClosed(f"{self.url}: this registry was closed") from error
+            self._check_open()  # many kinds of errors, as the connection was cut
             if not isinstance(error, RedisError):
                 raise
             if _is_read_only(error):
@@ -456,7 +448,7 @@ class ChangeListener:
                 if not isinstance(error, (RedisError, OSError)):
                     raise
                 self._lost(error)
-            self._closed.wait(_JITTER.uniform(0, self._retry_s))
+            self._closed.wait(random.uniform(0, self._retry_s))
             self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S)
 
     def _listen(self, pubsub: PubSub) -> None:

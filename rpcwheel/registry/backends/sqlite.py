@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.errors import ConfigurationError, RegistryClosed, RegistryError
+from rpcwheel.errors import ConfigurationError, RegistryError
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer.clock import clock_of
 
@@ -87,7 +87,6 @@ class SqliteBackend(RegistryBackend):
         self._lease: str | None = None
         self._store: str | None = None  # the file that the lease is in
         self._lost: Lost = "missing"  # why there is no lease
-        self._closed = False
         # Used by one job of `_polling` at a time
         self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
         self._checked = "", ""  # the file and its revision
@@ -165,10 +164,6 @@ class SqliteBackend(RegistryBackend):
                 db.execute(COUNT_UP)
         self._file.close()
         self._watched.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RegistryClosed(f"{self.url} was closed; open another")
 
     # In a transaction
 

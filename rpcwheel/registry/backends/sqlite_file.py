@@ -213,12 +213,12 @@ class SqliteFile:
 
     def _failure(self, error: sqlite3.Error | OSError) -> RegistryError:
         """Convert an error, and drop the connection if it is of no more use. Under the lock."""
-        if not _has_code(error, sqlite3.SQLITE_BUSY):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code != sqlite3.SQLITE_BUSY:
             self._drop()
         if isinstance(error, OSError):
             kind = RegistryRefused if isinstance(error, PermissionError) else RegistryUnavailable
             return kind(f"{self._path}: {error.strerror}")
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         is_directory, parent = self._path.is_dir(), self._path.parent
         if code in FORBIDDEN and parent.is_dir() and not is_directory:
             return RegistryRefused(
@@ -267,7 +267,3 @@ class SqliteFile:
 def _text(found: bytes) -> str:
     """Decode text of other programs, which may not be UTF-8."""
     return found.decode(errors="replace")
-
-
-def _has_code(error: Exception, code: int) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == code

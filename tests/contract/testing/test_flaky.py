@@ -6,8 +6,14 @@ import time
 import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import (
+    ConfigurationError,
+    RegistryClosed,
+    RegistryRefused,
+    RegistryUnavailable,
+)
 from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry import Registry, RegistryPolicy
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.testing import FlakyBackend, check_backend
@@ -221,3 +227,20 @@ def test_closing_it_closes_the_one_inside_in_any_state(opened, timer):
             with pytest.raises(RegistryClosed):
                 ask()
     assert timer.pending == 0
+
+
+def test_it_is_for_reading_only_if_the_inner_backend_is(timer):
+    settings = Settings(LEASE, 0.05, timer)
+    backend = FlakyBackend(open_backend("headless://localhost:1", settings))
+    with (
+        Registry(backend, policy=RegistryPolicy(lease_ttl=LEASE, snapshot=False)) as registry,
+        pytest.raises(ConfigurationError, match="for reading only"),
+    ):
+        registry.register(ONE)
+
+
+def test_it_passes_on_that_a_service_is_to_be_read_again(opened, monkeypatch):
+    backend, services = opened(), []
+    monkeypatch.setattr(backend.inner, "refresh", services.append)
+    backend.refresh("shop.Orders")
+    assert services == ["shop.Orders"]

@@ -12,6 +12,7 @@ from rpcwheel.errors import TimerStopped
 from rpcwheel.instance import Snapshot
 from rpcwheel.observe import RegistryFailed
 from rpcwheel.registry import watches as module
+from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
 from rpcwheel.registry.watches import LISTENER_QUEUES, MAX_PENDING, ServiceWatch
 
 
@@ -53,8 +54,11 @@ def make(file, timer):
     made = []
 
     def make():
-        made.append(ServiceWatch(SERVICE, REGISTRY, timer=timer, snapshots=file))
-        return made[-1]
+        unused = {"on_view": lambda: None, "on_contact_lost": lambda _: None}
+        rules = RegistryRules.of(RegistryPolicy())
+        watch = ServiceWatch(SERVICE, REGISTRY, rules, timer=timer, snapshots=file, **unused)
+        made.append(watch)
+        return watch
 
     yield make
     file.unblock()

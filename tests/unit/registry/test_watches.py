@@ -4,6 +4,7 @@ import random
 
 from fixtures.registry_worlds import POLICY
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.registry.policy import RegistryRules
 from rpcwheel.registry.watches import WatchManager
 from rpcwheel.timer import ManualTimer
 
@@ -38,7 +39,7 @@ def test_one_watch_runs_for_each_service_with_subscribers_whatever_fails():
     chance, timer = random.Random(7), ManualTimer()
     backend = RegistryBackend(chance)
     told = dict.fromkeys(("on_view", "on_contact_lost", "emit", "on_unused"), lambda *_: None)
-    watches = WatchManager(backend, POLICY, timer=timer, snapshots=None, **told)
+    watches = WatchManager(backend, RegistryRules.of(POLICY), timer=timer, snapshots=None, **told)
     subscribers = []
     for _ in range(500):
         if subscribers and chance.random() < 0.5:
