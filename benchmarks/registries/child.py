@@ -11,7 +11,7 @@ import sys
 
 from benchmarks.calls.scale import Row
 from benchmarks.connections.far import make_room
-from benchmarks.registries import calls, channel_picks, converge, picks, republish
+from benchmarks.registries import calls, channel_picks, converge, picks, republish, restart
 from benchmarks.registries.scale import SCALES
 
 
@@ -34,6 +34,8 @@ def measure(scale: str, step: str, *who: str) -> list[Row]:
             return channel_picks.measure(world, SCALES[scale])
         case "converge", (engine, subject):
             return converge.measure(engine, subject, SCALES[scale])
+        case "restart", (engine, subject):
+            return restart.measure(engine, subject, SCALES[scale])
         case "republish", (engine, subject):
             return republish.measure(engine, subject, SCALES[scale])
         case _:

@@ -9,7 +9,14 @@ from benchmarks.calls.scale import Results, Row
 from benchmarks.calls.subjects import Skipped
 from benchmarks.calls.wire import PAYLOAD
 from benchmarks.registries.scale import Scale
-from benchmarks.registries.subjects import CHANNEL_PICK, CONVERGE, PICK, REPUBLISH, UNARY
+from benchmarks.registries.subjects import (
+    CHANNEL_PICK,
+    CONVERGE,
+    PICK,
+    REPUBLISH,
+    RESTART,
+    UNARY,
+)
 from benchmarks.registries.verdict import TARGETS
 from benchmarks.timer import machine
 from benchmarks.timer.tables import EMPTY, figure, table
@@ -40,6 +47,9 @@ How it is measured:
   one; withdrawn: one, for good; medians of up to {changes}, and the longest. A rival has one watch,
   or poll, for each of as many sessions, tells as many listeners, and does nothing about failures;
   kazoo's recipe and the poll don't look into records.
+* Rolling restart: another process restarts {restarted:,} of {listed} instances, each as a server
+  does: DRAINING, withdrawn, published again. CPU time of the client's process, a channel by name or
+  a rival as above. kazoo's recipe reads all names at each change; the poll sees some of them.
 * Published again: {publishers} sessions (in memory: one) with {instances:,} instances together, a
   lease of {lease:g} s and `jitter={window:g}`; the engine is killed, and started without its data.
   Time counts from when it answers; a session finds out by its next renewal, a third of the lease
@@ -145,6 +155,8 @@ def _sections(scale: Scale) -> Iterator[tuple[str, str, Sequence[tuple[str, Cell
             ("threads", _value("threads")),
         ),
     )
+    title = f"A client during a rolling restart of {scale.listed:,} instances"
+    yield title, RESTART, (("CPU for each instance, ms", _value("restart_ms")),)
     yield (
         f"{scale.instances:,} instances are published again",
         REPUBLISH,
@@ -167,6 +179,7 @@ def _notes(scale: Scale) -> str:
         picks=f"{scale.picks:,}",
         most=f"{max(scale.picked):,}",
         listed=f"{scale.listed:,}",
+        restarted=scale.restarted,
         instances=scale.instances,
         subscribers=scale.subscribers,
         sessions=scale.sessions,

@@ -10,7 +10,15 @@ from benchmarks import _child
 from benchmarks.calls.scale import Row
 from benchmarks.calls.subjects import Skipped
 from benchmarks.registries.engines import missing
-from benchmarks.registries.subjects import AT_ONCE, ENGINES, SPREAD, WIPED, watching
+from benchmarks.registries.subjects import (
+    AT_ONCE,
+    CHANNEL,
+    ENGINES,
+    RIVALS,
+    SPREAD,
+    WIPED,
+    watching,
+)
 
 PATIENCE_S = 400.0
 
@@ -18,6 +26,7 @@ STEPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "calls": (("sync",), ("aio",)),
     "picks": ((), ("sync",), ("aio",)),
     "converge": tuple((engine, who) for engine in ENGINES for who in watching(engine)),
+    "restart": tuple((engine, who) for engine in RIVALS for who in (CHANNEL, RIVALS[engine])),
     "republish": tuple((engine, who) for engine in WIPED for who in (SPREAD, AT_ONCE)),
 }
 """What can be asked for, and who its processes are of."""
@@ -26,7 +35,7 @@ STEPS: dict[str, tuple[tuple[str, ...], ...]] = {
 def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
     """Measure what is asked for, and say on stderr what is under way."""
     lacking = {engine: reason for engine in ENGINES if (reason := missing(engine))}
-    if not only.isdisjoint({"converge", "republish"}):
+    if not only.isdisjoint({"converge", "restart", "republish"}):
         for engine, reason in lacking.items():
             yield Skipped(engine, reason)
     for step, whose in STEPS.items():

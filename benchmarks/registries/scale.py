@@ -19,6 +19,8 @@ class Scale:
     picked: tuple[int, int, int]  # from so many subchannels
     listed: int  # instances of a channel whose picks are measured
     prepared: int  # times for the largest of them
+    restarted: int  # of those, in a rolling restart
+    restart_pause_s: float  # between two of them
     instances: int  # that are published
     sessions: int  # of subscribers
     subscribers: int  # of all sessions together
@@ -40,6 +42,8 @@ FULL = Scale(
     picked=(3, 100, 1000),
     listed=2000,
     prepared=21,
+    restarted=1000,
+    restart_pause_s=0.01,
     instances=1000,
     sessions=20,
     subscribers=1000,
@@ -60,6 +64,8 @@ QUICK = Scale(
     picked=(3, 100, 1000),
     listed=2000,
     prepared=5,
+    restarted=300,
+    restart_pause_s=0.01,
     instances=1000,
     sessions=10,
     subscribers=1000,
@@ -80,6 +86,8 @@ TINY = Scale(
     picked=(2, 3, 4),
     listed=5,
     prepared=2,
+    restarted=3,
+    restart_pause_s=0.01,
     instances=4,
     sessions=2,
     subscribers=4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 UNARY, PICK, CONVERGE, REPUBLISH = "unary", "pick", "converge", "republish"
-CHANNEL_PICK = "channel pick"
+CHANNEL_PICK, RESTART = "channel pick", "restart"
 """What rows are of."""
 
 BARE, RECONNECTING = "bare channel", "rpcwheel: ReconnectingChannel"
@@ -65,6 +65,9 @@ RIVALS = {
 }
 """Who else sees what is published on an engine: one a session, and nothing that survives a
 failure."""
+
+CHANNEL = "rpcwheel: a channel by name"
+"""What sees a rolling restart; beside it the rival of the engine."""
 
 WIPED = ("memory", "etcd", "zookeeper", "redis")
 """Engines that are started again without what they knew."""
