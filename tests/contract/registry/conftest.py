@@ -1,5 +1,5 @@
 """What this room's tests share: small servers, registries of their own, and certificates."""
 
 from fixtures.certificates import certificates  # noqa: F401 - a fixture
-from fixtures.registry_worlds import backend  # noqa: F401 - a fixture
+from fixtures.flaky_backends import backend  # noqa: F401 - a fixture
 from fixtures.shops import make_aio_shop, make_shop, memory  # noqa: F401 - fixtures

@@ -100,7 +100,7 @@ async def test_a_server_whose_services_are_not_named_is_refused(shop, memory):
     assert published.state == "closed"
 
 
-async def test_arguments_that_make_no_sense_are_refused_at_once(shop, make_shop, memory):
+async def test_invalid_arguments_are_refused_at_once(shop, make_shop, memory):
     urls = ["memory://a", "memory://a?nope=1"]
     with open_sync_registry(memory) as sync_registry:
         for server, registry, error, message in (

@@ -1,11 +1,11 @@
-"""A registry for coroutines: as the sync twin, and what only a loop has."""
+"""The registry of `rpcwheel.aio`: what differs from the blocking one."""
 
 import asyncio
 import threading
 
 import pytest
 
-from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
+from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance, published_ids
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import NotPublished, RegistryClosed, RegistryUnavailable
 from rpcwheel.observe import CallbackFailed
@@ -21,7 +21,7 @@ async def registry(backend, timer):
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registry):
+async def test_a_registered_instance_can_be_looked_up_changed_and_withdrawn(registry):
     registration = await registry.register(instance(), wait=WAIT_S)
     assert (registration.state, registry.registrations) == ("PUBLISHED", (registration,))
     registration.update(weight=7)
@@ -33,7 +33,7 @@ async def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registr
     assert (await registry.lookup("shop.Orders")).instances == ()
 
 
-async def test_an_engine_that_is_down_is_an_error_only_for_who_waits(registry, backend):
+async def test_an_unavailable_engine_is_an_error_only_for_callers_that_wait(registry, backend):
     backend.down()
     registration = await registry.register(instance())
     await aio_wait_until(lambda: registration.error)
@@ -46,7 +46,7 @@ async def test_an_engine_that_is_down_is_an_error_only_for_who_waits(registry, b
     await registration.unregister()
 
 
-async def test_a_lookup_that_fails_gives_what_was_known_last_or_raises(registry, backend):
+async def test_a_failing_lookup_returns_the_last_answer_or_raises(registry, backend):
     await registry.register(instance(), wait=WAIT_S)
     await registry.lookup("shop.Orders")
     backend.down()
@@ -57,13 +57,13 @@ async def test_a_lookup_that_fails_gives_what_was_known_last_or_raises(registry,
         await registry.services()
 
 
-async def test_a_lookup_waits_no_longer_than_it_is_told_and_the_loop_goes_on(registry, backend):
+async def test_a_lookup_raises_after_its_wait(registry, backend):
     backend.freeze()
     with pytest.raises(RegistryUnavailable, match=r"within 0\.02 s"):
         await registry.lookup("never.Seen", wait=0.02)
 
 
-async def test_whoever_is_cancelled_while_it_waits_disturbs_no_other(registry, backend):
+async def test_a_canceled_caller_does_not_affect_others(registry, backend):
     backend.freeze()
     asks = [asyncio.create_task(registry.lookup("shop.Orders", wait=WAIT_S)) for _ in range(2)]
     waits = asyncio.create_task(registry.register(instance(), wait=WAIT_S))
@@ -100,7 +100,7 @@ async def test_a_listener_runs_on_the_loop_one_call_at_a_time(registry, kind):
         await aio_wait_until(lambda: told and len(told[-1].instances) == 5)
 
 
-async def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry, events):
+async def test_a_listener_that_raises_is_an_event_and_is_called_again(registry, events):
     calls = []
 
     async def listener(snapshot):
@@ -114,7 +114,7 @@ async def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry,
         await aio_wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
-async def test_a_listener_whose_task_was_cancelled_goes_on_being_called(registry, events):
+async def test_a_listener_that_raises_cancelled_error_is_called_again(registry, events):
     shown = []
 
     async def listener(snapshot):
@@ -133,7 +133,7 @@ async def test_a_listener_whose_task_was_cancelled_goes_on_being_called(registry
     with_it.close()
 
 
-async def test_whatever_a_listener_returns_is_awaited(registry):
+async def test_an_awaitable_returned_by_a_listener_is_awaited(registry):
     shown = []
 
     class Listener:
@@ -167,7 +167,7 @@ async def test_a_listener_may_close_its_own_subscription(registry):
     await aio_wait_until(lambda: ended)
 
 
-async def test_snapshots_can_be_iterated_until_the_end(registry):
+async def test_snapshots_can_be_iterated_until_the_subscription_is_closed(registry):
     seen = []
 
     async def follow():
@@ -183,7 +183,7 @@ async def test_snapshots_can_be_iterated_until_the_end(registry):
     await task
 
 
-async def test_nothing_known_in_time_is_an_error(registry, backend):
+async def test_a_wait_without_a_snapshot_in_time_is_an_error(registry, backend):
     backend.freeze()
     subscription = registry.subscribe("shop.Orders")
     assert subscription.snapshot is None
@@ -194,7 +194,7 @@ async def test_nothing_known_in_time_is_an_error(registry, backend):
         await subscription.wait(WAIT_S)
 
 
-async def test_closing_withdraws_ends_those_who_follow_and_refuses_what_comes_later(backend, timer):
+async def test_close_withdraws_ends_iterations_and_refuses_later_calls(backend, timer):
     registry = Registry(backend, policy=POLICY.changed(snapshot=False))
     await registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders")
@@ -209,7 +209,7 @@ async def test_closing_withdraws_ends_those_who_follow_and_refuses_what_comes_la
     await registry.close(WAIT_S)
     await registry.close(WAIT_S)
     await task
-    assert (held(backend), timer.pending) == ([], 0)
+    assert (published_ids(backend), timer.pending) == ([], 0)
     for late in (
         registry.register(instance()),
         registry.lookup("shop.Orders"),
@@ -219,12 +219,12 @@ async def test_closing_withdraws_ends_those_who_follow_and_refuses_what_comes_la
             await late
 
 
-async def test_closing_that_is_cancelled_goes_on_without_whoever_waited(timer):
+async def test_close_does_not_wait_after_a_canceled_close(timer):
     let_go = threading.Event()
-    backend = Hanging(flaky(timer).inner, let_go)
+    backend = HangingBackend(flaky_backend(timer).inner, let_go)
     registry = Registry(backend)
     await registry.register(instance())
-    await aio_wait_until(lambda: backend.hanging)
+    await aio_wait_until(lambda: backend.is_called)
     closing = asyncio.create_task(registry.close(600))
     await aio_wait_until(lambda: registry.closed)
     closing.cancel()
@@ -248,7 +248,7 @@ async def _all(subscription):
     return [snapshot async for snapshot in subscription]
 
 
-def test_a_loop_that_has_ended_is_no_matter(backend):
+def test_a_registry_outlives_its_loop(backend):
     async def begin():
         registry = Registry(backend, policy=POLICY.changed(snapshot=False))
         backend.freeze()
@@ -265,7 +265,7 @@ def test_a_loop_that_has_ended_is_no_matter(backend):
     asyncio.run(registry.close())
 
 
-def test_without_a_loop_nothing_is_followed(backend):
+def test_subscribe_needs_a_running_loop(backend):
     registry = Registry(backend, policy=POLICY.changed(snapshot=False))
     with pytest.raises(RuntimeError, match="no running event loop"):
         registry.subscribe("shop.Orders")

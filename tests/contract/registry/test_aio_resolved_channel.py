@@ -82,7 +82,7 @@ async def error_text(to_service):
 # Which servers are called
 
 
-async def test_it_calls_all_that_are_published_and_follows_the_changes(serve, registry, memory):
+async def test_a_channel_calls_all_published_servers_and_follows_changes(serve, registry, memory):
     one = await serve("a")
     async with channel(f"{memory}/{SERVICE}") as to_service:
         assert isinstance(to_service, BalancedChannel)
@@ -163,7 +163,7 @@ async def test_on_subchannel_and_on_removed_are_called_if_they_raise(
 # The registry
 
 
-async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(flaky, timer):
+async def test_after_the_pick_timeout_calls_fail_with_the_error_of_the_registry(flaky, timer):
     backend, registry = flaky
     backend.down("the cable is cut")
     settings = {"policy": BalancerPolicy(pick_timeout=30.0), "timer": timer}
@@ -174,7 +174,7 @@ async def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the
     assert timer.pending == 0
 
 
-async def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, timer):
+async def test_the_first_call_fails_with_the_reason_after_the_pick_timeout(flaky, timer):
     backend, registry = flaky
     backend.down("the cable is cut")
     settings = {"policy": BalancerPolicy(pick_timeout=0.2), "timer": timer}
@@ -199,7 +199,7 @@ async def test_a_registry_of_the_user_stays_open(registry):
 URL = "memory://a/shop.Orders"
 
 
-async def test_arguments_that_make_no_sense_are_refused_at_once():
+async def test_invalid_arguments_are_refused_at_once():
     for arguments, error, said in (
         ({"target": "memory://a"}, ConfigurationError, "no service is named"),
         ({"target": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),

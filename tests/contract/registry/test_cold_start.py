@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from fixtures.cache_worlds import SERVICE, SnapshotListener, ids_of, instance, instances
-from fixtures.registry_worlds import held
+from fixtures.flaky_backends import published_ids
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import NotPublished, RegistryUnavailable
 from rpcwheel.observe.events import SnapshotFailed
@@ -124,7 +124,7 @@ def test_a_registry_that_comes_back_without_its_data_removes_no_instance(
     assert ids_of(subscription.snapshot) == "abc"
     servers[0].up()
     assert wait_until(
-        lambda: timer.advance(0.005) >= 0 and held(backend, SERVICE) == ["a", "b", "c"]
+        lambda: timer.advance(0.005) >= 0 and published_ids(backend, SERVICE) == ["a", "b", "c"]
     )
     assert wait_until(lambda: subscription.snapshot.source == "live")
     assert ids_of(subscription.snapshot) == "abc"

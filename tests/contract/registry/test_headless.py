@@ -218,7 +218,7 @@ def _details(channel):
     return caught.value.details()
 
 
-def test_a_name_that_is_gone_is_an_empty_service(resolver, backend):
+def test_a_name_that_no_longer_exists_is_an_empty_service(resolver, backend):
     resolver.answers[HOST] = ["10.0.0.7"]
     headless = backend(url())
     assert headless.lookup(HOST).records
@@ -236,7 +236,7 @@ def test_an_address_that_no_server_can_have_makes_the_registry_unavailable(resol
         backend(url()).lookup(HOST)
 
 
-def test_a_resolver_that_hangs_holds_nobody_up_and_is_asked_once(resolver, backend):
+def test_a_resolver_that_hangs_delays_no_caller_and_is_asked_once(resolver, backend):
     go_on = threading.Event()
 
     def answer():
@@ -481,7 +481,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("target", "said"), REFUSED)
-def test_urls_that_make_no_sense_are_refused(target, said):
+def test_invalid_urls_are_refused(target, said):
     with pytest.raises(ConfigurationError, match=said):
         rpcwheel.insecure_channel(target)
 

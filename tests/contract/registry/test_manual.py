@@ -44,7 +44,7 @@ def runnable(block, url):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=itertools.count())
-async def test_the_code_of_the_manual_runs(block):
+async def test_the_code_in_the_manual_runs(block):
     url = f"memory://manual-{secrets.token_hex(4)}"
     is_aio = "await " in block or "async " in block
     with ThreadPoolExecutor() as pool, rpcwheel.Kit() as kit:

@@ -275,7 +275,7 @@ REFUSED = [
 ]
 
 
-def test_arguments_that_make_no_sense_are_refused_at_once(make_shop):
+def test_invalid_arguments_are_refused_at_once(make_shop):
     ended = make_shop().server
     ended.start()
     ended.stop(None)

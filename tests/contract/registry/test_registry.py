@@ -1,4 +1,4 @@
-"""A registry: what users are given, told and refused, also while the engine fails."""
+"""`Registry`: registrations, lookups and subscriptions, also while the engine fails."""
 
 import gc
 import json
@@ -11,7 +11,7 @@ import pytest
 from tenacity.wait import wait_base
 
 from fixtures.cache_worlds import wait_status_of
-from fixtures.registry_worlds import POLICY, Hanging, flaky, held, instance
+from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance, published_ids
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
@@ -53,7 +53,7 @@ def requests(backend, method):
     return sum(name == method for name, _ in backend.requests)
 
 
-def test_what_is_registered_can_be_looked_up_changed_and_withdrawn(registry):
+def test_a_registered_instance_can_be_looked_up_changed_and_withdrawn(registry):
     registration = registry.register(instance(), wait=WAIT_S)
     assert (registration.state, registration.error) == ("PUBLISHED", None)
     assert registry.lookup("shop.Orders").instances == (instance(),)
@@ -83,15 +83,17 @@ def test_a_key_has_one_registration_until_it_is_unregistered(registry):
     assert (first.state, second.state) == ("GONE", "PUBLISHED")
 
 
-def test_an_instance_that_was_looked_up_can_be_withdrawn_by_anybody(registry, backend, timer):
+def test_an_instance_that_was_looked_up_can_be_withdrawn_by_another_process(
+    registry, backend, timer
+):
     registry.register(instance(), wait=WAIT_S)
-    with Registry(flaky(timer, str(backend.url).partition("//")[2])) as other:
+    with Registry(flaky_backend(timer, str(backend.url).partition("//")[2])) as other:
         other.unregister(other.lookup("shop.Orders").instances[0], wait=WAIT_S)
         assert other.lookup("shop.Orders").instances == ()
         assert not other.registrations
 
 
-def test_an_engine_that_is_down_is_an_error_only_for_who_waits(registry, backend):
+def test_an_unavailable_engine_is_an_error_only_for_callers_that_wait(registry, backend):
     backend.down("the cable is cut")
     registration = registry.register(instance())
     assert wait_until(lambda: registration.error)
@@ -113,7 +115,7 @@ def unregister(registry):
     registry.unregister(instance(2), wait=WAIT_S)
 
 
-IN_VAIN = {
+ENDED_BY = {
     "closed": (
         register,
         Registry.close,
@@ -135,24 +137,24 @@ IN_VAIN = {
 }
 
 
-@pytest.mark.parametrize("meanwhile", IN_VAIN)
-def test_the_error_of_a_wait_in_vain_says_what_came_between(registry, backend, meanwhile):
-    ask, change, error, said = IN_VAIN[meanwhile]
+@pytest.mark.parametrize("meanwhile", ENDED_BY)
+def test_the_error_of_a_wait_says_what_ended_it(registry, backend, meanwhile):
+    ask, change, error, said = ENDED_BY[meanwhile]
     registry.register(instance(2), wait=WAIT_S)
     backend.down()
 
-    def come_between():
+    def end_the_wait():
         assert wait_until(lambda: len(backend.requests) > 1)
         change(registry)
 
-    between = threading.Thread(target=come_between)
-    between.start()
+    ending = threading.Thread(target=end_the_wait)
+    ending.start()
     with pytest.raises(error, match=said):
         ask(registry)
-    between.join(WAIT_S)
+    ending.join(WAIT_S)
 
 
-def test_unregistering_an_instance_of_an_earlier_process_leaves_ours(registry):
+def test_unregistering_an_earlier_epoch_leaves_the_registered_instance(registry):
     ours = registry.register(instance(), wait=WAIT_S)
     registry.unregister(instance(epoch="before"), wait=WAIT_S)
     assert ours.state == "PUBLISHED"
@@ -162,9 +164,7 @@ def test_unregistering_an_instance_of_an_earlier_process_leaves_ours(registry):
 # Lookup
 
 
-def test_a_lookup_that_fails_gives_what_was_known_last_or_raises_but_never_an_empty_list(
-    registry, backend
-):
+def test_a_failing_lookup_returns_the_last_answer_or_raises(registry, backend):
     registry.register(instance(), wait=WAIT_S)
     live = registry.lookup("shop.Orders")
     for fails, error in ((backend.down, RegistryUnavailable), (backend.refuse, RegistryRefused)):
@@ -176,8 +176,8 @@ def test_a_lookup_that_fails_gives_what_was_known_last_or_raises_but_never_an_em
                 asks()
 
 
-def test_a_lookup_waits_no_longer_than_it_is_told(timer):
-    backend = flaky(timer)
+def test_a_lookup_waits_no_longer_than_its_wait(timer):
+    backend = flaky_backend(timer)
     with Registry(backend) as registry:
         registry.register(instance(), wait=WAIT_S)
         registry.lookup("shop.Orders")
@@ -197,7 +197,7 @@ def test_a_lookup_without_the_engine_returns_what_a_closed_subscription_had(regi
     assert (found.instances, found.source) == ((instance(),), "cache")
 
 
-def test_a_record_that_cannot_be_read_is_skipped_and_if_none_can_it_is_no_empty_list(
+def test_unreadable_records_are_skipped_and_a_lookup_raises_if_all_are(
     registry, backend, monkeypatch, events
 ):
     records = {instance().id: instance().encoded(), "b": b"rubbish"}
@@ -210,7 +210,7 @@ def test_a_record_that_cannot_be_read_is_skipped_and_if_none_can_it_is_no_empty_
         registry.lookup("other.Service")
 
 
-def test_a_record_whose_host_is_no_host_is_skipped_and_reported(
+def test_a_record_with_an_invalid_host_is_skipped_and_reported(
     registry, backend, monkeypatch, events
 ):
     bad = json.loads(instance(2).encoded()) | {"host": "unix:/run/shop.sock", "id": "b"}
@@ -226,16 +226,16 @@ def test_a_record_whose_host_is_no_host_is_skipped_and_reported(
 # Subscriptions
 
 
-def test_a_subscriber_is_told_what_is_known_and_each_change(registry):
-    told = []
-    with registry.subscribe("shop.Orders", told.append) as subscription:
+def test_a_listener_gets_the_present_snapshot_and_each_change(registry):
+    snapshots = []
+    with registry.subscribe("shop.Orders", snapshots.append) as subscription:
         assert subscription.wait(WAIT_S).instances == ()
         registry.register(instance(), wait=WAIT_S)
-        assert wait_until(lambda: told and told[-1].instances == (instance(),))
+        assert wait_until(lambda: snapshots and snapshots[-1].instances == (instance(),))
         assert subscription.snapshot.instances == registry.lookup("shop.Orders").instances
 
 
-def test_one_watch_serves_all_subscribers_of_a_service_until_the_last_has_gone(registry, backend):
+def test_one_watch_serves_all_subscribers_of_a_service_until_the_last_is_closed(registry, backend):
     subscriptions = [registry.subscribe("shop.Orders") for _ in range(3)]
     assert subscriptions[0].wait(WAIT_S) == subscriptions[2].wait(WAIT_S)
     assert [method for method, _ in backend.requests] == ["watch"]
@@ -245,12 +245,12 @@ def test_one_watch_serves_all_subscribers_of_a_service_until_the_last_has_gone(r
     assert wait_until(lambda: subscriptions[2].snapshot.instances)
     subscriptions[2].close()
     subscriptions[2].close()
-    told = []
-    with registry.subscribe("shop.Orders", told.append) as again:
+    snapshots = []
+    with registry.subscribe("shop.Orders", snapshots.append) as again:
         assert again.wait(WAIT_S).instances == (instance(),)
 
 
-def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry, events):
+def test_a_listener_that_raises_is_an_event_and_is_called_again(registry, events):
     calls = []
 
     def listener(snapshot):
@@ -264,7 +264,7 @@ def test_a_listener_that_raises_is_told_and_goes_on_being_called(registry, event
         assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
-def test_a_listener_that_hangs_holds_up_nobody_and_then_gets_the_last_snapshot(registry):
+def test_a_listener_that_hangs_delays_no_other_and_then_gets_the_last_snapshot(registry):
     goes_on, slow, quick = threading.Event(), [], []
 
     def hang(snapshot):
@@ -283,22 +283,22 @@ def test_a_listener_that_hangs_holds_up_nobody_and_then_gets_the_last_snapshot(r
         assert wait_until(lambda: slow == [0, 5])
 
 
-def test_a_subscription_that_is_closed_calls_its_listener_no_more(registry):
-    told, others = [], []
+def test_a_closed_subscription_does_not_call_its_listener(registry):
+    snapshots, others = [], []
     with registry.subscribe("shop.Orders", others.append):
-        subscription = registry.subscribe("shop.Orders", told.append)
+        subscription = registry.subscribe("shop.Orders", snapshots.append)
         subscription.wait(WAIT_S)
-        assert wait_until(lambda: told)
+        assert wait_until(lambda: snapshots)
         subscription.close()
         registry.register(instance(), wait=WAIT_S)
         assert wait_until(lambda: others and others[-1].instances)
-    assert len(told) == 1
+    assert len(snapshots) == 1
 
 
-def test_instances_that_vanish_after_contact_was_lost_are_held_for_a_while(
+def test_instances_that_disappear_during_a_loss_of_contact_are_stale_for_a_while(
     registry, backend, timer
 ):
-    beside = flaky(timer, backend.url.hosts[0][0])
+    beside = flaky_backend(timer, backend.url.hosts[0][0])
     beside.publish([instance(1), instance(2)])
     with registry.subscribe("shop.Orders") as subscription:
         assert len(subscription.wait(WAIT_S).instances) == 2
@@ -318,7 +318,7 @@ def test_instances_that_vanish_after_contact_was_lost_are_held_for_a_while(
     beside.close()
 
 
-def test_nothing_known_in_time_is_an_error(registry, backend):
+def test_a_wait_without_a_snapshot_in_time_is_an_error(registry, backend):
     backend.freeze()
     with registry.subscribe("shop.Orders") as subscription:
         assert subscription.snapshot is None
@@ -343,13 +343,13 @@ def test_a_watch_that_cannot_begin_is_an_event_and_is_tried_again(
 # The end
 
 
-def test_closing_withdraws_ends_subscriptions_and_refuses_what_comes_later(backend, timer):
+def test_close_withdraws_ends_subscriptions_and_refuses_later_calls(backend, timer):
     registry = Registry(backend, policy=POLICY.changed(snapshot=False))
     registration = registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders", lambda _: None)
     registry.close(WAIT_S)
     registry.close(WAIT_S)
-    assert (registration.state, registry.closed, held(backend)) == ("GONE", True, [])
+    assert (registration.state, registry.closed, published_ids(backend)) == ("GONE", True, [])
     assert timer.pending == 0
     for late in (
         lambda: registry.register(instance()),
@@ -366,8 +366,8 @@ def test_closing_withdraws_ends_subscriptions_and_refuses_what_comes_later(backe
     assert registration.wait_published() is False
 
 
-def test_closing_returns_in_time_though_the_engine_is_frozen(timer):
-    backend = flaky(timer)
+def test_close_returns_in_time_if_the_engine_is_frozen(timer):
+    backend = flaky_backend(timer)
     registry = Registry(backend)
     registry.register(instance(), wait=WAIT_S)
     registry.subscribe("shop.Orders").wait(WAIT_S)
@@ -376,12 +376,12 @@ def test_closing_returns_in_time_though_the_engine_is_frozen(timer):
     assert wait_until(lambda: timer.pending == 0)
 
 
-def test_closing_returns_in_time_even_if_the_backend_hangs_for_good(timer):
+def test_close_returns_in_time_and_ends_lookups_if_the_backend_hangs(timer):
     let_go, errors = threading.Event(), []
-    backend = Hanging(flaky(timer).inner, let_go)
+    backend = HangingBackend(flaky_backend(timer).inner, let_go)
     registry = Registry(backend)
     registry.register(instance())
-    assert wait_until(lambda: backend.hanging)
+    assert wait_until(lambda: backend.is_called)
 
     def look_up():
         try:
@@ -398,7 +398,7 @@ def test_closing_returns_in_time_even_if_the_backend_hangs_for_good(timer):
     assert wait_until(lambda: timer.pending == 0)
 
 
-def test_closing_does_not_wait_for_a_watch_that_hangs_at_its_begin(backend, monkeypatch):
+def test_close_does_not_wait_for_a_watch_that_hangs_at_its_begin(backend, monkeypatch):
     entered, let_go, results, watch = threading.Event(), threading.Event(), [], backend.watch
 
     def hang(*arguments):
@@ -438,7 +438,7 @@ def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(regi
     ended.set()
     traffic.join(WAIT_S)
     assert registration.wait_published(WAIT_S)
-    assert held(backend) == ["10.0.0.1:1"]
+    assert published_ids(backend) == ["10.0.0.1:1"]
 
 
 def is_closed_in_child(registry, subscription, known):
@@ -454,27 +454,27 @@ def is_closed_in_child(registry, subscription, known):
 
 def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(timer):
     let_go = threading.Event()
-    backend = Hanging(flaky(timer).inner, let_go)
+    backend = HangingBackend(flaky_backend(timer).inner, let_go)
     registry = Registry(backend)
     registry.register(instance())
-    assert wait_until(lambda: backend.hanging)
+    assert wait_until(lambda: backend.is_called)
     closing = threading.Thread(target=registry.close, args=(WAIT_S,))
     closing.start()
     assert wait_until(lambda: registry.closed)
     let_go.set()
     closing.join(WAIT_S)
-    assert held(backend) == []
+    assert published_ids(backend) == []
     assert [method for method, _ in backend.requests] == ["publish", "withdraw"]
 
 
-def test_a_registry_that_is_dropped_unclosed_warns(timer):
-    backend = flaky(timer)
+def test_a_registry_that_is_dropped_without_close_warns(timer):
+    backend = flaky_backend(timer)
     registry = Registry(backend)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del registry
         gc.collect()
-    assert any("was dropped and not closed" in str(one.message) for one in said)
+    assert any("was dropped and not closed" in str(one.message) for one in caught)
     backend.close()
 
 
@@ -487,7 +487,7 @@ def test_an_instance_stays_published_as_long_as_it_is_registered(registry, backe
         assert wait_until(lambda: timer.pending == 2)  # the end of the lease, and the renewal
         timer.advance(2.2)
         assert wait_until(lambda: requests(backend, "renew") == number)  # noqa: B023
-    assert held(backend) == ["10.0.0.1:1"]
+    assert published_ids(backend) == ["10.0.0.1:1"]
     assert registry.registrations[0].state == "PUBLISHED"
 
 
@@ -498,13 +498,15 @@ def test_an_instance_that_the_engine_has_lost_is_published_again(
     registration = registry.register(instance(), wait=WAIT_S)
     getattr(backend, lost)()
     if lost == "down":
-        assert advance_until(timer, lambda: not held(backend))  # the lease has ended
+        assert advance_until(timer, lambda: not published_ids(backend))  # the lease has ended
         backend.up()
-    assert advance_until(timer, lambda: held(backend) and registration.state == "PUBLISHED")
-    told = lambda: [one for one in events if isinstance(one, InstancePublished)]  # noqa: E731
-    assert wait_until(lambda: len(told()) >= 2)
-    assert told()[0].again == ""
-    assert told()[1].again in {"wiped", "lease"}
+    assert advance_until(
+        timer, lambda: published_ids(backend) and registration.state == "PUBLISHED"
+    )
+    published = lambda: [one for one in events if isinstance(one, InstancePublished)]  # noqa: E731
+    assert wait_until(lambda: len(published()) >= 2)
+    assert published()[0].again == ""
+    assert published()[1].again in {"wiped", "lease"}
 
 
 def test_an_instance_that_was_unregistered_while_the_engine_was_down_does_not_come_back(
@@ -519,12 +521,12 @@ def test_an_instance_that_was_unregistered_while_the_engine_was_down_does_not_co
     timer.advance(5)
     backend.up()
     assert advance_until(timer, lambda: registration.state == "GONE")
-    assert held(backend) == []
+    assert published_ids(backend) == []
     assert not registry.registrations
 
 
 def test_a_timer_that_is_stopped_is_reported_once_and_closing_still_withdraws(events):
-    timer, backend = ManualTimer(), flaky(None)
+    timer, backend = ManualTimer(), flaky_backend(None)
     registry = Registry(backend, timer=timer)
     registry.register(instance(), wait=WAIT_S)
     timer.stop()
@@ -533,17 +535,17 @@ def test_a_timer_that_is_stopped_is_reported_once_and_closing_still_withdraws(ev
         one for one in events if isinstance(getattr(one, "error", None), TimerStopped)
     ]
     assert wait_until(stopped)
-    other = flaky(None, backend.url.hosts[0][0])
+    other = flaky_backend(None, backend.url.hosts[0][0])
     registry.close()
-    assert held(other) == []
+    assert published_ids(other) == []
     assert len(stopped()) == 1
     other.close()
 
 
-def test_an_id_that_another_process_takes_is_an_event_and_is_taken_back(
+def test_an_id_conflict_is_an_event_and_the_instance_is_published_again(
     registry, backend, timer, events
 ):
-    beside = flaky(timer, backend.url.hosts[0][0])
+    beside = flaky_backend(timer, backend.url.hosts[0][0])
     ours = registry.register(instance(epoch="ours"), wait=WAIT_S)
     beside.publish([instance(epoch="theirs")])
     id_conflict = lambda: [  # noqa: E731
@@ -565,7 +567,7 @@ def test_a_backend_that_raises_another_error_is_an_event_and_is_tried_again(
     assert wait_until(lambda: any(isinstance(one, RegistryFailed) for one in events))
 
 
-def test_a_lookup_that_is_answered_ends_the_wait_after_a_failure(registry, backend):
+def test_a_successful_lookup_ends_the_backoff(registry, backend):
     backend.down()
     registration = registry.register(instance())
     assert wait_until(lambda: registration.error)
@@ -574,7 +576,7 @@ def test_a_lookup_that_is_answered_ends_the_wait_after_a_failure(registry, backe
     assert registration.wait_published(WAIT_S)  # and no time has passed
 
 
-def test_a_caller_that_waits_ends_the_wait_after_a_failure(backend, timer):
+def test_a_caller_that_waits_ends_the_backoff(backend, timer):
     policy = POLICY.changed(backoff=3600.0, snapshot=False)
     with Registry(backend, policy=policy) as registry:
         backend.down()
@@ -604,7 +606,7 @@ class CustomBackoff(wait_base):
 def test_a_backoff_that_hangs_delays_no_caller():
     hangs, goes_on, results = threading.Event(), threading.Event(), []
     backoff = CustomBackoff(lambda: hangs.set() or results.append(goes_on.wait(WAIT_S)))
-    backend = flaky(None)
+    backend = flaky_backend(None)
     with Registry(backend, policy=POLICY.changed(backoff=backoff, snapshot=False)) as registry:
         backend.down()
         registration = registry.register(instance())
@@ -640,10 +642,10 @@ def test_requests_are_made_one_at_a_time_on_worker_threads(backend, timer, monke
             timer.advance(0.5)
         assert advance_until(timer, lambda: {one.error for one in registry.registrations} == {None})
     assert all(name.startswith("rpcwheel-worker") for name in names)
-    assert held(backend) == []
+    assert published_ids(backend) == []
 
 
-def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end(registry, backend, timer):
+def test_a_sink_that_hangs_delays_neither_renewals_nor_close(registry, backend, timer):
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hang(_):
@@ -656,14 +658,14 @@ def test_a_sink_that_hangs_holds_up_no_renewal_and_no_end(registry, backend, tim
         assert hangs.wait(WAIT_S)
         assert advance_until(timer, lambda: requests(backend, "renew"))
         registry.close(WAIT_S)
-        assert held(backend) == []
+        assert published_ids(backend) == []
     finally:
         remove_sink(hang)
         goes_on.set()
 
 
-def test_after_a_storm_all_is_as_it_was_wanted_last(timer):
-    backend = flaky(timer, timeout_s=0.01)
+def test_after_random_faults_the_last_registrations_are_published(timer):
+    backend = flaky_backend(timer, timeout_s=0.01)
     registry = Registry(backend, policy=POLICY.changed(timeout=0.01, backoff=0.05, snapshot=False))
     ended = threading.Event()
     last = {}
@@ -698,10 +700,12 @@ def test_after_a_storm_all_is_as_it_was_wanted_last(timer):
     def is_settled():
         ours = {one.instance.id: one.instance.weight for one in registry.registrations}
         states = {one.state for one in registry.registrations}
-        return held(backend) == sorted(wanted) and ours == wanted and states <= {"PUBLISHED"}
+        return (
+            published_ids(backend) == sorted(wanted) and ours == wanted and states <= {"PUBLISHED"}
+        )
 
     assert advance_until(timer, is_settled)
-    timer.advance(20)  # a request that came late is made good
+    timer.advance(20)  # a late request is corrected
     assert advance_until(timer, is_settled)
     registry.close()
     assert timer.pending == 0
@@ -710,21 +714,21 @@ def test_after_a_storm_all_is_as_it_was_wanted_last(timer):
 # Arguments
 
 
-def test_a_url_opens_it_and_contacts_nobody():
+def test_open_registry_contacts_no_server():
     with open_registry("memory://somewhere", policy=RegistryPolicy(lease_ttl=1)) as registry:
         assert (registry.url, registry.up) == ("memory://somewhere", False)
         assert registry.policy.lease_ttl == 1
         assert repr(registry) == "<Registry memory://somewhere: down, 0 registered>"
 
 
-def test_a_backend_of_ones_own_brings_its_lease_or_has_the_policys(backend):
+def test_the_lease_of_a_custom_backend_must_be_that_of_the_policy(backend):
     with Registry(backend) as registry:
         assert (registry.policy.lease_ttl, registry.policy.timeout) == (6.0, 600.0)
     with pytest.raises(ConfigurationError, match="for a lease of 6 s, the policy has 15 s"):
         Registry(backend, policy=RegistryPolicy())
 
 
-def test_arguments_that_make_no_sense_are_refused_at_once(registry):
+def test_invalid_arguments_are_refused_at_once(registry):
     for ask, error, said in (
         (lambda: open_registry(5), TypeError, "a URL such as"),
         (lambda: open_registry("memory://", policy=3), TypeError, "RegistryPolicy"),
@@ -750,7 +754,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(registry):
             registry.unregister(registration)
 
 
-def test_a_change_that_makes_no_sense_changes_nothing(registry):
+def test_an_invalid_update_changes_nothing(registry):
     registration = registry.register(instance(), wait=WAIT_S)
     for change, said in (
         ({"weight": -1}, "weight"),

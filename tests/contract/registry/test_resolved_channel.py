@@ -72,7 +72,7 @@ def error_text(to_service):
 # Which servers are called
 
 
-def test_it_calls_all_that_are_published_and_follows_the_changes(serve, registry, memory):
+def test_a_channel_calls_all_published_servers_and_follows_changes(serve, registry, memory):
     one = serve("a")
     with channel(f"{memory}/{SERVICE}") as to_service:
         assert isinstance(to_service, BalancedChannel)
@@ -162,7 +162,7 @@ def test_on_subchannel_and_on_removed_are_called_if_they_raise(serve, registry, 
 # The registry
 
 
-def test_a_registry_that_goes_away_harms_no_call(serve, flaky):
+def test_calls_succeed_while_the_registry_is_down(serve, flaky):
     backend, registry = flaky
     serve("a")
     with channel(SERVICE, registry=registry) as to_service:
@@ -172,7 +172,7 @@ def test_a_registry_that_goes_away_harms_no_call(serve, flaky):
         assert who(to_service, 20) == {b"a"}
 
 
-def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(flaky, timer):
+def test_after_the_pick_timeout_calls_fail_with_the_error_of_the_registry(flaky, timer):
     backend, registry = flaky
     backend.down("the cable is cut")
     policy = BalancerPolicy(pick_timeout=30.0)
@@ -183,7 +183,7 @@ def test_while_the_registry_is_down_a_call_fails_with_the_reason_after_the_wait(
     assert timer.pending == 0
 
 
-def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, timer):
+def test_the_first_call_fails_with_the_reason_after_the_pick_timeout(flaky, timer):
     backend, registry = flaky
     backend.down("the cable is cut")
     policy = BalancerPolicy(pick_timeout=0.2)
@@ -194,7 +194,7 @@ def test_the_first_call_that_has_waited_in_vain_fails_with_the_reason(flaky, tim
     assert said.endswith("the cable is cut")
 
 
-def test_a_channel_that_is_closed_leaves_no_timeout(flaky, timer):
+def test_a_closed_channel_leaves_no_timeout(flaky, timer):
     backend, registry = flaky
     backend.down()
     with channel(SERVICE, registry=registry, timer=timer):
@@ -202,7 +202,7 @@ def test_a_channel_that_is_closed_leaves_no_timeout(flaky, timer):
     assert timer.pending == 0
 
 
-def test_a_refusal_fails_calls_at_once_and_is_over_when_the_registry_allows_it(serve, memory):
+def test_calls_fail_at_once_while_the_registry_refuses_access(serve, memory):
     class Nobody:
         """A watcher that heeds nothing."""
 
@@ -268,7 +268,7 @@ REFUSED = [
 ]
 
 
-def test_arguments_that_make_no_sense_are_refused_at_once(registry, memory):
+def test_invalid_arguments_are_refused_at_once(registry, memory):
     both = {"target": f"{memory}/{SERVICE}", "registry": registry}
     two = {"target": SERVICE, "service": "shop.Audit", "registry": registry}
     for arguments, error, said in [

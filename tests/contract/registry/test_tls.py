@@ -99,7 +99,7 @@ async def aio_who(channel, times=4):
     return {await channel.unary_unary(WHO)(b"", timeout=WAIT_S) for _ in range(times)}
 
 
-def test_an_insecure_channel_calls_no_service_that_has_tls(publish, url):
+def test_an_insecure_channel_does_not_call_a_service_with_tls(publish, url):
     publish("secure", tls=True)
     with rpcwheel.insecure_channel(url, **SETTINGS) as channel, rpcwheel.Kit() as kit:
         (details,) = refusals(channel)
@@ -109,7 +109,7 @@ def test_an_insecure_channel_calls_no_service_that_has_tls(publish, url):
             assert refusals(of_kit) == {details}
 
 
-async def test_an_insecure_channel_calls_no_service_that_has_tls_in_aio(publish, url):
+async def test_an_insecure_channel_does_not_call_a_service_with_tls_in_aio(publish, url):
     publish("secure", tls=True)
     async with rpcwheel.aio.insecure_channel(url, **SETTINGS) as channel, rpcwheel.aio.Kit() as kit:
         (details,) = await aio_refusals(channel)

@@ -1,3 +1,3 @@
 """Fixtures of the registry's unit tests."""
 
-from fixtures.registry_worlds import backend  # noqa: F401 - a fixture
+from fixtures.flaky_backends import backend  # noqa: F401 - a fixture

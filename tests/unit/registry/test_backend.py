@@ -69,13 +69,13 @@ def test_an_entry_point_names_a_backend(entry):
     assert type(backend) is Mine
 
 
-def test_an_unknown_scheme_is_told_those_of_entry_points_too(entry):
+def test_an_unknown_scheme_is_refused_with_those_of_entry_points(entry):
     entry("somebodys:Mine")
     with pytest.raises(ConfigurationError, match=r"did you mean mine://"):
         open_backend("mime://a", SETTINGS)
 
 
-def test_an_entry_point_that_leads_nowhere_is_an_error_that_says_so(entry):
+def test_an_entry_point_that_cannot_be_loaded_is_an_error_with_its_name(entry):
     for value, kind, said in (
         ("somebodys:not_a_backend", ConfigurationError, "is no rpcwheel.registry.RegistryBackend"),
         ("somebodys:Other", ConfigurationError, "somebodys:Other could not be loaded"),
@@ -86,14 +86,14 @@ def test_an_entry_point_that_leads_nowhere_is_an_error_that_says_so(entry):
             open_backend("mine://a", SETTINGS)
 
 
-def test_a_missing_package_is_told_with_what_to_install(monkeypatch):
+def test_a_missing_package_is_an_error_with_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(backends.OURS, "etcd", ("no_such_module:EtcdBackend", "etcd"))
     with pytest.raises(ExtraMissing, match=r"pip install 'rpcwheel\[etcd\]'") as caught:
         open_backend("etcd://h", SETTINGS)
     assert isinstance(caught.value, ImportError)
 
 
-def test_a_package_that_is_missed_only_when_a_backend_is_made_is_told_alike(monkeypatch):
+def test_a_package_missing_when_a_backend_is_created_is_the_same_error(monkeypatch):
     class Late(MemoryBackend):
         def __init__(self, url, settings):
             raise ModuleNotFoundError("no kazoo", name="kazoo")
@@ -103,7 +103,7 @@ def test_a_package_that_is_missed_only_when_a_backend_is_made_is_told_alike(monk
         open_backend("zookeeper://h", SETTINGS)
 
 
-def test_every_method_of_a_backend_must_be_written():
+def test_a_backend_must_define_every_method():
     with pytest.raises(TypeError, match="abstract"):
         RegistryBackend(parse_url("memory://"), SETTINGS)
     assert RegistryBackend.__abstractmethods__ == {

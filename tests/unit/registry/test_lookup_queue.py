@@ -2,7 +2,7 @@
 
 import pytest
 
-from fixtures.registry_worlds import POLICY, instance
+from fixtures.flaky_backends import POLICY, instance
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.instance import Snapshot
 from rpcwheel.observe import InstancesRetained
@@ -112,6 +112,14 @@ def test_an_answer_older_than_the_stale_timeout_makes_no_instance_stale(driver, 
     backend.withdraw(some(4))
     driver.now_s = 30
     assert ports(driver.look_up()) == []
+
+
+def test_an_empty_engine_makes_the_instances_of_an_old_answer_stale(driver, backend):
+    backend.publish(some(1, 2, 3))
+    driver.look_up()
+    backend.forget()
+    driver.now_s = STALE_TIMEOUT_S + 1
+    assert driver.look_up().source == "stale"
 
 
 def test_the_last_snapshot_of_a_watch_counts_as_an_answer(driver):

@@ -25,7 +25,7 @@ def made(timer, rung):
     return alarm
 
 
-def test_it_calls_at_the_earliest_time(timer, rung):
+def test_the_callback_is_called_at_the_earliest_time(timer, rung):
     alarm = made(timer, rung)
     for seconds in (3, 1, 2):
         alarm.wake(seconds * SECOND)
@@ -37,7 +37,7 @@ def test_it_calls_at_the_earliest_time(timer, rung):
     assert len(rung) == 2
 
 
-def test_never_is_no_time_and_clearing_leaves_nothing(timer, rung):
+def test_never_and_clear_leave_no_timeout(timer, rung):
     alarm = made(timer, rung)
     alarm.wake(NEVER)
     assert timer.pending == 0
@@ -48,7 +48,7 @@ def test_never_is_no_time_and_clearing_leaves_nothing(timer, rung):
     assert (rung, timer.pending) == ([], 0)
 
 
-def test_a_stopped_timer_is_reported_once_and_nothing_rings_any_more(rung):
+def test_a_stopped_timer_is_reported_once_and_the_callback_is_not_called(rung):
     own = WheelTimer()
     alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
     alarm.wake(alarm.now_ns() + 60 * SECOND)
@@ -66,7 +66,7 @@ def test_a_timer_that_was_stopped_before_is_reported(rung):
     assert [type(one) for one in rung] == [TimerStopped]
 
 
-def test_what_a_full_timer_refuses_waits_in_the_shared_one(rung):
+def test_a_timeout_that_a_full_timer_refuses_waits_in_the_shared_timer(rung):
     with WheelTimer(max_pending=1) as own:
         own.new_timeout(lambda _: None, 60.0)
         alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)

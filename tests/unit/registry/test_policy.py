@@ -11,7 +11,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.registry.policy import LEAST_RETRY_NS, RegistryPolicy, RegistryRules
 
 
-def test_the_defaults_are_these():
+def test_the_defaults():
     assert RegistryPolicy.short == "lease_ttl"
     assert RegistryPolicy().model_dump() == {
         "lease_ttl": 15.0,
@@ -54,7 +54,7 @@ REFUSED = [
 ]
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_are_refused():
     for given, said in REFUSED:
         with pytest.raises(ConfigurationError, match=said):
             RegistryPolicy(**given)
@@ -75,20 +75,20 @@ def seconds(policy):
     return [to_seconds(ns) for ns in figures]
 
 
-def test_by_default_a_lease_is_15_s_and_the_rest_follows_from_it():
+def test_by_default_the_lease_is_15_s_and_other_times_follow_from_it():
     assert seconds(RegistryPolicy()) == [15, 5, 3, 5, 30]
     assert seconds(RegistryPolicy(lease_ttl=3.0)) == [3, 1, 3, 1, 6]
     assert seconds(RegistryPolicy(lease_ttl=60.0)) == [60, 20, 3, 5, 120]
 
 
-def test_what_is_given_is_taken():
+def test_given_times_are_used():
     given = RegistryPolicy(
         lease_ttl=9, renew=1, timeout=timedelta(seconds=2), jitter=3.5, stale_timeout=4
     )
     assert seconds(given) == [9, 1, 2, 3.5, 4]
 
 
-def test_the_default_waits_are_random_up_to_a_fifth_of_a_second_then_twice_that_up_to_a_third():
+def test_the_default_backoff_is_random_and_doubles_from_200_ms_to_a_third_of_the_lease():
     for lease, longest in ((15.0, 5.0), (300.0, 30.0)):
         rules = RegistryRules.of(RegistryPolicy(lease_ttl=lease))
         for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, longest), (100_000, longest)):
@@ -106,7 +106,7 @@ class Broken(wait_base):
         raise self.error
 
 
-def test_a_wait_of_ones_own_is_used_if_it_is_a_finite_time():
+def test_a_custom_backoff_is_used_if_it_returns_a_finite_time():
     for retry, expected in (
         (2.0, 2.0),
         (wait_fixed(3), 3.0),

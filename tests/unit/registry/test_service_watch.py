@@ -13,7 +13,7 @@ from rpcwheel.instance import Snapshot
 from rpcwheel.observe import RegistryFailed
 from rpcwheel.registry import watches as module
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
-from rpcwheel.registry.watches import LISTENER_QUEUES, MAX_PENDING, ServiceWatch
+from rpcwheel.registry.watches import LISTENER_QUEUES, MAX_PENDING, Listener, ServiceWatch
 
 
 class FakeSnapshotFile:
@@ -216,13 +216,15 @@ def test_a_listener_gets_each_revision_once(watch):
     assert listener.ids == ["a", "ab"]
 
 
-def test_a_listener_that_was_notified_before_close_is_not_called_after_it(watch):
-    listener, queue = SnapshotListener(), SerialExecutor()
-    registration = watch.add_listener(listener)
-    watch.close()
-    registration.notify(queue)
+def test_a_closed_listener_is_not_called(watch):
+    watch.on_view(view("a"))
+    assert watch.wait(WAIT_S)
+    function, queue = SnapshotListener(), SerialExecutor()
+    listener = Listener(watch, function)
+    listener.close()
+    listener.notify(queue)
     assert queue.wait(WAIT_S)
-    assert listener.snapshots == []
+    assert function.snapshots == []
 
 
 def test_hanging_listeners_take_one_thread_per_queue(watch):

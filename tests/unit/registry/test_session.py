@@ -1,6 +1,6 @@
 """What only a bug of rpcwheel could do to a session; the rest is in tests/contract."""
 
-from fixtures.registry_worlds import POLICY, instance
+from fixtures.flaky_backends import POLICY, instance
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.observe import TaskFailed
 from rpcwheel.registry.reconciler import Reconciler, State

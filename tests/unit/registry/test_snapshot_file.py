@@ -93,7 +93,7 @@ def age_s(path, service=SERVICE):
 # Writing and reading
 
 
-def test_what_was_kept_is_read_by_the_next_process_with_its_age(make):
+def test_an_entry_is_read_by_the_next_process_with_its_age(make):
     first = make()
     kept = (instance("a", weight=7, metadata={"zone": "b"}), instance("b"))
     first.keep(SERVICE, kept)
@@ -103,14 +103,14 @@ def test_what_was_kept_is_read_by_the_next_process_with_its_age(make):
     assert 0 <= found.age_s < 60
 
 
-def test_what_was_kept_is_known_before_it_is_written(make, path):
+def test_an_entry_can_be_loaded_before_it_is_written(make, path):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     assert snapshots.load(SERVICE).instances == instances("a")
     assert not path.exists()
 
 
-def test_it_is_written_half_a_second_after_the_first_change_once_for_all(make, path, timer):
+def test_several_changes_are_written_once_half_a_second_after_the_first(make, path, timer):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     timer.advance(DEBOUNCE_S - 0.1)
@@ -122,7 +122,7 @@ def test_it_is_written_half_a_second_after_the_first_change_once_for_all(make, p
     assert timer.pending == 0
 
 
-def test_a_service_without_instances_is_taken_out(make, path):
+def test_a_service_without_instances_is_removed_from_the_file(make, path):
     first = make()
     first.keep(SERVICE, instances("a"))
     first.keep("shop.Bills", instances("b"))
@@ -134,12 +134,12 @@ def test_a_service_without_instances_is_taken_out(make, path):
     assert make().load(SERVICE) is None
 
 
-def test_of_a_service_that_nobody_kept_nothing_is_known(make, events):
+def test_a_service_that_is_not_in_the_file_has_no_entry(make, events):
     assert make().load(SERVICE) is None
     assert not events
 
 
-def test_nothing_that_an_instance_says_is_lost(make):
+def test_all_fields_of_an_instance_are_in_the_file(make):
     told = instance("a").encoded()[:-1] + b', "newer": {"than": "us"}}'
     given = type(instance("a")).decoded(told)
     first = make()
@@ -149,7 +149,7 @@ def test_nothing_that_an_instance_says_is_lost(make):
 
 
 @posix
-def test_only_the_user_can_read_it(make, path):
+def test_only_the_user_can_read_the_file(make, path):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     snapshots.close()
@@ -158,7 +158,7 @@ def test_only_the_user_can_read_it(make, path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_an_age_is_never_negative_whatever_the_clocks_say(make, path):
+def test_an_age_is_never_negative(make, path):
     record = json.loads(instance("a").encoded())
     entry = {"written": time.time() + 3600, "instances": [record]}
     put(path, {"v": 1, "services": {SERVICE: entry}})
@@ -171,7 +171,7 @@ def test_an_age_is_never_negative_whatever_the_clocks_say(make, path):
 @pytest.mark.parametrize(
     "torn", [b"", b"\0" * 100, b'{"v": 1, "services": {"shop', b"[]", b"[" * 10**6], ids=range(5)
 )
-def test_a_torn_file_is_no_file_is_told_once_and_is_replaced(make, path, events, torn):
+def test_a_torn_file_is_ignored_reported_once_and_replaced(make, path, events, torn):
     put(path, torn)
     snapshots = make()
     assert snapshots.load(SERVICE) is None
@@ -184,7 +184,7 @@ def test_a_torn_file_is_no_file_is_told_once_and_is_replaced(make, path, events,
     assert len(failures(events)) == 1
 
 
-def test_an_entry_that_makes_no_sense_harms_no_other(make, path):
+def test_an_invalid_entry_does_not_affect_others(make, path):
     good = json.loads(instance("a").encoded())
     told = {
         SERVICE: {"written": time.time(), "instances": [good, {"v": 1}, 7, None]},
@@ -246,7 +246,7 @@ def test_a_file_of_another_user_is_not_read_unless_it_is_of_root(
     assert make().load(SERVICE).instances == instances("a")
 
 
-def test_a_record_whose_host_is_no_host_is_skipped_and_reported_once(make, path, events):
+def test_a_record_with_an_invalid_host_is_skipped_and_reported_once(make, path, events):
     good, bad = (json.loads(instance(key).encoded()) for key in "ab")
     entry = {"written": time.time(), "instances": [good, bad | {"host": "fe80::1%a\r\n"}]}
     put(path, {"v": 1, "services": {SERVICE: entry}})
@@ -272,7 +272,7 @@ def test_a_skipped_record_that_left_the_file_and_came_back_is_reported_again(mak
     assert skipped == ["b", "b"]
 
 
-def test_a_place_that_is_a_directory_is_told_once_and_harms_nothing(make, path, events, timer):
+def test_a_directory_in_place_of_the_file_is_reported_once(make, path, events, timer):
     path.mkdir(parents=True)
     snapshots = make()
     for _ in range(3):
@@ -286,7 +286,7 @@ def test_a_place_that_is_a_directory_is_told_once_and_harms_nothing(make, path, 
     assert timer.pending == 0
 
 
-def test_what_could_not_be_written_is_written_when_it_can_be(make, path, timer, events):
+def test_a_failed_write_is_tried_again(make, path, timer, events):
     path.parent.write_text("in the way")
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
@@ -298,7 +298,7 @@ def test_what_could_not_be_written_is_written_when_it_can_be(make, path, timer, 
     assert set(services(path)) == {SERVICE}
 
 
-def test_on_a_full_disk_the_old_file_stays_whole(make, path, timer, events, monkeypatch):
+def test_on_a_full_disk_the_old_file_stays_complete(make, path, timer, events, monkeypatch):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     timer.advance(DEBOUNCE_S)
@@ -320,14 +320,14 @@ def test_on_a_full_disk_the_old_file_stays_whole(make, path, timer, events, monk
     assert len(failures(events)) == 1
 
 
-def test_a_timer_that_was_stopped_before_is_no_reason_not_to_write(make, path, timer):
+def test_entries_are_written_if_the_timer_was_stopped(make, path, timer):
     snapshots = make()
     timer.stop()
     snapshots.keep(SERVICE, instances("a"))
     assert wait_until(path.exists)
 
 
-def test_a_timer_that_is_full_keeps_nothing_from_being_written(make, path, events):
+def test_entries_are_written_if_the_timer_is_full(make, path, events):
     with WheelTimer(max_pending=1) as full:
         full.new_timeout(print, 1000)
         path.parent.mkdir()
@@ -341,7 +341,7 @@ def test_a_timer_that_is_full_keeps_nothing_from_being_written(make, path, event
         snapshots.close()
 
 
-def test_a_disk_that_hangs_does_not_keep_close_from_ending(make, monkeypatch):
+def test_close_does_not_wait_for_a_disk_that_hangs(make, monkeypatch):
     entered, gate = threading.Event(), threading.Event()
 
     def hang(*_):
@@ -357,7 +357,7 @@ def test_a_disk_that_hangs_does_not_keep_close_from_ending(make, monkeypatch):
     gate.set()
 
 
-def test_close_waits_for_a_write_that_is_on_its_way(make, path, timer, monkeypatch):
+def test_close_waits_for_a_write_under_way(make, path, timer, monkeypatch):
     entered, gate, real = threading.Event(), threading.Event(), os.fsync
 
     def slow(descriptor):
@@ -378,7 +378,7 @@ def test_close_waits_for_a_write_that_is_on_its_way(make, path, timer, monkeypat
     opening.join()
 
 
-def test_after_close_nothing_is_kept_and_closing_again_is_nothing(make, path, timer):
+def test_after_close_nothing_is_kept_and_close_is_idempotent(make, path, timer):
     snapshots = make()
     snapshots.close()
     snapshots.close()
@@ -391,7 +391,7 @@ def test_after_close_nothing_is_kept_and_closing_again_is_nothing(make, path, ti
 # Several writers
 
 
-def test_each_process_leaves_what_the_others_wrote(make, path):
+def test_a_process_keeps_the_entries_of_other_processes(make, path):
     for service in ("a", "b", "c"):
         snapshots = make()
         snapshots.keep(service, instances(service))
@@ -399,7 +399,7 @@ def test_each_process_leaves_what_the_others_wrote(make, path):
     assert set(services(path)) == {"a", "b", "c"}
 
 
-def test_of_a_service_that_two_keep_the_newer_stays(make, path, monkeypatch):
+def test_the_newer_entry_of_two_processes_stays(make, path, monkeypatch):
     old, new, now = make(), make(), time.time()
     monkeypatch.setattr(module.time, "time", lambda: now - 10)
     old.keep(SERVICE, instances("a"))
@@ -410,7 +410,7 @@ def test_of_a_service_that_two_keep_the_newer_stays(make, path, monkeypatch):
     assert make().load(SERVICE).instances == instances("b")
 
 
-def test_an_entry_from_a_clock_that_runs_ahead_does_not_stay_for_ever(make, path, monkeypatch):
+def test_an_entry_of_a_clock_that_runs_ahead_is_replaced(make, path, monkeypatch):
     ahead, now = make(), time.time()
     monkeypatch.setattr(module.time, "time", lambda: now + 10**6)
     ahead.keep(SERVICE, instances("a"))
@@ -422,7 +422,7 @@ def test_an_entry_from_a_clock_that_runs_ahead_does_not_stay_for_ever(make, path
     assert make().load(SERVICE).instances == instances("b")
 
 
-def test_what_nobody_kept_for_a_month_is_left_out(make, path, monkeypatch):
+def test_an_entry_older_than_a_month_is_removed(make, path, monkeypatch):
     old, new, now = make(), make(), time.time()
     monkeypatch.setattr(module.time, "time", lambda: now - FORGET_S - 1)
     old.keep("shop.Old", instances("a"))
@@ -433,7 +433,7 @@ def test_what_nobody_kept_for_a_month_is_left_out(make, path, monkeypatch):
     assert set(services(path)) == {SERVICE}
 
 
-def test_what_another_process_wrote_later_is_what_is_known(make, path, timer):
+def test_load_returns_a_later_entry_of_another_process(make, path, timer):
     first, second = make(), make()
     first.keep(SERVICE, instances("a"))
     timer.advance(1)
@@ -444,7 +444,7 @@ def test_what_another_process_wrote_later_is_what_is_known(make, path, timer):
 
 
 @posix
-def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypatch):
+def test_a_write_is_postponed_while_another_process_writes(make, path, timer, monkeypatch):
     import fcntl
 
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.01)
@@ -460,7 +460,7 @@ def test_while_another_process_writes_it_is_put_off(make, path, timer, monkeypat
     assert wait_until(path.exists)
 
 
-def test_many_threads_and_writers_make_a_whole_file(make, path, timer):
+def test_concurrent_writers_leave_a_complete_file(make, path, timer):
     def work(number):
         snapshots = make()
         for turn in range(10):
@@ -474,7 +474,7 @@ def test_many_threads_and_writers_make_a_whole_file(make, path, timer):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_writes_nothing_of_its_parents(make, path):
+def test_a_forked_child_does_not_write_entries_of_its_parent(make, path):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     snapshots._lock.acquire()  # as if another thread had it at that moment
@@ -491,7 +491,7 @@ def test_a_forked_child_writes_nothing_of_its_parents(make, path):
 # How old it is
 
 
-def test_while_it_is_so_it_is_written_that_it_is(make, path, pass_time, timer):
+def test_an_entry_that_is_confirmed_stays_young(make, path, pass_time, timer):
     make().keep(SERVICE, instances("a"), lambda: True)
     pass_time(1)
     assert wait_until(lambda: path.exists() and timer.pending == 1)
@@ -500,7 +500,7 @@ def test_while_it_is_so_it_is_written_that_it_is(make, path, pass_time, timer):
         assert wait_until(lambda: age_s(path) < REFRESH_S and timer.pending == 1)
 
 
-def test_what_is_followed_for_a_month_is_not_left_out(make, path, pass_time):
+def test_an_entry_that_is_confirmed_for_a_month_is_not_removed(make, path, pass_time):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"), lambda: True)
     pass_time(FORGET_S + 1)
@@ -510,7 +510,7 @@ def test_what_is_followed_for_a_month_is_not_left_out(make, path, pass_time):
     assert SERVICE in services(path)
 
 
-def test_while_the_registry_does_not_agree_it_grows_old(make, path, pass_time, timer):
+def test_an_entry_that_is_not_confirmed_ages(make, path, pass_time, timer):
     agrees = [True]
     make().keep(SERVICE, instances("a"), lambda: agrees[0])
     pass_time(1)
@@ -522,7 +522,7 @@ def test_while_the_registry_does_not_agree_it_grows_old(make, path, pass_time, t
     assert age_s(path) >= 3 * REFRESH_S
 
 
-def test_who_follows_it_no_more_is_not_asked_again(make, path, pass_time, timer):
+def test_a_callback_that_returns_none_is_not_called_again(make, path, pass_time, timer):
     asked = []
     make().keep(SERVICE, instances("a"), lambda: asked.append(1))
     pass_time(1)
@@ -531,7 +531,7 @@ def test_who_follows_it_no_more_is_not_asked_again(make, path, pass_time, timer)
     assert len(asked) == 1
 
 
-def test_of_several_processes_one_writes_it(make, path, pass_time, timer):
+def test_one_of_several_processes_refreshes_an_entry(make, path, pass_time, timer):
     make().keep(SERVICE, instances("a"), lambda: True)
     pass_time(1)
     assert wait_until(path.exists)
@@ -547,7 +547,7 @@ def test_of_several_processes_one_writes_it(make, path, pass_time, timer):
     assert path.stat().st_ino == before
 
 
-def test_it_is_written_twice_within_the_hold(tmp_path):
+def test_an_entry_is_refreshed_twice_within_the_stale_timeout(tmp_path):
     for settings, seconds in (({}, 15.0), ({"stale_timeout": 6}, 3.0), ({"stale_timeout": 1}, 1)):
         policy = RegistryPolicy(snapshot=str(tmp_path / "a.json"), **settings)
         assert open_snapshot_file(parse_url("etcd://a"), policy)._refresh_s == seconds
@@ -560,7 +560,7 @@ def url(text="etcd", **parts):
     return RegistryUrl(text, (("10.0.0.2", 2379), ("10.0.0.1", 2379)), **parts)
 
 
-def test_it_is_in_the_users_cache_directory_one_for_each_registry(tmp_path, monkeypatch):
+def test_each_registry_has_a_file_in_the_users_cache_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     others = [
         url(namespace="other"),
@@ -577,14 +577,14 @@ def test_it_is_in_the_users_cache_directory_one_for_each_registry(tmp_path, monk
     assert open_snapshot_file(same, RegistryPolicy()).path == paths[0]
 
 
-def test_a_cache_directory_that_is_not_absolute_does_not_count(tmp_path, monkeypatch):
+def test_a_relative_cache_directory_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
     made = open_snapshot_file(url(), RegistryPolicy())
     assert made.path.parent == tmp_path / ".cache" / "rpcwheel"
 
 
-def test_the_policy_may_name_the_file_or_want_none(tmp_path, monkeypatch):
+def test_the_policy_may_name_the_file_or_turn_it_off(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert (
         open_snapshot_file(url(), RegistryPolicy(snapshot="~/x.json")).path == tmp_path / "x.json"
@@ -592,14 +592,14 @@ def test_the_policy_may_name_the_file_or_want_none(tmp_path, monkeypatch):
     assert open_snapshot_file(url(), RegistryPolicy(snapshot=False)) is None
 
 
-def test_a_registry_of_this_process_has_none_unless_named(tmp_path):
+def test_a_memory_registry_has_no_file_unless_named(tmp_path):
     memory = RegistryUrl("memory")
     assert open_snapshot_file(memory, RegistryPolicy()) is None
     named = RegistryPolicy(snapshot=str(tmp_path / "x.json"))
     assert open_snapshot_file(memory, named) is not None
 
 
-def test_a_user_without_a_home_has_none_and_is_told(monkeypatch, events):
+def test_without_a_home_directory_there_is_no_file_and_an_event(monkeypatch, events):
     def nowhere():
         raise RuntimeError("Could not determine home directory.")
 

@@ -8,7 +8,7 @@ from rpcwheel.registry.target import Target, is_registry_url, names_service
 from rpcwheel.registry.url import parse_url
 
 
-def test_a_registry_url_is_told_from_a_target_of_grpc():
+def test_a_registry_url_is_distinguished_from_a_grpc_target():
     for target, is_url in (
         ("etcd://127.0.0.1:2379/shop.Orders", True),
         ("sqlite:///run/shop.db?service=shop.Orders", True),
@@ -31,12 +31,12 @@ def test_a_registry_url_is_told_from_a_target_of_grpc():
         assert is_registry_url(target) is is_url, target
 
 
-def test_a_host_and_port_is_no_scheme_for_grpc():
+def test_a_host_and_port_is_not_parsed_as_a_scheme():
     for host in ("unix", "dns", "DNS", "ipv4", "xds", "vsock", "unix-abstract", "google-c2p"):
         assert explicit_target(f"{host}:50051") == f"dns:///{host}:50051"
 
 
-def test_targets_of_grpc_stay_as_they_are():
+def test_grpc_targets_are_not_changed():
     for target in (
         "127.0.0.1:50051",
         "[::1]:50051",
@@ -102,7 +102,7 @@ def test_with_a_registry_the_target_is_the_name_of_the_service():
         of(7, True)
 
 
-def test_a_service_is_named_once():
+def test_naming_two_services_is_refused():
     with pytest.raises(ConfigurationError, match="leave out one"):
         of("memory://a/shop.Orders", service="shop.Audit")
     with pytest.raises(ConfigurationError, match="two services are named"):

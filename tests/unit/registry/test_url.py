@@ -40,7 +40,7 @@ PARSED = [
 ]
 
 
-def test_a_url_is_taken_apart():
+def test_a_url_is_parsed():
     for url, wanted in PARSED:
         assert parse_url(url) == wanted, url
 
@@ -87,7 +87,7 @@ REFUSED = [
 ]
 
 
-def test_urls_that_make_no_sense_are_refused_and_the_message_says_what_does():
+def test_invalid_urls_are_refused_with_an_example():
     for url, said in REFUSED:
         with pytest.raises(ConfigurationError, match=said):
             parse_url(url)
@@ -166,13 +166,13 @@ OWN_PATHS = [
 
 
 @pytest.mark.usefixtures("backend_in_files")
-def test_a_backend_of_ones_own_may_have_the_path_for_itself():
+def test_a_custom_backend_may_use_the_path_of_the_url():
     for url, wanted in OWN_PATHS:
         assert parse_url(url) == wanted, url
 
 
 @pytest.mark.usefixtures("backend_in_files")
-def test_a_backend_with_a_path_is_opened_and_named_by_it():
+def test_a_backend_with_a_path_has_it_in_its_name():
     with open_registry("file:///run/a.json") as registry:
         assert registry.url == "file:///run/a.json"
         registry.register(ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1), wait=9)
@@ -181,7 +181,7 @@ def test_a_backend_with_a_path_is_opened_and_named_by_it():
 
 
 @pytest.mark.usefixtures("backend_in_files")
-def test_a_backend_that_can_not_be_loaded_is_told_when_it_is_opened():
+def test_a_backend_that_cannot_be_loaded_is_an_error_when_it_is_opened():
     assert parse_url("bad://h/shop.Orders").service == "shop.Orders"
     with pytest.raises(ConfigurationError, match="could not be loaded"):
         open_registry("bad://h/shop.Orders")

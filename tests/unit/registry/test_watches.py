@@ -2,7 +2,7 @@
 
 import random
 
-from fixtures.registry_worlds import POLICY
+from fixtures.flaky_backends import POLICY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.registry.policy import RegistryRules
 from rpcwheel.registry.watches import WatchManager
@@ -35,7 +35,7 @@ class Watch:
             raise OSError
 
 
-def test_one_watch_runs_for_each_service_with_subscribers_whatever_fails():
+def test_each_service_with_subscribers_has_one_watch_despite_failures():
     chance, timer = random.Random(7), ManualTimer()
     backend = RegistryBackend(chance)
     told = dict.fromkeys(("on_view", "on_contact_lost", "emit", "on_unused"), lambda *_: None)
