@@ -56,13 +56,10 @@ class _LoopServer:
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The server's, once it is known."""
         self._is_abandoned = False
         self._tasks: set[asyncio.Task[Any]] = set()  # only used on the loop
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set the server's loop."""
-        self._loop = loop
 
     def abandon(self) -> None:
         """Call nothing any more, as the loop ends. On the loop.
@@ -83,7 +80,7 @@ class _LoopServer:
 
     @property
     def is_gone(self) -> bool:
-        return self._is_abandoned or (self._loop is not None and self._loop.is_closed())
+        return self._is_abandoned or (self.loop is not None and self.loop.is_closed())
 
     @property
     def is_running(self) -> bool:
@@ -120,9 +117,9 @@ class _LoopServer:
         return stopped
 
     def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        if self._loop is not None:
+        if self.loop is not None:
             with suppress(RuntimeError):  # it is closed
-                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+                return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         coroutine.close()
         raise ServerGone
 
@@ -188,7 +185,7 @@ class Publisher(PublisherBase[Registry]):
         if not self._begin_start():
             return
         loop = asyncio.get_running_loop()
-        self._server.attach(loop)
+        self._server.loop = loop
         self._loop_guard = loop.create_task(self._stop_with_loop())
         try:
             await on_worker(self._start)

@@ -32,7 +32,7 @@ class OneShotTimer:
         self,
         timer: Timer | None,
         expired: Callable[[], object],
-        refused: Callable[[TimerError], object],
+        refused: Callable[[TimerError], object] | None = None,
     ) -> None:
         """Set nothing yet.
 
@@ -41,11 +41,12 @@ class OneShotTimer:
             expired: Called on the timer's thread; must not block. It takes the lock, and calls
                 `clear`.
             refused: Called if the timer is full or stopped, perhaps under the lock; must not block.
+                None: not reported.
         """
         self.now_ns = clock_of(timer)
         self._timer = checked_timer(timer)
         self._expired = expired
-        self._refused = refused
+        self._refused = refused or (lambda _: None)
         self._timeout: Timeout | None = None
         self._wake_ns = NEVER
         self._is_stopped = False

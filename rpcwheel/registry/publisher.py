@@ -575,7 +575,7 @@ class PublisherBase(Generic[R]):
                 )
             if self._is_health_set:
                 step = self._begin_step("not serving", HEALTH_TIMEOUT_S)
-                self._run_all(step, (repr(self._health), self._set_not_serving))
+                self._run_all(step, (type(self._health).__name__, self._set_not_serving))
             if self._is_published:
                 self._begin_step("wait")
                 self._run("lame duck", self._wait_lame_duck)
@@ -585,7 +585,7 @@ class PublisherBase(Generic[R]):
                 self._run("stop of the server", partial(self._stop_server, step))
             step = _Deadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
             closes = [(repr(one), partial(self._close_own, one, step)) for one in self._own]
-            self._run_all(step, *closes, (repr(self._undo_on_serving), self._call_undo_on_serving))
+            self._run_all(step, *closes, ("on_serving", self._call_undo_on_serving))
             self._begin_step("closed")
             self._events.wait(FLUSH_TIMEOUT_S)
         finally:

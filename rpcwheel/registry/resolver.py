@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import grpc
 
     from rpcwheel.balancer.policy import BalancerPolicy
-    from rpcwheel.errors import TimerError
     from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
@@ -162,7 +161,7 @@ class Resolver:
             registry = SESSIONS.acquire(self._key, make)
         self._registry = registry
         self._lock = threading.RLock()
-        self._alarm = OneShotTimer(timer, self._wait_is_over, _ignore_refusal)
+        self._alarm = OneShotTimer(timer, self._wait_is_over)
         self._subscription: Subscription | None = None
         self._closed = False
         self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
@@ -224,7 +223,3 @@ class Resolver:
         with self._lock:
             self._alarm.clear()
         EXECUTOR.submit(self, partial(self._look_up, wait=False))
-
-
-def _ignore_refusal(_: TimerError) -> None:
-    """Without a timer, waiting calls get the reason only when their own wait is over."""

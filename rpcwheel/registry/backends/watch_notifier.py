@@ -66,14 +66,13 @@ class WatchNotifier:
         with self._lock:
             reason, view = self._contact_lost, self._view
             self._contact_lost = self._view = None
-        name = repr(self._watcher)
         if reason is not None and not self.closed:
             self._previous = None
-            run_callback("registry", self._watcher.on_contact_lost, reason, name=name)
+            run_callback("registry", self._watcher.on_contact_lost, reason)
         view = view and _relative(view, self._previous)
         if view is not None and not self.closed:
             self._previous = view
-            run_callback("registry", self._watcher.on_view, view, name=name)
+            run_callback("registry", self._watcher.on_view, view)
 
 
 def _merged(first: View | None, second: View) -> View:

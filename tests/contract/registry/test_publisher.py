@@ -700,6 +700,21 @@ def test_a_failing_health_servicer_undoes_the_start(shop, memory, registry):
     assert shop.server.wait_for_termination(WAIT_S) is False
 
 
+def test_a_health_servicer_whose_repr_fails_does_not_prevent_the_stop(shop, memory, events):
+    class Broken:
+        def set(self, service, status):
+            if status == 2:
+                raise LookupError(service)
+
+        def __repr__(self):
+            raise ZeroDivisionError
+
+    with Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK):
+        pass
+    assert wait_until(lambda: steps(events) == ALL)
+    assert shop.server.wait_for_termination(WAIT_S) is False
+
+
 def test_a_hanging_health_servicer_does_not_delay_the_stop(shop, memory, events):
     goes_on = threading.Event()
 
