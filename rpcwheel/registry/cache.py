@@ -3,7 +3,7 @@
 Pure: records and times come in (ns of one clock), events go out; nothing is locked, awaited or
 read. The cost of an update is proportional to what changed, beside one copy of a tuple of pointers.
 
-What the registry says counts, with these exceptions:
+The view of the registry is used as it is, with these exceptions:
 
 * New and changed records count at once.
 * Instances that disappear while the registry is *suspect* are kept and marked as stale. A registry
@@ -52,7 +52,8 @@ FILE_DELAY_NS: Final = 1_000_000_000
 address of yesterday may be another server's today."""
 
 SMALL_SERVICE: Final = 3
-"""A service of fewer may lose more than half at once: one crash of two says nothing."""
+"""A service with fewer instances may lose more than half of them at once: one crash of two is no
+sign of a failed registry."""
 
 UNREADABLE: Final = "none of the registry's records can be read"
 EMPTY: Final = "the registry's first answer is empty"

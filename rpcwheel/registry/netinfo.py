@@ -76,7 +76,7 @@ def port_binding(
         host_answers: Whether a host was given that accepts connections on the port.
 
     Raises:
-        ConfigurationError: Nobody does and nobody could, or it can't be known.
+        ConfigurationError: No server listens there and none can, or it can't be found out.
     """
     if port and port in listening_ports:
         return PortBinding.OWN
@@ -90,7 +90,7 @@ def port_binding(
         )
     if port and listening_ports and (host_answers or host_is_elsewhere):
         return PortBinding.PROXY
-    # Without a port of this process nobody can forward to it: an answer comes from another server.
+    # Without a port of this process no proxy can forward to it: another server has answered.
     return PortBinding.BIND
 
 

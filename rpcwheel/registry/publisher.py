@@ -5,10 +5,10 @@ threads; `aio_publisher.py` has the one for coroutines, which runs the same code
 A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`.
 
 Start: the server starts, its port accepts a connection, its health is SERVING, and only then it is
-published. Stop, because nobody may call what is about to go: it is withdrawn from the registries,
-its health is NOT_SERVING, it goes on serving for a while (lame duck), the server stops, and what
-the publisher has opened is closed. Measured with eight busy clients over six replacements: in this
-order no call of 16,211 failed; if a server stopped before it was withdrawn, some did.
+published. Stop: it is withdrawn from the registries, its health is NOT_SERVING, it goes on serving
+for a while (lame duck), the server stops, and the registries that the publisher opened are closed.
+Measured with eight busy clients over six replacements: in this order no call of 16,211 failed; if a
+server stopped before it was withdrawn, some did.
 
 Threads: `start()` runs on its caller's thread, the stop on one worker thread. Registries, health
 servicers and sinks run on workers of their own during the stop, so one that hangs delays it for a
@@ -209,7 +209,7 @@ class PublisherBase(Generic[R]):
         timer: Timer | None = None,
         on_serving: Callable[[PublisherBase[R]], Callable[[], object]] | None = None,
     ) -> None:
-        """Check the arguments and open the registries that are given by URL; contacts nobody yet.
+        """Check the arguments and open the registries that are given by URL. Does not connect.
 
         Args:
             server: What `grpc.server()` returned; for `rpcwheel.aio`, `grpc.aio.server()`. It is
@@ -219,7 +219,7 @@ class PublisherBase(Generic[R]):
             *services: What to publish. None: the services that the server has handlers for, except
                 health, reflection and channelz; a server of grpc.aio does not show its services.
                 The path of a URL may name one, too.
-            port: Where clients reach the server. If nobody listens there and the server does not
+            port: Where clients reach the server. If nothing listens there and the server does not
                 run, it is bound first, without TLS, as `[::]:port`; 0 takes any free port.
             host: Where clients reach the server. None: the address of this machine that faces the
                 registry; 127.0.0.1 for a registry on this machine.
@@ -247,7 +247,7 @@ class PublisherBase(Generic[R]):
                 called after the server has stopped.
 
         Raises:
-            ConfigurationError: A value makes no sense; the message says which ones do.
+            ConfigurationError: A value is not valid; the message says which ones are.
             ExtraMissing: A package that a registry needs is not installed.
             TypeError: An argument is of a wrong type.
         """
@@ -491,7 +491,7 @@ class PublisherBase(Generic[R]):
         if error and (self._host is None or is_local(host)):
             own = sorted(joined(*one) for one in listening_addresses() or () if one[1] == port)
             raise ConfigurationError(
-                f"nobody accepts connections at {joined(host, port)} ({error}), so that it can't "
+                f"nothing accepts connections at {joined(host, port)} ({error}), so that it can't "
                 f"be published; the server listens at {', '.join(own) or 'no port'}; have it "
                 "listen at '[::]', or give the host= at which it does"
             )
@@ -736,8 +736,8 @@ class Publisher(PublisherBase[Registry]):
         can be. If the start fails, all of it is undone; a server that ran before is left running.
 
         Raises:
-            ConfigurationError: Nobody listens at the port and it can't be bound, or nobody accepts
-                connections there; or the services or the host can't be known.
+            ConfigurationError: Nothing listens at the port and it can't be bound, or it accepts no
+                connections; or the services or the host can't be known.
             RuntimeError: It was stopped before.
             Exception: What the server or the health servicer raised.
         """

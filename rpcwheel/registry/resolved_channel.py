@@ -89,7 +89,7 @@ def insecure_channel(
         A `ReconnectingChannel` to an address, a `ResolvedChannel` to a service. Close it.
 
     Raises:
-        ConfigurationError: An argument makes no sense; the message says what does.
+        ConfigurationError: An argument is not valid; the message says what is.
         ExtraMissing: A package that the registry needs is not installed.
         TypeError: An argument is of a wrong type.
     """

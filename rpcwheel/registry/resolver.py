@@ -63,7 +63,7 @@ class SharedRegistries:
             return registry
 
     def release(self, key: Hashable, registry: Registry) -> bool:
-        """Release a registry; True if nobody uses it any more, and it is to be closed."""
+        """Release a registry. Returns True to its last user, who must close it."""
         with self._lock:
             known, users = self._open.get(key, (None, 0))
             if known is not registry:
@@ -79,7 +79,7 @@ class SharedRegistries:
 
 
 SESSIONS: Final = SharedRegistries()
-"""Those of this process."""
+"""The shared registries of this process."""
 
 
 def check_registry(registry: object, registry_class: type[Any], name: str) -> None:

@@ -1,8 +1,8 @@
-"""Carries out what the reconciler decides: one backend, one request at a time, on worker threads.
+"""Makes the requests that the reconciler decides on: one at a time, on worker threads.
 
-What a user calls only changes what is wanted, under the lock, and has a worker
-(`rpcwheel._concurrency.executor`) look at it. Nothing of the backend's or the user's runs under the
-lock, on the timer's thread or on a caller's thread. One timeout waits for the next thing to do.
+A call of a user only changes the desired state, under the lock, and starts a worker
+(`rpcwheel._concurrency.executor`). Code of the backend or the user never runs under the lock, on
+the timer's thread or on a caller's thread. One timeout is set for the next request that is due.
 
 `close` withdraws everything on the worker. If a request hangs there, closing goes on without it
 (`abandon`): what could not be withdrawn ends with the lease, because nobody renews it.
@@ -61,7 +61,7 @@ BUG_RETRY_NS: Final = 1_000_000_000
 
 
 class UnreadableRecords(RegistryUnavailable):
-    """The registry has answered, but no record can be read. That is not an empty list."""
+    """The registry has answered, but none of its records can be decoded."""
 
 
 class Lookup(NamedTuple):
@@ -189,7 +189,7 @@ class LookupQueue:
         return snapshot
 
     def _report(self, events: Iterable[object]) -> None:
-        """Emit all but changes: nobody follows a service that is looked up."""
+        """Emit all events but `InstancesChanged`, which is for subscribed services."""
         self._emit(*(one for one in events if not isinstance(one, InstancesChanged)))
 
 
@@ -474,7 +474,7 @@ class Session:
             error.__traceback__ = None  # it may be kept for long
 
     def _note_lookup(self, error: BaseException | None) -> None:
-        """Note what the result of a lookup says of the registry."""
+        """Update the registry's health by the result of a lookup."""
         events: Iterable[Event] = ()
         with self._lock:
             now_ns = self._alarm.now_ns()

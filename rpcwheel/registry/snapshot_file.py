@@ -45,7 +45,6 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rpcwheel.errors import TimerError
     from rpcwheel.timer.api import Timer
 
     from .policy import RegistryPolicy
@@ -72,12 +71,12 @@ LOCK_TIMEOUT_S: Final = 0.3
 """Seconds to wait for another process that writes."""
 
 REFRESH_S: Final = 15.0
-"""Seconds until the file says again that nothing has changed: half of the default `stale_timeout`,
-because after a crash an entry older than `stale_timeout` does not count."""
+"""Seconds until an unchanged entry gets a new time: half of the default `stale_timeout`, because
+after a crash an entry older than `stale_timeout` does not count."""
 
 LEAST_REFRESH_S: Final = 1.0
 FORGET_S: Final = 30 * 86_400.0
-"""Seconds until a service that nobody uses is left out."""
+"""Seconds until an entry that was not written again is dropped."""
 
 LATEST_S: Final = 1e11
 """No time of this millennium, as seconds since 1970. NaN is not below it either."""
@@ -153,8 +152,7 @@ class SnapshotFile:
         self._lock = threading.Lock()
         self._dirty: set[str] = set()
         self._writing = False
-        self._alarm = OneShotTimer(self._timer, self._due, self._refused)
-        self._has_no_timer = False
+        self._alarm = OneShotTimer(self._timer, self._due)
 
     def load(self, service: str) -> Snapshot | None:
         """Return the last known instances of a service.
@@ -194,18 +192,15 @@ class SnapshotFile:
         Args:
             service: Its name.
             instances: Those that are known now; none: the service is removed from the file.
-            agrees: Called now and then: whether the registry still agrees, so that the file says
-                so; None: it is not to be called again. Must not block.
+            agrees: Called every `refresh_s`: whether the registry still has these instances, and
+                the entry gets a new time; None: it is not to be called again. Must not block.
         """
         with self._lock:
             if self._closed:
                 return
             self._kept[service] = _Kept(time.time(), tuple(instances), agrees)
             self._dirty.add(service)
-            self._has_no_timer = False
             self._arm(max(DEBOUNCE_S, self._pause_s))
-            if self._has_no_timer:
-                self._serial.submit(self._write)
 
     def close(self) -> None:
         """Write what is not written yet, and end. Idempotent; at most a second; never raises."""
@@ -221,9 +216,6 @@ class SnapshotFile:
         """Write then, or earlier. Under the lock."""
         if not self._closed:
             self._alarm.wake(self._alarm.now_ns() + to_ns(delay_s))
-
-    def _refused(self, _: TimerError) -> None:
-        self._has_no_timer = True
 
     def _due(self) -> None:
         """On the timer's thread."""

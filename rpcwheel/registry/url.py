@@ -43,14 +43,9 @@ REDIS_SCHEMES: Final = frozenset({"redis", "rediss"})
 HEADLESS: Final = "headless"
 """The scheme whose host is the service."""
 
-SERVICE_SCHEMES: Final = REDIS_SCHEMES | {
-    "memory",
-    "etcd",
-    "etcds",
-    "zookeeper",
-    "zookeepers",
-    HEADLESS,
-}
+SERVICE_SCHEMES: Final = (
+    {"memory", "etcd", "etcds", "zookeeper", "zookeepers"} | REDIS_SCHEMES | {HEADLESS}
+)
 """Built-in schemes whose path is the service."""
 
 FILE_PREFIXES: Final = frozenset({"", ".", "..", "~"})

@@ -1,7 +1,7 @@
 """The watches of one session: one `ServiceWatch` for each service, for all its subscribers.
 
-The backend's threads only note what they find. Everything else runs on the shared workers, each in
-a queue of its own:
+The backend's threads only store views and losses of contact. Everything else runs on the shared
+workers, in separate queues:
 
 * views and losses of contact, in order (`_updates`), which alone touches the cache. Of several
   views that wait, only the last is taken, with the last records of instances that came and went;
@@ -11,8 +11,9 @@ a queue of its own:
 
 Users see one immutable object that is replaced as a whole, so that reading it takes no lock.
 
-Watches of the backend begin and end on a worker, one after the other, because the backend may be a
-user's. One that can't begin is tried again. After that it goes on by itself.
+The backend's watches are begun and closed on a worker, one after the other, because the backend may
+be a user's and may block. A watch that can't begin is tried again. Once begun, it is the backend's
+task to keep it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ LISTENER_QUEUES: Final = 16
 """For the listeners of a service."""
 
 MAX_PENDING: Final = 64
-"""Views and losses of contact by turns that wait. A cache that is too slow for them misses some in
-the middle, never the first or the last."""
+"""Views and losses of contact that wait, which alternate. If there are more, some in the middle are
+dropped, never the first or the last."""
 
 FILE_TIMEOUT_S: Final = 0.5
 """For the snapshot file, which is read before the first view counts: its disk may hang."""
@@ -222,7 +223,7 @@ class ServiceWatch:
         self._on_contact_lost(reason)
 
     def close(self) -> None:
-        """Call no listener any more, keep no timeout, wake who waits. Idempotent; never blocks.
+        """Stop listeners and timeouts, and end the calls of `wait`. Idempotent; never blocks.
 
         What is known can still be read. If the registry agrees with it now, the file is updated.
         """
@@ -242,7 +243,7 @@ class ServiceWatch:
     # On workers
 
     def _load(self, snapshots: SnapshotFile) -> None:
-        """Have the file read before the first view counts, if it can be read soon."""
+        """Read the file before the first view is applied, but wait for it only a short time."""
         done = threading.Event()
 
         def load() -> None:
@@ -259,7 +260,7 @@ class ServiceWatch:
         done.wait(FILE_TIMEOUT_S)
 
     def _add(self, news: _Pending | str) -> None:
-        """Have it applied, in place of what it makes obsolete."""
+        """Apply it on a worker, merged with the last one that waits if both are of one kind."""
         with self._changed:
             if self._closed:
                 return

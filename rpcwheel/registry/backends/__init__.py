@@ -1,4 +1,4 @@
-"""The engines, each in a file of its own, loaded when a URL names it; see `open_backend`."""
+"""The built-in backends. Each module is loaded when a URL names its scheme; see `open_backend`."""
 
 from __future__ import annotations
 

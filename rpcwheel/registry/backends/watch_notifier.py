@@ -20,7 +20,7 @@ __all__ = ["WatchNotifier"]
 class WatchNotifier:
     """The notifications of one watcher, and a `Watch` for backends that need no other.
 
-    `add` calls nobody and may be called with the backend's lock held. `start`, without locks, calls
+    `add` does not call the watcher, so a lock may be held. `start`, without locks, calls
     the watcher on this thread, unless another thread is already calling it; then that one goes on.
 
     If the watcher is slow, only the last view waits. A view with the same records as the last one

@@ -214,7 +214,9 @@ def test_an_address_that_does_not_reach_the_server_is_refused(
 ):
     shop = make_shop()
     port = shop.listen("127.0.0.1")
-    message = rf"nobody accepts connections at 127\.0\.0\.2:{port} .*listens at 127\.0\.0\.1:{port}"
+    message = (
+        rf"nothing accepts connections at 127\.0\.0\.2:{port} .*listens at 127\.0\.0\.1:{port}"
+    )
     with pytest.raises(ConfigurationError, match=message):
         Publisher(shop.server, memory, SERVICE, port=port, host="127.0.0.2").start()
     with pytest.raises(ConfigurationError, match="can't be bound"):

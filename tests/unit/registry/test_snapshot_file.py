@@ -320,13 +320,6 @@ def test_on_a_full_disk_the_old_file_stays_complete(make, path, timer, events, m
     assert len(failures(events)) == 1
 
 
-def test_entries_are_written_if_the_timer_was_stopped(make, path, timer):
-    snapshots = make()
-    timer.stop()
-    snapshots.keep(SERVICE, instances("a"))
-    assert wait_until(path.exists)
-
-
 def test_entries_are_written_if_the_timer_is_full(make, path, events):
     with WheelTimer(max_pending=1) as full:
         full.new_timeout(print, 1000)
