@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.errors import ConfigurationError, ExtraMissing, RegistryError
 from rpcwheel.instance import ServiceInstance, started_now
+from rpcwheel.registry.backends import check_writable
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.url import parse_url
 
@@ -238,7 +239,9 @@ def _services(url: str, words: Sequence[str]) -> list[str]:
 
 def _service_and(args: argparse.Namespace, second: str) -> tuple[str, str]:
     """The service, which the URL may name too, and a second argument."""
-    named = parse_url(args.url).service
+    url = parse_url(args.url)
+    check_writable(url)
+    named = url.service
     words = args.words
     if len(words) == 1 and named:
         words = [named, *words]

@@ -60,6 +60,7 @@ from .events import (
     TaskSlow,
     TooManyTimers,
     UnmatchedResponse,
+    WithdrawalFailed,
 )
 from .hub import Sink, add_sink, emit, remove_sink
 from .logs import log_event
@@ -110,6 +111,7 @@ __all__ = [
     "TaskSlow",
     "TooManyTimers",
     "UnmatchedResponse",
+    "WithdrawalFailed",
     "add_sink",
     "emit",
     "log_event",

@@ -450,3 +450,14 @@ class ShutdownStep(Event):
     """"withdraw", "not serving", "wait" (`lame_duck`), "stop", and at the end "closed"."""
     reason: str
     """Why the server is shut down, such as "SIGTERM"."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawalFailed(Event):
+    """A published server has stopped, but a registry still lists it, until its lease ends."""
+
+    server: str
+    """The first service and its address."""
+    registry: str
+    error: BaseException | None
+    """Of the last request; None: it has not been answered."""

@@ -343,6 +343,13 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "server",
         "%(server)s is shutting down (%(reason)s): %(shutdown)s",
     ),
+    events.WithdrawalFailed: _Line(
+        REGISTRY,
+        logging.WARNING,
+        "server registry",
+        "%(server)s has stopped, but could not be withdrawn from %(registry)s, which lists it "
+        "until its lease ends%(because)s",
+    ),
 }
 
 
@@ -447,6 +454,8 @@ def _words(event: events.Event) -> dict[str, object]:
                 )
         case events.InstancesRetained():
             words["number"] = _number_of_instances(event.instances)
+        case events.WithdrawalFailed():
+            words["because"] = "" if event.error is None else f": {_one_line(event.error)}"
         case events.ShutdownStep():
             words["shutdown"] = _SHUTDOWN_STEPS.get(event.step, words["step"])
     return words

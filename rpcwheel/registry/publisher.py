@@ -37,10 +37,11 @@ from rpcwheel._grpc.serving import has_ended, is_running, services_of
 from rpcwheel.durations import MAX_NS, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, TimerError
 from rpcwheel.instance import ServiceInstance, joined, started_now
-from rpcwheel.observe import CallbackFailed, ShutdownStep
+from rpcwheel.observe import CallbackFailed, ShutdownStep, WithdrawalFailed
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
+from .backends import check_writable
 from .netinfo import (
     PortBinding,
     address_facing,
@@ -586,6 +587,7 @@ class PublisherBase(Generic[R]):
             step = _Deadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
             closes = [(repr(one), partial(self._close_own, one, step)) for one in self._own]
             self._run_all(step, *closes, ("on_serving", self._call_undo_on_serving))
+            self._report_what_is_listed()
             self._begin_step("closed")
             self._events.wait(FLUSH_TIMEOUT_S)
         finally:
@@ -595,6 +597,16 @@ class PublisherBase(Generic[R]):
             self._signal_names.put(None)
             self._closed.set()
             self._on_closed.run()
+
+    def _report_what_is_listed(self) -> None:
+        """Report the registries that still list the server."""
+        for registry in self._registries:
+            listed = [one for where, one in self._published if where is registry]
+            if any(one.state != "GONE" for one in listed):
+                errors = (one.error for one in listed)
+                error = next((one for one in errors if one is not None), None)
+                url = self._blocking(registry).url
+                self._events.emit(WithdrawalFailed(self._name(), url, error))
 
     def _begin_step(
         self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float = HURRIED_TIMEOUT_S
@@ -849,16 +861,15 @@ def _list(registry: object) -> list[Any]:
     return list(registry)
 
 
-def _url_of(registry: object) -> RegistryUrl | None:
+def _url_of(registry: Any) -> RegistryUrl | None:
     """The URL of a registry; None for one of the user's that has none."""
-    url = registry if isinstance(registry, str) else getattr(registry, "url", None)
-    if not isinstance(url, str):
-        return None
+    if isinstance(registry, str):
+        url = parse_url(registry)
+        check_writable(url)
+        return url
     try:
-        return parse_url(url)
-    except ConfigurationError:
-        if isinstance(registry, str):
-            raise
+        return parse_url(registry.url)
+    except (AttributeError, ConfigurationError, TypeError):
         return None
 
 

@@ -453,10 +453,10 @@ def open_registry(
     return Registry(url, policy=policy, timer=timer)
 
 
-def check_policy(policy: object) -> None:
+def check_policy(policy: object, name: str = "policy") -> None:
     """Raise `TypeError` if it is neither a `RegistryPolicy` nor None."""
     if policy is not None and not isinstance(policy, RegistryPolicy):
-        raise TypeError(f"policy must be a RegistryPolicy or None, not {policy!r}")
+        raise TypeError(f"{name} must be a RegistryPolicy or None, not {policy!r}")
 
 
 def _opened(

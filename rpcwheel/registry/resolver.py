@@ -123,7 +123,7 @@ def resolution_of(
     Raises:
         TypeError, ConfigurationError: An argument is not valid.
     """
-    check_policy(registry_policy)
+    check_policy(registry_policy, "registry_policy")
     named = Target.of(
         target, has_registry=registry is not None, service=service, group=group, version=version
     )

@@ -59,6 +59,23 @@ def open_backend(url: str | RegistryUrl, settings: Settings) -> RegistryBackend:
         ) from error
 
 
+def check_writable(url: RegistryUrl) -> None:
+    """Check that instances can be published in the registry of a URL.
+
+    Raises:
+        ConfigurationError: Its backend is for reading only, or can't be loaded.
+    """
+    try:
+        read_only = getattr(_load(url), "read_only", False)
+    except ModuleNotFoundError:  # reported when it is opened
+        return
+    if read_only:
+        raise ConfigurationError(
+            f"{url} is for reading only: its instances are published by other means, such as pods "
+            "by Kubernetes; to publish, give another registry"
+        )
+
+
 def _load(url: RegistryUrl) -> object:
     """Load the class for a scheme."""
     if url.scheme in OURS:

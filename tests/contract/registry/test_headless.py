@@ -351,6 +351,8 @@ def test_publishing_is_refused_at_once(make_shop):
             rpcwheel.Publisher(make_shop().server, registry, port=0)
     with refused:
         rpcwheel.Publisher(make_shop().server, url(), port=0)
+    with refused:  # also with the name of another service
+        rpcwheel.Publisher(make_shop().server, url(), "shop.Orders", port=0)
     with rpcwheel.Kit() as kit, refused:
         kit.serve(make_shop().server, publish=url(), port=0)
 

@@ -18,7 +18,13 @@ from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed, ShutdownStep, add_sink, remove_sink
+from rpcwheel.observe import (
+    CallbackFailed,
+    ShutdownStep,
+    WithdrawalFailed,
+    add_sink,
+    remove_sink,
+)
 from rpcwheel.registry import (
     Publisher,
     Registry,
@@ -532,6 +538,8 @@ def test_a_frozen_registry_delays_neither_the_stop_nor_another_registry(
         assert steps(events)[-1:] in ([], ["withdraw"])
         assert wait_until(lambda: timer.advance(1.0) >= 0 and published.wait(0.001))
     assert wait_until(lambda: steps(events) == ALL)
+    (failed,) = [one for one in events if isinstance(one, WithdrawalFailed)]
+    assert failed.registry == frozen.url
 
 
 def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, events):

@@ -90,6 +90,7 @@ EVENTS = [
     events.SubchannelHealthy("shop.Orders", "10.0.0.7:1", after_s=1.5),
     events.StaleInstancesKept("shop.Orders", ("10.0.0.7:1", "10.0.0.8:1")),
     events.ShutdownStep("shop.Orders", "withdraw", "SIGTERM"),
+    events.WithdrawalFailed("shop.Orders", REGISTRY, BOOM),
 ]
 
 
