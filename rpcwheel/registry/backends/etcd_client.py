@@ -255,7 +255,7 @@ class EtcdClient:
         if code is not grpc.StatusCode.CANCELLED:  # that is our own cancel()
             self.leave(connection)
         if any(text in details for text in TLS_FAILURES):
-            return _TlsRefused(f"{self.where}: {details}; {TLS_ADVICE}")
+            return _TlsRefused(f"{self.where}: {TLS_ADVICE} ({details})")
         return RegistryUnavailable(f"{self.where}: {details or code.name}")
 
     def leave(self, connection: _Connection) -> None:

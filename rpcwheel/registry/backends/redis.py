@@ -344,7 +344,7 @@ def _registry_error(url: RegistryUrl, error: RedisError) -> RegistryError:
     said = f"{url}: {str(error) or type(error).__name__}"
     kind: type[RegistryError] = RegistryUnavailable
     if refused_by_tls(error):
-        kind, said = RegistryRefused, f"{said}; {TLS_ADVICE}"
+        kind, said = RegistryRefused, f"{url}: {TLS_ADVICE} ({error})"
     elif isinstance(error, (AuthenticationError, NoPermissionError)):
         kind, said = RegistryRefused, f"{said}; look at the user, the password and the rights"
     elif isinstance(error, AskError):  # and MovedError, which derives from it

@@ -21,11 +21,10 @@ TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
 
 TLS_ADVICE: Final = (
     "the TLS handshake failed; check that the port speaks TLS, that its certificate is for this "
-    "host and has not expired, and give the root that signed it: ?ca=root.pem (by default the "
-    "system's roots count), and our own certificate if the server wants one: "
+    "host, and the root that signed it: ?ca=root.pem; a server may also want a client certificate: "
     "&cert=chain.pem&key=key.pem"
 )
-"""Follows the reason in a `RegistryRefused`, with every engine."""
+"""Followed by the reason, in a `RegistryRefused`. First, because log lines are cut at the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Session:
                 self._replace(client)
                 raise RegistryRefused(f"{self._url}: the user or the password is wrong")
             if refused_by_tls(handler.error):
-                raise RegistryRefused(f"{self._url}: {handler.error}; {TLS_ADVICE}")
+                raise RegistryRefused(f"{self._url}: {TLS_ADVICE} ({handler.error})")
             now_ns = time.monotonic_ns()
             if now_ns > end_ns or not handler.is_running:
                 lost_s = (now_ns - begin_ns) / 1e9
