@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
@@ -13,7 +14,7 @@ from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, Seconds, Wait, checked
 
-__all__ = ["RegistryPolicy", "RegistryRules"]
+__all__ = ["JITTER", "RegistryPolicy", "RegistryRules"]
 
 
 SWITCHES: Final = frozenset({"yes", "no", "on", "off", "true", "false", "none", "null", "0", "1"})
@@ -86,6 +87,10 @@ class RegistryPolicy(Policy):
             )
         return self
 
+
+JITTER: Final = random.SystemRandom()
+"""Spreads requests in time. Not the program's own generator: workers would draw from it at any
+time, which changes the random numbers of a test that has seeded it, and lets Hypothesis fail."""
 
 RENEWALS_PER_LEASE: Final = 3
 """So that one may be lost; Consul's and etcd's own clients do the same."""

@@ -22,7 +22,6 @@ O(log n) for a request of one instance, O(n) for a renewal.
 from __future__ import annotations
 
 import enum
-import random
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -36,6 +35,8 @@ from rpcwheel.observe.events import (
     RegistryFailed,
     RegistryRecovered,
 )
+
+from .policy import JITTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -215,7 +216,7 @@ class Reconciler:
         self,
         registry: str,
         rules: RegistryRules,
-        random_fraction: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = JITTER.random,
     ) -> None:
         self.health = BackendHealth(registry, rules)
         self.closing = False

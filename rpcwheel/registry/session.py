@@ -14,7 +14,6 @@ be reached. Answers are judged by the rules of `cache.py`, as views of a watch a
 
 from __future__ import annotations
 
-import random
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from rpcwheel.observe import InstancesChanged, RegistryFailed
 
 from .cache import ServiceCache
 from .one_shot_timer import OneShotTimer
-from .policy import RegistryRules
+from .policy import JITTER, RegistryRules
 from .reconciler import Reconciler, RegistrationRecord, State
 from .watches import WatchManager
 
@@ -203,7 +202,7 @@ class Session:
         *,
         timer: Timer | None = None,
         snapshots: SnapshotFile | None = None,
-        random_fraction: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = JITTER.random,
     ) -> None:
         self.name = str(backend.url)
         self.rules = RegistryRules.of(policy)

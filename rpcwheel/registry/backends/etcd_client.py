@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import random
 import threading
 import time
 import weakref
@@ -43,6 +42,7 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.instance import grpc_target
+from rpcwheel.registry.policy import JITTER
 
 from .tls import TLS_ADVICE, TLS_OPTIONS, Tls
 
@@ -149,7 +149,7 @@ class EtcdClient:
             raise ConfigurationError(f"{url}: user and password go together: user:password@host")
         self._tls = Tls.of(url, default=url.scheme == "etcds")
         self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
-        self._next_target = random.randrange(len(self._targets))  # spreads clients over members
+        self._next_target = JITTER.randrange(len(self._targets))  # spreads clients over members
         self._connection: _Connection | None = None  # guarded by _LOCK, as the next two
         self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
         self._closed = False

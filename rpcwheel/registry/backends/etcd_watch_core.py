@@ -19,12 +19,12 @@ contact was lost, and the next stream begins with step 1.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel.durations import NEVER
+from rpcwheel.registry.policy import JITTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -176,7 +176,7 @@ class WatchCore:
         timeout_ns: int,
         reread_interval_ns: int,
         max_retry_ns: int,
-        uniform: Callable[[float, float], float] = random.uniform,
+        uniform: Callable[[float, float], float] = JITTER.uniform,
     ) -> None:
         """Create a core without watches and without a stream.
 

@@ -9,7 +9,6 @@ All reads and all calls of watchers are made by one job at a time on `EXECUTOR`.
 
 from __future__ import annotations
 
-import random
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.observe import ExecutorRejected, emit
 from rpcwheel.registry.one_shot_timer import OneShotTimer
+from rpcwheel.registry.policy import JITTER
 
 from .watch_notifier import WatchNotifier
 
@@ -150,7 +150,7 @@ class PollingWatcher:
             EXECUTOR.submit(self, self._run)
 
     def _schedule_period(self) -> None:
-        delay_s = random.uniform(0.9, 1.1) * self._period_s
+        delay_s = JITTER.uniform(0.9, 1.1) * self._period_s
         self._period_ns = self._alarm.now_ns() + to_ns(delay_s)
         self._alarm.wake(self._period_ns)
 
@@ -241,7 +241,7 @@ class PollingWatcher:
             longest_s = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
             if self._failed and self._retry_ns == NEVER:
-                self._retry_ns = self._alarm.now_ns() + to_ns(random.uniform(0, longest_s))
+                self._retry_ns = self._alarm.now_ns() + to_ns(JITTER.uniform(0, longest_s))
                 self._alarm.wake(self._retry_ns)
         _notify(watches, str(error))
 

@@ -17,7 +17,6 @@ instances (`RegistryUnavailable`) until it has memory again.
 from __future__ import annotations
 
 import contextlib
-import random
 import secrets
 import threading
 import time
@@ -39,7 +38,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryError,
@@ -47,6 +46,7 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.registry.backend import RegistryBackend, View
+from rpcwheel.registry.policy import JITTER
 from rpcwheel.timer.clock import clock_of
 
 from .polling import PollingWatcher
@@ -97,7 +97,8 @@ class RedisBackend(RegistryBackend):
     """One Redis server, by redis-py. Thread-safe.
 
     While something is watched it has a thread that listens for changes; everything else runs on
-    `rpcwheel._concurrency.executor.EXECUTOR`. In a forked child it begins anew, without watches.
+    the workers of `rpcwheel._concurrency.executor`. In a forked child it starts again, without
+    watches.
     """
 
     schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
@@ -188,21 +189,18 @@ class RedisBackend(RegistryBackend):
         if self._closed:
             return
         self._polling.close()
-        released = threading.Event()
         if self._published:
-            EXECUTOR.submit(released, lambda: self._release(released))
-            released.wait(min(self.settings.timeout_s, RELEASE_TIMEOUT_S))
+            worker = SerialExecutor()
+            worker.submit(self._release)
+            worker.wait(min(self.settings.timeout_s, RELEASE_TIMEOUT_S))
         self._closed = True
         self._listener.close(JOIN_TIMEOUT_S)
         self._client.close()  # also ends a release that hangs
 
-    def _release(self, released: threading.Event) -> None:
+    def _release(self) -> None:
         """Remove what is still published. Gives up at the first error."""
-        try:
-            with contextlib.suppress(RegistryError):
-                self._remove(tuple(self._published.values()), self._owner)
-        finally:
-            released.set()
+        with contextlib.suppress(RegistryError):
+            self._remove(tuple(self._published.values()), self._owner)
 
     def _remove(self, instances: Sequence[ServiceInstance], owner: str) -> None:
         for batch in _batches(instances):
@@ -448,7 +446,7 @@ class ChangeListener:
                 if not isinstance(error, (RedisError, OSError)):
                     raise
                 self._lost(error)
-            self._closed.wait(random.uniform(0, self._retry_s))
+            self._closed.wait(JITTER.uniform(0, self._retry_s))
             self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S)
 
     def _listen(self, pubsub: PubSub) -> None:

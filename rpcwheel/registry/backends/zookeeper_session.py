@@ -44,7 +44,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
 from rpcwheel._concurrency.callbacks import weak_callback
-from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor, reset_after_fork
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,
@@ -198,14 +198,14 @@ class Session:
             self._client = self._handler = None
         if client is None or handler is None:
             return
-        ended = threading.Event()
+        worker = SerialExecutor()
         if not client.connected:
             handler.cut()
-        EXECUTOR.submit(ended, partial(_stop, client, ended))
+        worker.submit(partial(_stop, client))
         limit_s = min(self._settings.timeout_s, CLOSE_TIMEOUT_S)
-        if not ended.wait(max(limit_s - CUT_TIMEOUT_S, limit_s / 2)):
+        if not worker.wait(max(limit_s - CUT_TIMEOUT_S, limit_s / 2)):
             handler.cut()
-            ended.wait(min(CUT_TIMEOUT_S, limit_s / 2))
+            worker.wait(min(CUT_TIMEOUT_S, limit_s / 2))
 
     def _cut_if_silent(self, end_ns: int) -> None:
         """End a connection on which nothing has arrived since the request that has timed out."""
@@ -234,7 +234,7 @@ class Session:
             self._client = self._handler = None
             self.connection += 1
         handler.cut()
-        EXECUTOR.submit(client, partial(_stop, client, threading.Event()))
+        EXECUTOR.submit(client, partial(_stop, client))
 
     # On kazoo's thread
 
@@ -279,13 +279,10 @@ def check_url(url: RegistryUrl) -> None:
         raise ConfigurationError(f"{url}: the node /zookeeper is ZooKeeper's own")
 
 
-def _stop(client: KazooClient, ended: threading.Event) -> None:
+def _stop(client: KazooClient) -> None:
     """End a client; blocks as long as kazoo does."""
-    try:
-        client.stop()
-        client.close()
-    finally:
-        ended.set()
+    client.stop()
+    client.close()
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types

@@ -769,3 +769,12 @@ def test_an_invalid_update_changes_nothing(registry):
     registration.unregister()
     with pytest.raises(NotPublished, match="register it again"):
         registration.update(weight=1)
+
+
+def test_a_registry_leaves_the_random_numbers_of_the_program_alone(registry, timer):
+    state = random.getstate()
+    registration = registry.register(instance(), wait=WAIT_S)
+    with registry.subscribe("shop.Orders") as subscription:
+        subscription.wait(WAIT_S)
+    registration.unregister(wait=WAIT_S)
+    assert random.getstate() == state
