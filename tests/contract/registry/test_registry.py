@@ -1,7 +1,6 @@
 """`Registry`: registrations, lookups and subscriptions, also while the engine fails."""
 
 import gc
-import json
 import os
 import random
 import threading
@@ -208,19 +207,6 @@ def test_unreadable_records_are_skipped_and_a_lookup_raises_if_all_are(
     monkeypatch.setattr(backend, "lookup", lambda _: View({"a": b"rubbish"}))
     with pytest.raises(RegistryUnavailable, match=r"none of the records of other\.Service"):
         registry.lookup("other.Service")
-
-
-def test_a_record_with_an_invalid_host_is_skipped_and_reported(
-    registry, backend, monkeypatch, events
-):
-    bad = json.loads(instance(2).encoded()) | {"host": "unix:/run/shop.sock", "id": "b"}
-    records = {instance().id: instance().encoded(), "b": json.dumps(bad).encode()}
-    monkeypatch.setattr(backend, "lookup", lambda _: View(records))
-    assert registry.lookup("shop.Orders").instances == (instance(),)
-    assert wait_until(lambda: any(isinstance(one, RecordSkipped) for one in events))
-    (skipped,) = (one for one in events if isinstance(one, RecordSkipped))
-    assert skipped.key == "b"
-    assert "DNS name or an IP address" in str(skipped.error)
 
 
 # Subscriptions

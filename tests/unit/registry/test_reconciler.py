@@ -74,41 +74,6 @@ def test_an_instance_of_another_process_can_be_withdrawn(driver):
     assert record.state is State.GONE
 
 
-def test_an_instance_unregistered_during_its_publication_is_withdrawn_after_it(driver):
-    record = driver.set_desired()
-    request = driver.next_request()
-    driver.remove(record)
-    assert driver.finish(request) == []
-    assert (record.state, driver.run_next()[0], record.state) == (
-        State.WITHDRAWING,
-        "withdraw",
-        State.GONE,
-    )
-
-
-def test_an_instance_registered_during_its_withdrawal_is_published_after_it(driver):
-    record = driver.publish()
-    driver.remove(record)
-    request = driver.next_request()
-    assert driver.set_desired() is record
-    assert driver.finish(request) == []
-    assert (record.state, driver.run_next()[0], record.state) == (
-        State.PENDING,
-        "publish",
-        State.PUBLISHED,
-    )
-
-
-def test_a_change_during_a_publication_is_published_after_it(driver):
-    record = driver.set_desired()
-    request = driver.next_request()
-    driver.set_desired(instance(weight=7))
-    driver.finish(request)
-    assert record.state is State.PENDING
-    request = driver.next_request()
-    assert request.instances[0].weight == 7
-
-
 # Failures
 
 
@@ -295,28 +260,6 @@ def test_a_lost_instance_that_is_changed_is_published_at_once(driver):
     driver.run_next(lost={record.instance.key: "wiped"})
     driver.set_desired(instance(weight=7))
     assert (record.state, driver.advance()) == (State.LOST, 0.0)
-
-
-def test_a_lost_instance_that_is_unregistered_is_not_published_again(driver):
-    record = driver.publish()
-    driver.advance()
-    driver.run_next(lost={record.instance.key: "wiped"})
-    driver.remove(record)
-    assert driver.run_next()[0] == "withdraw"
-    assert (driver.next_request(), record.state) == (None, State.GONE)
-
-
-def test_a_loss_reported_after_the_unregistration_publishes_nothing(driver):
-    record = driver.publish()
-    driver.advance()
-    request = driver.next_request()
-    driver.remove(record)
-    driver.finish(request, lost={record.instance.key: "wiped"})
-    assert (record.state, driver.run_next()[0], record.state) == (
-        State.WITHDRAWING,
-        "withdraw",
-        State.GONE,
-    )
 
 
 def test_failing_renewals_take_turns_with_other_requests(driver):

@@ -1,4 +1,4 @@
-"""Of each service that has subscribers there is one watch; of the others there is none."""
+"""`WatchManager`: one watch of the backend for each service with subscribers."""
 
 import random
 
@@ -10,7 +10,7 @@ from rpcwheel.timer import ManualTimer
 
 
 class RegistryBackend:
-    """Begins watches, or fails to, at random."""
+    """A backend whose watches fail to begin and to end at random."""
 
     url = "test://engine"
 

@@ -56,7 +56,7 @@ def test_without_a_timer_leases_end_by_the_shared_one():
         assert wait_until(lambda: not backend.lookup(SERVICE).records)
 
 
-def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened, timer):
+def test_an_instance_that_is_not_renewed_is_removed_at_the_end_of_its_lease(opened, timer):
     backend, other = opened(), opened()
     other.watch(SERVICE, watcher := RecordingWatcher())
     backend.publish([ONE, TWO])

@@ -70,7 +70,7 @@ def test_sqlite_keeps_the_backend_contract(opened, timer):
 # Leases
 
 
-def test_an_instance_that_is_not_renewed_vanishes_at_the_end_of_its_lease(opened, timer):
+def test_an_instance_that_is_not_renewed_is_removed_at_the_end_of_its_lease(opened, timer):
     backend, other = opened(timer=timer), opened(timer=timer)
     backend.publish([ONE])
     timer.advance(LEASE - 0.01)
@@ -93,7 +93,7 @@ def test_a_watcher_sees_the_end_of_a_lease_although_nothing_is_written(opened, t
     assert timer.now < 3600  # before anybody looks without a reason
 
 
-def test_a_lease_from_before_a_reboot_is_over(opened, path, timer):
+def test_a_reboot_ends_all_leases(opened, path, timer):
     """The monotonic clock begins anew: its end is then further ahead than it is long."""
     timer.advance(1000)
     before = opened(timer=timer)
@@ -104,7 +104,7 @@ def test_a_lease_from_before_a_reboot_is_over(opened, path, timer):
     assert before.renew([ONE]) == {ONE.key: "lease"}
 
 
-def test_a_renewal_removes_leases_that_are_over(opened, path, timer):
+def test_a_renewal_removes_ended_leases(opened, path, timer):
     opened(timer=timer).publish([ONE])
     living = opened(timer=timer)
     living.publish([TWO.changed(service="other")])
@@ -231,7 +231,7 @@ def test_records_of_others_are_returned_unchanged_beside_ours(opened, path):
     assert len(records) == 6
 
 
-def test_bad_options_are_refused():
+def test_invalid_options_are_refused():
     for query in ("?pol=1", "?poll=0", "?tls=1"):
         with pytest.raises(ConfigurationError):
             open_backend(f"sqlite:///run/a.db{query}", Settings(LEASE, 1.0))
@@ -248,7 +248,7 @@ def test_the_file_is_created_at_its_first_use_and_no_other_file(opened, path):
     assert [one.name for one in path.parent.iterdir()] == ["registry.db"]
 
 
-def test_its_path_may_begin_at_home_or_in_the_working_directory(opened, tmp_path, monkeypatch):
+def test_the_path_may_begin_at_home_or_in_the_working_directory(opened, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     keep(opened(at="~/home.db"), 1)
     monkeypatch.chdir(tmp_path)
