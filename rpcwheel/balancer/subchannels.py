@@ -403,6 +403,8 @@ class SubchannelPool(Generic[S]):
         """Those that may get calls, in the order of their ids."""
         self.leaving: list[S] = []
         """Those that were removed and still have calls."""
+        self.empty_reason = ""
+        """Why there are no instances, for the status of calls."""
         self._lost: dict[str, tuple[int, ServiceInstance]] = {}
         """Instances that left the registry without notice, and when."""
         self._chosen: tuple[list[S], list[int]] = ([], [])
@@ -955,7 +957,8 @@ class SubchannelPool(Generic[S]):
             return None
         subchannels = self.subchannels
         if not subchannels:
-            return Refusal(unavailable, f"no instance of {self.name} is known")
+            why = f": {self.empty_reason}" if self.empty_reason else ""
+            return Refusal(unavailable, f"no instance of {self.name} is known{why}")
         if any(one.state is not FAILING for one in subchannels):
             return None
         return Refusal(unavailable, self._unreachable(), unreachable=True)

@@ -196,7 +196,10 @@ class Resolver:
     def _update(self, snapshot: Snapshot) -> None:
         channel = self._channel()
         if channel is not None:
-            channel.update(self._target.select(snapshot))
+            selected = self._target.select(snapshot)
+            reason = "" if selected else self._target.mismatch(snapshot)
+            channel._pool.empty_reason = reason  # noqa: SLF001 - not for users
+            channel.update(selected)
 
     def _look_up(self, *, wait: bool = True) -> None:
         """Find out whether the registry answers; if not, report to calls why. Runs on a worker.

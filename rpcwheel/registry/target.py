@@ -114,6 +114,14 @@ class Target:
             if self.group in {ANY, instance.group} and self.version in {ANY, instance.version}
         ]
 
+    def mismatch(self, snapshot: Snapshot) -> str:
+        """Say why no instance is selected; "" if the service has none."""
+        if not snapshot.instances:
+            return ""
+        wanted = {"group": self.group, "version": self.version}
+        given = " and ".join(f"{name} {value!r}" for name, value in wanted.items() if value != ANY)
+        return f"it has {len(snapshot.instances)}, but none of {given}"
+
 
 def is_registry_url(target: object) -> bool:
     """Whether a target is a registry URL, and not a target of gRPC.

@@ -112,6 +112,17 @@ def test_group_version_and_zone_select_the_servers(serve, memory):
             assert wait_until(lambda: who(to_service, 8) == called), (query, arguments)  # noqa: B023
 
 
+def test_a_group_without_instances_is_named_in_the_status(serve, memory):
+    serve("a")
+    serve("b", group="blue", version="1")
+    told = r"no instance of .* is known: it has 2, but none of group 'bleu' and version '1'"
+    with (
+        channel(f"{memory}/{SERVICE}", group="bleu", version="1") as to_service,
+        pytest.raises(grpc.RpcError, match=told),
+    ):
+        to_service.unary_unary(WHO)(b"", timeout=WAIT_S)
+
+
 def test_weights_are_those_of_the_registry(serve, memory):
     serve("a", weight=300)
     serve("b", weight=100)
