@@ -345,7 +345,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.open.append((service, self.polling.watch(service, watcher), watcher))
 
     @precondition(lambda self: self.open)
-    @rule(number=st.integers(0, 7))  # `st.data()` fails if a worker uses `random` during its draw
+    @rule(number=st.integers(0, 7))
     def close(self, number):
         _, watch, watcher = self.open.pop(number % len(self.open))
         watch.close()
