@@ -105,7 +105,7 @@ class KeyedExecutor:
                 self._handed.remove((key, job))
                 self._ended(key)
                 self._waiting.setdefault(key, deque()).appendleft(job)
-            emit(ExecutorRejected(timer=self._name, task=repr(job), error=error))
+            emit(ExecutorRejected(timer=self._name, task=_name_of(job), error=error))
 
     def _work(self) -> None:
         """Run jobs until none has come for `IDLE_TIMEOUT_S`."""
@@ -116,7 +116,7 @@ class KeyedExecutor:
             try:
                 job()
             except BaseException as error:  # noqa: BLE001 - reported; the thread must go on
-                emit(TaskFailed(timer=self._name, task=repr(job), error=error))
+                emit(TaskFailed(timer=self._name, task=_name_of(job), error=error))
             del job, task  # an idle thread must not keep a call's arguments alive
             with self._changed:
                 self._ended(key)
@@ -149,6 +149,14 @@ class KeyedExecutor:
             self._changed.wait_for(lambda: self._handed, timeout=IDLE_TIMEOUT_S)
             self._idle -= 1
         return self._handed.popleft() if self._handed else None
+
+
+def _name_of(job: Job) -> str:
+    """For events; the `repr` of user code may raise."""
+    try:
+        return repr(job)
+    except Exception:  # noqa: BLE001 - the thread must go on
+        return f"<{type(job).__name__}>"
 
 
 class _Thread(threading.Thread):
