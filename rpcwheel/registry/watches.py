@@ -410,8 +410,8 @@ class WatchManager:
                 return
             self._watches.pop(watch.service, None)
             self._end_later(watch)
-        known = watch.snapshot
-        watch.close()
+            known = watch.snapshot
+            watch.close()  # before another watch of the service writes to the snapshot file
         if known is not None:
             self._on_unused(known)
         self._jobs.start()
