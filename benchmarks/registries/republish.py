@@ -1,7 +1,7 @@
 """How what an engine has forgotten comes back: when the first, when all, and how many at a time.
 
 The engine is killed, and started again on the same port without its data. From when it answers, a
-backend that belongs to nobody asks it each few milliseconds how many instances there are.
+separate backend reads every few milliseconds how many instances there are.
 """
 
 from __future__ import annotations

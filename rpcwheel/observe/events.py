@@ -454,7 +454,7 @@ class ShutdownStep(Event):
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalFailed(Event):
-    """A published server has stopped, but a registry still lists it, until its lease ends."""
+    """A published server has stopped, but a registry may list it until its lease ends."""
 
     server: str
     """The first service and its address."""

@@ -347,8 +347,8 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         REGISTRY,
         logging.WARNING,
         "server registry",
-        "%(server)s has stopped, but could not be withdrawn from %(registry)s, which lists it "
-        "until its lease ends%(because)s",
+        "%(server)s has stopped, but could not be withdrawn from %(registry)s, which may "
+        "list it until its lease ends%(because)s",
     ),
 }
 

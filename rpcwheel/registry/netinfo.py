@@ -53,7 +53,7 @@ class PortBinding(enum.Enum):
     OWN = "own"
     """This process."""
     BIND = "bind"
-    """Nobody yet; the server is to bind it."""
+    """No process listens there yet; the server binds it."""
     PROXY = "proxy"
     """A proxy or a mapped port in front of this process."""
 

@@ -599,7 +599,7 @@ class PublisherBase(Generic[R]):
             self._on_closed.run()
 
     def _report_what_is_listed(self) -> None:
-        """Report the registries that still list the server."""
+        """Report the registries that may still list the server."""
         for registry in self._registries:
             listed = [one for where, one in self._published if where is registry]
             if any(one.state != "GONE" for one in listed):

@@ -5,7 +5,7 @@ A call of a user only changes the desired state, under the lock, and starts a wo
 the timer's thread or on a caller's thread. One timeout is set for the next request that is due.
 
 `close` withdraws everything on the worker. If a request hangs there, closing goes on without it
-(`abandon`): what could not be withdrawn ends with the lease, because nobody renews it.
+(`abandon`): what could not be withdrawn ends with the lease, because it is not renewed any more.
 
 One-shot lookups take turns with the other requests. Concurrent lookups of one service share one
 request. The last answer is kept, and the snapshot file of earlier runs, for when the registry can't

@@ -211,7 +211,7 @@ class EtcdBackend(RegistryBackend):
     def _current_lease(self) -> int:
         """Return the lease with at least half of its time left; a new one if there is none.
 
-        Nobody renews the lease while nothing is published. Without a renewal here, a put could be
+        The lease is not renewed while nothing is published. Without a renewal here, a put could be
         gone before the next regular one, which comes after a third of a whole lease.
 
         The request also tests a new connection, as a put is sent to one member only.

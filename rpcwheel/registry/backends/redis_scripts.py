@@ -147,7 +147,7 @@ local function sweep()
 end
 
 local function keep()
-  -- The keys of a namespace in which nobody publishes any more are deleted in the end.
+  -- The keys of a namespace that is no longer used are deleted in the end.
   if redis.call('PTTL', records) < shortest_expiry then
     for _, key in ipairs({records, owners, leases, index, versions}) do
       redis.call('PEXPIRE', key, shortest_expiry)

@@ -497,6 +497,18 @@ def test_a_subset_changes_by_at_most_one_when_an_instance_comes_or_goes(pool):
     assert len(subset(pool, [*MANY, at(5000)]) - first) <= 1
 
 
+def test_an_update_that_concerns_no_subchannel_wakes_no_waiting_call(pool):
+    chosen = subset(pool, MANY)
+    changes = pool.changes
+    outsider = next(one.port for one in MANY if one.port not in chosen)
+    pool.update([at(one.port, weight=7) if one.port == outsider else one for one in MANY])
+    assert pool.changes == changes
+    chosen_one = min(chosen)
+    pool.update([at(one.port, weight=7) if one.port == chosen_one else one for one in MANY])
+    assert pool.changes == changes + 1
+    assert pool.subchannel(chosen_one).instance.weight == 7
+
+
 def test_subsets_of_many_channels_are_even(make_pool, monkeypatch):
     seeds = random.Random(1)
     monkeypatch.setattr("secrets.token_bytes", seeds.randbytes)
