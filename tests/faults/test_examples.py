@@ -88,7 +88,7 @@ def test_a_silent_stream_is_cut_on_both_sides() -> None:
 @pytest.mark.parametrize("name", ["heartbeat.py", "heartbeat_aio.py"])
 def test_a_frozen_server_is_replaced_by_the_other(name: str) -> None:
     told = story(name)
-    assert re.findall(r"(\w+): (order \d)$", told, re.MULTILINE) == [
+    assert re.findall(r"(\w+): (order \d)", told) == [  # a worker may print before the line ends
         ("one", "order 1"),
         ("two", "order 3"),
     ]
