@@ -414,7 +414,13 @@ class WatchStream:
                 self._connection.has_answered = True
                 yield response
         except grpc.RpcError as error:
-            raise self._client.error_of(error, self._connection) from error
+            failure = self._client.error_of(error, self._connection)
+            # gRPC's error is the call itself. In a cycle with its traceback it would live until the
+            # interpreter ends, where its finalizer can wait for ever (grpcio 1.85).
+            error.__traceback__ = None
+        else:
+            return
+        raise failure
 
     def cancel(self) -> object:
         """End the stream; does not block."""
