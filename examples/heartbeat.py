@@ -12,7 +12,8 @@ from audit_pb2 import Line
 from audit_pb2_grpc import AuditStub
 from audit_server import AuditServer
 
-from rpcwheel import Heartbeat, HeartbeatManager, HeartbeatState, ReconnectingChannel
+from rpcwheel.heartbeat import Heartbeat, HeartbeatManager, HeartbeatState
+from rpcwheel.transport import ReconnectingChannel
 
 INTERVAL, TIMEOUT = 0.4, 1.2  # a minute and three of them, if nothing is said
 

@@ -13,7 +13,9 @@ from audit_pb2 import Line
 from audit_pb2_grpc import AuditStub
 from audit_server import AuditServer
 
-from rpcwheel.aio import Heartbeat, HeartbeatManager, HeartbeatState, ReconnectingChannel
+from rpcwheel.heartbeat import HeartbeatState
+from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
+from rpcwheel.transport.aio import ReconnectingChannel
 
 INTERVAL, TIMEOUT = 0.4, 1.2  # a minute and three of them, if nothing is said
 

@@ -12,8 +12,9 @@ import grpc
 from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
 
-from rpcwheel.aio import ConnectionTable, IdleConnectionDetector, ReconnectingChannel
-from rpcwheel.observe import ConnectionClosed, Event, add_sink
+from rpcwheel.events import ConnectionClosed, Event, add_sink
+from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
+from rpcwheel.transport.aio import ReconnectingChannel
 
 Context = grpc.aio.ServicerContext[Line, Receipt]
 IDLE, PATIENCE = 1.0, 10.0  # three minutes, if nothing is said

@@ -9,33 +9,18 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["RENAMED", "lazy_names"]
-
-RENAMED: Final = {
-    "BroadcastInvoker": "BroadcastChannel",
-    "ClusterChannel": "BalancedChannel",
-    "ClusterPolicy": "BalancerPolicy",
-    "ConsistentHash": "RingHash",
-    "FailbackRegistry": "Registry",
-    "ForkingInvoker": "HedgingPolicy",
-    "LeastActive": "LeastRequest",
-    "InstanceContested": "InstanceIdConflict",
-    "Provider": "RegistryBackend",
-    "channel": "insecure_channel(target) or secure_channel(target, credentials)",
-}
-"""Former public names, and what to use instead."""
+__all__ = ["lazy_names"]
 
 
 def lazy_names(
     package: str,
     modules: Mapping[str, str],
     submodules: str = "",
-    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Make the `__getattr__` and `__dir__` of a module.
 
@@ -43,7 +28,6 @@ def lazy_names(
         package: The module's `__name__`.
         modules: By module, absolute or relative to `package`, its names, separated by spaces.
         submodules: Modules of the package that are its attributes before something imports them.
-        renamed: By former name, what to use instead; for the error.
     """
     loadable = frozenset(submodules.split())
     where = {name: module for module, names in modules.items() for name in names.split()}
@@ -55,9 +39,8 @@ def lazy_names(
         elif name in loadable:
             value = import_module(f".{name}", package)
         else:
-            now = (renamed or {}).get(name)
             raise AttributeError(
-                f"module {package!r} has no attribute {name!r}{f'; use {now}' if now else ''}",
+                f"module {package!r} has no attribute {name!r}",
                 name=name,
                 obj=sys.modules[package],
             )

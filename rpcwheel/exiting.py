@@ -25,7 +25,7 @@ import weakref
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rpcwheel._concurrency.executor import reset_after_fork
-from rpcwheel.observe import TaskFailed, emit
+from rpcwheel.events import TaskFailed, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -84,7 +84,7 @@ class Policy(BaseModel):
         def __delattr__(self, name: str) -> NoReturn:
             self._refuse_change(name)
 
-    def changed(self, **settings: object) -> Self:
+    def replace(self, **settings: object) -> Self:
         """Make a policy like this one, with other settings; checked as any other.
 
         Raises:
@@ -96,7 +96,7 @@ class Policy(BaseModel):
     def _refuse_change(self, name: str) -> NoReturn:
         raise AttributeError(
             f"a {type(self).__name__} does not change; make another one of it: "
-            f"policy.changed({name}=...)"
+            f"policy.replace({name}=...)"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from rpcwheel.errors import ConfigurationError
 
-__all__ = ["ALIVE", "MARK", "UNANSWERED", "HealthProbe", "MethodProbe", "Probe", "Verdict"]
+__all__ = ["ALIVE", "MARK", "UNANSWERED", "HealthProbe", "MethodProbe", "Probe", "ProbeResult"]
 
 MARK: Final = (("rpcwheel-heartbeat", "1"),)
 """Metadata of each probe, by which a server can tell it from use."""
@@ -25,7 +25,7 @@ SERVICE_UNKNOWN: Final = 3
 """Of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
 
-class Verdict(NamedTuple):
+class ProbeResult(NamedTuple):
     """What an answer means."""
 
     alive: bool
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     """What the server says of itself; None if it says nothing."""
 
 
-ALIVE: Final = Verdict(alive=True)
+ALIVE: Final = ProbeResult(alive=True)
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class Probe(Protocol):
     def request(self) -> bytes:
         """The request message, serialised."""
 
-    def judge(self, response: bytes) -> Verdict:
+    def judge(self, response: bytes) -> ProbeResult:
         """Say what an answer with status OK means; on a worker, or on the loop: don't block."""
 
 
@@ -82,7 +82,7 @@ class MethodProbe:
         self.method = method
         self.request = request
 
-    def judge(self, response: bytes) -> Verdict:
+    def judge(self, response: bytes) -> ProbeResult:
         """Any answer means that it lives."""
         return ALIVE
 
@@ -116,13 +116,13 @@ class HealthProbe:
         name = service.encode()
         self.request = b"\x0a" + _varint(len(name)) + name if name else b""
 
-    def judge(self, response: bytes) -> Verdict:
+    def judge(self, response: bytes) -> ProbeResult:
         """Read the serving status; what can't be read is alive but says nothing of itself."""
         status = _field_1(response)
         if status == SERVING:
-            return Verdict(alive=True, serving=True)
+            return ProbeResult(alive=True, serving=True)
         if status in {NOT_SERVING, SERVICE_UNKNOWN}:
-            return Verdict(alive=not self.require_serving, serving=False)
+            return ProbeResult(alive=not self.require_serving, serving=False)
         return ALIVE
 
     def __repr__(self) -> str:

@@ -108,7 +108,7 @@ def _update_ms(channel: Any, target: str, scale: Scale) -> float:
     (replaced,) = _instances(target, 1)
     channel.update([*kept, replaced])
     for number in range(scale.prepared):
-        replaced = replaced.changed(id=f"other-{number}")
+        replaced = replaced.replace(id=f"other-{number}")
         began_ns = time.perf_counter_ns()
         channel.update([*kept, replaced])
         taken.append(time.perf_counter_ns() - began_ns)

@@ -102,7 +102,7 @@ def publish(url: str, count: int, restarted: int, pause_s: float) -> None:
             one.update(status="DRAINING")
             one.wait_published(60)
             one.unregister(wait=60)
-            registry.register(one.instance.changed(status="UP", epoch=f"{number:016}"), wait=60)
+            registry.register(one.instance.replace(status="UP", epoch=f"{number:016}"), wait=60)
             time.sleep(pause_s)
         print("restarted", flush=True)
         sys.stdin.readline()

@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

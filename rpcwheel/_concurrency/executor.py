@@ -21,7 +21,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from rpcwheel.observe import ExecutorRejected, TaskFailed, emit
+from rpcwheel.events import ExecutorRejected, TaskFailed, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

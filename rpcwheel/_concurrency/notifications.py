@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.observe import emit
+from rpcwheel.events import emit
 
 from .callbacks import run_callback
 from .executor import SerialExecutor
@@ -13,7 +13,7 @@ from .executor import SerialExecutor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.observe import Event
+    from rpcwheel.events import Event
 
 __all__ = ["FLUSH_TIMEOUT_S", "NotificationQueue"]
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, emit
 
 from .aio_finished import (
     CANCELLED,

@@ -39,8 +39,8 @@ from rpcwheel._grpc.aio_relay import (
 )
 from rpcwheel.call.config import copy_of
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind
 from rpcwheel.transport.aio import (

@@ -28,8 +28,8 @@ from rpcwheel.call.config import ClientState, copy_of
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.sync_call import CallAttempts, ClientCall, RetryingCall, RetryingStream
 from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe import CallbackFailed, emit
 from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
@@ -374,7 +374,7 @@ class WaitingCall(CallAttempts):
         if not method.kind.streams_requests:
             request = copy_of(request)  # its caller may change it before it is sent
         details = Details(method.name, timeout, metadata, credentials, False, compression)
-        config = state.configs.of(method.name)
+        config = state.configs.config_for(method.name)
         opened = config, now_ns, deadline_ns, deadline_ns
         super().__init__(ClientCall(state, method.kind, _none, details, request, opened))
         self._method = method

@@ -18,7 +18,7 @@ import grpc
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.probe import UNANSWERED, HealthProbe
 from rpcwheel.timer import shared_timer
 

@@ -37,7 +37,7 @@ def checked_lb_policy(lb_policy: str | Picker) -> Picker:
     if isinstance(lb_policy, Picker):
         return lb_policy
     if not isinstance(lb_policy, str):
-        raise TypeError(f"lb_policy must be a name or a rpcwheel.Picker, not {lb_policy!r}")
+        raise TypeError(f"lb_policy must be a name or a Picker, not {lb_policy!r}")
     if lb_policy in PICKERS:
         return PICKERS[lb_policy]()
     name, _, header = lb_policy.partition(":")

@@ -32,7 +32,7 @@ from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_c
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,
     SubchannelHealthy,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.errors import TimerError
-from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.timer import shared_timer
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ class InstanceSubset:
         removed, added = differences(self._source, given)
         for one in added:
             if not isinstance(one, ServiceInstance):
-                raise TypeError(f"instances must be rpcwheel.ServiceInstance, not {one!r}")
+                raise TypeError(f"instances must be rpcwheel.registry.ServiceInstance, not {one!r}")
         gone, ids = {one.id for one in removed}, {one.id for one in added}
         if len(ids) != len(added) or any(id_ in self.known for id_ in ids - gone):  # an id twice
             given = tuple({one.id: one for one in given}.values())

@@ -51,7 +51,7 @@ from rpcwheel._grpc.aio_relay import (
 )
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
+from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 
 from .aio_requests import RequestStream
@@ -115,7 +115,7 @@ class CallFactory:
         self.method = method
         self.kind = kind
         self.waiting = waiting
-        config = self.config = state.configs.of(method) if config is None else config
+        config = self.config = state.configs.config_for(method) if config is None else config
         self.has_other_end = config.failback is not None or config.default_response is not None
         silent = kind.streams_responses and config.has_message_timeout
         hedged = config.hedging is not None and kind is Kind.UNARY_UNARY

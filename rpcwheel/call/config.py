@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.failback.matching import Matcher
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     CallSlow,
     DefaultResponseUsed,
@@ -36,6 +35,7 @@ from rpcwheel.observe import (
     StreamStalled,
     emit,
 )
+from rpcwheel.failback.matching import Matcher
 from rpcwheel.rpc import DEADLINE, NextAttempt, Stop
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
@@ -149,7 +149,7 @@ class MethodConfig:
     """What `failback.retry_on` means; None if no failure is queued."""
 
     @classmethod
-    def of(cls, policy: MethodPolicy, queue: str = "*") -> MethodConfig:
+    def from_policy(cls, policy: MethodPolicy, queue: str = "*") -> MethodConfig:
         """Make it of what the user has set."""
         retry, hedging, default = policy.retry, policy.hedging, policy.default_response
         deadline = policy.timeout or DeadlinePolicy()
@@ -164,9 +164,11 @@ class MethodConfig:
             propagate_deadline=deadline.propagate_deadline,
             wait_for_ready=policy.wait_for_ready,
             retry=(
-                RetryConfig.of(retry, idempotent=policy.idempotent) if retry and retried else None
+                RetryConfig.from_policy(retry, idempotent=policy.idempotent)
+                if retry and retried
+                else None
             ),
-            hedging=HedgingConfig.of(hedging) if hedging and hedged else None,
+            hedging=HedgingConfig.from_policy(hedging) if hedging and hedged else None,
             default_response=default,
             failback=failback,
             queue=queue,
@@ -242,21 +244,21 @@ class MethodConfigs:
         self._policy = policy
         self._configs: dict[str, MethodConfig] = {}
 
-    def of(self, method: str) -> MethodConfig:
+    def config_for(self, method: str) -> MethodConfig:
         """The configuration of a method, given in full: `"/shop.Orders/Get"`."""
         config = self._configs.get(method)
         if config is None:
             if len(self._configs) >= MOST_METHODS:
                 self._configs.clear()
-            config = self._configs[method] = self._make(self._policy.of(method))
+            config = self._configs[method] = self._make(self._policy.policy_for(method))
         return config
 
     def overridden(self, method: str, options: MethodPolicy) -> MethodConfig:
         """The same, with what `options` sets. Made anew each time."""
-        return self._make(options.over(self._policy.of(method)))
+        return self._make(options.over(self._policy.policy_for(method)))
 
     def _make(self, policy: MethodPolicy) -> MethodConfig:
-        return MethodConfig.of(policy, self._place_of(policy.failback))
+        return MethodConfig.from_policy(policy, self._place_of(policy.failback))
 
     def _place_of(self, failback: FailbackPolicy | None) -> str:
         """The first pattern that has this policy; `"*"` for the general one."""
@@ -379,7 +381,11 @@ class ClientState:
     def config_of(self, method: str) -> MethodConfig:
         """The configuration of a method for a call that begins now, in this context."""
         options = CALL_OPTIONS.get()
-        return self.configs.of(method) if options is None else options.config(self.configs, method)
+        return (
+            self.configs.config_for(method)
+            if options is None
+            else options.config(self.configs, method)
+        )
 
     def open(self, config: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
         """Begin a call whose caller gave a timeout of `own_ns`, or none.

@@ -31,7 +31,7 @@ class HedgingConfig:
     max_pushback_ns: int = NEVER
 
     @classmethod
-    def of(cls, policy: HedgingPolicy) -> HedgingConfig:
+    def from_policy(cls, policy: HedgingPolicy) -> HedgingConfig:
         """Make it of what the user has set."""
         return cls(
             delay_ns=to_ns(policy.delay),

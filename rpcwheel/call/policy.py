@@ -417,7 +417,7 @@ class CallPolicy(MethodPolicy):
             raise ConfigurationError("; ".join(wrong))
         return self
 
-    def of(self, method: str) -> MethodPolicy:
+    def policy_for(self, method: str) -> MethodPolicy:
         """What holds for one method, or for all that a pattern names: `"/shop.Orders/Get"`."""
         found = MethodPolicy().over(self)
         for pattern in self._by_rank():
@@ -434,7 +434,7 @@ class CallPolicy(MethodPolicy):
         for said in _disagreements(self, self):
             yield said
         for pattern, own in self.methods.items():
-            effective = self.of(pattern)
+            effective = self.policy_for(pattern)
             where = f'methods["{pattern}"]'
             for said in _disagreements(own, effective):
                 yield f"{where}.{said}"

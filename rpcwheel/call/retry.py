@@ -159,7 +159,7 @@ class RetryConfig:
     """What the target's budget is made with; None for no limit."""
 
     @classmethod
-    def of(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
+    def from_policy(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
         """Make them of what the user has set.
 
         A call of a method that is not idempotent is never retried, so its one attempt has all the

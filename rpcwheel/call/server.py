@@ -14,7 +14,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.observe import CallSlow, DeadlineExceededBeforeStart, emit
+from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer
@@ -66,7 +66,7 @@ class ServerState:
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
-        served = ServedMethod(method, self._config.of(method), self._timer)
+        served = ServedMethod(method, self._config.config_for(method), self._timer)
         made = with_behavior(handler, wrap(kind_of(handler), behavior, served))
         if len(self._made) >= MOST_METHODS:
             self._made.clear()

@@ -42,7 +42,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.observe import CallbackFailed, HedgeSent, RetryStopped, emit
+from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 
 from .config import (

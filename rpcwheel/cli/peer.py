@@ -195,9 +195,9 @@ def _gone(gone: GoneAway, sent: int, every: float) -> Note:
         "keepalive",
         Level.FAIL,
         f"the server refuses a ping each {every:g} s without calls: {gone} at ping {sent}",
-        f"server: rpcwheel.server_options(permit_every={permit:g}) "
+        f"server: rpcwheel.options.server_options(permit_every={permit:g}) "
         "(Go: EnforcementPolicy, Java: permitKeepAliveTime); or clients: "
-        "rpcwheel.channel_options(), which pings each 330 s and only during calls",
+        "rpcwheel.options.channel_options(), which pings each 330 s and only during calls",
         {"every": every, "pings": sent},
     )
 

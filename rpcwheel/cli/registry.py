@@ -224,7 +224,7 @@ def _access(args: argparse.Namespace) -> registry_jobs.RegistryAccess:
     """The registry, without the snapshot file: only what the registry answers now is shown."""
     policy = RegistryPolicy(timeout=args.timeout, snapshot=False)
     if "lease_ttl" in args:
-        policy = policy.changed(lease_ttl=args.lease_ttl)
+        policy = policy.replace(lease_ttl=args.lease_ttl)
     return registry_jobs.RegistryAccess(args.url, policy)
 
 

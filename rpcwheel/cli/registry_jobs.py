@@ -22,8 +22,7 @@ from rpcwheel.errors import (
     RegistryError,
     RegistryUnavailable,
 )
-from rpcwheel.instance import Snapshot
-from rpcwheel.observe import (
+from rpcwheel.events import (
     InstancePublished,
     RecordSkipped,
     RegistryFailed,
@@ -31,6 +30,7 @@ from rpcwheel.observe import (
     add_sink,
     remove_sink,
 )
+from rpcwheel.instance import Snapshot
 from rpcwheel.registry.sync import Registry, open_registry
 from rpcwheel.registry.url import parse_url
 

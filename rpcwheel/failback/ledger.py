@@ -21,17 +21,17 @@ from rpcwheel.errors import (
     TimerStopped,
     TooManyTimeouts,
 )
-from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe import (
-    CallAbandoned,
-    CallDelivered,
-    CallDropped,
-    CallParked,
-    CallRetried,
-    CallsUndelivered,
+from rpcwheel.events import (
     DeadLetterFailed,
+    FailbackAttemptFailed,
+    FailbackDelivered,
+    FailbackDropped,
+    FailbackGaveUp,
+    FailbackLost,
+    FailbackQueued,
     emit,
 )
+from rpcwheel.exiting import BACKGROUND
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
@@ -119,7 +119,7 @@ class Ledger:
             case Admission.PARKED:
                 self._parked(entry, error, delay_ns, pending)
             case Admission.DROPPED:
-                emit(CallDropped(self.name, entry.label, error, pending))
+                emit(FailbackDropped(self.name, entry.label, error, pending))
             case Admission.FULL:
                 raise FailbackFull(
                     f"{self.name}: {entry.label} failed and was not queued, because max_pending "
@@ -149,7 +149,7 @@ class Ledger:
                 f"{self.name}: {entry.label} failed and was not queued, because the timer refused "
                 f"it: {refusal}"
             ) from error
-        emit(CallParked(self.name, entry.label, error, to_seconds(delay_ns), pending))
+        emit(FailbackQueued(self.name, entry.label, error, to_seconds(delay_ns), pending))
         _let_go(error)
 
     # --- Retries ---
@@ -207,7 +207,7 @@ class Ledger:
         """Note that a retry has succeeded; also one that `close` has reported as undelivered."""
         with _ending(entry):
             waited_s = (self.now_ns() - entry.started_ns) / 1e9
-            emit(CallDelivered(self.name, entry.label, entry.attempts, waited_s))
+            emit(FailbackDelivered(self.name, entry.label, entry.attempts, waited_s))
             self.book.remove(entry, Last.DELIVERED)
 
     def failed(self, entry: Entry, error: BaseException) -> FailedCall | None:
@@ -224,7 +224,7 @@ class Ledger:
             return None
         failed = entry.given_up(now_ns, end.reason)
         waited_s = failed.waited_s
-        emit(CallAbandoned(self.name, entry.label, entry.attempts, waited_s, error, end.reason))
+        emit(FailbackGaveUp(self.name, entry.label, entry.attempts, waited_s, error, end.reason))
         _let_go(error)
         if self.policy.dead_letter is not None:
             return failed
@@ -256,7 +256,9 @@ class Ledger:
         except (TimerError, RuntimeError) as refusal:  # RuntimeError: no thread can be started
             return GiveUp(f"the timer refused it: {refusal}")
         waited_s, delay_s = (now_ns - entry.started_ns) / 1e9, to_seconds(decision.delay_ns)
-        emit(CallRetried(self.name, entry.label, entry.attempts, waited_s, error, delay_s))
+        emit(
+            FailbackAttemptFailed(self.name, entry.label, entry.attempts, waited_s, error, delay_s)
+        )
         _let_go(error)
         return None
 
@@ -333,7 +335,7 @@ class Ledger:
         failed = [entry.given_up(now_ns, reason) for entry in entries]
         functions = tuple(dict.fromkeys(one.function for one in failed))
         oldest_s = max(one.waited_s for one in failed)
-        emit(CallsUndelivered(self.name, functions, len(failed), oldest_s, reason))
+        emit(FailbackLost(self.name, functions, len(failed), oldest_s, reason))
         return failed
 
     def _hurry(self) -> None:

@@ -1,6 +1,7 @@
 """Heartbeats: silent connections are asked whether they live, and dead ones replaced.
 
-    from rpcwheel import HeartbeatManager, ReconnectingChannel
+    from rpcwheel.heartbeat import HeartbeatManager
+    from rpcwheel.transport import ReconnectingChannel
 
     channel = ReconnectingChannel("10.0.0.7:50051")
     with HeartbeatManager(interval=10.0) as heartbeats:
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from rpcwheel.probe import HealthProbe, MethodProbe, Probe, Verdict
+    from rpcwheel.probe import HealthProbe, MethodProbe, Probe, ProbeResult
 
     from .policy import HeartbeatPolicy
     from .rules import HeartbeatState
@@ -36,7 +37,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "rpcwheel.probe": "HealthProbe MethodProbe Probe Verdict",
+            "rpcwheel.probe": "HealthProbe MethodProbe Probe ProbeResult",
             ".policy": "HeartbeatPolicy",
             ".rules": "HeartbeatState",
             ".sync": "Heartbeat HeartbeatManager",
@@ -52,5 +53,5 @@ __all__ = [
     "HeartbeatState",
     "MethodProbe",
     "Probe",
-    "Verdict",
+    "ProbeResult",
 ]

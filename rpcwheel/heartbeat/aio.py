@@ -124,7 +124,7 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
     """
 
     _kind: ClassVar[type[Heartbeat]] = Heartbeat
-    _other: ClassVar[tuple[type[Any], str]] = grpc.Channel, "rpcwheel.HeartbeatManager"
+    _other: ClassVar[tuple[type[Any], str]] = grpc.Channel, "rpcwheel.heartbeat.HeartbeatManager"
 
     async def __aenter__(self) -> Self:
         return self

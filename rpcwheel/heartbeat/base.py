@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.exiting import BACKGROUND
-from rpcwheel.observe import emit
-from rpcwheel.observe.events import (
+from rpcwheel.events import emit
+from rpcwheel.events.events import (
     CallbackFailed,
     ConnectionAlive,
     ConnectionDead,
@@ -32,7 +31,8 @@ from rpcwheel.observe.events import (
     ExecutorRejected,
     HeartbeatMissed,
 )
-from rpcwheel.probe import ALIVE, UNANSWERED, Verdict
+from rpcwheel.exiting import BACKGROUND
+from rpcwheel.probe import ALIVE, UNANSWERED, ProbeResult
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
 from rpcwheel.transport.state import ActivityStamps
@@ -322,7 +322,7 @@ class HeartbeatBase(HeartbeatView):
         """Take note of how a heartbeat ended. Never waits: it may run on gRPC's thread."""
         condemning = True
         if code in UNANSWERED or (response is None and not code.isupper()):
-            verdict, answer = Verdict(alive=False), code
+            verdict, answer = ProbeResult(alive=False), code
             condemning = code.isupper() and not self._was_said(code)
         else:
             verdict = self._judge(response) if isinstance(response, bytes) else ALIVE
@@ -355,12 +355,12 @@ class HeartbeatBase(HeartbeatView):
         """
         return code == "UNAVAILABLE" and self._watched.is_ready()
 
-    def _judge(self, response: bytes) -> Verdict:
+    def _judge(self, response: bytes) -> ProbeResult:
         try:
             verdict: object = self._probe.judge(response)
-            if isinstance(verdict, Verdict):
+            if isinstance(verdict, ProbeResult):
                 return verdict
-            raise TypeError(f"judge must return a rpcwheel.heartbeat.Verdict, not {verdict!r}")  # noqa: TRY301 - told as what it raises itself
+            raise TypeError(f"judge must return a ProbeResult, not {verdict!r}")  # noqa: TRY301 - told as what it raises itself
         except Exception as error:  # noqa: BLE001 - the user's: told; an answer it was
             self._add_event(CallbackFailed(self.target, repr(self._probe), error))
             return ALIVE

@@ -51,13 +51,13 @@ class ManagerBase(Generic[H]):
         self._probe = checked_probe(HealthProbe() if probe is None else probe)
         self.policy = policy
         """What holds for every connection that is attached."""
-        self._rules = HeartbeatRules.of(policy)
+        self._rules = HeartbeatRules.from_policy(policy)
         self._lock = threading.RLock()
         self._kept: dict[int, H] = {}
         self._closed = False
 
     @classmethod
-    def of(
+    def from_policy(
         cls, policy: HeartbeatPolicy, *, timer: Timer | None = None, probe: Probe | None = None
     ) -> Self:
         """Make one of a policy.
@@ -162,7 +162,9 @@ class ManagerBase(Generic[H]):
 def _refuse_policy(timer: object) -> None:
     """What is given for a timer by mistake."""
     if isinstance(timer, HeartbeatPolicy):
-        raise TypeError("the first argument is the timer; of a policy: HeartbeatManager.of(policy)")
+        raise TypeError(
+            "the first argument is the timer; of a policy: HeartbeatManager.from_policy(policy)"
+        )
     if isinstance(timer, (int, float, timedelta)):
         raise TypeError(f"the first argument is the timer; for seconds: interval={timer!r}")
 

@@ -98,7 +98,7 @@ class HeartbeatRules:
     reconnect: bool
 
     @classmethod
-    def of(cls, policy: HeartbeatPolicy) -> HeartbeatRules:
+    def from_policy(cls, policy: HeartbeatPolicy) -> HeartbeatRules:
         """Make them of what the user has set."""
         if policy.interval is None:
             return cls(NEVER, NEVER, NEVER, 0, 1, NEVER, policy.reconnect)

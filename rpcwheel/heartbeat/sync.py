@@ -122,7 +122,10 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
     """
 
     _kind: ClassVar[type[Heartbeat]] = Heartbeat
-    _other: ClassVar[tuple[type[Any], str]] = grpc.aio.Channel, "rpcwheel.aio.HeartbeatManager"
+    _other: ClassVar[tuple[type[Any], str]] = (
+        grpc.aio.Channel,
+        "rpcwheel.heartbeat.aio.HeartbeatManager",
+    )
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.durations import NEVER
-from rpcwheel.observe import ConnectionClosed, ConnectionKept
+from rpcwheel.events import ConnectionClosed, IdleCloseSkipped
 
 from .core import AGED_NS, STATUS_NS, TRY_NS, Look, Reason, Step, step
 from .peers import open_sockets
@@ -24,7 +24,7 @@ from .peers import open_sockets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.observe import Event
+    from rpcwheel.events import Event
 
     from .core import Mark
     from .entry import Call, Entry
@@ -154,7 +154,7 @@ class Closing:
                     self.events.append(_closed(entry, mark, "shutdown"))
                 case Step.KEEP_USED | Step.KEEP_BUSY | Step.KEEP_DOUBTFUL:
                     entry.mark = None
-                    self.events.append(ConnectionKept(entry.peer, next_step.value))
+                    self.events.append(IdleCloseSkipped(entry.peer, next_step.value))
 
     def _end_calls(self, entry: Entry, mark: Mark, now_ns: int) -> None:
         mark.ended_ns = now_ns

@@ -19,7 +19,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
-from rpcwheel.observe import ConnectionIdle, Event, IdleLimited
+from rpcwheel.events import ConnectionIdle, Event, IdleDetectionLimited
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -105,7 +105,7 @@ class Detector:
             OSError: The process has no descriptor left; two are held, so that looks need none.
         """
         self._policy = _policy(policy, idle_timeout, settings)
-        self._limits = Limits.of(self._policy)
+        self._limits = Limits.from_policy(self._policy)
         self._ports = Ports.of(ports)
         self._timer = checked_timer(timer)
         self._now_ns = clock_of(timer)
@@ -179,8 +179,8 @@ class Detector:
         Thread-safe.
         """
         with self._lock:
-            policy = self._policy.changed(**settings)
-            limits = Limits.of(policy)
+            policy = self._policy.replace(**settings)
+            limits = Limits.from_policy(policy)
             self._connections.set_heartbeats(policy.heartbeats)
             with self._connections.lock:  # a round decides by the old ones, or by the new
                 self._policy, self._limits = policy, limits
@@ -391,7 +391,7 @@ class Detector:
         """Tell once what does not work."""
         if what not in self._limited:
             self._limited.add(what)
-            self._events.emit(IdleLimited(said))
+            self._events.emit(IdleDetectionLimited(said))
 
 
 class _Look:
@@ -420,7 +420,7 @@ def _policy(
     if settings or idle_timeout != IDLE_TIMEOUT_S:
         raise ConfigurationError(
             "give either policy, or idle_timeout and the other settings, not both; "
-            "policy.changed(...) makes another policy of one"
+            "policy.replace(...) makes another policy of one"
         )
     return policy
 

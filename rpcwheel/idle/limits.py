@@ -39,7 +39,7 @@ class Limits(NamedTuple):
         return NEVER if self.request_ns == NEVER else max(1, self.request_ns // CHECKS)
 
     @classmethod
-    def of(cls, policy: IdlePolicy) -> Limits:
+    def from_policy(cls, policy: IdlePolicy) -> Limits:
         """Work out what a policy says."""
         idle, read, write, age = (
             _ns(limit)

@@ -193,7 +193,7 @@ class _Multicallable:
         self._waiting = waiting
         self._kind = kind
         self._method = method
-        self._config = state.configs.of(method)
+        self._config = state.configs.config_for(method)
         self._below = below
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:

@@ -47,7 +47,7 @@ class FailbackQueuesBase(Generic[Queue]):
         self._queues: dict[int, tuple[FailbackPolicy, Queue]] = {}
         self._named: dict[str, Queue] = {}
 
-    def of(self, policy: FailbackPolicy, name: str) -> Queue:
+    def queue_for(self, policy: FailbackPolicy, name: str) -> Queue:
         """The queue of a policy (of the object, not of its values), made when first asked for.
 
         Args:
@@ -109,4 +109,4 @@ def client_state(
     given = own(timer) if queues is None else queues
     if not isinstance(given, own):
         raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
-    return ClientState(policy, timer=timer, queue_of=given.of)
+    return ClientState(policy, timer=timer, queue_of=given.queue_for)

@@ -47,7 +47,7 @@ class Kit(
     def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
         from rpcwheel.heartbeat.aio import HeartbeatManager
 
-        return HeartbeatManager.of(policy, timer=self._timer)
+        return HeartbeatManager.from_policy(policy, timer=self._timer)
 
     def channel(
         self,

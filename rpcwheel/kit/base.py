@@ -215,7 +215,7 @@ class KitBase(Generic[Q, M, T, D]):
         self._begin(policy, timer)
 
     @classmethod
-    def of(cls, policy: CallPolicy, *, timer: Timer | None = None) -> Self:
+    def from_policy(cls, policy: CallPolicy, *, timer: Timer | None = None) -> Self:
         """Make a kit of a policy that was made elsewhere; a `KitPolicy` has all that it may have.
 
         Raises:
@@ -242,7 +242,7 @@ class KitBase(Generic[Q, M, T, D]):
         """
         from .config import policy_from_file
 
-        return cls.of(policy_from_file(path), timer=timer)
+        return cls.from_policy(policy_from_file(path), timer=timer)
 
     @classmethod
     def from_env(cls, prefix: str = PREFIX, *, timer: Timer | None = None) -> Self:
@@ -258,7 +258,7 @@ class KitBase(Generic[Q, M, T, D]):
         """
         from .config import policy_from_env
 
-        return cls.of(policy_from_env(prefix), timer=timer)
+        return cls.from_policy(policy_from_env(prefix), timer=timer)
 
     @classmethod
     def from_service_config(
@@ -282,7 +282,7 @@ class KitBase(Generic[Q, M, T, D]):
         """
         from .service_config import policy_from_service_config
 
-        return cls.of(policy_from_service_config(config), timer=timer)
+        return cls.from_policy(policy_from_service_config(config), timer=timer)
 
     def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:
         from rpcwheel.timer.clock import checked_timer
@@ -314,7 +314,7 @@ class KitBase(Generic[Q, M, T, D]):
         as a server is for `channel()`.
 
         Args:
-            **settings: Those of `rpcwheel.server_options`, in place of what is taken from the kit.
+            **settings: Those of `rpcwheel.options.server_options`, in place of the kit's.
         """
         from rpcwheel.options import server_options
 
@@ -437,10 +437,10 @@ class KitBase(Generic[Q, M, T, D]):
         for detector in self._detectors:
             detector.close()
         if self._tables:
-            from rpcwheel.observe import IdleLimited, emit
+            from rpcwheel.events import IdleDetectionLimited, emit
 
             said = "a kit with `idle` is closed, and detect_idle(server) was not called for"
-            emit(IdleLimited(f"{said} {len(self._tables)} of its servers"))
+            emit(IdleDetectionLimited(f"{said} {len(self._tables)} of its servers"))
             self._tables.clear()
 
     @property

@@ -58,7 +58,7 @@ class Kit(
     def _make_manager(self, policy: HeartbeatPolicy) -> HeartbeatManager:
         from rpcwheel.heartbeat.sync import HeartbeatManager
 
-        return HeartbeatManager.of(policy, timer=self._timer)
+        return HeartbeatManager.from_policy(policy, timer=self._timer)
 
     def channel(
         self,
@@ -86,7 +86,7 @@ class Kit(
             target: As in `rpcwheel.insecure_channel`: `"127.0.0.1:50051"`, `"dns:///orders:50051"`,
                 `"etcd://127.0.0.1:2379/shop.Orders"`.
             credentials: None for a channel without encryption.
-            options: As grpc takes them; `rpcwheel.channel_options()` has some that work.
+            options: As grpc takes them; `rpcwheel.options.channel_options()` has some that work.
             compression: As grpc takes it.
             probe: What its heartbeats ask; None: the standard health service.
             service: This and the following are for channels by name; see

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import CallsClosed, ConfigurationError
-from rpcwheel.observe import LateResponse, UnmatchedResponse, emit
+from rpcwheel.events import LateResponse, UnmatchedResponse, emit
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of

@@ -22,7 +22,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import LONGEST_TIMEOUT_S, await_future, loop_timeout, on_worker
 from rpcwheel._grpc.aio_serving import is_running
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, emit
 
 from .aio_registry import Registration, Registry
 from .publisher import (

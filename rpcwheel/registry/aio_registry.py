@@ -22,7 +22,7 @@ from rpcwheel._concurrency.loop import (
     running_loop,
 )
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 
 from . import registry as blocking
 from .reconciler import State
@@ -58,7 +58,7 @@ class Registration:
 
     @property
     def state(self) -> str:
-        """The state, as in `rpcwheel.Registration`."""
+        """The state, as in `rpcwheel.registry.Registration`."""
         return self._blocking.state
 
     @property
@@ -226,7 +226,7 @@ def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
 
 
 class Registry:
-    """As `rpcwheel.Registry`, with coroutines where that blocks.
+    """As `rpcwheel.registry.Registry`, with coroutines where that blocks.
 
     An async context manager that closes.
     """

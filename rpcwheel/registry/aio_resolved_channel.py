@@ -117,7 +117,7 @@ def new_channel(
         )
     if running_loop() is None:
         raise RuntimeError("no event loop runs here: make the channel in a coroutine")
-    check_registry(registry, Registry, "rpcwheel.aio.Registry")
+    check_registry(registry, Registry, "rpcwheel.registry.aio.Registry")
     blocking = None if registry is None else registry._blocking  # noqa: SLF001 - shared by both worlds
     resolution, settings = resolution_of(
         target, credentials=credentials, options=options, timer=timer, registry=blocking, **named

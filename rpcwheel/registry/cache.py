@@ -33,8 +33,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.events.events import InstancesChanged, InstancesRetained, RecordSkipped
 from rpcwheel.instance import ServiceInstance, Snapshot, differences
-from rpcwheel.observe.events import InstancesChanged, InstancesRetained, RecordSkipped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

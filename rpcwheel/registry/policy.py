@@ -123,7 +123,7 @@ class RegistryRules:
     """A third of the lease, at most 30 s; also taken if the backoff raises or has no end."""
 
     @classmethod
-    def of(cls, policy: RegistryPolicy) -> RegistryRules:
+    def from_policy(cls, policy: RegistryPolicy) -> RegistryRules:
         """Derive them from a policy."""
         lease_ns = to_ns(policy.lease_ttl)
         share_ns = max(1, lease_ns // RENEWALS_PER_LEASE)

@@ -36,8 +36,8 @@ from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQue
 from rpcwheel._grpc.serving import has_ended, is_running, services_of
 from rpcwheel.durations import MAX_NS, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, TimerError
+from rpcwheel.events import CallbackFailed, ShutdownStep, WithdrawalFailed
 from rpcwheel.instance import ServiceInstance, joined, started_now
-from rpcwheel.observe import CallbackFailed, ShutdownStep, WithdrawalFailed
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -444,7 +444,7 @@ class PublisherBase(Generic[R]):
             self._bind()
         now = started_now()
         self._instances = tuple(
-            self._instance(service, host, self._port).changed(started_at=now)
+            self._instance(service, host, self._port).replace(started_at=now)
             for service in services
         )
         self._is_server_started = True

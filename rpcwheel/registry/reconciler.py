@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import InstanceIdConflict, RegistryRefused, RegistryUnavailable
-from rpcwheel.observe.events import (
+from rpcwheel.events.events import (
     InstancePublished,
     InstanceWithdrawn,
     RegistryFailed,
@@ -41,8 +41,8 @@ from .policy import JITTER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from rpcwheel.events import Event
     from rpcwheel.instance import ServiceInstance
-    from rpcwheel.observe import Event
 
     from .backend import Lost
     from .policy import RegistryRules

@@ -144,7 +144,7 @@ def new_channel(
             compression=compression,
             timer=timer,
         )
-    check_registry(named.get("registry"), Registry, "rpcwheel.Registry")
+    check_registry(named.get("registry"), Registry, "rpcwheel.registry.Registry")
     resolution, settings = resolution_of(
         target, credentials=credentials, options=options, timer=timer, **named
     )

@@ -136,7 +136,7 @@ def resolution_of(
     policy = checked_policy(policy)
     resolution = Resolution(named, registry, registry_policy, timer, to_ns(policy.pick_timeout))
     settings |= {"credentials": credentials, "options": options, "timer": timer}
-    settings |= {"policy": policy if zone is None else policy.changed(zone=zone)}
+    settings |= {"policy": policy if zone is None else policy.replace(zone=zone)}
     return resolution, {name: one for name, one in settings.items() if one is not None}
 
 

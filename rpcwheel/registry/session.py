@@ -30,8 +30,8 @@ from rpcwheel.errors import (
     RegistryError,
     RegistryUnavailable,
 )
+from rpcwheel.events import InstancesChanged, RegistryFailed
 from rpcwheel.instance import ServiceInstance, Snapshot
-from rpcwheel.observe import InstancesChanged, RegistryFailed
 
 from .cache import ServiceCache
 from .one_shot_timer import OneShotTimer
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rpcwheel.errors import TimerError
-    from rpcwheel.observe import Event
+    from rpcwheel.events import Event
     from rpcwheel.timer.api import Timer
 
     from .backend import Lost, RegistryBackend
@@ -205,7 +205,7 @@ class Session:
         random_fraction: Callable[[], float] = JITTER.random,
     ) -> None:
         self.name = str(backend.url)
-        self.rules = RegistryRules.of(policy)
+        self.rules = RegistryRules.from_policy(policy)
         self._backend = backend
         self._snapshots = snapshots
         self._reconciler = Reconciler(self.name, self.rules, random_fraction)
@@ -283,7 +283,7 @@ class Session:
             if not record.wanted:
                 service, name = record.instance.key
                 raise NotPublished(f"{service}/{name} was unregistered; register it again")
-            self._reconciler.set_desired(record.instance.changed(**changes), now_ns)
+            self._reconciler.set_desired(record.instance.replace(**changes), now_ns)
 
     def remove(
         self, what: ServiceInstance | RegistrationRecord, *, flush_now: bool

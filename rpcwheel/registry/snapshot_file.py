@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.events import emit
+from rpcwheel.events.events import RecordSkipped, SnapshotFailed
 from rpcwheel.instance import ServiceInstance, Snapshot
-from rpcwheel.observe import emit
-from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
 from rpcwheel.timer.clock import checked_timer
 
 from .one_shot_timer import OneShotTimer
@@ -398,7 +398,9 @@ def open_snapshot_file(
     None also for `memory://`, whose registry ends with the process, unless a path is given; and,
     with an event, if the user has no home.
     """
-    refresh_s = max(LEAST_REFRESH_S, to_seconds(RegistryRules.of(policy).stale_timeout_ns) / 2)
+    refresh_s = max(
+        LEAST_REFRESH_S, to_seconds(RegistryRules.from_policy(policy).stale_timeout_ns) / 2
+    )
     if isinstance(policy.snapshot, str):
         return SnapshotFile(policy.snapshot, str(url), timer=timer, refresh_s=refresh_s)
     if not policy.snapshot or url.scheme == "memory":

@@ -28,7 +28,7 @@ from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor, reset_after
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import RegistryClosed
-from rpcwheel.observe import RegistryFailed
+from rpcwheel.events import RegistryFailed
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .cache import NO_RECORDS, ServiceCache, TimedSnapshot, changed_ids

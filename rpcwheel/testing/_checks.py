@@ -50,10 +50,10 @@ def publishing_again_replaces_an_instance(harness: ConformanceHarness) -> None:
     harness.publish(before, one)
     harness.publish(before, one)
     harness.expect_found(after, one)
-    changed = one.changed(weight=7)
+    changed = one.replace(weight=7)
     harness.publish(before, changed)
     harness.expect_found(after, changed)
-    successor = one.changed(epoch="another", weight=9)
+    successor = one.replace(epoch="another", weight=9)
     harness.publish(after, successor)
     harness.expect_found(before, successor)
 
@@ -132,11 +132,11 @@ def names_do_not_match_by_prefix(harness: ConformanceHarness) -> None:
     names = [harness.service + end for end in ("", "-v2", ".v2", "2", "_")]
     instances = [harness.instance(1, name) for name in names]
     longer = harness.instance(10)
-    harness.publish(publisher, *instances, longer.changed(id=instances[0].id + "0"))
+    harness.publish(publisher, *instances, longer.replace(id=instances[0].id + "0"))
     for name, one in zip(names[1:], instances[1:], strict=True):
         harness.expect_found(other, one, service=name)
     harness.withdraw(publisher, instances[0])
-    harness.expect_found(other, longer.changed(id=instances[0].id + "0"))
+    harness.expect_found(other, longer.replace(id=instances[0].id + "0"))
     harness.expect_found(other, instances[1], service=names[1])
 
 
@@ -232,7 +232,7 @@ def renew_reports_replaced_instances(harness: ConformanceHarness) -> None:
     publisher, other = harness.new(), harness.new()
     one, two = harness.instance(1), harness.instance(2)
     publisher.publish([one, two])
-    harness.publish(other, one.changed(epoch="another"))
+    harness.publish(other, one.replace(epoch="another"))
     _require_lost(publisher, [one, two], [one], "was taken over")
 
 
@@ -366,8 +366,8 @@ def a_watch_reports_each_change(harness: ConformanceHarness) -> None:
     watcher.wait_for(harness, one)
     harness.publish(second, two)
     watcher.wait_for(harness, one, two)
-    harness.publish(publisher, one.changed(weight=5))
-    watcher.wait_for(harness, one.changed(weight=5), two)
+    harness.publish(publisher, one.replace(weight=5))
+    watcher.wait_for(harness, one.replace(weight=5), two)
     harness.withdraw(publisher, one)
     watcher.wait_for(harness, two)
     harness.close(second)
@@ -464,7 +464,7 @@ def a_watcher_is_not_called_concurrently(harness: ConformanceHarness) -> None:
 
     def work(number: int) -> None:
         for weight in range(10):
-            backends[number].publish([last[number].changed(weight=weight)])
+            backends[number].publish([last[number].replace(weight=weight)])
 
     on_threads(*(partial(work, number) for number in range(len(backends))))
     for backend, one in zip(backends, last, strict=True):

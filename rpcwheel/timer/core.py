@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
-from rpcwheel.observe.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
-from rpcwheel.observe.hub import emit
+from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
+from rpcwheel.events.hub import emit
 from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness, TimerStats
 from rpcwheel.timer.queue import Front, Hub, TimerQueue, default_queue
 

@@ -10,8 +10,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 from rpcwheel.durations import NEVER
-from rpcwheel.observe.events import TaskFailed, TaskSlow
-from rpcwheel.observe.hub import emit
+from rpcwheel.events.events import TaskFailed, TaskSlow
+from rpcwheel.events.hub import emit
 from rpcwheel.timer.core import BATCH, OnError, TimerCore, _live
 
 if TYPE_CHECKING:

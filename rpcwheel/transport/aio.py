@@ -35,7 +35,7 @@ from rpcwheel._grpc.aio_relay import (
 )
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import ConnectionReplaced, emit
+from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind
 from rpcwheel.timer.clock import checked_timer, clock_of
 

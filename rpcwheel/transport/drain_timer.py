@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.observe import ExecutorRejected, emit
+from rpcwheel.events import ExecutorRejected, emit
 from rpcwheel.timer import shared_timer
 
 if TYPE_CHECKING:

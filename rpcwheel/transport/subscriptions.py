@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel._grpc.connectivity import wait_unpolled
-from rpcwheel.observe import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,11 +13,13 @@ from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
 from fixtures.exiting_process import ends_beside_its_server, goes_on
 from fixtures.heartbeat_twins import asked  # noqa: F401
 from fixtures.waiting import aio_wait_until
-from rpcwheel.aio import FailbackInvoker, HeartbeatManager, ReconnectingChannel
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.exiting import BackgroundCalls
 from rpcwheel.failback import FailbackInvoker as SyncFailbackInvoker
 from rpcwheel.failback import FailbackPolicy
+from rpcwheel.failback.aio import FailbackInvoker
+from rpcwheel.heartbeat.aio import HeartbeatManager
+from rpcwheel.transport.aio import ReconnectingChannel
 
 HEARTBEATS, FAILBACK = ["heartbeat", "aio_heartbeat"], ["failback", "aio_failback"]
 

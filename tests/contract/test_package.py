@@ -39,7 +39,7 @@ NOT_EXPORTED = {
     "exiting",
     "instance",
     "methods",
-    "observe",
+    "events",
     "policy",
     "probe",
     "testing",
@@ -128,7 +128,7 @@ def test_a_kit_of_calls_loads_no_aio_variant_and_nothing_of_what_it_does_not_use
 
 
 def test_the_timer_loads_neither_grpc_nor_pydantic() -> None:
-    loaded = loaded_by("import rpcwheel\nrpcwheel.ManualTimer, rpcwheel.shared_timer()")
+    loaded = loaded_by("import rpcwheel\nrpcwheel.timer.ManualTimer, rpcwheel.shared_timer()")
     assert loaded & {"asyncio", "grpc", "pydantic"} == set()
 
 
@@ -174,20 +174,21 @@ def test_each_module_imports_alone_silently_and_starts_no_thread() -> None:
 # Names
 
 
-def test_the_package_exports_the_public_names_of_its_subpackages_and_no_others() -> None:
+def test_the_package_exports_about_25_names_all_of_them_of_its_subpackages() -> None:
     exported = {name for package in packages() for name in public(f"rpcwheel.{package}")}
-    assert set(rpcwheel.__all__) == exported | TOP_ONLY
+    assert set(rpcwheel.__all__) - TOP_ONLY <= exported
+    assert len(rpcwheel.__all__) <= 30
 
 
 def test_a_subpackage_is_an_attribute_of_the_package_without_an_import_of_its_own() -> None:
     code = """if True:
         import rpcwheel
 
-        rpcwheel.observe.add_sink, rpcwheel.failback.aio.FailbackInvoker, rpcwheel.timer.queue.FORM
+        rpcwheel.events.add_sink, rpcwheel.failback.aio.FailbackInvoker, rpcwheel.timer.queue.FORM
         for name in {names}:
             getattr(rpcwheel, name)
     """
-    assert python("-c", code.format(names=[*packages(), "aio", "observe"])).stderr == ""
+    assert python("-c", code.format(names=[*packages(), "aio", "events"])).stderr == ""
 
 
 def test_an_attribute_that_does_not_exist_imports_nothing() -> None:
@@ -243,16 +244,25 @@ def test_rpcwheel_aio_exports_the_aio_variants() -> None:
     assert public("rpcwheel.aio") == {
         name: aio_names.get(name, getattr(rpcwheel, name)) for name in rpcwheel.aio.__all__
     }
-    same = [name for name, thing in aio_names.items() if getattr(rpcwheel, name) is thing]
-    assert not same, "the sync variant is exported in both"
 
 
-@pytest.mark.parametrize("module", ["rpcwheel", *(f"rpcwheel.{package}" for package in packages())])
-def test_a_public_name_is_listed_once_and_is_the_same_object_everywhere(module: str) -> None:
-    listed = importlib.import_module(module).__all__
+@pytest.mark.parametrize("package", sorted(AIO_PACKAGES - DIFFERENT_NAMES))
+def test_the_aio_variant_of_a_name_is_another_object(package: str) -> None:
+    blocking, aio = public(f"rpcwheel.{package}"), public(f"rpcwheel.{package}.aio")
+    assert not [name for name, thing in aio.items() if blocking[name] is thing]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_a_public_name_is_listed_once_and_is_the_same_object_everywhere(package: str) -> None:
+    listed = importlib.import_module(f"rpcwheel.{package}").__all__
     assert len(set(listed)) == len(listed)
-    other = {name for name, thing in public(module).items() if getattr(rpcwheel, name) is not thing}
-    assert not other, f"{other} of {module} are something else in the root"
+    exported = public("rpcwheel")
+    other = {
+        name
+        for name, one in public(f"rpcwheel.{package}").items()
+        if exported.get(name, one) is not one
+    }
+    assert not other, f"{other} of {package} are something else in the root"
 
 
 @pytest.mark.parametrize("package", sorted(AIO_PACKAGES))

@@ -23,17 +23,12 @@ from fixtures.dying_servers import RELAYED, DyingServers
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.proxy import Proxy
 from fixtures.waiting import WAIT_S
-from rpcwheel import (
-    HeartbeatPolicy,
-    Kit,
-    MethodPolicy,
-    ReconnectingChannel,
-    RetryPolicy,
-    ServiceInstance,
-    aio,
-)
+from rpcwheel import HeartbeatPolicy, Kit, MethodPolicy, RetryPolicy, aio
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.balancer.aio_channel import BalancedChannel as AioBalancedChannel
+from rpcwheel.registry import ServiceInstance
+from rpcwheel.transport import ReconnectingChannel
+from rpcwheel.transport.aio import ReconnectingChannel as AioReconnectingChannel
 
 DEATHS, RELAYS = 105, 35
 """Of servers, in each of the two worlds; and how many relayed failures clients must have seen."""
@@ -167,7 +162,7 @@ class Storm:
 
 def interceptors_of(kit):
     """Interceptors with a kit's policies; its heartbeat would have no effect on them, and warn."""
-    return type(kit).of(kit.policy.changed(heartbeat=None)).client_interceptors()
+    return type(kit).from_policy(kit.policy.replace(heartbeat=None)).client_interceptors()
 
 
 # --- Threads ---
@@ -258,7 +253,7 @@ async def aio_channels_of(kit, target, options, opened):
     inner = interceptors_of(kit)
     bare = grpc.aio.insecure_channel(target, options, interceptors=inner)
     given = grpc.aio.insecure_channel(target, options)
-    own = aio.ReconnectingChannel(target, options=options, backoff=0)
+    own = AioReconnectingChannel(target, options=options, backoff=0)
     named = kit.channel(target, options=options)
     balanced = AioBalancedChannel("storm", instances_at(target), options=options)
     for channel in (bare, given, own, named, balanced):

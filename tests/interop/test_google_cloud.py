@@ -7,7 +7,8 @@ import pytest
 
 from fixtures.waiting import WAIT_S
 from rpcwheel import RetryPolicy
-from rpcwheel.aio import Kit, ReconnectingChannel
+from rpcwheel.aio import Kit
+from rpcwheel.transport.aio import ReconnectingChannel
 
 tasks = pytest.importorskip("google.cloud.tasks_v2")
 transports = pytest.importorskip("google.cloud.tasks_v2.services.cloud_tasks.transports")

@@ -26,8 +26,9 @@ import rpcwheel.aio
 from fixtures.shop import SERVICE
 from fixtures.small_servers import METHOD, aio_serving, serving
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel import BalancerPolicy, RetryPolicy, ServiceInstance
+from rpcwheel import BalancerPolicy, RetryPolicy
 from rpcwheel.idle import IdlePolicy
+from rpcwheel.registry import ServiceInstance
 
 READY = grpc.ChannelConnectivity.READY
 REQUESTS = [b"a", b"b"]
@@ -120,7 +121,7 @@ async def aio_call(channel: grpc.aio.Channel, kind: str) -> bytes:
 
 
 CHANNELS = {
-    "ReconnectingChannel": lambda kit, target: rpcwheel.ReconnectingChannel(target),
+    "ReconnectingChannel": lambda kit, target: rpcwheel.transport.ReconnectingChannel(target),
     "kit.channel": lambda kit, target: kit.channel(target),
     "kit.channel by name": lambda kit, _: kit.channel(f"{REGISTRY}/{SERVICE}"),
     "kit.intercept_channel": lambda kit, target: kit.intercept_channel(
@@ -131,7 +132,7 @@ CHANNELS = {
     ),
 }
 AIO_CHANNELS = CHANNELS | {
-    "ReconnectingChannel": lambda kit, target: rpcwheel.aio.ReconnectingChannel(target),
+    "ReconnectingChannel": lambda kit, target: rpcwheel.transport.aio.ReconnectingChannel(target),
     "kit.intercept_channel": lambda kit, target: kit.intercept_channel(
         grpc.aio.insecure_channel(target)
     ),
@@ -172,7 +173,7 @@ BALANCED = BalancerPolicy(pick_timeout=WAIT_S)
 @pytest.mark.parametrize("kind", PATHS)
 def test_instrumented_calls_of_a_balanced_channel_are_traced(kind, waits, spans, instrumented_shop):
     instances = [ServiceInstance(service=SERVICE, host="127.0.0.1", port=instrumented_shop.port)]
-    with rpcwheel.BalancedChannel(SERVICE, policy=BALANCED) as channel:
+    with rpcwheel.balancer.BalancedChannel(SERVICE, policy=BALANCED) as channel:
         if waits:  # for the instances, and then for the connection
             with ThreadPoolExecutor(1) as pool:
                 response = pool.submit(call, channel, kind)
@@ -191,7 +192,7 @@ async def test_instrumented_aio_calls_of_a_balanced_channel_are_traced(
     kind, waits, spans, instrumented_shop
 ):
     instances = [ServiceInstance(service=SERVICE, host="127.0.0.1", port=instrumented_shop.port)]
-    async with rpcwheel.aio.BalancedChannel(SERVICE, policy=BALANCED) as channel:
+    async with rpcwheel.balancer.aio.BalancedChannel(SERVICE, policy=BALANCED) as channel:
         if waits:
             response = asyncio.create_task(aio_call(channel, kind))
             await asyncio.sleep(0)
@@ -237,7 +238,7 @@ async def test_interceptors_given_to_an_instrumented_aio_channel_run(spans, inst
     async with rpcwheel.aio.Kit(**SETTINGS) as kit:
         target, given = instrumented_shop.target, {"interceptors": [Tagging()]}
         for channel in (
-            rpcwheel.aio.ReconnectingChannel(target, **given),
+            rpcwheel.transport.aio.ReconnectingChannel(target, **given),
             kit.channel(target, **given),
         ):
             async with channel:
@@ -249,7 +250,7 @@ async def test_interceptors_given_to_an_instrumented_aio_channel_run(spans, inst
 async def test_an_instrumented_aio_channel_is_traced_after_its_connection_was_replaced(
     spans, instrumented_shop
 ):
-    async with rpcwheel.aio.ReconnectingChannel(instrumented_shop.target) as channel:
+    async with rpcwheel.transport.aio.ReconnectingChannel(instrumented_shop.target) as channel:
         assert await aio_call(channel, "unary_unary") == b"ab"
         assert channel.reconnect(force=True)
         assert await aio_call(channel, "unary_unary") == b"ab"
@@ -265,7 +266,9 @@ async def test_an_instrumented_aio_channel_takes_credentials(certificates, spans
     port = server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
     await server.start()
     credentials = certificates.channel_credentials()
-    async with rpcwheel.aio.ReconnectingChannel(f"127.0.0.1:{port}", credentials) as channel:
+    async with rpcwheel.transport.aio.ReconnectingChannel(
+        f"127.0.0.1:{port}", credentials
+    ) as channel:
         assert await aio_call(channel, "unary_unary") == b"ab"
     await server.stop(None)
     assert await aio_wait_until(lambda: spans.join(PATHS["unary_unary"], calls=1))

@@ -9,27 +9,16 @@ import grpc
 import grpc.aio
 
 import rpcwheel
-from rpcwheel import (
-    AsyncWheelTimer,
-    FailbackInvoker,
-    FailbackPolicy,
-    HashedWheel,
-    ManualTimer,
-    PeriodicTask,
-    Timeout,
-    TimerStats,
-    WheelTimer,
-    shared_timer,
-    with_failback,
-)
+from rpcwheel import AsyncWheelTimer, FailbackPolicy, WheelTimer, shared_timer, with_failback
 from rpcwheel import aio as rpcwheel_aio
 from rpcwheel.call import Deadline, DeadlinePolicy, RetryPolicy, current_deadline, deadline_scope
 from rpcwheel.errors import CallTimeout
-from rpcwheel.failback import aio
-from rpcwheel.observe import CallAbandoned, Event, add_sink
+from rpcwheel.events import Event, FailbackGaveUp, add_sink
+from rpcwheel.failback import FailbackInvoker
 from rpcwheel.options import Finding, channel_options, check_options, server_options
 from rpcwheel.pending import CallFuture, PendingCalls, PendingStats
 from rpcwheel.pending import aio as deadline_aio
+from rpcwheel.timer import HashedWheel, ManualTimer, PeriodicTask, Timeout, TimerStats
 from rpcwheel.transport import ReconnectingChannel
 
 
@@ -49,7 +38,7 @@ def the_timer() -> None:
 
 def events() -> None:
     def sink(event: Event) -> None:
-        if isinstance(event, CallAbandoned):
+        if isinstance(event, FailbackGaveUp):
             assert_type(event.waited_s, float)
 
     def sink_of_anything(event: object) -> None: ...
@@ -85,7 +74,10 @@ async def failback() -> None:
     assert_type(await count("a"), int)
     await count.failback.close(drain_timeout=1.0)
     assert_type(FailbackInvoker(FailbackPolicy(retry_on=OSError)).flush(1.0), bool)
-    assert_type(await aio.FailbackInvoker(FailbackPolicy(retry_on=OSError)).flush(1.0), bool)
+    assert_type(
+        await rpcwheel.failback.aio.FailbackInvoker(FailbackPolicy(retry_on=OSError)).flush(1.0),
+        bool,
+    )
 
 
 def deadlines() -> None:
@@ -146,7 +138,7 @@ def options() -> None:
     assert_type(found[0].severity, Literal["error", "warning", "note"])
 
 
-def registries(server: grpc.Server, mine: rpcwheel.Registry) -> None:
+def registries(server: grpc.Server, mine: rpcwheel.registry.Registry) -> None:
     url, credentials = "etcd://127.0.0.1:2379/shop.Orders", grpc.ssl_channel_credentials()
     assert_type(rpcwheel.insecure_channel(url, lb_policy="least_request"), grpc.Channel)
     assert_type(rpcwheel.insecure_channel("shop.Orders", registry=mine), grpc.Channel)
@@ -155,15 +147,17 @@ def registries(server: grpc.Server, mine: rpcwheel.Registry) -> None:
     with rpcwheel.open_registry(
         "memory://", policy=rpcwheel.RegistryPolicy(lease_ttl=5)
     ) as registry:
-        assert_type(registry, rpcwheel.Registry)
-        instance = rpcwheel.ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
-        assert_type(registry.register(instance, wait=5.0), rpcwheel.Registration)
-        assert_type(registry.lookup("shop.Orders"), rpcwheel.Snapshot)
-        assert_type(registry.subscribe("shop.Orders", print), rpcwheel.Subscription)
+        assert_type(registry, rpcwheel.registry.Registry)
+        instance = rpcwheel.registry.ServiceInstance(
+            service="shop.Orders", host="10.0.0.7", port=50051
+        )
+        assert_type(registry.register(instance, wait=5.0), rpcwheel.registry.Registration)
+        assert_type(registry.lookup("shop.Orders"), rpcwheel.registry.Snapshot)
+        assert_type(registry.subscribe("shop.Orders", print), rpcwheel.registry.Subscription)
     with rpcwheel.Publisher(server, [registry, "memory://"], "shop.Orders", port=1) as published:
         assert_type(published, rpcwheel.Publisher)
         assert_type(published.wait_published(5.0), bool)
-        assert_type(published.instances, tuple[rpcwheel.ServiceInstance, ...])
+        assert_type(published.instances, tuple[rpcwheel.registry.ServiceInstance, ...])
     rpcwheel.insecure_channel(7)  # type: ignore[arg-type]
 
 
@@ -173,6 +167,6 @@ async def registries_on_a_loop(server: grpc.aio.Server) -> None:
     with_tls = rpcwheel_aio.secure_channel("orders:50051", grpc.ssl_channel_credentials())
     assert_type(with_tls, grpc.aio.Channel)
     async with rpcwheel_aio.open_registry("memory://") as registry:
-        assert_type(await registry.lookup("shop.Orders"), rpcwheel.Snapshot)
+        assert_type(await registry.lookup("shop.Orders"), rpcwheel.registry.Snapshot)
     async with rpcwheel_aio.Publisher(server, registry, "shop.Orders", port=1) as published:
         assert_type(await published.wait_published(5.0), bool)

@@ -14,21 +14,20 @@ from rpcwheel import (
     DeadlinePolicy,
     DefaultResponsePolicy,
     FailbackPolicy,
-    FailbackStats,
-    FailedCall,
-    Heartbeat,
     HeartbeatPolicy,
-    IdleConnectionDetector,
     IdlePolicy,
     Kit,
-    KitPolicy,
-    ManualTimer,
     MethodPolicy,
     Publisher,
     RegistryPolicy,
     RetryPolicy,
     aio,
 )
+from rpcwheel.failback import FailbackStats, FailedCall
+from rpcwheel.heartbeat import Heartbeat
+from rpcwheel.idle import IdleConnectionDetector
+from rpcwheel.kit import KitPolicy
+from rpcwheel.timer import ManualTimer
 
 
 def settings() -> None:
@@ -44,14 +43,14 @@ def settings() -> None:
             ),
         },
     )
-    assert_type(policy.of("/shop.Orders/Get"), MethodPolicy)
+    assert_type(policy.policy_for("/shop.Orders/Get"), MethodPolicy)
     assert_type(policy.timeout, DeadlinePolicy | None)
     MethodPolicy(timout=2.0)  # type: ignore[call-arg]
-    assert_type(Kit.of(policy, timer=ManualTimer()), Kit)
+    assert_type(Kit.from_policy(policy, timer=ManualTimer()), Kit)
     assert_type(Kit.from_file(Path("shop.toml")), Kit)
     assert_type(rpcwheel.aio.Kit.from_env("SHOP_RPC_"), aio.Kit)
     assert_type(Kit(timeout=timedelta(seconds=2)).policy, KitPolicy)
-    assert_type(policy.changed(timeout=3.0), CallPolicy)
+    assert_type(policy.replace(timeout=3.0), CallPolicy)
     Kit(
         timeout=DeadlinePolicy(timeout=2.0),
         default_response=DefaultResponsePolicy(on=OSError, default=b""),

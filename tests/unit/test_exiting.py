@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.events import TaskFailed
 from rpcwheel.exiting import BackgroundCalls
-from rpcwheel.observe import TaskFailed
 
 MANY = 10**6
 """Steps of waiting: more than a test may take."""

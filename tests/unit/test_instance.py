@@ -58,7 +58,7 @@ def test_what_json_cannot_say_is_refused_at_once():
         with pytest.raises(ConfigurationError, match="what JSON can say"):
             ServiceInstance(service="a", host="b", port=1, extra=extra)
         with pytest.raises(ConfigurationError, match="what JSON can say"):
-            ONE.changed(extra=extra)
+            ONE.replace(extra=extra)
 
 
 def test_extra_that_contains_itself_is_refused_too():
@@ -69,14 +69,14 @@ def test_extra_that_contains_itself_is_refused_too():
 
 
 def test_a_changed_one_keeps_its_id_and_what_else_was_given():
-    changed = ONE.changed(port=1, weight=3)
+    changed = ONE.replace(port=1, weight=3)
     assert (changed.id, changed.port, changed.weight) == (ONE.id, 1, 3)
     assert changed.epoch == ONE.epoch
 
 
 def test_equal_ones_are_one_key_of_a_dict_and_differing_ones_are_not_equal():
-    with_more = ONE.changed(metadata={"a": "b"})
-    assert {ONE: 1, ONE.changed(): 2, with_more: 3} == {ONE: 2, with_more: 3}
+    with_more = ONE.replace(metadata={"a": "b"})
+    assert {ONE: 1, ONE.replace(): 2, with_more: 3} == {ONE: 2, with_more: 3}
     assert hash(ONE) == hash(with_more)
 
 
@@ -276,7 +276,7 @@ def test_what_is_written_is_read_again(instance):
 
 def test_the_form_in_the_registry_is_this():
     """Other programs, and other versions, read it."""
-    one = ONE.changed(epoch="e", weight=7, extra={"new": [1]})
+    one = ONE.replace(epoch="e", weight=7, extra={"new": [1]})
     assert json.loads(one.encoded()) == {
         "v": 1,
         "service": "shop.Orders",
@@ -293,7 +293,7 @@ def test_what_a_newer_version_wrote_is_kept():
     newer = b'{"v": 2, "service": "a", "host": "b", "port": 1, "shiny": {"deep": [true]}}'
     one = ServiceInstance.decoded(newer)
     assert (one.epoch, one.extra) == ("", {"shiny": {"deep": [True]}})
-    assert json.loads(one.changed(weight=1).encoded())["shiny"] == {"deep": [True]}
+    assert json.loads(one.replace(weight=1).encoded())["shiny"] == {"deep": [True]}
 
 
 def test_what_is_no_instance_is_a_value_error_that_says_why():

@@ -20,8 +20,8 @@ def test_what_is_left_holds_all_that_went_and_came(before, after):
 
 
 def test_one_change_among_many_is_found_alone():
-    many = tuple(POOL[0].changed(port=port) for port in range(1, 2001))
-    changed = many[700].changed(weight=7)
+    many = tuple(POOL[0].replace(port=port) for port in range(1, 2001))
+    changed = many[700].replace(weight=7)
     assert differences(many, (*many[:700], changed, *many[701:])) == ((many[700],), (changed,))
     assert differences(many, (*many[:700], *many[701:])) == ((many[700],), ())
     assert differences(many[1:], many) == ((), (many[0],))

@@ -76,7 +76,7 @@ def test_a_policy_given_as_a_policy_is_kept_as_it_is():
 def test_a_policy_does_not_change_and_can_be_copied_and_pickled():
     policy = Outer(timeout=2.0, inner=Inner(on="a"))
     with pytest.raises(
-        AttributeError, match=r"Outer does not change; .* policy\.changed\(timeout="
+        AttributeError, match=r"Outer does not change; .* policy\.replace\(timeout="
     ):
         policy.timeout = 3.0
     with pytest.raises(AttributeError, match="does not change"):
@@ -87,12 +87,12 @@ def test_a_policy_does_not_change_and_can_be_copied_and_pickled():
 
 def test_a_policy_can_be_made_of_another_and_is_checked_as_any_other():
     policy = Outer(timeout=2.0, inner=Inner(on="a", attempts=2))
-    other = policy.changed(share=0.5, inner=policy.inner.changed(attempts=4))
+    other = policy.replace(share=0.5, inner=policy.inner.replace(attempts=4))
     assert other == Outer(timeout=2.0, share=0.5, inner=Inner(on="a", attempts=4))
-    assert policy.changed(timeout=3.0).model_fields_set == {"timeout", "inner"}  # not `share`
+    assert policy.replace(timeout=3.0).model_fields_set == {"timeout", "inner"}  # not `share`
     assert policy == Outer(timeout=2.0, inner=Inner(on="a", attempts=2))
     with pytest.raises(ConfigurationError, match="finite time above zero"):
-        policy.changed(timeout=-1)
+        policy.replace(timeout=-1)
 
 
 def test_a_setting_of_an_inner_policy_is_refused_with_where_it_belongs():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.heartbeat import HealthProbe, MethodProbe, Probe
-from rpcwheel.probe import MARK, UNANSWERED, Verdict
+from rpcwheel.probe import MARK, UNANSWERED, ProbeResult
 from rpcwheel.rpc import CODES
 
 STATUS = health_pb2.HealthCheckResponse
@@ -32,10 +32,10 @@ def test_the_request_of_the_health_probe_is_that_of_the_standard_service(service
 
 def test_any_status_of_the_health_service_means_that_it_lives():
     for status, verdict in [
-        (STATUS.SERVING, Verdict(alive=True, serving=True)),
-        (STATUS.NOT_SERVING, Verdict(alive=True, serving=False)),
-        (STATUS.SERVICE_UNKNOWN, Verdict(alive=True, serving=False)),
-        (STATUS.UNKNOWN, Verdict(alive=True, serving=None)),
+        (STATUS.SERVING, ProbeResult(alive=True, serving=True)),
+        (STATUS.NOT_SERVING, ProbeResult(alive=True, serving=False)),
+        (STATUS.SERVICE_UNKNOWN, ProbeResult(alive=True, serving=False)),
+        (STATUS.UNKNOWN, ProbeResult(alive=True, serving=None)),
     ]:
         assert HealthProbe().judge(STATUS(status=status).SerializeToString()) == verdict
 
@@ -59,7 +59,7 @@ def test_unknown_fields_are_skipped():
         b"\x15\x01\x02\x03\x04",  # 2: four bytes
         b"\xfa\xff\xff\xff\x0f\x01\x08",  # the greatest number there is
     ]:
-        serving = Verdict(alive=True, serving=True)
+        serving = ProbeResult(alive=True, serving=True)
         assert HealthProbe().judge(unknown + b"\x08\x01") == serving
         assert HealthProbe().judge(b"\x08\x01" + unknown) == serving
 
@@ -74,7 +74,9 @@ def test_garbage_is_alive_and_says_nothing():
         b"\xff" * 11,
         b"\x08" * 3,
     ]:
-        assert HealthProbe(require_serving=True).judge(garbage) == Verdict(alive=True, serving=None)
+        assert HealthProbe(require_serving=True).judge(garbage) == ProbeResult(
+            alive=True, serving=None
+        )
 
 
 @given(st.binary(max_size=40))
@@ -93,7 +95,7 @@ def test_no_answer_whatever_makes_the_judge_raise_and_what_protobuf_reads_it_rea
 def test_a_method_probe_takes_any_answer():
     probe = MethodProbe("/shop.Orders/Ping", b"abc")
     assert (probe.method, probe.request) == ("/shop.Orders/Ping", b"abc")
-    assert probe.judge(b"whatever") == Verdict(alive=True, serving=None)
+    assert probe.judge(b"whatever") == ProbeResult(alive=True, serving=None)
     assert MethodProbe("/a/b").request == b""
 
 

@@ -147,7 +147,7 @@ class EtcdClient:
             raise ConfigurationError(f"{url}: the host is missing: etcd://10.0.0.1:{PORT}")
         if bool(url.user) != bool(url.password):
             raise ConfigurationError(f"{url}: user and password go together: user:password@host")
-        self._tls = Tls.of(url, default=url.scheme == "etcds")
+        self._tls = Tls.from_url(url, default=url.scheme == "etcds")
         self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
         self._next_target = JITTER.randrange(len(self._targets))  # spreads clients over members
         self._connection: _Connection | None = None  # guarded by _LOCK, as the next two

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
-from rpcwheel.observe import TaskFailed, emit
-from rpcwheel.observe.events import RegistryFailed
+from rpcwheel.events import TaskFailed, emit
+from rpcwheel.events.events import RegistryFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.timer.clock import clock_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
-from rpcwheel.observe import ExecutorRejected, emit
+from rpcwheel.events import ExecutorRejected, emit
 from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.registry.policy import JITTER
 

@@ -306,7 +306,7 @@ def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
     if not db.isdecimal():
         raise ConfigurationError(f"{url}: db must be a number from 0, not {db!r}")
     host, port = url.hosts[0]
-    tls = Tls.of(url, default=url.scheme == "rediss")
+    tls = Tls.from_url(url, default=url.scheme == "rediss")
     options: dict[str, Any] = {
         "host": host,
         "port": port or PORT,

@@ -41,7 +41,7 @@ class Tls:
     """Name that the server's certificate must have; None: the host's."""
 
     @classmethod
-    def of(cls, url: RegistryUrl, *, default: bool) -> Tls | None:
+    def from_url(cls, url: RegistryUrl, *, default: bool) -> Tls | None:
         """Return the TLS settings of a URL; None without TLS.
 
         Args:

@@ -103,7 +103,7 @@ class Session:
                 not block.
         """
         self._url = url
-        tls = Tls.of(url, default=url.scheme == "zookeepers")
+        tls = Tls.from_url(url, default=url.scheme == "zookeepers")
         self._tls = tls.context() if tls else None
         self._settings = settings
         self._contact_changed = contact_changed

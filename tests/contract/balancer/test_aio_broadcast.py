@@ -17,7 +17,7 @@ from rpcwheel.aio import Kit
 from rpcwheel.balancer import BalancerPolicy, BroadcastFailed
 from rpcwheel.balancer.aio import BalancedChannel, BroadcastChannel
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.transport.aio import ReconnectingChannel
 
 
@@ -303,7 +303,7 @@ async def test_what_is_neither_a_balanced_channel_nor_channels_is_refused(shops,
         with pytest.raises(TypeError, match="put them in front"):
             BroadcastChannel(kit.intercept_channel(open_channel(shops[0])))
     with (
-        rpcwheel.ReconnectingChannel("127.0.0.1:50051") as of_threads,
+        rpcwheel.transport.ReconnectingChannel("127.0.0.1:50051") as of_threads,
         pytest.raises(TypeError, match=r"rpcwheel\.BroadcastChannel"),
     ):
         BroadcastChannel(of_threads)

@@ -7,6 +7,7 @@ import weakref
 import grpc
 import pytest
 
+import rpcwheel
 from fixtures.aio_balanced_channels import (
     awaiting,
     caller,
@@ -22,11 +23,10 @@ from fixtures.balanced_channels import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel import aio
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.balancer.aio import BalancedChannel
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 
 State = grpc.ChannelConnectivity
 
@@ -205,7 +205,7 @@ async def test_credentials_select_the_instances_with_tls(certificates, aio_balan
 
 
 async def test_heartbeats_can_be_attached_to_each_subchannel(shops, aio_balanced, timer):
-    manager = aio.HeartbeatManager(timer=timer, interval=1.0)
+    manager = rpcwheel.heartbeat.aio.HeartbeatManager(timer=timer, interval=1.0)
     channel = aio_balanced(*shops, on_subchannel=lambda one: manager.attach(one.channel))
     await connect_all(channel)
     assert timer.pending == 3

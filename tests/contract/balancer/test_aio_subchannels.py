@@ -20,7 +20,7 @@ from fixtures.shop import Fail, Shop
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy, OutlierEjectionPolicy
 from rpcwheel.balancer.aio import BalancedChannel
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,
     SubchannelHealthy,

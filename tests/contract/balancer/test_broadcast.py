@@ -13,7 +13,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, MethodPolicy, RetryPolicy
 from rpcwheel.balancer import BalancedChannel, BalancerPolicy, BroadcastChannel, BroadcastFailed
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.transport import ReconnectingChannel
 
 

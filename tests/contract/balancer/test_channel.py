@@ -22,7 +22,7 @@ from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, RetryPolicy
 from rpcwheel.balancer import BalancedChannel, RingHash
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name]
@@ -293,7 +293,7 @@ def check_refused(channel):
 
 
 def test_a_heartbeat_can_be_attached_to_each_subchannel(shops, open_balanced, timer):
-    with rpcwheel.HeartbeatManager(timer=timer, interval=1.0) as manager:
+    with rpcwheel.heartbeat.HeartbeatManager(timer=timer, interval=1.0) as manager:
         channel = open_balanced(*shops, on_subchannel=lambda one: manager.attach(one.channel))
         wait_until_ready(channel)
         assert timer.pending == 3

@@ -29,7 +29,7 @@ from fixtures.shop import (
 )
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.balancer import OutlierEjectionPolicy, Picker, RingHash
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,
     SubchannelHealthy,

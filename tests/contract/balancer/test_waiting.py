@@ -28,7 +28,7 @@ from fixtures.shop import (
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel.balancer import RingHash
-from rpcwheel.observe import CallbackFailed, TaskFailed
+from rpcwheel.events import CallbackFailed, TaskFailed
 
 IDLE, READY, FAILING = (
     grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "TRANSIENT_FAILURE")

@@ -265,7 +265,7 @@ def test_a_stock_server_is_found_to_refuse_pings_without_calls(doctor, health_se
     status, found = doctor(health_server().target, "--keepalive", "0.1")
     assert (status, found["keepalive"]["level"]) == (1, "fail")
     assert "too_many_pings') at ping 4" in found["keepalive"]["said"]
-    assert "rpcwheel.server_options(permit_every=0.9)" in found["keepalive"]["do"]
+    assert "rpcwheel.options.server_options(permit_every=0.9)" in found["keepalive"]["do"]
 
 
 def test_a_server_that_permits_pings_is_found_to_do_so(doctor, health_server):

@@ -12,9 +12,9 @@ from fixtures.failback_queues import AsyncFar, Far, aplay, at_rest
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackFull
+from rpcwheel.events import DeadLetterFailed, FailbackGaveUp, FailbackLost
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.aio import FailbackInvoker
-from rpcwheel.observe import CallAbandoned, CallsUndelivered, DeadLetterFailed
 from rpcwheel.timer import AsyncWheelTimer, WheelTimer
 
 COLOUR = contextvars.ContextVar("COLOUR", default="none")
@@ -220,7 +220,7 @@ async def test_a_retry_cancelled_from_within_is_given_up(aio_invoker, events):
     failback = aio_invoker(retry_on=Exception)
     await failback.invoke(AsyncFar(ConnectionError(), asyncio.CancelledError()))
     await aplay(failback)
-    assert isinstance(events[-1], CallAbandoned)
+    assert isinstance(events[-1], FailbackGaveUp)
     assert isinstance(events[-1].error, asyncio.CancelledError)
 
 
@@ -236,7 +236,7 @@ async def test_a_retry_cancelled_from_outside_is_undelivered(aio_invoker, timer,
     await aio_wait_until(lambda: len(far.calls) == 2)
     far.tasks[1].cancel()
     await aio_wait_until(lambda: failback.pending == 0)
-    assert isinstance(events[-1], CallsUndelivered)
+    assert isinstance(events[-1], FailbackLost)
     assert events[-1].reason == "its retry was cancelled"
 
 
@@ -248,7 +248,7 @@ def test_calls_of_a_loop_that_was_closed_are_reported(timer, events):
     asyncio.run(failback.invoke(AsyncFar(ConnectionError())))
     timer.advance(5)
     wait_until(lambda: failback.pending == 0)
-    assert isinstance(events[-1], CallsUndelivered)
+    assert isinstance(events[-1], FailbackLost)
     assert events[-1].reason == "its event loop is closed"
     assert failback.stats().undelivered == 1
 

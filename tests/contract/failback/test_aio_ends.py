@@ -7,9 +7,9 @@ import pytest
 from fixtures.failback_queues import AsyncFar, aplay, at_rest
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.errors import FailbackClosed
+from rpcwheel.events import FailbackGaveUp, FailbackLost
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.aio import FailbackInvoker
-from rpcwheel.observe import CallAbandoned, CallsUndelivered
 
 
 async def test_a_flush_tries_at_once_and_waits_until_all_have_arrived(aio_invoker):
@@ -37,7 +37,7 @@ async def test_a_close_returns_what_it_could_not_deliver(aio_invoker, events):
     (left,) = await failback.close(drain_timeout=0.05)
     assert left.args == ("stays",)
     assert left.reason.startswith("closed")
-    assert isinstance(events[-1], CallsUndelivered)
+    assert isinstance(events[-1], FailbackLost)
     assert await failback.close() == []
 
 
@@ -66,7 +66,7 @@ async def test_a_close_that_is_cancelled_still_reports(aio_invoker, events):
     await failback.invoke(AsyncFar(*[ConnectionError()] * 9))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(failback.close(drain_timeout=10 * WAIT_S), 0.05)
-    assert isinstance(events[-1], CallsUndelivered)
+    assert isinstance(events[-1], FailbackLost)
     assert failback.pending == 0
 
 
@@ -97,5 +97,5 @@ async def test_a_retried_function_that_waits_for_its_own_queue_is_told(aio_invok
 
     await failback.invoke(push)
     await aplay(failback)
-    assert isinstance(events[-1], CallAbandoned)
+    assert isinstance(events[-1], FailbackGaveUp)
     assert "would wait for itself" in str(events[-1].error)

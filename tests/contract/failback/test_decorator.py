@@ -13,8 +13,8 @@ from fixtures.failback_queues import AsyncFar, Far, aplay, at_rest, play
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import FailbackDropped, FailbackQueued
 from rpcwheel.failback import FailbackInvoker, FailedCall, aio, with_failback
-from rpcwheel.observe import CallDropped, CallParked
 
 # --- What it makes of a function ---
 
@@ -195,8 +195,8 @@ def test_every_setting_reaches_the_queue(timer, events):
     )(far)
     assert [push(), push()] == ["later", "later"]
     assert [(type(event), event.name) for event in events] == [
-        (CallParked, "audit"),
-        (CallDropped, "audit"),
+        (FailbackQueued, "audit"),
+        (FailbackDropped, "audit"),
     ]
     timer.advance(1.25)
     assert len(far.calls) == 2

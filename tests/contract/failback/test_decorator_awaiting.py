@@ -9,7 +9,7 @@ from fixtures.failback_queues import AsyncFar, aplay, play
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import aio_wait_until
 from rpcwheel.errors import FailbackClosed
-from rpcwheel.observe import CallAbandoned
+from rpcwheel.events import FailbackGaveUp
 
 
 async def test_a_plain_function_that_returns_an_aio_call_is_treated_as_a_coroutine_function(
@@ -127,5 +127,5 @@ def test_a_first_failure_before_anything_was_awaited_is_given_up_with_the_remedy
 
     assert push() == "later"
     play(push.failback)
-    assert isinstance(events[-1], CallAbandoned)
+    assert isinstance(events[-1], FailbackGaveUp)
     assert "make it an `async def`" in str(events[-1].error)

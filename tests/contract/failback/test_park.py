@@ -8,8 +8,8 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.failback_queues import AsyncFar, Far, aplay, play
 from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.events import FailbackDelivered, FailbackDropped, FailbackQueued
 from rpcwheel.failback import FailbackPolicy, FailbackStats, aio
-from rpcwheel.observe import CallDelivered, CallDropped, CallParked
 
 
 class Resend(Far):
@@ -42,8 +42,8 @@ async def test_a_parked_call_is_made_later_with_its_arguments_and_not_now(twin, 
     assert resend.calls == [(b"order", 2)]
     assert failback.stats() == FailbackStats(calls=1, parked=1, retried=1, delivered_later=1)
     assert events == [
-        CallParked("failback", "/shop.Orders/Push", error, 5.0, 1),
-        CallDelivered("failback", "/shop.Orders/Push", 2, 5.0),
+        FailbackQueued("failback", "/shop.Orders/Push", error, 5.0, 1),
+        FailbackDelivered("failback", "/shop.Orders/Push", 2, 5.0),
     ]
 
 
@@ -92,7 +92,7 @@ async def test_a_full_queue_that_drops_says_so_and_the_caller_gets_the_default(i
     failback, error = invoker(max_pending=1, overflow="drop"), ConnectionError("second")
     failback.park(ConnectionError(), Resend())
     assert failback.park(error, Resend()) is True
-    assert events[-1] == CallDropped("failback", "/shop.Orders/Push", error, 1)
+    assert events[-1] == FailbackDropped("failback", "/shop.Orders/Push", error, 1)
 
 
 async def test_a_closed_queue_refuses_it_with_the_error_as_the_cause(twin):

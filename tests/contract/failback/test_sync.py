@@ -12,8 +12,8 @@ from fixtures.failback_queues import Far, Hang, at_rest, play
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError, FailbackFull
+from rpcwheel.events import DeadLetterFailed, FailbackGaveUp
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
-from rpcwheel.observe import CallAbandoned, DeadLetterFailed
 
 COLOUR = contextvars.ContextVar("COLOUR", default="none")
 
@@ -189,7 +189,7 @@ def test_a_retry_that_ends_a_program_ends_only_itself(invoker, events):
     failback = invoker()
     failback.invoke(Far(ConnectionError(), SystemExit(3)))
     play(failback)
-    assert isinstance(events[-1], CallAbandoned)
+    assert isinstance(events[-1], FailbackGaveUp)
     assert isinstance(events[-1].error, SystemExit)
 
 
@@ -201,7 +201,7 @@ def test_a_retry_that_returns_something_to_await_is_given_up_with_the_remedy(inv
     failback = invoker()
     failback.invoke(lambda: later() if far() == () else None)
     play(failback)
-    assert isinstance(events[-1], CallAbandoned)
+    assert isinstance(events[-1], FailbackGaveUp)
     assert "make it an `async def`" in str(events[-1].error)
 
 

@@ -9,8 +9,8 @@ from fixtures.failback_queues import Far, at_rest, play
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError, FailbackClosed
+from rpcwheel.events import FailbackGaveUp, FailbackLost
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
-from rpcwheel.observe import CallAbandoned, CallsUndelivered
 from rpcwheel.timer import WheelTimer
 
 
@@ -53,7 +53,7 @@ def test_a_close_returns_what_it_could_not_deliver(invoker, events):
     (left,) = failback.close(drain_timeout=0.05)
     assert left.args == ("stays",)
     assert left.reason.startswith("closed")
-    assert any(isinstance(event, CallsUndelivered) for event in events)
+    assert any(isinstance(event, FailbackLost) for event in events)
     assert failback.pending == 0
 
 
@@ -182,7 +182,7 @@ def test_a_close_that_is_interrupted_still_reports(invoker, events):
     failback.invoke(push)
     with ctrl_c, pytest.raises(KeyboardInterrupt):
         failback.close(drain_timeout=float("inf"))
-    assert any(isinstance(event, CallsUndelivered) for event in events)
+    assert any(isinstance(event, FailbackLost) for event in events)
     assert failback.pending == 0
 
 
@@ -196,7 +196,7 @@ def test_a_close_that_is_interrupted_as_it_begins_reports_too(invoker, events, m
     monkeypatch.setattr(failback._ledger, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         failback.close(drain_timeout=WAIT_S)
-    assert any(isinstance(event, CallsUndelivered) for event in events)
+    assert any(isinstance(event, FailbackLost) for event in events)
     assert failback.pending == 0
 
 
@@ -226,7 +226,7 @@ def test_a_retried_function_that_waits_for_its_own_queue_is_told(invoker, events
 
     failback.invoke(push)
     play(failback)
-    assert isinstance(events[-1], CallAbandoned)
+    assert isinstance(events[-1], FailbackGaveUp)
     assert "would wait for itself" in str(events[-1].error)
 
 

@@ -8,8 +8,8 @@ import pytest
 from fixtures.failback_queues import AsyncFar, Far
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackClosed
+from rpcwheel.events import FailbackLost
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio
-from rpcwheel.observe import CallsUndelivered
 from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
 
 REASON = "its timer was stopped"
@@ -17,7 +17,7 @@ POLICY = FailbackPolicy(retry_on=ConnectionError, backoff=3600, name="audit")
 
 
 def undelivered(events):
-    return [event for event in events if isinstance(event, CallsUndelivered)]
+    return [event for event in events if isinstance(event, FailbackLost)]
 
 
 @pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])

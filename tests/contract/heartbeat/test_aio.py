@@ -118,7 +118,9 @@ async def test_heartbeats_on_a_new_connection_wait_for_it(asked, timer):
 async def test_a_channel_of_the_other_world_is_refused(asked, timer):
     """It would block the loop."""
     manager = HeartbeatManager(timer)
-    refused = pytest.raises(TypeError, match=r"other world: use rpcwheel\.HeartbeatManager")
+    refused = pytest.raises(
+        TypeError, match=r"other world: use rpcwheel\.heartbeat\.HeartbeatManager"
+    )
     with SyncChannel(asked.target) as channel, refused:
         manager.attach(channel)
     assert timer.pending == 0

@@ -26,8 +26,7 @@ from fixtures.waiting import wait_until
 from rpcwheel import CallPolicy, intercept_channel
 from rpcwheel.aio import intercept_channel as aio_intercept_channel
 from rpcwheel.errors import TimerStopped, TooManyTimeouts
-from rpcwheel.heartbeat import HealthProbe, HeartbeatState, MethodProbe, Verdict
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     ConnectionAlive,
     ConnectionDead,
@@ -35,6 +34,7 @@ from rpcwheel.observe import (
     ExecutorRejected,
     HeartbeatMissed,
 )
+from rpcwheel.heartbeat import HealthProbe, HeartbeatState, MethodProbe, ProbeResult
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 ALIVE, DEAD, UNUSED = HeartbeatState.ALIVE, HeartbeatState.DEAD, HeartbeatState.UNUSED
@@ -298,7 +298,7 @@ def test_a_heartbeat_that_fails_after_a_call_was_answered_is_harmless(
 ):
     class Never(MethodProbe):
         def judge(self, response):
-            return Verdict(alive=False)
+            return ProbeResult(alive=False)
 
     gate = asked.answer = threading.Event()
     heartbeat = twin.do(manager.attach, channel, probe=Never(CHECK))
@@ -328,7 +328,7 @@ def test_a_judge_that_gives_no_verdict_is_reported_and_harms_nothing(
         assert wait_until(lambda count=count: heartbeat.answered == count)
         assert wait_until(lambda count=count: kinds(events).count(CallbackFailed) == count)
     failed = next(event for event in events if isinstance(event, CallbackFailed))
-    assert "judge must return a rpcwheel.heartbeat.Verdict" in str(failed.error)
+    assert "judge must return a ProbeResult" in str(failed.error)
     assert heartbeat.state is ALIVE
 
 

@@ -18,7 +18,7 @@ def test_the_defaults_are_those_of_the_policy(twin):
 @IN_AIO
 def test_a_manager_can_be_made_of_a_policy(twin, timer):
     policy = HeartbeatPolicy(interval=5, timeout=12, drain_timeout=None, reconnect=False)
-    manager = twin.do(twin.manager.of, policy, timer=timer, probe=MethodProbe("/a/b"))
+    manager = twin.do(twin.manager.from_policy, policy, timer=timer, probe=MethodProbe("/a/b"))
     assert manager.policy == policy
 
 
@@ -83,7 +83,11 @@ def test_arguments_that_are_refused(twin):
         ({"probe": "/a/b"}, TypeError, "probe must be HealthProbe()"),
         ({"timer": "wheel"}, TypeError, "timer must be a WheelTimer"),
         ({"timer": 60.0}, TypeError, "for seconds: interval=60.0"),
-        ({"timer": HeartbeatPolicy()}, TypeError, "of a policy: HeartbeatManager.of(policy)"),
+        (
+            {"timer": HeartbeatPolicy()},
+            TypeError,
+            "of a policy: HeartbeatManager.from_policy(policy)",
+        ),
     ):
         try:
             twin.do(twin.manager, **settings)
@@ -95,7 +99,7 @@ def test_arguments_that_are_refused(twin):
             wrong.append((settings, "accepted"))
     assert not wrong
     with pytest.raises(TypeError, match="policy must be a HeartbeatPolicy"):
-        twin.manager.of(5.0)
+        twin.manager.from_policy(5.0)
 
 
 class Probe:

@@ -17,8 +17,8 @@ from fixtures.heartbeat_twins import (
     wait_until_bookkeeping_is_done,
 )
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.events import add_sink, remove_sink
 from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
-from rpcwheel.observe import add_sink, remove_sink
 from rpcwheel.timer import WheelTimer
 from rpcwheel.transport import ReconnectingChannel
 
@@ -228,5 +228,7 @@ def test_a_channel_of_the_other_world_is_refused(manager):
         """Of no other make than its class."""
 
     Other.__abstractmethods__ = frozenset()
-    with pytest.raises(TypeError, match=r"other world: use rpcwheel\.aio\.HeartbeatManager"):
+    with pytest.raises(
+        TypeError, match=r"other world: use rpcwheel\.heartbeat\.aio\.HeartbeatManager"
+    ):
         manager.attach(Other())

@@ -16,8 +16,8 @@ from fixtures.idle_server import events_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import idle
+from rpcwheel.events import ConnectionClosed, IdleCloseSkipped, IdleDetectionLimited
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
-from rpcwheel.observe import ConnectionClosed, ConnectionKept, IdleLimited
 from rpcwheel.timer import ManualTimer
 
 COUNTS = {"call": (1, 1), "down": (1, 3), "up": (2, 1), "both": (2, 2)}
@@ -124,8 +124,8 @@ async def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
         assert server.table.snapshot() == ()
         async with server.detect() as detector:
             await detector.check()
-            await aio_wait_until(lambda: events_of(events, IdleLimited))
-        assert "context.peer() failed" in events_of(events, IdleLimited)[0].reason
+            await aio_wait_until(lambda: events_of(events, IdleDetectionLimited))
+        assert "context.peer() failed" in events_of(events, IdleDetectionLimited)[0].reason
 
 
 async def test_a_handler_that_an_interceptor_runs_in_a_task_of_its_own_is_open_as_long(timer):
@@ -313,7 +313,7 @@ async def test_a_plain_function_that_waits_for_its_pool_is_not_lost(timer, event
             await detector.check()
             assert len(server.table.snapshot()) == 2
             await server.advance(31)
-            await server.advance_until(lambda: events_of(events, ConnectionKept))
+            await server.advance_until(lambda: events_of(events, IdleCloseSkipped))
             gate.set()
             assert [await call for call in calls] == [b"x", b"x"]
             detector.close()

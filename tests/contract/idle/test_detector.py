@@ -17,15 +17,15 @@ from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.idle import ConnectionTable, IdleConnectionDetector, IdlePolicy
-from rpcwheel.idle.aio import ConnectionTable as AioConnectionTable
-from rpcwheel.observe import (
+from rpcwheel.events import (
     ConnectionClosed,
     ConnectionIdle,
-    IdleLimited,
+    IdleDetectionLimited,
     add_sink,
     remove_sink,
 )
+from rpcwheel.idle import ConnectionTable, IdleConnectionDetector, IdlePolicy
+from rpcwheel.idle.aio import ConnectionTable as AioConnectionTable
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 ECHO = "/test.Idle/Echo"
@@ -485,8 +485,8 @@ def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
     assert wait_until(server.table.snapshot)
     server.advance(1)
     detector.check()
-    assert wait_until(lambda: events_of(events, IdleLimited))
-    told = events_of(events, IdleLimited)[0].reason
+    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+    told = events_of(events, IdleDetectionLimited)[0].reason
     assert f"at port {server.port}, but no socket of that peer is open at port {other.port}" in told
     assert "are these the server's ports?" in told
     server.gate.set()
@@ -517,7 +517,7 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
             detector.check()
             assert wait_until(lambda: events_of(events, ConnectionIdle))
             assert [one.peer for one in table.snapshot()] == ["unix:"]
-            assert wait_until(lambda: events_of(events, IdleLimited))
+            assert wait_until(lambda: events_of(events, IdleDetectionLimited))
             assert echo(channel) == b"x"
         server.stop(None).wait()
 
@@ -591,8 +591,8 @@ def test_a_stopped_timer_ends_detection_and_is_reported(server, channel, events)
     echo(channel)
     timer.advance(29)
     timer.stop()
-    assert wait_until(lambda: events_of(events, IdleLimited))
-    reason = events_of(events, IdleLimited)[0].reason
+    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+    reason = events_of(events, IdleDetectionLimited)[0].reason
     assert reason.startswith("detection has stopped because its timer was stopped")
     assert detector.check() == []
     detector.change(idle_timeout=60)
@@ -603,7 +603,7 @@ def test_a_timer_that_is_full_is_reported(server, events):
     with WheelTimer(max_pending=1) as timer:
         taken = timer.new_timeout(lambda _: None, 1000)
         with make(server, timer=timer) as detector:
-            assert wait_until(lambda: events_of(events, IdleLimited))
+            assert wait_until(lambda: events_of(events, IdleDetectionLimited))
             assert "detection has stopped until check() or change()" in events[0].reason
             taken.cancel()
             detector.check()

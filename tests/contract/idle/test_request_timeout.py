@@ -14,7 +14,7 @@ import rpcwheel.idle.aio
 from fixtures.idle_aio_server import idle_server
 from fixtures.idle_server import IdleServer, echo, events_of
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.observe import IdleLimited
+from rpcwheel.events import IdleDetectionLimited
 
 ECHO, UP = "/test.Idle/Echo", "/test.Idle/Up"
 LATE = "the request did not arrive within 30 s"
@@ -38,8 +38,8 @@ def headers_only(opened: ExitStack, channel: grpc.Channel, method: str):
 
 
 def limits_reported(events):
-    """The reasons of the `IdleLimited` events, without explanations."""
-    return [event.reason.partition(":")[0] for event in events_of(events, IdleLimited)]
+    """The reasons of the `IdleDetectionLimited` events, without explanations."""
+    return [event.reason.partition(":")[0] for event in events_of(events, IdleDetectionLimited)]
 
 
 # --- grpc ----------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_request_timeout_that_has_no_effect_with_this_grpcio_is_reported_once(
 ):
     monkeypatch.delattr(grpc._server, "_RECEIVE_MESSAGE_TOKEN")
     small_server.detect(None, request_timeout=30)
-    assert wait_until(lambda: small_server.advance(10) or events_of(events, IdleLimited))
+    assert wait_until(lambda: small_server.advance(10) or events_of(events, IdleDetectionLimited))
     small_server.advance(30)
     assert limits_reported(events) == [NO_EFFECT]
 
@@ -206,7 +206,7 @@ async def test_an_aio_request_timeout_that_has_no_effect_with_this_grpcio_is_rep
         with closing(server.detect(None, request_timeout=30)):
             call = channel.stream_unary("/test.Idle/await_call")()
             await aio_wait_until(lambda: server.waiting_calls() == 1)
-            await server.advance_until(lambda: events_of(events, IdleLimited))
+            await server.advance_until(lambda: events_of(events, IdleDetectionLimited))
             await server.advance(30)
             assert limits_reported(events) == [NO_EFFECT]
             await call.write(b"late")

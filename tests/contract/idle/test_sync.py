@@ -9,9 +9,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fixtures.idle_server import IdleServer, down, echo, events_of
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.events import ConnectionClosed, IdleCloseSkipped, IdleDetectionLimited
 from rpcwheel.idle import ConnectionTable
 from rpcwheel.idle.aio import ConnectionTable as AioConnectionTable
-from rpcwheel.observe import ConnectionClosed, ConnectionKept, IdleLimited
 
 ECHO = "/test.Idle/Echo"
 
@@ -109,11 +109,11 @@ def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
     server.wait_until_quiet()
     server.advance(31)
     detector.check()
-    assert wait_until(lambda: events_of(events, ConnectionKept))
-    assert wait_until(lambda: events_of(events, IdleLimited))
+    assert wait_until(lambda: events_of(events, IdleCloseSkipped))
+    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
     assert not events_of(events, ConnectionClosed)
-    assert "context.peer() failed" in events_of(events, IdleLimited)[0].reason
-    assert len(events_of(events, IdleLimited)) == 1
+    assert "context.peer() failed" in events_of(events, IdleDetectionLimited)[0].reason
+    assert len(events_of(events, IdleDetectionLimited)) == 1
     server.close()
 
 
@@ -342,8 +342,8 @@ def test_where_the_table_is_not_among_the_interceptors_nothing_in_use_is_closed(
         let_the_limit_pass(server, detector, open_calls=0)  # the next would not be seen either
         assert echo(channel) == b"x"
         assert not events_of(events, ConnectionClosed)
-        assert wait_until(lambda: events_of(events, IdleLimited))
-        assert "is the ConnectionTable among" in events_of(events, IdleLimited)[0].reason
+        assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+        assert "is the ConnectionTable among" in events_of(events, IdleDetectionLimited)[0].reason
         server.close()
 
 

@@ -6,8 +6,11 @@ import pytest
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S
-from rpcwheel import ConfigurationError, RetryPolicy, ServiceInstance
-from rpcwheel.aio import BalancedChannel, Kit, ReconnectingChannel, open_registry
+from rpcwheel import ConfigurationError, RetryPolicy
+from rpcwheel.aio import Kit, open_registry
+from rpcwheel.balancer.aio import BalancedChannel
+from rpcwheel.registry import ServiceInstance
+from rpcwheel.transport.aio import ReconnectingChannel
 
 SETTINGS = {
     "timeout": WAIT_S,

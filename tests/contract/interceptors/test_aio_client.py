@@ -21,7 +21,7 @@ from fixtures.shop import (
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import DeadlinePolicy, DefaultResponsePolicy, RetryPolicy, deadline_scope
 from rpcwheel.call.config import call_options
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     CallSlow,
     DefaultResponseUsed,

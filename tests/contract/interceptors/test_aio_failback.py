@@ -16,10 +16,10 @@ from fixtures.shop import (
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, RetryPolicy, deadline_scope
 from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.events import CallbackFailed, FailbackGaveUp
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import aio
 from rpcwheel.interceptors.aio import FailbackQueues
-from rpcwheel.observe import CallAbandoned, CallbackFailed
 
 LATER = FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0, default=(b"later",))
 
@@ -268,10 +268,10 @@ class Far:
 async def test_each_policy_has_one_queue_of_its_own(timer):
     async with aio.FailbackQueues(timer) as queues:
         one, other = policy(), policy()
-        assert queues.of(one, "/a/B") is queues.of(one, "/a/C")
-        assert queues.of(other, "/a/B") is not queues.of(one, "/a/B")
+        assert queues.queue_for(one, "/a/B") is queues.queue_for(one, "/a/C")
+        assert queues.queue_for(other, "/a/B") is not queues.queue_for(one, "/a/B")
         assert list(queues.stats()) == ["/a/B", "/a/B (2)"]
-        queues.of(policy(name="mine"), "/a/B")
+        queues.queue_for(policy(name="mine"), "/a/B")
         assert repr(queues) == "<FailbackQueues ['/a/B', '/a/B (2)', 'mine'] pending=0>"
 
 
@@ -279,7 +279,7 @@ async def test_flush_delivers_what_waits_in_all_queues(timer):
     async with aio.FailbackQueues(timer) as queues:
         far = Far()
         for one in (policy(), policy()):
-            assert queues.of(one, "/a/B").park(GONE, far)
+            assert queues.queue_for(one, "/a/B").park(GONE, far)
         assert queues.pending == 2
         assert await queues.flush(WAIT_S)
         assert (queues.pending, far.calls) == (0, 2)
@@ -288,7 +288,7 @@ async def test_flush_delivers_what_waits_in_all_queues(timer):
 async def test_close_reports_what_was_not_delivered(timer):
     queues = aio.FailbackQueues(timer)
     for one in (policy(), policy()):
-        queues.of(one, "/a/B").park(GONE, Far(GONE, GONE, GONE, GONE))
+        queues.queue_for(one, "/a/B").park(GONE, Far(GONE, GONE, GONE, GONE))
     assert len(await queues.close(0)) == 2
     assert await queues.close() == []
 
@@ -297,7 +297,7 @@ async def test_a_queue_that_is_asked_for_after_the_close_is_closed(timer):
     queues = aio.FailbackQueues(timer)
     await queues.close()
     with pytest.raises(FailbackClosed):
-        queues.of(policy(), "/a/B").park(GONE, Far())
+        queues.queue_for(policy(), "/a/B").park(GONE, Far())
 
 
 async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, timer, events):
@@ -310,7 +310,7 @@ async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(s
         await bare.close()
         assert await queues.flush(WAIT_S)
         assert await queues.close() == []
-    (event,) = [event for event in events if isinstance(event, CallAbandoned)]
+    (event,) = [event for event in events if isinstance(event, FailbackGaveUp)]
     assert event.reason.startswith("its channel was closed;")
 
 
@@ -328,5 +328,5 @@ async def test_one_whose_channel_is_closed_in_the_middle_of_a_delivery_says_so_t
         assert await asyncio.to_thread(hang.begun.wait, WAIT_S)
         await bare.close()
         assert await queues.flush(WAIT_S)
-    (event,) = [event for event in events if isinstance(event, CallAbandoned)]
+    (event,) = [event for event in events if isinstance(event, FailbackGaveUp)]
     assert event.reason.startswith("its try was cancelled")

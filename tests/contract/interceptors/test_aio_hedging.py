@@ -9,9 +9,9 @@ from fixtures.aio_doors import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import aio_wait_until
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy
+from rpcwheel.events import HedgeSent
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors.aio import FailbackQueues
-from rpcwheel.observe import HedgeSent
 
 HEDGING = HedgingPolicy(delay=5.0, max_attempts=3, retry_budget=None)
 AT_ONCE = HedgingPolicy(delay=0, max_attempts=3, retry_budget=None)

@@ -9,9 +9,9 @@ from fixtures.aio_doors import read_all, refused, sent
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail
 from fixtures.waiting import aio_wait_until
 from rpcwheel.call import DeadlinePolicy, RetryPolicy
+from rpcwheel.events import RetryStopped
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors.aio import FailbackQueues
-from rpcwheel.observe import RetryStopped
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import IN_TIME, METHOD, aio_serving
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, current_deadline, deadline_scope
+from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart
 from rpcwheel.interceptors.aio import server_interceptors
-from rpcwheel.observe import CallSlow, DeadlineExceededBeforeStart
 from rpcwheel.timer import AsyncWheelTimer, ManualTimer
 
 TWO_KINDS = ["unary_unary", "stream_stream"]

@@ -30,9 +30,7 @@ from rpcwheel.call import (
     RetryPolicy,
     deadline_scope,
 )
-from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import FailbackQueues, intercept_channel
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     CallSlow,
     DefaultResponseUsed,
@@ -41,6 +39,8 @@ from rpcwheel.observe import (
     add_sink,
     remove_sink,
 )
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
 from rpcwheel.timer import WheelTimer
 
 STYLES = {

@@ -16,9 +16,9 @@ from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, 
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy, RetryPolicy
 from rpcwheel.errors import FailbackFull
+from rpcwheel.events import CallbackFailed, StreamStalled
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept_channel
-from rpcwheel.observe import CallbackFailed, StreamStalled
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import CallPolicy, MethodPolicy, RetryPolicy
 from rpcwheel.errors import FailbackClosed
+from rpcwheel.events import CallbackFailed, FailbackGaveUp, FailbackQueued
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
-from rpcwheel.observe import CallAbandoned, CallbackFailed, CallParked
 
 AUDIT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=b"later")
 
@@ -60,7 +60,7 @@ def test_a_method_with_failback_is_answered_after_one_attempt_though_all_methods
     client = intercept_channel(shop_channel, policy, queues=queues)
     assert client.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S) == b"later"
     assert (queues.pending, len(shop.calls)) == (1, 1)
-    assert [type(event) for event in events] == [CallParked]
+    assert [type(event) for event in events] == [FailbackQueued]
 
 
 def test_a_delivery_has_a_deadline_of_its_own_if_nobody_gave_one(shop, client, queues):
@@ -137,10 +137,10 @@ def test_a_policy_has_one_queue_named_after_it_or_as_told(queues):
         FailbackPolicy(retry_on="UNAVAILABLE", name="audit"),
         FailbackPolicy(retry_on="UNAVAILABLE"),
     )
-    one = queues.of(named, "/a/*")
-    assert queues.of(named, "/b/*") is one
-    assert queues.of(other, "/a/*") is queues.of(other, "/b/*") is not one
-    queues.of(FailbackPolicy(retry_on="UNAVAILABLE"), "/a/*")  # equal, but another
+    one = queues.queue_for(named, "/a/*")
+    assert queues.queue_for(named, "/b/*") is one
+    assert queues.queue_for(other, "/a/*") is queues.queue_for(other, "/b/*") is not one
+    queues.queue_for(FailbackPolicy(retry_on="UNAVAILABLE"), "/a/*")  # equal, but another
     assert list(queues.stats()) == ["audit", "/a/*", "/a/* (2)"]
 
 
@@ -189,8 +189,8 @@ def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, q
         channel.unary_unary(UNARY_UNARY)(b"x")
         list(channel.unary_stream(UNARY_STREAM)(b"x"))
     assert queues.flush(WAIT_S)
-    wait_until(lambda: sum(isinstance(event, CallAbandoned) for event in events) == 2)
-    reasons = {event.reason for event in events if isinstance(event, CallAbandoned)}
+    wait_until(lambda: sum(isinstance(event, FailbackGaveUp) for event in events) == 2)
+    reasons = {event.reason for event in events if isinstance(event, FailbackGaveUp)}
     assert reasons == {failed.reason for failed in letters}
     assert [reason.partition(";")[0] for reason in reasons] == ["its channel was closed"]
 

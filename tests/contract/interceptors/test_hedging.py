@@ -9,9 +9,9 @@ import pytest
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy, MethodPolicy
+from rpcwheel.events import HedgeSent
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept_channel
-from rpcwheel.observe import HedgeSent
 
 HEDGING = HedgingPolicy(delay=5.0, max_attempts=3, retry_budget=None)
 

@@ -14,8 +14,8 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import IN_TIME, METHOD, Gate, serving
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, MethodPolicy, current_deadline
+from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart
 from rpcwheel.interceptors import aio, server_interceptors
-from rpcwheel.observe import CallSlow, DeadlineExceededBeforeStart
 from rpcwheel.timer import WheelTimer
 
 TWO_KINDS = ["unary_unary", "stream_stream"]

@@ -8,13 +8,13 @@ from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.aio import (
     DefaultResponsePolicy,
-    FailbackClosed,
     FailbackPolicy,
     Kit,
     MethodPolicy,
     RetryPolicy,
     current_deadline,
 )
+from rpcwheel.errors import FailbackClosed
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
 QUICK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=None)

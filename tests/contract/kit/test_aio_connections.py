@@ -10,10 +10,14 @@ from fixtures.proxy import Proxy
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import aio_wait_until
-from rpcwheel import ConfigurationError, ManualTimer, ServiceInstance
-from rpcwheel.aio import HeartbeatPolicy, HeartbeatState, Kit, ReconnectingChannel
+from rpcwheel import ConfigurationError
+from rpcwheel.aio import HeartbeatPolicy, Kit
 from rpcwheel.balancer.aio_channel import BalancedChannel
-from rpcwheel.observe import ConnectionAlive, ConnectionClosed, ConnectionDead
+from rpcwheel.events import ConnectionAlive, ConnectionClosed, ConnectionDead
+from rpcwheel.heartbeat import HeartbeatState
+from rpcwheel.registry import ServiceInstance
+from rpcwheel.timer import ManualTimer
+from rpcwheel.transport.aio import ReconnectingChannel
 
 
 async def echo(request, _):

@@ -7,8 +7,10 @@ import pytest
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import aio
-from rpcwheel.aio import ConfigurationError, HeartbeatState, ServiceInstance
+from rpcwheel.aio import ConfigurationError
 from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.heartbeat import HeartbeatState
+from rpcwheel.registry import ServiceInstance
 
 QUICK = {"port": 0, "lame_duck": 0.05}
 PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
@@ -44,7 +46,7 @@ async def test_a_channel_by_name_takes_what_only_a_name_can_have(memory):
 
 async def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_aio_shop, memory):
     shop = make_aio_shop()
-    policy = PATIENT.changed(self_preservation=False)
+    policy = PATIENT.replace(self_preservation=False)
     instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
     await shop.server.start()
     async with aio.open_registry(memory) as registry, aio.Kit(heartbeat=60.0) as kit:

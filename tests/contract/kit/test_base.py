@@ -15,11 +15,11 @@ from rpcwheel import (
     FailbackPolicy,
     HeartbeatPolicy,
     IdlePolicy,
-    KitPolicy,
     MethodPolicy,
     RegistryPolicy,
     RetryPolicy,
 )
+from rpcwheel.kit import KitPolicy
 
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
@@ -64,14 +64,14 @@ def test_by_default_a_kit_switches_nothing_on(kind):
 
 def test_a_kit_can_be_made_of_a_policy(kind):
     policy = KitPolicy(timeout=2.0, heartbeat=10.0)
-    kit = kind.of(policy)
+    kit = kind.from_policy(policy)
     assert type(kit) is kind
     assert kit.policy is policy
 
 
 def test_a_kit_can_be_made_of_a_policy_for_calls_alone(kind):
     methods = {"/a/*": MethodPolicy(idempotent=True)}
-    kit = kind.of(CallPolicy(timeout=2.0, methods=methods))
+    kit = kind.from_policy(CallPolicy(timeout=2.0, methods=methods))
     assert kit.policy == KitPolicy(timeout=2.0, methods=methods)
 
 
@@ -134,9 +134,9 @@ def test_what_a_kit_refuses(kind):
         given("timeout: it must be a finite time above zero", timeout=0),
         given("did you mean '/shop.Orders/*'?", methods={"shop.Orders/*": MethodPolicy()}),
         given("timer must be a WheelTimer", TypeError, timeout=2.0, timer=3),
-        (partial(kind.of, {"timeout": 2}), TypeError, of_a_policy),
-        (partial(kind.of, MethodPolicy(timeout=2)), TypeError, of_a_policy),
-        (partial(kind.of, None), TypeError, of_a_policy),
+        (partial(kind.from_policy, {"timeout": 2}), TypeError, of_a_policy),
+        (partial(kind.from_policy, MethodPolicy(timeout=2)), TypeError, of_a_policy),
+        (partial(kind.from_policy, None), TypeError, of_a_policy),
         served("'services': did you mean 'service'", services=["shop.Orders"]),
         served("'registry': did you mean 'publish'", registry="memory://"),
         served("'policy': it is the kit's own", policy=RegistryPolicy()),

@@ -12,19 +12,14 @@ from fixtures.server_process import PING
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import (
-    ConfigurationError,
-    ConnectionTable,
-    HeartbeatPolicy,
-    HeartbeatState,
-    Kit,
-    ManualTimer,
-    MethodProbe,
-    ReconnectingChannel,
-    ServiceInstance,
-)
+from rpcwheel import ConfigurationError, HeartbeatPolicy, Kit
 from rpcwheel.balancer import BalancedChannel
-from rpcwheel.observe import ConnectionAlive, ConnectionClosed, ConnectionDead, IdleLimited
+from rpcwheel.events import ConnectionAlive, ConnectionClosed, ConnectionDead, IdleDetectionLimited
+from rpcwheel.heartbeat import HeartbeatState, MethodProbe
+from rpcwheel.idle import ConnectionTable
+from rpcwheel.registry import ServiceInstance
+from rpcwheel.timer import ManualTimer
+from rpcwheel.transport import ReconnectingChannel
 
 
 @contextmanager
@@ -196,7 +191,7 @@ def test_a_probe_without_a_heartbeat_is_refused():
 def test_a_kit_that_was_set_to_idle_and_looked_after_no_server_says_so_at_its_end(events):
     with Kit(idle=60.0) as kit:
         kit.server_interceptors()
-    (limited,) = (one for one in events if isinstance(one, IdleLimited))
+    (limited,) = (one for one in events if isinstance(one, IdleDetectionLimited))
     assert "detect_idle(server) was not called for 1 of its servers" in limited.reason
 
 

@@ -4,7 +4,7 @@ import rpcwheel
 import rpcwheel.aio
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S
-from rpcwheel import ServiceInstance
+from rpcwheel.registry import ServiceInstance
 
 
 def instance_of(shop) -> ServiceInstance:
@@ -16,8 +16,8 @@ def test_channels_take_none_for_options(shop, memory):
         registry.register(instance_of(shop), wait=WAIT_S)
         url = f"{memory}/{SERVICE}"
         for channel in (
-            rpcwheel.ReconnectingChannel(shop.target, options=None),
-            rpcwheel.BalancedChannel(SERVICE, [instance_of(shop)], options=None),
+            rpcwheel.transport.ReconnectingChannel(shop.target, options=None),
+            rpcwheel.balancer.BalancedChannel(SERVICE, [instance_of(shop)], options=None),
             rpcwheel.insecure_channel(url, options=None),
             kit.channel(shop.target, options=None),
             kit.channel(url, options=None),
@@ -31,8 +31,8 @@ async def test_aio_channels_take_none_for_options(shop, memory):
         await registry.register(instance_of(shop), wait=WAIT_S)
         url = f"{memory}/{SERVICE}"
         for channel in (
-            rpcwheel.aio.ReconnectingChannel(shop.target, options=None),
-            rpcwheel.aio.BalancedChannel(SERVICE, [instance_of(shop)], options=None),
+            rpcwheel.transport.aio.ReconnectingChannel(shop.target, options=None),
+            rpcwheel.balancer.aio.BalancedChannel(SERVICE, [instance_of(shop)], options=None),
             rpcwheel.aio.insecure_channel(url, options=None),
             kit.channel(shop.target, options=None),
             kit.channel(url, options=None),

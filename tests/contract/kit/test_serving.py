@@ -7,16 +7,10 @@ import pytest
 import rpcwheel
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import (
-    ConfigurationError,
-    HeartbeatState,
-    Kit,
-    Publisher,
-    RegistryPolicy,
-    RetryPolicy,
-    ServiceInstance,
-)
+from rpcwheel import ConfigurationError, Kit, Publisher, RegistryPolicy, RetryPolicy
 from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.heartbeat import HeartbeatState
+from rpcwheel.registry import ServiceInstance
 
 QUICK = {"port": 0, "lame_duck": 0.05}
 PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
@@ -124,7 +118,7 @@ def test_of_several_servers_it_is_to_be_said_which(make_shop, memory):
 
 def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_shop, memory):
     shop = make_shop()
-    policy = PATIENT.changed(self_preservation=False)
+    policy = PATIENT.replace(self_preservation=False)
     instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
     shop.server.start()
     with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=60.0) as kit:

@@ -10,7 +10,6 @@ from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
     DefaultResponsePolicy,
-    FailbackClosed,
     FailbackPolicy,
     Kit,
     MethodPolicy,
@@ -18,6 +17,7 @@ from rpcwheel import (
     WheelTimer,
     current_deadline,
 )
+from rpcwheel.errors import FailbackClosed
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
 QUICK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=None)

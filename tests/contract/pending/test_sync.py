@@ -15,7 +15,7 @@ from fixtures.echo import EchoClient, Refused
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import CallsClosed, CallTimeout
-from rpcwheel.observe import CallbackFailed, TaskFailed
+from rpcwheel.events import CallbackFailed, TaskFailed
 from rpcwheel.pending import CallFuture, PendingCalls
 from rpcwheel.timer import WheelTimer
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import CallbackFailed, ShutdownStep, add_sink, remove_sink
+from rpcwheel.events import CallbackFailed, ShutdownStep, add_sink, remove_sink
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry import open_registry as open_sync_registry
 from rpcwheel.registry.aio import Publisher, Registry, insecure_channel, open_registry

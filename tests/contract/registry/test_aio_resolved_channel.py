@@ -13,8 +13,8 @@ from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.balancer.aio_channel import BalancedChannel
 from rpcwheel.errors import ConfigurationError, RegistryClosed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry.aio import (
     Registry,

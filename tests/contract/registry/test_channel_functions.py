@@ -10,7 +10,8 @@ import rpcwheel
 import rpcwheel.aio
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S
-from rpcwheel import ConfigurationError, ServiceInstance
+from rpcwheel import ConfigurationError
+from rpcwheel.registry import ServiceInstance
 
 NAMES = ("insecure_channel", "secure_channel")
 WORLDS = ((rpcwheel, grpc), (rpcwheel.aio, grpc.aio))
@@ -56,7 +57,7 @@ def test_an_address_gets_a_reconnecting_channel(shop):
     options = [("grpc.max_send_message_length", -1)]
     for target in shop.targets:
         with rpcwheel.insecure_channel(target, options, grpc.Compression.Gzip) as channel:
-            assert isinstance(channel, rpcwheel.ReconnectingChannel)
+            assert isinstance(channel, rpcwheel.transport.ReconnectingChannel)
             assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
 
 
@@ -65,7 +66,7 @@ async def test_an_address_gets_a_reconnecting_channel_in_aio(shop):
     for target in shop.targets:
         made = rpcwheel.aio.insecure_channel(target, options, grpc.Compression.Gzip, [])
         async with made as channel:
-            assert isinstance(channel, rpcwheel.aio.ReconnectingChannel)
+            assert isinstance(channel, rpcwheel.transport.aio.ReconnectingChannel)
             assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
 
 
@@ -135,11 +136,3 @@ async def test_a_target_is_a_string():
             world.insecure_channel(7)
         with pytest.raises(ConfigurationError, match="target must not be empty"):
             world.insecure_channel("")
-
-
-async def test_the_former_function_names_its_successors():
-    for world, _ in WORLDS:
-        with pytest.raises(AttributeError, match=r"; use insecure_channel\(target\) or secure_"):
-            world.channel("memory://a/shop.Orders")
-    with pytest.raises(ImportError, match="cannot import name 'channel'"):
-        from rpcwheel import channel  # noqa: F401

@@ -8,7 +8,7 @@ from fixtures.cache_worlds import SERVICE, SnapshotListener, ids_of, instance, i
 from fixtures.flaky_backends import published_ids
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import NotPublished, RegistryUnavailable
-from rpcwheel.observe.events import SnapshotFailed
+from rpcwheel.events.events import SnapshotFailed
 from rpcwheel.registry import Registry, RegistryPolicy
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend

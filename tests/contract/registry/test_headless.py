@@ -12,7 +12,7 @@ import rpcwheel
 import rpcwheel.aio
 from fixtures.shops import WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import RegistryPolicy, ServiceInstance
+from rpcwheel import RegistryPolicy
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.cli import main
 from rpcwheel.errors import (
@@ -21,6 +21,7 @@ from rpcwheel.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
+from rpcwheel.registry import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.timer import ManualTimer

@@ -16,7 +16,9 @@ import rpcwheel.aio
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import RegistryPolicy, RegistryUnavailable, ServiceInstance
+from rpcwheel import RegistryPolicy
+from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.registry import ServiceInstance
 
 AUTHORIZATION = (("authorization", "Bearer secret"),)
 

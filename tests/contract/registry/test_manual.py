@@ -16,7 +16,7 @@ import rpcwheel.aio
 
 PAGE = Path(__file__).parents[3].joinpath("docs", "registries.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-INSTANCE = rpcwheel.ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
+INSTANCE = rpcwheel.registry.ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 HANDLERS = grpc.method_handlers_generic_handler(
     "shop.Orders", {"Get": grpc.unary_unary_rpc_method_handler(lambda request, context: request)}
 )

@@ -18,7 +18,7 @@ from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     ShutdownStep,
     WithdrawalFailed,

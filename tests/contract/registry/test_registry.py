@@ -22,7 +22,7 @@ from rpcwheel.errors import (
     RegistryUnavailable,
     TimerStopped,
 )
-from rpcwheel.observe import (
+from rpcwheel.events import (
     CallbackFailed,
     InstancePublished,
     RecordSkipped,
@@ -37,7 +37,7 @@ from rpcwheel.timer import ManualTimer
 
 @pytest.fixture
 def registry(backend, timer):
-    with Registry(backend, policy=POLICY.changed(snapshot=False)) as registry:
+    with Registry(backend, policy=POLICY.replace(snapshot=False)) as registry:
         yield registry
         backend.up()
     assert timer.pending == 0
@@ -330,7 +330,7 @@ def test_a_watch_that_cannot_begin_is_an_event_and_is_tried_again(
 
 
 def test_close_withdraws_ends_subscriptions_and_refuses_later_calls(backend, timer):
-    registry = Registry(backend, policy=POLICY.changed(snapshot=False))
+    registry = Registry(backend, policy=POLICY.replace(snapshot=False))
     registration = registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders", lambda _: None)
     registry.close(WAIT_S)
@@ -564,7 +564,7 @@ def test_a_successful_lookup_ends_the_backoff(registry, backend):
 
 
 def test_a_caller_that_waits_ends_the_backoff(backend, timer):
-    policy = POLICY.changed(backoff=3600.0, snapshot=False)
+    policy = POLICY.replace(backoff=3600.0, snapshot=False)
     with Registry(backend, policy=policy) as registry:
         backend.down()
         registration = registry.register(instance())
@@ -594,7 +594,7 @@ def test_a_backoff_that_hangs_delays_no_caller():
     hangs, goes_on, results = threading.Event(), threading.Event(), []
     backoff = CustomBackoff(lambda: hangs.set() or results.append(goes_on.wait(WAIT_S)))
     backend = flaky_backend(None)
-    with Registry(backend, policy=POLICY.changed(backoff=backoff, snapshot=False)) as registry:
+    with Registry(backend, policy=POLICY.replace(backoff=backoff, snapshot=False)) as registry:
         backend.down()
         registration = registry.register(instance())
         assert hangs.wait(WAIT_S)
@@ -622,7 +622,7 @@ def test_requests_are_made_one_at_a_time_on_worker_threads(backend, timer, monke
 
     for method in ("publish", "renew", "lookup", "withdraw"):
         monkeypatch.setattr(backend, method, watched(getattr(backend, method)))
-    with Registry(backend, policy=POLICY.changed(snapshot=False)) as registry:
+    with Registry(backend, policy=POLICY.replace(snapshot=False)) as registry:
         for port in range(1, 30):
             registry.register(instance(port))
             registry.lookup("shop.Orders")
@@ -653,7 +653,7 @@ def test_a_sink_that_hangs_delays_neither_renewals_nor_close(registry, backend, 
 
 def test_after_random_faults_the_last_registrations_are_published(timer):
     backend = flaky_backend(timer, timeout_s=0.01)
-    registry = Registry(backend, policy=POLICY.changed(timeout=0.01, backoff=0.05, snapshot=False))
+    registry = Registry(backend, policy=POLICY.replace(timeout=0.01, backoff=0.05, snapshot=False))
     ended = threading.Event()
     last = {}
 

@@ -9,8 +9,8 @@ from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.balancer import BalancedChannel, BalancerPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import CallbackFailed
 from rpcwheel.registry import (
     Registry,
     RegistryPolicy,

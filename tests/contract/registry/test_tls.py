@@ -7,8 +7,9 @@ import rpcwheel
 import rpcwheel.aio
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import RegistryPolicy, ServiceInstance
+from rpcwheel import RegistryPolicy
 from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.registry import ServiceInstance
 
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 SETTINGS = {"policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}

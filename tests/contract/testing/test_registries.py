@@ -31,7 +31,7 @@ def test_a_sound_backend_passes_all_checks_and_nothing_is_left(timer):
 def test_a_failure_says_what_was_expected_and_what_was_found(timer, monkeypatch):
     class IgnoresWeights(MemoryBackend):
         def publish(self, instances):
-            super().publish([one.changed(weight=3) for one in instances])
+            super().publish([one.replace(weight=3) for one in instances])
 
     class IsDeaf(MemoryBackend):
         def watch(self, service, watcher):

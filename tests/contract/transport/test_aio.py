@@ -16,7 +16,7 @@ from fixtures.small_servers import METHOD, aio_serving
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import RetryPolicy, aio
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import ConnectionReplaced
+from rpcwheel.events import ConnectionReplaced
 from rpcwheel.transport.aio import DEFAULT_BACKOFF, ReconnectingChannel
 
 MADE_BY_CLIENTS = {

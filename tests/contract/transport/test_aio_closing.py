@@ -11,7 +11,7 @@ from fixtures.aio_channels import KINDS, Stub, hanging, steps
 from fixtures.aio_doors import refused
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.transport.aio import ReconnectingChannel
 
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN

@@ -15,7 +15,7 @@ from fixtures.aio_doors import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import RetryPolicy, aio
-from rpcwheel.observe import ExecutorRejected
+from rpcwheel.events import ExecutorRejected
 
 REASON = "connection replaced: it is dead"
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN

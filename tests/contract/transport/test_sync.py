@@ -15,7 +15,7 @@ from fixtures.leaks import descriptors
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe import ConnectionReplaced
+from rpcwheel.events import ConnectionReplaced
 from rpcwheel.transport import ReconnectingChannel
 
 

@@ -9,7 +9,7 @@ from fixtures.leaks import descriptors, settle
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe import ConnectionReplaced
+from rpcwheel.events import ConnectionReplaced
 from rpcwheel.transport import ReconnectingChannel
 
 ENDED = {

@@ -18,7 +18,7 @@ from fixtures.shop import (
     Silent,
 )
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe import ConnectionReplaced, ExecutorRejected
+from rpcwheel.events import ConnectionReplaced, ExecutorRejected
 from rpcwheel.transport import ReconnectingChannel
 
 MADE_BY_CLIENTS = {

@@ -12,7 +12,7 @@ import pytest
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.transport import ReconnectingChannel
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (

@@ -10,7 +10,7 @@ from fixtures.fault_worlds import Load, World, running
 from fixtures.shops import SERVICE
 from fixtures.waiting import wait_until
 from rpcwheel import BalancerPolicy, RegistryPolicy, aio
-from rpcwheel.observe import StaleInstancesKept
+from rpcwheel.events import StaleInstancesKept
 
 POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False)
 

@@ -8,10 +8,10 @@ import pytest
 from fixtures.fault_worlds import Load
 from fixtures.server_process import PING, KillableServer
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel import ServiceInstance
 from rpcwheel.balancer import BalancedChannel, BalancerPolicy, OutlierEjectionPolicy
 from rpcwheel.balancer.aio_channel import BalancedChannel as AioBalancedChannel
-from rpcwheel.observe import SubchannelHealthy, SubchannelUnhealthy
+from rpcwheel.events import SubchannelHealthy, SubchannelUnhealthy
+from rpcwheel.registry import ServiceInstance
 
 DEADLINE_S = 8.0
 """Of calls to a server that is frozen; longer than a busy machine stands still."""

@@ -10,7 +10,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, RetryPolicy, aio
 from rpcwheel.cli.audit_pb2 import Event
 from rpcwheel.cli.audit_pb2_grpc import AuditStub
-from rpcwheel.observe import ConnectionAlive, ConnectionDead, ConnectionReplaced
+from rpcwheel.events import ConnectionAlive, ConnectionDead, ConnectionReplaced
 
 REASON = "no answer to heartbeats"
 

@@ -11,7 +11,7 @@ import pytest
 import rpcwheel
 from fixtures.proxy import TO_CLIENT, TO_SERVER
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe import ConnectionDead
+from rpcwheel.events import ConnectionDead
 
 REASON = "no answer to heartbeats"
 SEVERAL = 4

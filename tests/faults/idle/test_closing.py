@@ -25,8 +25,8 @@ from fixtures.raw_http2 import raw_client
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.cli.http2 import Frame, Kind
+from rpcwheel.events import ConnectionClosed, ConnectionIdle
 from rpcwheel.idle import peers
-from rpcwheel.observe import ConnectionClosed, ConnectionIdle
 from rpcwheel.timer import WheelTimer
 
 pytestmark = pytest.mark.skipif(not peers.SUPPORTED, reason="sockets are found on Linux only")

@@ -6,16 +6,11 @@ import rpcwheel
 from fixtures.server_process import PING, KillableServer
 from fixtures.shops import SERVICE
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel import (
-    HeartbeatPolicy,
-    HeartbeatState,
-    Kit,
-    RetryPolicy,
-    ServiceInstance,
-    aio,
-)
+from rpcwheel import HeartbeatPolicy, Kit, RetryPolicy, aio
 from rpcwheel.balancer import BalancerPolicy
-from rpcwheel.observe import ConnectionReplaced, SubchannelHealthy, SubchannelUnhealthy
+from rpcwheel.events import ConnectionReplaced, SubchannelHealthy, SubchannelUnhealthy
+from rpcwheel.heartbeat import HeartbeatState
+from rpcwheel.registry import ServiceInstance
 
 QUICK = HeartbeatPolicy(interval=0.2, timeout=0.8)
 

@@ -16,7 +16,8 @@ from fixtures.engine_watchers import RecordingWatcher, in_the_end
 from fixtures.fault_worlds import LEASE_ENDS_S, Load, World, running
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import ServiceInstance, aio, open_registry
+from rpcwheel import aio, open_registry
+from rpcwheel.registry import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.url import parse_url
@@ -54,7 +55,7 @@ def opened(world):
     """Opens registries of the world; closed in the end, when the engine is there again."""
     with contextlib.ExitStack() as stack:
         yield lambda url=None, **settings: stack.enter_context(
-            open_registry(url or world.url(), policy=world.policy.changed(**settings))
+            open_registry(url or world.url(), policy=world.policy.replace(**settings))
         )
 
 
@@ -170,7 +171,7 @@ def beside(world):
 
 
 def new_clients_start_from_the_snapshot_file(world, opened):
-    policy = world.policy.changed(timeout=0.9)  # of another session than those that run
+    policy = world.policy.replace(timeout=0.9)  # of another session than those that run
     with rpcwheel.insecure_channel(world.url(SERVICE), registry_policy=policy) as to_service:
         assert to_service.unary_unary(WHO)(b"", timeout=WAIT_S) in {b"a", b"b", b"c"}
     found = opened().lookup(SERVICE)

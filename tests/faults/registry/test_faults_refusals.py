@@ -22,23 +22,16 @@ from fixtures.engines import free_port
 from fixtures.fault_worlds import KINDS, running
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import (
-    Kit,
-    NotPublished,
-    RegistryPolicy,
-    RegistryRefused,
-    RegistryUnavailable,
-    ServiceInstance,
-    aio,
-    open_registry,
-)
+from rpcwheel import Kit, RegistryPolicy, aio, open_registry
 from rpcwheel.balancer import BalancerPolicy
-from rpcwheel.observe import RecordSkipped
+from rpcwheel.errors import NotPublished, RegistryRefused, RegistryUnavailable
+from rpcwheel.events import RecordSkipped
+from rpcwheel.registry import ServiceInstance
 
 POLICY = RegistryPolicy(lease_ttl=60.0, timeout=WAIT_S / 2, snapshot=False)
 """To check a password costs an engine a while, on purpose."""
 
-IMPATIENT = POLICY.changed(timeout=0.4)
+IMPATIENT = POLICY.replace(timeout=0.4)
 
 ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
 LONG = BalancerPolicy(pick_timeout=600)
@@ -112,7 +105,7 @@ async def test_wrong_credentials_are_told_at_once_and_the_right_ones_still_work(
                     other.lookup(SERVICE)
                 with pytest.raises(RegistryRefused, match=why):
                     other.services()
-                mine = other.register(ONE.changed(id="x"))
+                mine = other.register(ONE.replace(id="x"))
                 assert wait_until(lambda: isinstance(mine.error, RegistryRefused))
                 with pytest.raises(NotPublished, match=why) as refused:
                     other.register(mine.instance, wait=0.1)

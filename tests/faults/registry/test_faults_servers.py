@@ -88,7 +88,7 @@ def test_a_frozen_or_killed_server_is_gone_from_each_registry_after_its_lease(tm
         ]
         urls = [engine.url() for engine in engines]
         server = opened.enter_context(PublishedServer(urls, lease=2.0))
-        policy = POLICY.changed(stale_timeout=0.5)
+        policy = POLICY.replace(stale_timeout=0.5)
         registries = [opened.enter_context(open_registry(url, policy=policy)) for url in urls]
         subscriptions = [each.subscribe(SERVICE) for each in registries[::2]]  # the others ask
 

@@ -138,7 +138,7 @@ NO_THREADS = """if True:
 
 LOOP_ENDS = """if True:
     import asyncio, grpc.aio, threading
-    from rpcwheel.observe import ShutdownStep, add_sink
+    from rpcwheel.events import ShutdownStep, add_sink
     from rpcwheel.registry.aio import Publisher
 
     waits, closed = asyncio.Event(), threading.Event()

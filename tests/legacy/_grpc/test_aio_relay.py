@@ -20,7 +20,7 @@ from rpcwheel._grpc.aio_relay import (
     WrittenRelay,
     cancels_of_task,
 )
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.rpc import Kind
 
 OK = grpc.StatusCode.OK

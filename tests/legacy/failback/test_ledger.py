@@ -5,14 +5,14 @@ import tenacity
 
 from fixtures.failback_queues import GONE, PUSH, Queue
 from rpcwheel.errors import FailbackFull
-from rpcwheel.failback.entry import State
-from rpcwheel.observe import (
-    CallAbandoned,
-    CallDelivered,
-    CallParked,
-    CallRetried,
+from rpcwheel.events import (
     DeadLetterFailed,
+    FailbackAttemptFailed,
+    FailbackDelivered,
+    FailbackGaveUp,
+    FailbackQueued,
 )
+from rpcwheel.failback.entry import State
 from rpcwheel.timer import WheelTimer
 
 
@@ -46,9 +46,9 @@ def test_the_story_of_a_call_is_told_in_events(timer, events):
     timer.advance(5)
     queue.ledger.failed(queue.launched[0], GONE)
     assert events == [
-        CallParked("q", PUSH, GONE, delay_s=5.0, pending=1),
-        CallRetried("q", PUSH, 2, waited_s=5.0, error=GONE, delay_s=5.0),
-        CallAbandoned("q", PUSH, 3, waited_s=10.0, error=GONE, reason="no retries left"),
+        FailbackQueued("q", PUSH, GONE, delay_s=5.0, pending=1),
+        FailbackAttemptFailed("q", PUSH, 2, waited_s=5.0, error=GONE, delay_s=5.0),
+        FailbackGaveUp("q", PUSH, 3, waited_s=10.0, error=GONE, reason="no retries left"),
     ]
     assert queue.stats(parked=1, retried=2, abandoned=1, pending=0)
 
@@ -57,7 +57,7 @@ def test_a_delivery_is_told_with_the_tries_and_the_time_it_took(queue, timer, ev
     queue.park()
     timer.advance(5)
     queue.ledger.delivered(queue.launched[0])
-    assert events[1:] == [CallDelivered("q", PUSH, 2, waited_s=5.0)]
+    assert events[1:] == [FailbackDelivered("q", PUSH, 2, waited_s=5.0)]
     assert queue.stats(delivered_later=1, pending=0)
     assert timer.pending == 0
 
@@ -67,7 +67,7 @@ def test_an_error_not_named_by_on_ends_the_retries(queue, timer, events):
     timer.advance(5)
     error = ValueError("no such shop")
     queue.ledger.failed(queue.launched[0], error)
-    assert events[-1] == CallAbandoned(
+    assert events[-1] == FailbackGaveUp(
         "q", PUSH, 2, 5.0, error, "its error is not one that `retry_on` names"
     )
     assert timer.pending == 0

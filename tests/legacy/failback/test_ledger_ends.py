@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from fixtures.failback_queues import GONE, PUSH, Queue
-from rpcwheel.observe import (
-    CallDelivered,
-    CallRetried,
-    CallsUndelivered,
+from rpcwheel.events import (
+    FailbackAttemptFailed,
+    FailbackDelivered,
+    FailbackLost,
 )
 from rpcwheel.timer import ManualTimer
 
@@ -38,7 +38,7 @@ def test_a_close_launches_all_that_wait_and_then_tries_at_a_quicker_pace(queue, 
     queue.park()
     assert queue.ledger.begin_close(4) == 4.0
     queue.ledger.failed(queue.launched[0], GONE)
-    assert events[-1] == CallRetried("q", PUSH, 2, 0.0, GONE, delay_s=2.0)
+    assert events[-1] == FailbackAttemptFailed("q", PUSH, 2, 0.0, GONE, delay_s=2.0)
 
 
 def test_a_close_without_a_drain_tries_nothing(queue):
@@ -64,11 +64,9 @@ def test_what_is_left_at_the_end_is_returned_and_told_each_as_it_stood(queue, ti
         (("waiting",), 1, "closed"),
         (("running",), 2, "closed in the middle of a try, which may still arrive"),
     ]
-    assert [event for event in events if isinstance(event, CallsUndelivered)] == [
-        CallsUndelivered("q", (PUSH,), 1, 0.0, "closed"),
-        CallsUndelivered(
-            "q", (PUSH,), 1, 5.0, "closed in the middle of a try, which may still arrive"
-        ),
+    assert [event for event in events if isinstance(event, FailbackLost)] == [
+        FailbackLost("q", (PUSH,), 1, 0.0, "closed"),
+        FailbackLost("q", (PUSH,), 1, 5.0, "closed in the middle of a try, which may still arrive"),
     ]
     assert queue.stats(undelivered=2, pending=0)
     assert timer.pending == 0
@@ -80,7 +78,7 @@ def test_a_call_that_arrives_after_it_was_reported_is_told(queue, timer, events)
     queue.ledger.begin_close(0)
     queue.ledger.end_close()
     queue.ledger.delivered(queue.launched[0])
-    assert type(events[-1]) is CallDelivered
+    assert type(events[-1]) is FailbackDelivered
     assert queue.stats(undelivered=1, delivered_later=0)
 
 
@@ -100,7 +98,7 @@ def test_a_call_that_has_no_place_to_be_tried_is_undelivered(queue, timer, event
     queue.park()
     timer.advance(5)
     queue.ledger.lost(queue.launched[0], "its event loop is closed")
-    assert events[-1] == CallsUndelivered("q", (PUSH,), 1, 5.0, "its event loop is closed")
+    assert events[-1] == FailbackLost("q", (PUSH,), 1, 5.0, "its event loop is closed")
     assert queue.stats(undelivered=1, pending=0)
 
 

@@ -7,8 +7,8 @@ import time
 from fixtures.idle_server import IdleServer, echo, events_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
 from rpcwheel.idle.peers import open_sockets
-from rpcwheel.observe import ConnectionClosed, IdleLimited
 from rpcwheel.timer import WheelTimer
 
 
@@ -89,6 +89,6 @@ def test_that_a_client_under_tls_can_not_be_asked_to_leave_is_told(timer, certif
     server.advance(31)
     server.advance_until(lambda: events_of(events, ConnectionClosed))
     assert events_of(events, ConnectionClosed)[0].how == "shutdown"
-    assert wait_until(lambda: events_of(events, IdleLimited))
-    assert "under TLS can't be asked to leave" in events_of(events, IdleLimited)[0].reason
+    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+    assert "under TLS can't be asked to leave" in events_of(events, IdleDetectionLimited)[0].reason
     server.close()

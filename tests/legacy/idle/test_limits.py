@@ -8,7 +8,7 @@ S = 1_000_000_000
 
 
 def limits(**settings) -> Limits:
-    return Limits.of(IdlePolicy(**settings))
+    return Limits.from_policy(IdlePolicy(**settings))
 
 
 def test_the_check_is_a_third_of_the_shortest_limit():

@@ -10,6 +10,7 @@ from fixtures.idle_server import IdleServer, connect_from, echo, events_of, rese
 from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.events import ConnectionClosed, ConnectionIdle, IdleCloseSkipped, IdleDetectionLimited
 from rpcwheel.idle import IdleConnectionDetector, IdlePolicy, closing
 from rpcwheel.idle.closing import FRESH_NS, Settled, _finishing
 from rpcwheel.idle.core import NOTHING, TRY_NS, Mark, judge
@@ -17,7 +18,6 @@ from rpcwheel.idle.entry import Call
 from rpcwheel.idle.limits import Limits
 from rpcwheel.idle.peers import TcpInfo
 from rpcwheel.idle.table import Connections
-from rpcwheel.observe import ConnectionClosed, ConnectionIdle, ConnectionKept, IdleLimited
 from rpcwheel.timer import WheelTimer
 
 
@@ -142,13 +142,13 @@ def test_what_is_told_under_the_lock_of_the_table_waits_for_no_change_of_setting
         change = threading.Thread(target=detector.change, kwargs={"idle_timeout": 7.0})
         change.start()
         assert wait_until(lambda: not is_free())
-        told = threading.Thread(target=detector._events.emit, args=(IdleLimited("told"),))
+        told = threading.Thread(target=detector._events.emit, args=(IdleDetectionLimited("told"),))
         told.start()
         told.join(WAIT_S)
         assert not told.is_alive()
     change.join(WAIT_S)
     assert not change.is_alive()
-    assert wait_until(lambda: events_of(events, IdleLimited))
+    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
     server.close()
 
 
@@ -163,7 +163,7 @@ def test_a_call_between_the_decision_and_the_end_keeps_the_connection(server, ch
     echo(channel)
     server.wait_until_quiet()
     detector._close_marked(told)
-    assert [type(event) for event in told] == [ConnectionIdle, ConnectionKept]
+    assert [type(event) for event in told] == [ConnectionIdle, IdleCloseSkipped]
     assert told[1].reason == "it is used again"
     assert echo(channel) == b"x"
     assert server.connection().calls == 3
@@ -218,7 +218,7 @@ class KernelSays:
 
 
 def test_what_the_kernel_says_is_asked_right_before_the_end(timer, monkeypatch):
-    table, limits = Connections(timer=timer), Limits.of(IdlePolicy(idle_timeout=30))
+    table, limits = Connections(timer=timer), Limits.from_policy(IdlePolicy(idle_timeout=30))
     Call(table, "ipv4:10.0.0.1:1", streams=False, heartbeat=False).ended()
     (entry,) = table.entries()
     entry.inode, kernel = 7, KernelSays()

@@ -8,7 +8,7 @@ import pytest
 from fixtures.subchannel_pools import FAILING, IDLE, READY, FakePool, at
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.balancer.health import HealthChecker, error_text, is_answered
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 
 
 class Prober:

@@ -56,5 +56,5 @@ def test_a_name_that_does_not_exist_is_refused_with_a_suggestion(value, message)
 
 @pytest.mark.parametrize("value", [None, 5, RoundRobin])
 def test_a_value_of_another_type_is_refused(value):
-    with pytest.raises(TypeError, match=r"lb_policy must be a name or a rpcwheel\.Picker"):
+    with pytest.raises(TypeError, match=r"lb_policy must be a name or a Picker"):
         checked_lb_policy(value)

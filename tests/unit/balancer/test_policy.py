@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from rpcwheel import BalancerPolicy, ConfigurationError, OutlierEjectionPolicy
+from rpcwheel import BalancerPolicy, ConfigurationError
 from rpcwheel.backoff import Backoff
+from rpcwheel.balancer import OutlierEjectionPolicy
 from rpcwheel.balancer.policy import DEFAULT_HEALTH_CHECK_BACKOFF
 from rpcwheel.balancer.subchannels import subchannel_options
 

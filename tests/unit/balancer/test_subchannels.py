@@ -19,7 +19,7 @@ from fixtures.subchannel_pools import (
 )
 from rpcwheel.balancer import Picker, RingHash, RoundRobin, subchannels
 from rpcwheel.balancer.policy import OutlierEjectionPolicy
-from rpcwheel.observe import StaleInstancesKept, SubchannelHealthy, SubchannelUnhealthy
+from rpcwheel.events import StaleInstancesKept, SubchannelHealthy, SubchannelUnhealthy
 
 
 class First(Picker):
@@ -103,7 +103,7 @@ def test_a_change_of_the_address_makes_another_subchannel(make_pool, change):
     pool = make_pool(protocol=None)
     pool.update([at(1, id="a")])
     old = pool.subchannel(1)
-    pool.update([at(1, id="a").changed(**change)])
+    pool.update([at(1, id="a").replace(**change)])
     assert old.removed
     assert pool.subchannels != (old,)
     assert len(pool.subchannels) == 1

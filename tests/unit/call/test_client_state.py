@@ -10,8 +10,8 @@ from rpcwheel.call.config import ANSWER_KEY, ClientState, Outcome, answered_by, 
 from rpcwheel.call.policy import CallPolicy, DefaultResponsePolicy, MethodPolicy
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped
+from rpcwheel.events import ExecutorRejected, RetryScheduled, RetryStopped
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.observe import ExecutorRejected, RetryScheduled, RetryStopped
 from rpcwheel.rpc import DEADLINE, AttemptResult, NextAttempt, Stop
 from rpcwheel.timer import ManualTimer, shared_timer
 
@@ -30,7 +30,7 @@ def make(timer):
         state = ClientState(
             CallPolicy(**{"idempotent": True} | settings), timer=timer, queue_of=lambda *_: None
         )
-        return state, state.configs.of(M)
+        return state, state.configs.config_for(M)
 
     return make
 
@@ -146,10 +146,10 @@ def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(ma
     )
     budget = state.budget_of(config)
     assert budget is not None
-    assert state.budget_of(state.configs.of("/a/Same")) is budget
-    assert state.budget_of(state.configs.of("/a/Other")) not in (budget, None)
-    assert state.budget_of(state.configs.of("/a/Free")) is None
-    assert state.budget_of(state.configs.of("/a/None")) is None
+    assert state.budget_of(state.configs.config_for("/a/Same")) is budget
+    assert state.budget_of(state.configs.config_for("/a/Other")) not in (budget, None)
+    assert state.budget_of(state.configs.config_for("/a/Free")) is None
+    assert state.budget_of(state.configs.config_for("/a/None")) is None
 
 
 def test_the_budget_is_made_with_the_share_and_the_reserve_of_the_policy(make):
@@ -292,7 +292,7 @@ def test_a_timer_that_takes_no_more_fails_no_call_and_is_told(events):
     with ManualTimer() as stopped:
         policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2))
         state = ClientState(policy, timer=stopped, queue_of=print)
-    assert state.watch(M, state.configs.of(M)) is None
+    assert state.watch(M, state.configs.config_for(M)) is None
     assert state.wake(print, 1.0, "a retry") is None
     for told, what in zip(events, ["slow_call_threshold", "a retry"], strict=True):
         assert (type(told), told.timer, told.task) == (ExecutorRejected, "ManualTimer", what)

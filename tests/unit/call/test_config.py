@@ -16,7 +16,7 @@ RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
 
 
 def rules(**settings):
-    return MethodConfig.of(MethodPolicy(**settings))
+    return MethodConfig.from_policy(MethodPolicy(**settings))
 
 
 # --- What a policy means ---
@@ -190,14 +190,14 @@ def test_each_method_has_its_own_rules_made_once():
     book = MethodConfigs(
         CallPolicy(timeout=2.0, methods={"/shop.Orders/Get": MethodPolicy(timeout=1.0)})
     )
-    assert book.of("/shop.Orders/Get").timeout_ns == S
-    assert book.of("/shop.Orders/Push").timeout_ns == 2 * S
-    assert book.of("/shop.Orders/Get") is book.of("/shop.Orders/Get")
+    assert book.config_for("/shop.Orders/Get").timeout_ns == S
+    assert book.config_for("/shop.Orders/Push").timeout_ns == 2 * S
+    assert book.config_for("/shop.Orders/Get") is book.config_for("/shop.Orders/Get")
 
 
 def test_a_strategy_is_the_same_object_for_all_calls_of_a_method():
     book = MethodConfigs(CallPolicy(retry=RETRY))
-    assert book.of("/a/B").retry.backoff is book.of("/a/B").retry.backoff
+    assert book.config_for("/a/B").retry.backoff is book.config_for("/a/B").retry.backoff
 
 
 @pytest.mark.parametrize(
@@ -220,5 +220,5 @@ def test_rules_are_kept_for_a_bounded_number_of_methods(monkeypatch):
     monkeypatch.setattr(config, "MOST_METHODS", 3)
     book = MethodConfigs(CallPolicy(timeout=2.0))
     for number in range(10):
-        assert book.of(f"/made.Up/{number}").timeout_ns == 2_000_000_000
+        assert book.config_for(f"/made.Up/{number}").timeout_ns == 2_000_000_000
         assert len(book._configs) <= 3

@@ -12,7 +12,7 @@ S = 1_000_000_000
 
 
 def plan(started_ns=0, deadline_ns=NEVER, *, budget=None, delay=1.0, **settings):
-    config = HedgingConfig.of(HedgingPolicy(delay=delay, **settings))
+    config = HedgingConfig.from_policy(HedgingPolicy(delay=delay, **settings))
     return HedgingPlan(started_ns, deadline_ns, config, budget)
 
 

@@ -28,7 +28,7 @@ PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
 )
 def test_a_delivery_has_the_time_that_the_call_had(own, policy, seconds):
     timeout = None if policy is None else DeadlinePolicy(timeout=policy)
-    assert resend_timeout(own, MethodConfig.of(MethodPolicy(timeout=timeout))) == seconds
+    assert resend_timeout(own, MethodConfig.from_policy(MethodPolicy(timeout=timeout))) == seconds
 
 
 def test_metadata_is_kept_as_the_policy_says():

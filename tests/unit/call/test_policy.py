@@ -33,12 +33,12 @@ def test_by_default_nothing_is_switched_on():
     assert (policy.timeout, policy.retry, policy.default_response, policy.failback) == (None,) * 4
     assert policy.idempotent is False
     assert policy.methods == {}
-    assert policy.of("/shop.Orders/Get") == MethodPolicy()
+    assert policy.policy_for("/shop.Orders/Get") == MethodPolicy()
 
 
 def test_a_plain_time_is_the_timeout():
     for timeout in (2.0, timedelta(seconds=2), DeadlinePolicy(timeout=2.0), {"timeout": 2}):
-        seconds = CallPolicy(timeout=timeout).of("/a/b").timeout.timeout
+        seconds = CallPolicy(timeout=timeout).policy_for("/a/b").timeout.timeout
         assert seconds in {2.0, timedelta(seconds=2)}
 
 
@@ -56,7 +56,7 @@ def test_a_name_goes_before_a_pattern_and_a_longer_pattern_before_a_shorter_one(
     for given_methods in (methods, dict(reversed(methods.items()))):
         policy = CallPolicy(timeout=5.0, methods=given_methods)
         called = ["/shop.Orders/Get", "/shop.Orders/Gut", "/shop.Orders/Put", "/a/b"]
-        assert [policy.of(name).timeout.timeout for name in called] == [1.0, 2.0, 3.0, 4.0]
+        assert [policy.policy_for(name).timeout.timeout for name in called] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_of_two_patterns_that_say_as_much_the_later_one_holds():
@@ -64,22 +64,22 @@ def test_of_two_patterns_that_say_as_much_the_later_one_holds():
         ("/shop.A/*b", MethodPolicy(timeout=1.0)),
         ("/shop.A/b*", MethodPolicy(timeout=2.0)),
     )
-    assert CallPolicy(methods=dict([one, other])).of("/shop.A/bb").timeout.timeout == 2.0
-    assert CallPolicy(methods=dict([other, one])).of("/shop.A/bb").timeout.timeout == 1.0
+    assert CallPolicy(methods=dict([one, other])).policy_for("/shop.A/bb").timeout.timeout == 2.0
+    assert CallPolicy(methods=dict([other, one])).policy_for("/shop.A/bb").timeout.timeout == 1.0
 
 
 def test_a_method_keeps_what_its_own_policy_does_not_set():
     policy = CallPolicy(timeout=2.0, retry=SAFE, methods={"/a/*": IDEMPOTENT})
-    assert policy.of("/a/b") == MethodPolicy(timeout=2.0, retry=SAFE, idempotent=True)
-    assert policy.of("/a/b").retry is SAFE
-    assert policy.of("/x/y") == MethodPolicy(timeout=2.0, retry=SAFE)
+    assert policy.policy_for("/a/b") == MethodPolicy(timeout=2.0, retry=SAFE, idempotent=True)
+    assert policy.policy_for("/a/b").retry is SAFE
+    assert policy.policy_for("/x/y") == MethodPolicy(timeout=2.0, retry=SAFE)
 
 
 def test_none_switches_off_what_is_on_for_all():
     off = MethodPolicy(timeout=None, retry=None, failback=None)
     policy = CallPolicy(timeout=2.0, retry=SAFE, failback=FAILBACK, methods={"/a/*": off})
-    assert policy.of("/a/b") == MethodPolicy()
-    assert policy.of("/x/y").failback is FAILBACK
+    assert policy.policy_for("/a/b") == MethodPolicy()
+    assert policy.policy_for("/x/y").failback is FAILBACK
 
 
 def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
@@ -87,7 +87,7 @@ def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
         timeout=10.0, slow_call_threshold=5.0, message_timeout=1.0, propagate_deadline=False
     )
     policy = CallPolicy(timeout=general, methods={"/a/*": MethodPolicy(timeout=3.0)})
-    assert policy.of("/a/b").timeout == DeadlinePolicy(
+    assert policy.policy_for("/a/b").timeout == DeadlinePolicy(
         timeout=3.0, message_timeout=1.0, slow_call_threshold=None, propagate_deadline=False
     )
 
@@ -96,8 +96,8 @@ def test_the_answer_of_the_more_specific_policy_replaces_the_other_kind():
     default_response, failback = {"default_response": DEFAULT_RESPONSE}, {"failback": FAILBACK}
     for general, own in ((default_response, failback), (failback, default_response)):
         policy = CallPolicy(**general, methods={"/a/*": MethodPolicy(**own)})
-        assert policy.of("/a/b") == MethodPolicy(**own)
-        assert policy.of("/x/y") == MethodPolicy(**general)
+        assert policy.policy_for("/a/b") == MethodPolicy(**own)
+        assert policy.policy_for("/x/y") == MethodPolicy(**general)
 
 
 def test_failback_switches_off_the_retry_of_a_more_general_policy():
@@ -112,9 +112,14 @@ def test_failback_switches_off_the_retry_of_a_more_general_policy():
             "/b/*": MethodPolicy(failback=FAILBACK, retry=SAFE),
         },
     )
-    assert policy.of("/a/b").retry is policy.of("/a/c").retry is None
-    assert policy.of("/a/d").retry == policy.of("/b/b").retry == policy.of("/x/y").retry == SAFE
-    assert CallPolicy(retry=SAFE, failback=FAILBACK).of("/x/y").retry == SAFE
+    assert policy.policy_for("/a/b").retry is policy.policy_for("/a/c").retry is None
+    assert (
+        policy.policy_for("/a/d").retry
+        == policy.policy_for("/b/b").retry
+        == policy.policy_for("/x/y").retry
+        == SAFE
+    )
+    assert CallPolicy(retry=SAFE, failback=FAILBACK).policy_for("/x/y").retry == SAFE
 
 
 patterns = st.sampled_from(["*", "/a/*", "/*/b", "/a/b", "/a/b*", "/a*/bc", "/ab/*", "/ab/bc"])
@@ -138,7 +143,7 @@ def test_each_setting_is_that_of_the_most_specific_policy_that_has_it(general, m
     expected = dict(general)
     for name in naming:
         expected |= methods[name]
-    assert policy.of(method) == MethodPolicy(**expected)
+    assert policy.policy_for(method) == MethodPolicy(**expected)
 
 
 answers = st.fixed_dictionaries(
@@ -240,7 +245,7 @@ def test_limits_that_fit_are_accepted():
         {"timeout": 2.0, "retry": slow.model_copy(update={"max_attempts": 1})},
     ):
         assert CallPolicy(**settings)
-    assert CallPolicy(methods={"/a/*": silent}).of("/a/b").timeout.message_timeout == 5.0
+    assert CallPolicy(methods={"/a/*": silent}).policy_for("/a/b").timeout.message_timeout == 5.0
 
 
 def test_a_retry_is_accepted_before_a_method_is_marked_idempotent():
@@ -260,7 +265,7 @@ def test_the_policies_of_methods_do_not_change():
     mine = {"/a/b": IDEMPOTENT}
     policy = CallPolicy(methods=mine)
     mine.clear()
-    assert policy.of("/a/b").idempotent
+    assert policy.policy_for("/a/b").idempotent
 
 
 def test_a_policy_can_be_copied_pickled_and_dumped():

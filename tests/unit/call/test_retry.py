@@ -20,7 +20,7 @@ S = 1000 * MS
 
 def rules(*, idempotent=True, retry_on="UNAVAILABLE", backoff=0.1, **settings):
     policy = RetryPolicy(retry_on=retry_on, backoff=backoff, **settings)
-    return RetryConfig.of(policy, idempotent=idempotent)
+    return RetryConfig.from_policy(policy, idempotent=idempotent)
 
 
 def plan(deadline_ns=NEVER, *, budget=None, **settings):
@@ -60,7 +60,7 @@ class OneRetry:
 
 
 def test_the_rules_of_a_policy_without_settings():
-    made = RetryConfig.of(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=False)
+    made = RetryConfig.from_policy(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=False)
     assert made.retry_on == {"UNAVAILABLE"}
     assert made.max_attempts == 3
     assert made.attempt_timeout_ns == NEVER
@@ -70,7 +70,7 @@ def test_the_rules_of_a_policy_without_settings():
 
 
 def test_by_default_the_wait_is_random_up_to_a_tenth_of_a_second_and_doubles_up_to_two():
-    backoff = RetryConfig.of(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=True).backoff
+    backoff = RetryConfig.from_policy(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=True).backoff
 
     def waits(attempt):
         return [backoff.next_delay_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(400)]

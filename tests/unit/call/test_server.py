@@ -11,7 +11,7 @@ METHOD = "/test.Small/Call"
 
 
 def served(timer=None, **settings):
-    config = MethodConfig.of(CallPolicy(timeout=DeadlinePolicy(**settings)))
+    config = MethodConfig.from_policy(CallPolicy(timeout=DeadlinePolicy(**settings)))
     return ServedMethod(METHOD, config, timer)
 
 

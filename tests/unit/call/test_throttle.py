@@ -10,7 +10,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
 THROTTLING = RetryThrottling(max_tokens=10, token_ratio=0.1)
-RETRY = RetryConfig.of(
+RETRY = RetryConfig.from_policy(
     RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5, backoff=0, retry_budget=THROTTLING),
     idempotent=True,
 )
@@ -101,7 +101,7 @@ def test_hedging_sends_no_further_attempts_while_the_bucket_is_half_empty():
     policy = HedgingPolicy(delay=1.0, max_attempts=5, retry_budget=THROTTLING)
     throttle = RetryThrottle(10, 0.1)
     throttle.call(0)
-    plan = HedgingPlan(0, NEVER, HedgingConfig.of(policy), throttle)
+    plan = HedgingPlan(0, NEVER, HedgingConfig.from_policy(policy), throttle)
     attempts = 1
     while not plan.ended(0, UNAVAILABLE):
         if plan.due(0) is None:
@@ -111,7 +111,7 @@ def test_hedging_sends_no_further_attempts_while_the_bucket_is_half_empty():
     throttle.call(0)
     throttle.failed(by_server=True)
     throttle.call(0)
-    plan = HedgingPlan(0, NEVER, HedgingConfig.of(policy), throttle)
+    plan = HedgingPlan(0, NEVER, HedgingConfig.from_policy(policy), throttle)
     assert plan.due(1_000_000_000) is None
     assert plan.next_ns == NEVER
 

@@ -32,7 +32,7 @@ def test_equal_instances_are_no_change() -> None:
 
 
 def test_a_change_names_the_old_and_the_new_values() -> None:
-    new = A.changed(weight=10, metadata={"k": "v"}, epoch="f", started_at=1.0)
+    new = A.replace(weight=10, metadata={"k": "v"}, epoch="f", started_at=1.0)
     (change,) = changes_between(BOTH, Snapshot("shop.Orders", (new, B)))
     assert change.event == "changed"
     assert change.note == "weight 100 -> 10, metadata none -> k=v, restarted"
@@ -47,13 +47,13 @@ def test_an_instance_becomes_stale_and_is_live_again_or_removed() -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    hostile = A.changed(metadata={"k": "\x1b[2J\n"})
+    hostile = A.replace(metadata={"k": "\x1b[2J\n"})
     (change,) = changes_between(None, Snapshot("shop.Orders", (hostile,)))
     assert change.line().endswith(r"k=\x1b[2J\n")
 
 
 def test_a_change_as_json_has_the_event_and_the_whole_instance() -> None:
-    (change,) = changes_between(BOTH, Snapshot("shop.Orders", (A.changed(weight=1), B)))
+    (change,) = changes_between(BOTH, Snapshot("shop.Orders", (A.replace(weight=1), B)))
     found = change_as_json(change)
     assert found["event"] == "changed"
     assert found["note"] == "weight 100 -> 1"

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 
 
 def fail(error):

@@ -12,7 +12,7 @@ import pytest
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, KeyedExecutor
-from rpcwheel.observe import ExecutorRejected, TaskFailed
+from rpcwheel.events import ExecutorRejected, TaskFailed
 
 NUMBERS = itertools.count(1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.waiting import WAIT_S
 from rpcwheel._concurrency.notifications import LIMIT, NotificationQueue
-from rpcwheel.observe import CallbackFailed, IdleLimited, add_sink, remove_sink
+from rpcwheel.events import CallbackFailed, IdleDetectionLimited, add_sink, remove_sink
 
 
 @pytest.fixture
@@ -21,12 +21,16 @@ def queue(jobs):
 
 def test_events_and_calls_run_in_order_in_one_job(queue, jobs, events):
     seen = []
-    queue.emit(IdleLimited("1"), IdleLimited("2"))
+    queue.emit(IdleDetectionLimited("1"), IdleDetectionLimited("2"))
     queue.call("orders", lambda *args: seen.append((args, len(events))), 3, 4)
-    queue.emit(IdleLimited("5"))
+    queue.emit(IdleDetectionLimited("5"))
     assert (len(jobs), events, seen) == (1, [], [])
     jobs.pop()()
-    assert events == [IdleLimited("1"), IdleLimited("2"), IdleLimited("5")]
+    assert events == [
+        IdleDetectionLimited("1"),
+        IdleDetectionLimited("2"),
+        IdleDetectionLimited("5"),
+    ]
     assert seen == [((3, 4), 2)]
 
 
@@ -50,7 +54,7 @@ def test_a_listener_that_raises_anything_is_an_event(queue, jobs, events):
 
 def test_beyond_the_limit_the_oldest_notifications_are_dropped(queue, jobs, events):
     seen = []
-    queue.emit(*[IdleLimited("dropped")] * LIMIT)
+    queue.emit(*[IdleDetectionLimited("dropped")] * LIMIT)
     for number in range(LIMIT + 5):
         queue.call("orders", seen.append, number)
     jobs.pop()()
@@ -59,7 +63,7 @@ def test_beyond_the_limit_the_oldest_notifications_are_dropped(queue, jobs, even
 
 
 def test_all_events_of_one_call_are_emitted(queue, jobs, events):
-    queue.emit(*[IdleLimited("many")] * (LIMIT + 1))
+    queue.emit(*[IdleDetectionLimited("many")] * (LIMIT + 1))
     jobs.pop()()
     assert len(events) == LIMIT + 1
 
@@ -73,7 +77,7 @@ def test_a_sink_that_hangs_delays_only_its_queue():
 
     stuck, free, called = NotificationQueue(), NotificationQueue(), threading.Event()
     add_sink(hang)
-    stuck.emit(IdleLimited("hangs"))
+    stuck.emit(IdleDetectionLimited("hangs"))
     assert hangs.wait(WAIT_S)
     remove_sink(hang)
     assert not stuck.wait(0.01)

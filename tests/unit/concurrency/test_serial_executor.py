@@ -9,7 +9,7 @@ from fixtures.cache_worlds import wait_status_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
-from rpcwheel.observe.events import ExecutorRejected, TaskFailed
+from rpcwheel.events.events import ExecutorRejected, TaskFailed
 
 
 def test_jobs_run_in_order_and_never_two_at_once():

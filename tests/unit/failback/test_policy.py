@@ -45,7 +45,7 @@ def test_every_setting_is_kept_as_given():
 
 
 def test_a_policy_does_not_change():
-    with pytest.raises(AttributeError, match=r"policy\.changed\(max_attempts="):
+    with pytest.raises(AttributeError, match=r"policy\.replace\(max_attempts="):
         FailbackPolicy(retry_on=OSError).max_attempts = 5
 
 

@@ -11,24 +11,26 @@ S = 10**9
 
 
 def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
-    rules = HeartbeatRules.of(HeartbeatPolicy())
+    rules = HeartbeatRules.from_policy(HeartbeatPolicy())
     grid, grace = 60 * S // 32, 20 * S // 8
     assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, grid, grace, reconnect=True)
 
 
 def test_switched_off_is_never():
-    assert HeartbeatRules.of(HeartbeatPolicy(interval=None)).interval_ns == NEVER
+    assert HeartbeatRules.from_policy(HeartbeatPolicy(interval=None)).interval_ns == NEVER
 
 
 def test_heartbeats_spread_over_an_interval_if_two_can_still_be_waited_for():
     for timeout, spread in ((20, 3020), (26, 9020), (30, 10_000), (999, 10_000)):
-        rules = HeartbeatRules.of(HeartbeatPolicy(interval=10, timeout=timeout, reconnect=False))
+        rules = HeartbeatRules.from_policy(
+            HeartbeatPolicy(interval=10, timeout=timeout, reconnect=False)
+        )
         assert (rules.spread_ns // 10**6, rules.reconnect) == (spread, False), timeout
 
 
 def test_a_look_may_be_late_by_an_eighth_of_a_tick_but_never_by_less_than_a_busy_machine_needs():
-    assert HeartbeatRules.of(HeartbeatPolicy(interval=240)).grace_ns == 10 * S
-    assert HeartbeatRules.of(HeartbeatPolicy(interval=0.1)).grace_ns == S // 4
+    assert HeartbeatRules.from_policy(HeartbeatPolicy(interval=240)).grace_ns == 10 * S
+    assert HeartbeatRules.from_policy(HeartbeatPolicy(interval=0.1)).grace_ns == S // 4
 
 
 @given(st.integers(1, 10**15), st.integers(0, 10**15))
@@ -36,7 +38,7 @@ def test_the_latest_heartbeat_leaves_time_to_wait_for_two(interval_us, more_us):
     interval, timeout = interval_us / 1e6, (2 * interval_us + more_us) / 1e6
     if timeout < 2 * interval:
         return
-    rules = HeartbeatRules.of(HeartbeatPolicy(interval=interval, timeout=timeout))
+    rules = HeartbeatRules.from_policy(HeartbeatPolicy(interval=interval, timeout=timeout))
     assert rules.tick_ns > 0
     assert 0 <= rules.spread_ns <= rules.interval_ns
     late_ns = rules.interval_ns + rules.spread_ns + rules.grid_ns

@@ -23,7 +23,7 @@ QUIET = Look(unread=0, unsent=0, received_ago_ns=1000 * S)
 
 
 def limits(**settings) -> Limits:
-    return Limits.of(IdlePolicy(**settings))
+    return Limits.from_policy(IdlePolicy(**settings))
 
 
 def seen(at=0, **settings) -> Seen:

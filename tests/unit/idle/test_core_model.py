@@ -22,7 +22,7 @@ class Life(RuleBasedStateMachine):
         self.happened: list[tuple[int, str, bool]] = [(0, "both", True)]  # when, way, the user's
         self.open: list[tuple[bool, bool]] = []  # streams, the user's
         self.policy = IdlePolicy(idle_timeout=0.03, check=CHECK / 1000)
-        self.limits = Limits.of(self.policy)
+        self.limits = Limits.from_policy(self.policy)
         self.mark: Mark | None = None
 
     def use(self, users: bool):
@@ -38,7 +38,7 @@ class Life(RuleBasedStateMachine):
             close_streams=streams,
             count_heartbeats=beats,
         )
-        self.limits = Limits.of(self.policy)
+        self.limits = Limits.from_policy(self.policy)
         self.mark = None
 
     @rule(streams=st.booleans(), users=st.booleans())

@@ -449,8 +449,8 @@ def test_a_variable_s_name_is_the_path_of_a_setting_and_its_value_json_or_a_word
     assert policy.retry.backoff.max == 1.0
     assert (policy.failback.retry_on, policy.failback.name) == ("UNAVAILABLE", "audit")
     assert policy.idempotent is True
-    assert policy.of("/a/b").failback is None
-    assert policy.of("/a/b").timeout.timeout == 1.0
+    assert policy.policy_for("/a/b").failback is None
+    assert policy.policy_for("/a/b").timeout.timeout == 1.0
 
 
 def test_of_two_variables_the_one_that_says_more_holds_and_is_named():

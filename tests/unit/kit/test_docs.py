@@ -16,16 +16,16 @@ from rpcwheel import (
     HeartbeatPolicy,
     HedgingPolicy,
     IdlePolicy,
-    KitPolicy,
     MethodPolicy,
     RegistryPolicy,
     RetryPolicy,
-    RetryThrottling,
-    observe,
+    events,
 )
 from rpcwheel.balancer import BalancerPolicy, OutlierEjectionPolicy
+from rpcwheel.call import RetryThrottling
+from rpcwheel.events.log import _LINES
+from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.config import policy_from_env, policy_from_file
-from rpcwheel.observe.logs import _LINES
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT.joinpath("docs", "policies.md").read_text()
@@ -76,7 +76,7 @@ def test_the_file_of_the_page_means_what_the_page_says(file):
     assert (policy.retry.backoff.multiplier, policy.retry.backoff.max) == (0.05, 1.0)
     wait = policy.methods["/shop.Audit/*"].failback.backoff
     assert (wait.multiplier, wait.max) == (1.0, 60.0)
-    assert policy.of("/shop.Orders/Watch").timeout.slow_call_threshold == 1.0
+    assert policy.policy_for("/shop.Orders/Watch").timeout.slow_call_threshold == 1.0
 
 
 def test_the_variables_of_the_page_mean_what_the_page_says(file):
@@ -85,8 +85,8 @@ def test_the_variables_of_the_page_mean_what_the_page_says(file):
     assert policy.timeout == DeadlinePolicy(timeout=5.0, slow_call_threshold=2.5)
     assert (policy.retry.retry_on, policy.retry.max_attempts) == ({"UNAVAILABLE"}, 4)
     assert (policy.retry.backoff.multiplier, policy.retry.backoff.max) == (0.1, 5.0)
-    assert policy.of("/shop.Audit/Push").failback is None
-    assert policy.of("/shop.Audit/Push").timeout.timeout == 0.5
+    assert policy.policy_for("/shop.Audit/Push").failback is None
+    assert policy.policy_for("/shop.Audit/Push").timeout.timeout == 0.5
 
 
 def test_each_setting_stands_on_the_page_with_its_default():
@@ -139,7 +139,7 @@ def test_each_event_stands_on_its_page_with_its_logger_level_and_fields():
             r"^\| `(\w+)` \| (\w+) \| .* \| (.*) \|$", rows, re.MULTILINE
         ):
             said[name] = logger, level, re.findall(r"\w+", listed)
-    shown = {name: getattr(observe, name) for name in observe.__all__}
+    shown = {name: getattr(events, name) for name in events.__all__}
     kinds = {name: kind for name, kind in shown.items() if is_dataclass(kind)}
     assert set(said) == set(kinds)
     for name, kind in kinds.items():

@@ -4,14 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from rpcwheel import (
-    CallPolicy,
-    ConfigurationError,
-    HeartbeatPolicy,
-    IdlePolicy,
-    KitPolicy,
-    RegistryPolicy,
-)
+from rpcwheel import CallPolicy, ConfigurationError, HeartbeatPolicy, IdlePolicy, RegistryPolicy
+from rpcwheel.kit import KitPolicy
 
 OWN = {"heartbeat", "idle", "registry"}
 
@@ -47,4 +41,6 @@ def test_what_is_wrong_is_said_with_its_place():
 
 def test_what_holds_for_a_method_is_as_without_them():
     policy = KitPolicy(timeout=2.0, heartbeat=10.0)
-    assert policy.of("/shop.Orders/Get") == CallPolicy(timeout=2.0).of("/shop.Orders/Get")
+    assert policy.policy_for("/shop.Orders/Get") == CallPolicy(timeout=2.0).policy_for(
+        "/shop.Orders/Get"
+    )

@@ -9,9 +9,11 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel import ConfigurationError, KitPolicy, MethodPolicy, RetryThrottling
+from rpcwheel import ConfigurationError, MethodPolicy
 from rpcwheel.backoff import failed_state
+from rpcwheel.call import RetryThrottling
 from rpcwheel.call.policy import HedgingPolicy
+from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.service_config import policy_from_service_config
 
 RETRY = {
@@ -31,7 +33,7 @@ def methods(*entries, **more):
 
 def of(policy, method):
     """What holds for one method, without what a service config can't set."""
-    found = policy.of(method)
+    found = policy.policy_for(method)
     timeout = found.timeout and found.timeout.timeout
     return timeout, found.wait_for_ready, found.retry, found.hedging, found.idempotent
 
@@ -60,7 +62,7 @@ def test_text_a_mapping_and_a_file_mean_the_same(tmp_path):
 
 
 def test_a_retry_policy_means_a_retry_of_idempotent_calls():
-    policy = methods({"name": [ORDERS], "retryPolicy": RETRY}).of("/shop.Orders/Get")
+    policy = methods({"name": [ORDERS], "retryPolicy": RETRY}).policy_for("/shop.Orders/Get")
     assert policy.idempotent
     assert policy.retry.retry_on == {"UNAVAILABLE"}
     assert policy.retry.max_attempts == 4
@@ -95,7 +97,7 @@ def test_throttling_holds_for_all_retries_and_hedges():
     throttling = {"maxTokens": 10, "tokenRatio": 0.1}
     policy = methods(*entries, retryThrottling=throttling)
     expected = RetryThrottling(max_tokens=10, token_ratio=0.1)
-    assert policy.of("/shop.Orders/Get").retry.retry_budget == expected
+    assert policy.policy_for("/shop.Orders/Get").retry.retry_budget == expected
     assert policy.hedging.retry_budget == expected
 
 

@@ -19,7 +19,7 @@ from rpcwheel.errors import (
     TooManyCalls,
     TooManyTimeouts,
 )
-from rpcwheel.observe import LateResponse, UnmatchedResponse
+from rpcwheel.events import LateResponse, UnmatchedResponse
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 LOST = ConnectionError("gone")

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from fixtures.pending_worlds import CANCELLED, PENDING, AioWorld, SyncWorld, outcome
 from fixtures.waiting import wait_until
 from rpcwheel.errors import CallsClosed, CallTimeout, DuplicateKey
-from rpcwheel.observe import add_sink, log_event, remove_sink
+from rpcwheel.events import add_sink, log_event, remove_sink
 from rpcwheel.timer import DeadlineHeap, ManualTimer
 
 KEYS = st.integers(0, 4)

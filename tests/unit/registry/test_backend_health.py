@@ -1,7 +1,7 @@
 """Whether a registry answers, and how long it is left alone after a failure."""
 
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.observe import RegistryRecovered
+from rpcwheel.events import RegistryRecovered
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
 from rpcwheel.registry.reconciler import BackendHealth, IdConflict
 
@@ -10,7 +10,7 @@ AWAY = RegistryUnavailable("away")
 
 
 def health():
-    return BackendHealth("memory://", RegistryRules.of(RegistryPolicy(backoff=2.0)))
+    return BackendHealth("memory://", RegistryRules.from_policy(RegistryPolicy(backoff=2.0)))
 
 
 def fail(one, now_ns, error=AWAY):
@@ -68,7 +68,10 @@ def test_contact_lost_by_a_watch_pauses_no_requests():
 
 
 def test_the_wait_after_id_conflicts_grows_and_starts_again_after_a_quiet_time():
-    rules, conflict = RegistryRules.of(RegistryPolicy(lease_ttl=6.0, renew=2.0)), IdConflict()
+    rules, conflict = (
+        RegistryRules.from_policy(RegistryPolicy(lease_ttl=6.0, renew=2.0)),
+        IdConflict(),
+    )
     delays_ns = [conflict.delay_ns(now_ns, rules) for now_ns in (0, 1, 2, 3)]
     assert delays_ns == [0, 4 * SECOND, 8 * SECOND, 12 * SECOND]
     assert conflict.delay_ns(100 * SECOND, rules) == 0

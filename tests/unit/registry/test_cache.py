@@ -14,7 +14,7 @@ from fixtures.cache_worlds import (
     records,
 )
 from rpcwheel.durations import NEVER
-from rpcwheel.observe.events import InstancesChanged, InstancesRetained, RecordSkipped
+from rpcwheel.events.events import InstancesChanged, InstancesRetained, RecordSkipped
 from rpcwheel.registry.cache import FILE_DELAY_NS, RecordDecoder
 
 
@@ -292,7 +292,7 @@ def test_no_content_of_a_record_raises():
         b'{"v": 1}',
         b'{"v": 1, "service": "shop.Orders", "host": "0.0.0.0", "port": 1, "id": "a"}',
         instance("b").encoded(),
-        instance("a").changed(service="shop.Bills").encoded(),
+        instance("a").replace(service="shop.Bills").encoded(),
     ):
         skipped = []
         assert RecordDecoder(REGISTRY, SERVICE).decode("a", data, skipped) is None, data

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fixtures.cache_worlds import LEASE_S, STALE_S, CacheDriver
-from rpcwheel.observe.events import InstancesChanged
+from rpcwheel.events.events import InstancesChanged
 
 IDS = st.sets(st.sampled_from("abcdef"))
 MIN_COUNT = 3

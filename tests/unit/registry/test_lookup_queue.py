@@ -4,8 +4,8 @@ import pytest
 
 from fixtures.flaky_backends import POLICY, instance
 from rpcwheel.errors import RegistryClosed
+from rpcwheel.events import InstancesRetained
 from rpcwheel.instance import Snapshot
-from rpcwheel.observe import InstancesRetained
 from rpcwheel.registry.policy import RegistryRules
 from rpcwheel.registry.session import LookupQueue
 
@@ -23,7 +23,7 @@ class LookupDriver:
         self.written = []
         self.queue = LookupQueue(
             backend,
-            RegistryRules.of(POLICY),
+            RegistryRules.from_policy(POLICY),
             self,
             lambda: self.now_s * SECOND,
             lambda *events: self.events.extend(events),

@@ -64,7 +64,7 @@ def test_invalid_settings_are_refused():
 
 
 def seconds(policy):
-    rules = RegistryRules.of(policy)
+    rules = RegistryRules.from_policy(policy)
     figures = (
         rules.lease_ns,
         rules.renew_interval_ns,
@@ -90,7 +90,7 @@ def test_given_times_are_used():
 
 def test_the_default_backoff_is_random_and_doubles_from_200_ms_to_a_third_of_the_lease():
     for lease, longest in ((15.0, 5.0), (300.0, 30.0)):
-        rules = RegistryRules.of(RegistryPolicy(lease_ttl=lease))
+        rules = RegistryRules.from_policy(RegistryPolicy(lease_ttl=lease))
         for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, longest), (100_000, longest)):
             waits = [rules.retry_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(300)]
             assert max(waits) <= most
@@ -115,5 +115,5 @@ def test_a_custom_backoff_is_used_if_it_returns_a_finite_time():
         (Broken(SystemExit(3)), 5.0),
         (wait_fixed(float("inf")), 5.0),
     ):
-        rules = RegistryRules.of(RegistryPolicy(backoff=retry))
+        rules = RegistryRules.from_policy(RegistryPolicy(backoff=retry))
         assert rules.retry_ns(1, elapsed_ns=0, error=None) / 1e9 == expected, retry

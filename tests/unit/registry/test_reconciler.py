@@ -8,7 +8,7 @@ import pytest
 from fixtures.reconciler_driver import REFUSED, SECOND, UNAVAILABLE, ReconcilerDriver, instance
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import InstanceIdConflict
-from rpcwheel.observe import (
+from rpcwheel.events import (
     InstancePublished,
     InstanceWithdrawn,
     RegistryFailed,

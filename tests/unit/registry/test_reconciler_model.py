@@ -69,7 +69,9 @@ class Reconciling(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now_ns = SECOND
-        self.core = Reconciler("memory://", RegistryRules.of(RegistryPolicy(lease_ttl=6.0)))
+        self.core = Reconciler(
+            "memory://", RegistryRules.from_policy(RegistryPolicy(lease_ttl=6.0))
+        )
         self.engine = Engine()
         self.wanted: dict = {}
         self.entries: list = []

@@ -9,8 +9,8 @@ from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.errors import TimerStopped
+from rpcwheel.events import RegistryFailed
 from rpcwheel.instance import Snapshot
-from rpcwheel.observe import RegistryFailed
 from rpcwheel.registry import watches as module
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
 from rpcwheel.registry.watches import LISTENER_QUEUES, MAX_PENDING, Listener, ServiceWatch
@@ -55,7 +55,7 @@ def make(file, timer):
 
     def make():
         unused = {"on_view": lambda: None, "on_contact_lost": lambda _: None}
-        rules = RegistryRules.of(RegistryPolicy())
+        rules = RegistryRules.from_policy(RegistryPolicy())
         watch = ServiceWatch(SERVICE, REGISTRY, rules, timer=timer, snapshots=file, **unused)
         made.append(watch)
         return watch

@@ -2,7 +2,7 @@
 
 from fixtures.flaky_backends import POLICY, instance
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe import TaskFailed
+from rpcwheel.events import TaskFailed
 from rpcwheel.registry.reconciler import Reconciler, State
 from rpcwheel.registry.session import Session
 

@@ -15,7 +15,7 @@ import pytest
 from fixtures.cache_worlds import REGISTRY, SERVICE, instance, instances, wait_status_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.observe.events import RecordSkipped, SnapshotFailed
+from rpcwheel.events.events import RecordSkipped, SnapshotFailed
 from rpcwheel.registry import snapshot_file as module
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.snapshot_file import (

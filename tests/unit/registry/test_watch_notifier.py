@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
-from rpcwheel.observe import CallbackFailed
+from rpcwheel.events import CallbackFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 

@@ -39,7 +39,9 @@ def test_each_service_with_subscribers_has_one_watch_despite_failures():
     chance, timer = random.Random(7), ManualTimer()
     backend = RegistryBackend(chance)
     told = dict.fromkeys(("on_view", "on_contact_lost", "emit", "on_unused"), lambda *_: None)
-    watches = WatchManager(backend, RegistryRules.of(POLICY), timer=timer, snapshots=None, **told)
+    watches = WatchManager(
+        backend, RegistryRules.from_policy(POLICY), timer=timer, snapshots=None, **told
+    )
     subscribers = []
     for _ in range(500):
         if subscribers and chance.random() < 0.5:

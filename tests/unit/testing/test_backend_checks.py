@@ -18,7 +18,7 @@ from rpcwheel.timer import ManualTimer
 
 class ForgetsZones(MemoryBackend):
     def publish(self, instances):
-        super().publish([one.changed(zone="") for one in instances])
+        super().publish([one.replace(zone="") for one in instances])
 
 
 class KeepsTheFirst(MemoryBackend):
@@ -40,7 +40,7 @@ class WithdrawsAnyEpoch(MemoryBackend):
     def withdraw(self, instances):
         for one in instances:
             if found := self._found(one):
-                super().withdraw([one.changed(epoch=found.epoch)])
+                super().withdraw([one.replace(epoch=found.epoch)])
 
 
 class WantsSome(MemoryBackend):

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rpcwheel import ManualTimer, TimerTask
+from rpcwheel.timer import ManualTimer, TimerTask
 from rpcwheel.timer.api import LATENESS_BOUNDS_S
 
 

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import AsyncWheelTimer, ManualTimer, PeriodicTask, RetryTask, WheelTimer
+from rpcwheel import AsyncWheelTimer, WheelTimer
+from rpcwheel.timer import ManualTimer, PeriodicTask, RetryTask
 
 TASKS = 20
 

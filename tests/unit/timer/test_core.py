@@ -11,7 +11,7 @@ import pytest
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.observe.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
+from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.timer import HierarchicalWheel, ManualTimer, PeriodicTask, WheelTimer, core
 from rpcwheel.timer.api import LATENESS_BOUNDS_S
 

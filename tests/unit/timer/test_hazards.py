@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import (
-    AsyncWheelTimer,
+from rpcwheel import AsyncWheelTimer, WheelTimer
+from rpcwheel.durations import NEVER
+from rpcwheel.timer import (
     HashedWheel,
     HierarchicalWheel,
     ManualTimer,
     PeriodicTask,
     SparseWheel,
     Timeout,
-    WheelTimer,
+    aio,
 )
-from rpcwheel.durations import NEVER
-from rpcwheel.timer import aio
 from rpcwheel.timer.queue import FORM
 
 WHEELS = [HierarchicalWheel, SparseWheel, HashedWheel]

@@ -45,7 +45,7 @@ def test_a_view_says_which_records_changed(opened):
     backend.publish([ONE])
     backend.watch(SERVICE, watcher)
     backend.publish([ONE, TWO])
-    backend.publish([ONE.changed(weight=7)])
+    backend.publish([ONE.replace(weight=7)])
     backend.withdraw([TWO])
     assert [view.changed for view in watcher.views] == [None, {TWO.id}, {ONE.id}, {TWO.id}]
 
@@ -106,7 +106,7 @@ def test_a_timer_that_is_stopped_makes_the_registry_unavailable(opened):
 
 def test_threads_may_use_one_registry_at_the_same_time(opened):
     backends = [opened() for _ in range(4)]
-    instances = [ONE.changed(id=str(number)) for number in range(4)]
+    instances = [ONE.replace(id=str(number)) for number in range(4)]
 
     def work(number):
         for _ in range(200):

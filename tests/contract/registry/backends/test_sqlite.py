@@ -17,8 +17,8 @@ from fixtures.engine_watchers import RecordingWatcher
 from fixtures.timers import hasty_threads, run_threads  # noqa: F401 - a fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
+from rpcwheel.events import ExecutorRejected
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe import ExecutorRejected
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.testing import check_backend
@@ -54,7 +54,7 @@ def opened(path):
 
 def keep(backend, weight):
     """Publish an instance with this weight."""
-    backend.publish([ONE.changed(weight=weight)])
+    backend.publish([ONE.replace(weight=weight)])
 
 
 def find(backend):
@@ -107,7 +107,7 @@ def test_a_reboot_ends_all_leases(opened, path, timer):
 def test_a_renewal_removes_ended_leases(opened, path, timer):
     opened(timer=timer).publish([ONE])
     living = opened(timer=timer)
-    living.publish([TWO.changed(service="other")])
+    living.publish([TWO.replace(service="other")])
     for _ in range(2):
         timer.advance(LEASE / 2)
         living.renew([])
@@ -263,7 +263,7 @@ def test_threads_that_create_the_file_at_once_create_one(opened, path):
         backends = [opened() for _ in range(8)]
         run_threads(
             *(
-                lambda one=one, number=number: one.publish([ONE.changed(id=str(number))])
+                lambda one=one, number=number: one.publish([ONE.replace(id=str(number))])
                 for number, one in enumerate(backends)
             )
         )
@@ -417,7 +417,7 @@ def test_a_full_disk_damages_nothing_and_writes_work_when_there_is_room(opened, 
     backend = opened(at=small_disk / "registry.db")
     keep(backend, 1)
     big = [
-        TWO.changed(id=str(number), metadata={f"k{n}": "y" * 1000 for n in range(8)})
+        TWO.replace(id=str(number), metadata={f"k{n}": "y" * 1000 for n in range(8)})
         for number in range(20)
     ]
     with pytest.raises(RegistryUnavailable, match="the disk is full"):

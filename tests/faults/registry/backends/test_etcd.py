@@ -29,7 +29,7 @@ def make(etcd: EtcdEngine, opened) -> Callable[..., RegistryBackend]:
 
 
 def of(service: str, port: int = 1) -> ServiceInstance:
-    return instance(port).changed(service=service)
+    return instance(port).replace(service=service)
 
 
 # Keys

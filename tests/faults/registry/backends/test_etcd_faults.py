@@ -166,7 +166,7 @@ def test_publish_gets_a_new_lease_and_renew_reports_the_lost_one(etcd, backend, 
 
 def test_a_key_of_another_process_is_missing_and_not_withdrawn(etcd, backend, opened) -> None:
     successor = opened(etcd.url())
-    theirs = ONE.changed(epoch="another process")
+    theirs = ONE.replace(epoch="another process")
     successor.publish([theirs])
     assert backend.renew([ONE]) == {ONE.key: "missing"}
     backend.withdraw([ONE])
@@ -208,7 +208,7 @@ def test_a_publish_applied_after_a_later_one_is_corrected_by_renew(etcd, opened)
         proxy.half_open(TO_SERVER)
         with pytest.raises(RegistryUnavailable):
             backend.publish([ONE])
-        draining = ONE.changed(status="DRAINING")
+        draining = ONE.replace(status="DRAINING")
         in_the_end(lambda: backend.publish([draining]))
         etcd.put(KEY, ONE.encoded(), etcd.lease_of(KEY_OF_TWO))  # as above
         proxy.heal()

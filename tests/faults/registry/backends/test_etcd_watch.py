@@ -12,8 +12,8 @@ from fixtures.engine_watchers import RecordingWatcher, instance
 from fixtures.engines import engine_fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import TooManyTimeouts
+from rpcwheel.events.events import RegistryFailed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.observe.events import RegistryFailed
 from rpcwheel.registry.backend import RegistryBackend, Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.timer import WheelTimer
@@ -31,7 +31,7 @@ def make(etcd: EtcdEngine, opened) -> Callable[[], RegistryBackend]:
 
 
 def of(service: str) -> ServiceInstance:
-    return instance().changed(service=service)
+    return instance().replace(service=service)
 
 
 def test_all_watches_of_a_backend_share_one_thread(make) -> None:

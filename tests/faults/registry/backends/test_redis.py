@@ -56,7 +56,7 @@ def test_a_record_is_json_in_a_hash_and_its_lease_end_is_in_a_sorted_set(redis, 
 
 
 def test_all_keys_of_a_namespace_are_in_one_slot(redis, opened, namespace):
-    opened(redis.url(namespace=namespace)).publish([A, A.changed(service="shop.Stock")])
+    opened(redis.url(namespace=namespace)).publish([A, A.replace(service="shop.Stock")])
     keys = {key.decode() for key in redis.ask("KEYS", "*") if namespace.encode() in key}
     kinds = {*KINDS, f"log:{A.service}", "log:shop.Stock"}
     assert keys == {f"{{{namespace}}}:{kind}" for kind in kinds}
@@ -156,7 +156,7 @@ def calls(redis, command: str) -> int:
 
 def of_services(count: int):
     """Return one instance of each of `count` services."""
-    return [A.changed(service=f"shop.Service{number}") for number in range(count)]
+    return [A.replace(service=f"shop.Service{number}") for number in range(count)]
 
 
 def test_all_instances_of_a_process_are_renewed_by_one_script(redis, opened, namespace):
@@ -190,7 +190,7 @@ def test_an_update_says_which_records_have_changed(redis, opened, namespace):
     backend.publish(many)
     backend.watch(A.service, watcher)
     assert watcher.sees(*many)
-    heavy = A.changed(weight=7)
+    heavy = A.replace(weight=7)
     backend.publish([heavy])
     assert wait_until(lambda: watcher.views[-1].records[A.id] == heavy.encoded())
     assert watcher.views[-1].changed == {A.id}
@@ -204,9 +204,9 @@ def test_a_service_is_read_in_full_if_the_log_of_its_changes_is_too_short(redis,
     backend = opened(redis.url(namespace=namespace))
     backend.publish([A, B])
     known = backend.lookup(A.service)
-    backend.publish([A.changed(weight=7)])
+    backend.publish([A.replace(weight=7)])
     redis.ask("DEL", f"{{{namespace}}}:log:{A.service}")
-    backend.publish([B.changed(weight=7)])
+    backend.publish([B.replace(weight=7)])
     view = backend._read(A.service, known)
     assert view.changed is None
     assert view.records == backend.lookup(A.service).records
@@ -226,7 +226,7 @@ def test_updates_after_random_changes_are_equal_to_full_reads(redis, opened, nam
     changes = {
         8: lambda: chance.choice(backends).publish(some()),
         4: lambda: chance.choice(backends).withdraw(some()),
-        3: lambda: chance.choice(backends).publish([A.changed(service="shop.Stock")]),
+        3: lambda: chance.choice(backends).publish([A.replace(service="shop.Stock")]),
         2: lambda: redis.ask("HDEL", f"{prefix}records", *map(field_of, some())),
         1: lambda: redis.ask("DEL", f"{prefix}log:{A.service}"),
     }

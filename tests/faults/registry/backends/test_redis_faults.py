@@ -171,7 +171,7 @@ def test_records_deleted_by_hand_are_reported_as_missing(redis, watched):
 
 def test_records_overwritten_by_hand_are_reported_as_missing(redis, watched):
     backend, _ = watched
-    redis.ask("HSET", RECORDS, field_of(A), A.changed(epoch="another").encoded())
+    redis.ask("HSET", RECORDS, field_of(A), A.replace(epoch="another").encoded())
     redis.ask("HSET", RECORDS, field_of(B), "broken")
     assert set(backend.renew([A, B]).values()) == {"missing"}
 
@@ -195,7 +195,7 @@ def test_the_deletion_of_all_keys_of_records_by_hand_is_seen_at_the_next_check(r
 
 def test_a_record_changed_by_hand_is_seen_after_the_next_renewal(redis, watched):
     backend, watcher = watched
-    heavy = A.changed(weight=7)
+    heavy = A.replace(weight=7)
     redis.ask("HSET", RECORDS, field_of(A), heavy.encoded())
     assert backend.renew([A, B]) == {}
     assert wait_until(lambda: watcher.views[-1].records[A.id] == heavy.encoded())
@@ -280,7 +280,7 @@ def test_a_full_server_accepts_a_new_status_of_a_listed_instance(redis, opened, 
     backend = opened(redis.url())
     backend.publish([A, B])
     full()
-    draining = A.changed(status="DRAINING")
+    draining = A.replace(status="DRAINING")
     backend.publish([draining])
     assert backend.lookup(A.service).records == {A.id: draining.encoded(), B.id: B.encoded()}
 

@@ -101,7 +101,7 @@ def test_after_a_change_of_one_node_only_that_one_is_read(zookeeper, opened, nam
     assert watcher.sees(*many)
     assert wait_until(lambda: not backend._polling._running)
     before = _received(zookeeper)
-    heavy = A.changed(weight=7)
+    heavy = A.replace(weight=7)
     backend.publish([heavy])
     assert wait_until(lambda: watcher.views[-1].records[A.id] == heavy.encoded())
     asked = _received(zookeeper) - before
@@ -114,7 +114,7 @@ def test_a_view_says_which_record_changed(zookeeper, opened, namespace):
     watching.watch(A.service, watcher := RecordingWatcher())
     assert watcher.sees(A, B, odd)
     for change in (
-        lambda: publisher.publish([A.changed(weight=7)]),
+        lambda: publisher.publish([A.replace(weight=7)]),
         lambda: publisher.withdraw([odd]),
         lambda: publisher.publish([instance(3)]),
     ):
@@ -159,7 +159,7 @@ def test_a_renewal_notices_nodes_that_vanish_or_are_replaced_after_one_before(
             lambda: operator.delete(f"/{namespace}/v1/shop.Orders/{A.id}"),
             lambda: operator.set(f"/{namespace}/v1/shop.Orders/{A.id}", b"broken"),
             lambda: other.publish([A]),
-            lambda: other.publish([A.changed(epoch="another")]),
+            lambda: other.publish([A.replace(epoch="another")]),
         ):
             for _ in range(2):
                 assert backend.renew([A, B, third]) == {}
@@ -223,7 +223,7 @@ def test_existing_parents_need_no_right_to_create_them(zookeeper, opened, namesp
         assert backend.renew([A]) == {}
         operator.set_acls(f"/{namespace}/v1", closed)
         with pytest.raises(RegistryRefused, match="NoAuth"):
-            backend.publish([A.changed(service="shop.Stock")])
+            backend.publish([A.replace(service="shop.Stock")])
         for path in ("/v1", ""):  # or the operator could not flush it
             operator.set_acls(f"/{namespace}{path}", [make_acl("world", "anyone", all=True)])
 

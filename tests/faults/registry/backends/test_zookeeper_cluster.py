@@ -78,7 +78,7 @@ def test_with_another_leader_all_backends_publish_renew_look_up_and_watch(
         leader.kill9()
     else:
         leader.freeze()
-    changed = [one.changed(weight=7) for one in instances]
+    changed = [one.replace(weight=7) for one in instances]
     for backend, one in zip(backends, changed, strict=True):
         in_the_end(lambda backend=backend, one=one: backend.publish([one]))
         assert publishes_again(backend, one)

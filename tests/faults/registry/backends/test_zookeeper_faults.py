@@ -222,7 +222,7 @@ def test_the_end_of_a_dead_session_does_not_delete_the_node_of_its_successor(zoo
     with zookeeper.operator() as operator:
         stale = _owner_when_published(dead, operator)
         proxy.blackhole(new=True)
-        successor, again = opened(zookeeper.url()), A.changed(epoch="another", weight=7)
+        successor, again = opened(zookeeper.url()), A.replace(epoch="another", weight=7)
         successor.publish([again])
         assert wait_until(lambda: f"0x{stale:x}" not in operator.command(b"dump"))
         assert operator.get(NODE)[1].ephemeralOwner != stale

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.observe import ExecutorRejected
+from rpcwheel.events import ExecutorRejected
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.polling import FIRST_RETRY_S, PollingWatcher
 from rpcwheel.timer import ManualTimer, WheelTimer

@@ -13,15 +13,15 @@ __all__ = ["tls_files"]
 
 
 def test_tls_is_on_if_the_scheme_or_the_url_says_so():
-    assert Tls.of(parse_url("redis://a"), default=False) is None
-    assert Tls.of(parse_url("redis://a?tls"), default=False) == Tls()
-    assert Tls.of(parse_url("rediss://a"), default=True) == Tls()
+    assert Tls.from_url(parse_url("redis://a"), default=False) is None
+    assert Tls.from_url(parse_url("redis://a?tls"), default=False) == Tls()
+    assert Tls.from_url(parse_url("rediss://a"), default=True) == Tls()
 
 
 def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
     root, chain, key = tls_files
     url = parse_url(f"redis://a?tls=1&ca={root}&cert={chain}&key={key}")
-    context = Tls.of(url, default=False).context()
+    context = Tls.from_url(url, default=False).context()
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert len(context.get_ca_certs()) == 1
@@ -36,17 +36,17 @@ def test_contradictory_options_and_missing_files_are_refused():
         ("tls=1&ca=nowhere.pem", "can't be used"),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            Tls.of(parse_url(f"redis://a?{options}"), default=False)
+            Tls.from_url(parse_url(f"redis://a?{options}"), default=False)
     with pytest.raises(ConfigurationError, match="without it redis://"):
-        Tls.of(parse_url("rediss://a?tls=no"), default=True)
+        Tls.from_url(parse_url("rediss://a?tls=no"), default=True)
 
 
 def test_a_file_without_a_certificate_is_refused(tls_files):
     root, _, key = tls_files
     with pytest.raises(ConfigurationError, match="can't be used"):
-        Tls.of(parse_url(f"redis://a?tls=1&ca={key}"), default=False)
+        Tls.from_url(parse_url(f"redis://a?tls=1&ca={key}"), default=False)
     with pytest.raises(ConfigurationError, match="can't be used"):
-        Tls.of(parse_url(f"redis://a?tls=1&cert={root}&key={key}"), default=False)
+        Tls.from_url(parse_url(f"redis://a?tls=1&cert={root}&key={key}"), default=False)
 
 
 def test_refused_by_tls_finds_the_ssl_error_among_the_causes():

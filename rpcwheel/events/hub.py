@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from .events import Event
-from .logs import log_event
+from .log import log_event
 
 Sink: TypeAlias = Callable[[Event], None]
 

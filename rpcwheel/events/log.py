@@ -106,40 +106,40 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "%(live)d timers are live, more than %(limit)d; use one for all "
         "(rpcwheel.timer.shared_timer), and stop those that are done with",
     ),
-    events.CallParked: _Line(
+    events.FailbackQueued: _Line(
         FAILBACK,
         logging.WARNING,
         "name function",
         "%(call)s failed, next try in %(delay_s).3g s, %(pending)d pending: %(error)s",
     ),
-    events.CallRetried: _Line(
+    events.FailbackAttemptFailed: _Line(
         FAILBACK,
         logging.INFO,
         "name function",
         "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
         "next try in %(delay_s).3g s: %(error)s",
     ),
-    events.CallDelivered: _Line(
+    events.FailbackDelivered: _Line(
         FAILBACK,
         logging.INFO,
         "name function",
         "%(call)s delivered at try %(attempts)d, after %(waited_s).3g s",
     ),
-    events.CallAbandoned: _Line(
+    events.FailbackGaveUp: _Line(
         FAILBACK,
         logging.ERROR,
         "name function",
         "%(call)s abandoned after %(attempts)d tries in %(waited_s).3g s, %(reason)s: %(error)s",
         traceback=True,
     ),
-    events.CallDropped: _Line(
+    events.FailbackDropped: _Line(
         FAILBACK,
         logging.ERROR,
         "name function",
         "%(call)s dropped, the queue is full, %(pending)d pending: %(error)s",
         every_s=SELDOM_S,
     ),
-    events.CallsUndelivered: _Line(
+    events.FailbackLost: _Line(
         FAILBACK,
         logging.ERROR,
         "name",
@@ -236,14 +236,14 @@ _LINES: Final[dict[type[events.Event], _Line]] = {
         "peer",
         "%(peer)s: connection closed (%(how)s) after %(idle_s).3g s, %(reason)s",
     ),
-    events.ConnectionKept: _Line(
+    events.IdleCloseSkipped: _Line(
         CONNECTION,
         logging.INFO,
         "peer",
         "%(peer)s: connection not closed, %(reason)s",
         every_s=RARELY_S,
     ),
-    events.IdleLimited: _Line(
+    events.IdleDetectionLimited: _Line(
         CONNECTION, logging.WARNING, "reason", "idle connections: %(reason)s"
     ),
     events.LateResponse: _Line(

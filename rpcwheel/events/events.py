@@ -51,7 +51,7 @@ class TooManyTimers(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallParked(Event):
+class FailbackQueued(Event):
     """The first try of a call failed; it waits for its retry, and the caller has the default."""
 
     name: str
@@ -62,7 +62,7 @@ class CallParked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallRetried(Event):
+class FailbackAttemptFailed(Event):
     """A retry failed and another will follow. `attempts` counts all tries, the first one too."""
 
     name: str
@@ -74,7 +74,7 @@ class CallRetried(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallDelivered(Event):
+class FailbackDelivered(Event):
     """A parked call succeeded in the end, at its `attempts`-th try, `waited_s` after its first."""
 
     name: str
@@ -84,7 +84,7 @@ class CallDelivered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallAbandoned(Event):
+class FailbackGaveUp(Event):
     """A parked call is given up: no retries left, or an error that retrying does not cure."""
 
     name: str
@@ -96,7 +96,7 @@ class CallAbandoned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallDropped(Event):
+class FailbackDropped(Event):
     """A call failed and was not parked because the queue is full (`overflow="drop"`)."""
 
     name: str
@@ -106,7 +106,7 @@ class CallDropped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallsUndelivered(Event):
+class FailbackLost(Event):
     """Parked calls ended without delivery: closed, exit, their timer stopped, their loop closed."""
 
     name: str
@@ -271,7 +271,7 @@ class ConnectionClosed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionKept(Event):
+class IdleCloseSkipped(Event):
     """A connection that was to be closed is still open; `reason` says why."""
 
     peer: str
@@ -279,7 +279,7 @@ class ConnectionKept(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class IdleLimited(Event):
+class IdleDetectionLimited(Event):
     """An idle detector can't do all it should, on this system or for these addresses."""
 
     reason: str

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rpcwheel.observe import TooManyTimers, add_sink, emit, log_event, remove_sink
-from rpcwheel.observe.hub import _Hub
+from rpcwheel.events import TooManyTimers, add_sink, emit, log_event, remove_sink
+from rpcwheel.events.hub import _Hub
 
 EVENT = TooManyTimers(live=65, limit=64)
 
@@ -129,7 +129,7 @@ def test_the_log_can_be_replaced_by_a_sink_of_ones_own(caplog):
 
 
 def test_a_forked_child_can_add_sinks_though_a_thread_held_the_lock(hub):
-    from rpcwheel.observe.hub import _HUB
+    from rpcwheel.events.hub import _HUB
 
     with _HUB._lock:
         child = os.fork()

@@ -1,14 +1,14 @@
 """Events and their sinks.
 
 Each time rpcwheel loses, delays or saves work, it emits an event: a frozen record such as
-`CallParked` or `TaskSlow`. One sink is installed by default, `log_event`, which writes to the
+`FailbackQueued` or `TaskSlow`. One sink is installed by default, `log_event`, which writes to the
 loggers `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
 `rpcwheel.registry`. Add your own::
 
-    from rpcwheel.observe import CallAbandoned, Event, add_sink
+    from rpcwheel.events import FailbackGaveUp, Event, add_sink
 
     def count_losses(event: Event) -> None:
-        if isinstance(event, CallAbandoned):
+        if isinstance(event, FailbackGaveUp):
             LOSSES.labels(event.name).inc()
 
     add_sink(count_losses)
@@ -18,28 +18,28 @@ once, and has no effect on the call or the timer.
 """
 
 from .events import (
-    CallAbandoned,
     CallbackFailed,
-    CallDelivered,
-    CallDropped,
-    CallParked,
-    CallRetried,
     CallSlow,
-    CallsUndelivered,
     ConnectionAlive,
     ConnectionClosed,
     ConnectionDead,
     ConnectionIdle,
-    ConnectionKept,
     ConnectionReplaced,
     DeadLetterFailed,
     DeadlineExceededBeforeStart,
     DefaultResponseUsed,
     Event,
     ExecutorRejected,
+    FailbackAttemptFailed,
+    FailbackDelivered,
+    FailbackDropped,
+    FailbackGaveUp,
+    FailbackLost,
+    FailbackQueued,
     HeartbeatMissed,
     HedgeSent,
-    IdleLimited,
+    IdleCloseSkipped,
+    IdleDetectionLimited,
     InstancePublished,
     InstancesChanged,
     InstancesRetained,
@@ -63,32 +63,32 @@ from .events import (
     WithdrawalFailed,
 )
 from .hub import Sink, add_sink, emit, remove_sink
-from .logs import log_event
+from .log import log_event
 from .rate_limit import Suppressed
 
 __all__ = [
-    "CallAbandoned",
-    "CallDelivered",
-    "CallDropped",
-    "CallParked",
-    "CallRetried",
     "CallSlow",
     "CallbackFailed",
-    "CallsUndelivered",
     "ConnectionAlive",
     "ConnectionClosed",
     "ConnectionDead",
     "ConnectionIdle",
-    "ConnectionKept",
     "ConnectionReplaced",
     "DeadLetterFailed",
     "DeadlineExceededBeforeStart",
     "DefaultResponseUsed",
     "Event",
     "ExecutorRejected",
+    "FailbackAttemptFailed",
+    "FailbackDelivered",
+    "FailbackDropped",
+    "FailbackGaveUp",
+    "FailbackLost",
+    "FailbackQueued",
     "HeartbeatMissed",
     "HedgeSent",
-    "IdleLimited",
+    "IdleCloseSkipped",
+    "IdleDetectionLimited",
     "InstancePublished",
     "InstanceWithdrawn",
     "InstancesChanged",

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from rpcwheel.observe import CallSlow, ConnectionAlive, ConnectionDead, DefaultResponseUsed
-from rpcwheel.observe.rate_limit import OTHERS, RateLimiter, Suppressed
+from rpcwheel.events import CallSlow, ConnectionAlive, ConnectionDead, DefaultResponseUsed
+from rpcwheel.events.rate_limit import OTHERS, RateLimiter, Suppressed
 
 TEN_IN_TEN = {"burst": 10, "period_s": 10.0}
 ONCE_A_MINUTE = {"burst": 1, "period_s": 60.0}

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 
-from rpcwheel.observe import events
+from rpcwheel.events import events
 
 KINDS = [
     kind for _, kind in inspect.getmembers(events, inspect.isclass) if kind is not events.Event
@@ -29,6 +29,6 @@ def test_a_time_in_an_event_names_its_unit():
 
 
 def test_every_event_is_public():
-    from rpcwheel import observe
+    from rpcwheel import events
 
-    assert {"Event", *(kind.__name__ for kind in KINDS)} <= set(observe.__all__)
+    assert {"Event", *(kind.__name__ for kind in KINDS)} <= set(events.__all__)

@@ -12,8 +12,8 @@ import pytest
 
 from fixtures.waiting import WAIT_S
 from rpcwheel.errors import FailbackFull, InstanceIdConflict
-from rpcwheel.observe import events, log_event, logs
-from rpcwheel.observe.rate_limit import Suppressed
+from rpcwheel.events import events, log, log_event
+from rpcwheel.events.rate_limit import Suppressed
 
 GOLDEN = Path(__file__).parent / "log_lines.golden.txt"
 """Of each event its class, logger, level and text."""
@@ -52,12 +52,12 @@ EVENTS = [
     events.TaskFailed("wheel", "push", BOOM),
     events.ExecutorRejected("wheel", "push", BOOM),
     events.TooManyTimers(65, 64),
-    events.CallParked("audit", "shop.push", BOOM, delay_s=5.0, pending=1),
-    events.CallRetried("audit", "shop.push", 2, 5.25, BOOM, delay_s=0.5),
-    events.CallDelivered("audit", "shop.push", 3, 10.5),
-    events.CallAbandoned("audit", "shop.push", 4, 15.0, BOOM, "no retries left"),
-    events.CallDropped("audit", "shop.push", BOOM, pending=100),
-    events.CallsUndelivered("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
+    events.FailbackQueued("audit", "shop.push", BOOM, delay_s=5.0, pending=1),
+    events.FailbackAttemptFailed("audit", "shop.push", 2, 5.25, BOOM, delay_s=0.5),
+    events.FailbackDelivered("audit", "shop.push", 3, 10.5),
+    events.FailbackGaveUp("audit", "shop.push", 4, 15.0, BOOM, "no retries left"),
+    events.FailbackDropped("audit", "shop.push", BOOM, pending=100),
+    events.FailbackLost("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
     events.DeadLetterFailed("audit", "shop.push", BOOM),
     events.CallSlow("/shop.Orders/Get", "client", 1.5),
     events.RetryScheduled("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25),
@@ -74,8 +74,8 @@ EVENTS = [
     events.ConnectionAlive("shop:1", after_s=181.0, rtt_s=0.001),
     events.ConnectionIdle("ipv4:10.0.0.1:5", "neither read nor written", 180.0, 0, 1),
     events.ConnectionClosed("ipv4:10.0.0.1:5", "neither read nor written", 180.0, "shutdown"),
-    events.ConnectionKept("ipv4:10.0.0.1:5", "it is in use again"),
-    events.IdleLimited("Unix sockets do not tell their peers"),
+    events.IdleCloseSkipped("ipv4:10.0.0.1:5", "it is in use again"),
+    events.IdleDetectionLimited("Unix sockets do not tell their peers"),
     events.LateResponse("orders", "7", "timed out", 0.25),
     events.UnmatchedResponse("orders", "7"),
     events.InstancePublished(REGISTRY, "shop.Orders", "10.0.0.7:1", "lease", away_s=16.5),
@@ -116,15 +116,15 @@ def test_every_kind_of_event_has_its_line():
 
 def test_two_events_of_a_kind_have_the_same_template(caplog):
     caplog.set_level(logging.DEBUG)
-    log_event(events.CallDelivered("audit", "push", 2, 1.0))
-    log_event(events.CallDelivered("bills", "pull", 3, 2.0))
+    log_event(events.FailbackDelivered("audit", "push", 2, 1.0))
+    log_event(events.FailbackDelivered("bills", "pull", 3, 2.0))
     one, other = caplog.records
     assert one.msg == other.msg
 
 
 def test_a_failure_with_a_status_is_logged_as_one_line_of_code_and_details(caplog):
     for error in FAILURES:
-        log_event(events.CallAbandoned("audit", "push", 4, 1.0, error, "no retries left"))
+        log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, error, "no retries left"))
         log_event(events.CallbackFailed("/shop.Orders/Get", "done callback", error))
     assert [record.exc_text for record in caplog.records] == [None] * 4
     assert all(said.endswith(" UNAVAILABLE: the shop is closed") for said in caplog.messages)
@@ -140,8 +140,8 @@ def test_a_status_of_this_package_is_logged_with_its_class(caplog):
 
 
 def test_an_error_that_is_no_status_is_logged_with_its_traceback_if_the_call_is_lost(caplog):
-    log_event(events.CallParked("audit", "push", BOOM, 5.0, 1))
-    log_event(events.CallAbandoned("audit", "push", 4, 1.0, BOOM, "no retries left"))
+    log_event(events.FailbackQueued("audit", "push", BOOM, 5.0, 1))
+    log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, BOOM, "no retries left"))
     parked, abandoned = caplog.records
     assert not parked.exc_text
     assert abandoned.exc_text.startswith("  ")
@@ -230,7 +230,7 @@ def test_a_long_name_is_cut(caplog):
 
 def test_300_failing_calls_of_a_method_are_logged_as_10_lines_and_their_number(caplog, monkeypatch):
     now_s = 100.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(log.time, "monotonic", lambda: now_s)
     event = events.DefaultResponseUsed("/shop.Orders/Get", FAILURES[0])
     for _ in range(300):
         log_event(event)
@@ -242,12 +242,12 @@ def test_300_failing_calls_of_a_method_are_logged_as_10_lines_and_their_number(c
 
 
 def test_each_method_is_limited_by_itself(caplog, monkeypatch):
-    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(log.time, "monotonic", lambda: 0.0)
     for _ in range(12):
         log_event(events.CallSlow("/shop.Orders/Get", "server", 1.0))
         log_event(events.CallSlow("/shop.Orders/Put", "server", 1.0))
-        log_event(events.CallAbandoned("*", "/shop.Orders/Get", 4, 1.0, BOOM, "closed"))
-        log_event(events.CallAbandoned("*", "/shop.Orders/Put", 4, 1.0, BOOM, "closed"))
+        log_event(events.FailbackGaveUp("*", "/shop.Orders/Get", 4, 1.0, BOOM, "closed"))
+        log_event(events.FailbackGaveUp("*", "/shop.Orders/Put", 4, 1.0, BOOM, "closed"))
     assert len(caplog.messages) == 40
 
 
@@ -256,7 +256,7 @@ def test_each_method_is_limited_by_itself(caplog, monkeypatch):
     [
         lambda n: events.InstancePublished(REGISTRY, "shop.Orders", f"10.0.0.{n}:1"),
         lambda n: events.InstanceWithdrawn(REGISTRY, "shop.Orders", f"10.0.0.{n}:1"),
-        lambda n: events.IdleLimited(f"port {n} can't be watched"),
+        lambda n: events.IdleDetectionLimited(f"port {n} can't be watched"),
         lambda n: events.CallbackFailed("/shop.Orders/Get", f"callback {n}", BOOM),
         lambda n: events.CallbackFailed("shop:1", f"listener {n}", BOOM),
         lambda n: events.SnapshotFailed(REGISTRY, f"{n}.json", BOOM),
@@ -265,7 +265,7 @@ def test_each_method_is_limited_by_itself(caplog, monkeypatch):
 )
 def test_events_of_different_subjects_do_not_share_one_limit(caplog, monkeypatch, kind_of):
     caplog.set_level("INFO")
-    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(log.time, "monotonic", lambda: 0.0)
     for number in range(30):
         log_event(kind_of(number))
     assert len(caplog.messages) == 30
@@ -280,7 +280,7 @@ def test_another_failure_of_the_same_method_is_not_suppressed_with_the_first(cap
 
 def test_what_was_suppressed_is_reported_at_the_next_event_after_the_period(caplog, monkeypatch):
     now_s = 0.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(log.time, "monotonic", lambda: now_s)
     for _ in range(300):
         log_event(events.DefaultResponseUsed("/shop.Orders/Get", BOOM))
     caplog.clear()
@@ -300,7 +300,7 @@ def test_what_was_suppressed_is_reported_at_exit():
     code = """if True:
         import logging, time
         time.monotonic = lambda: 0.0
-        from rpcwheel.observe import DefaultResponseUsed, log_event
+        from rpcwheel.events import DefaultResponseUsed, log_event
 
         logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
         for _ in range(50_000):
@@ -321,7 +321,7 @@ def test_a_forked_child_does_not_report_what_its_parent_suppressed():
     code = """if True:
         import logging, os, sys, time
         time.monotonic = lambda: 0.0
-        from rpcwheel.observe import DefaultResponseUsed, log_event
+        from rpcwheel.events import DefaultResponseUsed, log_event
 
         logging.basicConfig(level="CRITICAL")
         logging.getLogger("rpcwheel").setLevel("INFO")
@@ -340,7 +340,7 @@ def test_a_forked_child_does_not_report_what_its_parent_suppressed():
 
 
 def test_a_failback_named_after_its_function_is_named_once(caplog):
-    log_event(events.CallDropped("shop.push", "shop.push", BOOM, pending=100))
+    log_event(events.FailbackDropped("shop.push", "shop.push", BOOM, pending=100))
     assert caplog.messages[0].startswith("shop.push dropped, ")
 
 
@@ -348,9 +348,9 @@ def test_dropped_calls_are_logged_once_a_second_for_each_queue_with_their_number
     caplog, monkeypatch
 ):
     seconds = iter([0.0, 0.1, 0.2, 0.9, 1.5, 2.6])
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(log.time, "monotonic", lambda: next(seconds))
     for name in ("a", "a", "b", "a", "a", "a"):
-        log_event(events.CallDropped(name, "push", BOOM, pending=100))
+        log_event(events.FailbackDropped(name, "push", BOOM, pending=100))
     said = "push dropped, the queue is full, 100 pending: ValueError: no such shop"
     more = "; 2 more suppressed since the last such line"
     assert caplog.messages == [f"a: {said}", f"b: {said}", f"a: {said}{more}", f"a: {said}"]
@@ -381,7 +381,7 @@ def test_a_level_that_is_switched_off_costs_no_formatting(caplog):
             raise AssertionError("formatted in vain")
 
     caplog.set_level(logging.ERROR, logger="rpcwheel.failback")
-    log_event(events.CallParked("audit", "push", Loud(), 5.0, 1))
+    log_event(events.FailbackQueued("audit", "push", Loud(), 5.0, 1))
     assert not caplog.records
 
 
@@ -398,7 +398,7 @@ def test_what_is_said_of_a_target_is_said_once_a_minute_each_kind_of_event_by_it
 ):
     caplog.set_level("INFO")
     seconds = iter([0.0, 1.0, 59.0, 61.0])
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(log.time, "monotonic", lambda: next(seconds))
     dead = events.ConnectionDead("shop:1", silent_s=180.0, misses=3, calls=0)
     for event in (dead, events.ConnectionReplaced("shop:1", 2, "it is dead", calls=0), dead, dead):
         log_event(event)
@@ -415,7 +415,7 @@ def test_that_a_connection_lives_again_is_always_said_after_it_was_said_to_be_de
 ):
     caplog.set_level("INFO")
     seconds = iter([0.0, 5.0, 10.0, 12.0, 14.0, 70.0, 71.0])
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(log.time, "monotonic", lambda: next(seconds))
     dead = events.ConnectionDead("shop:1", silent_s=3.0, misses=3, calls=0)
     alive = events.ConnectionAlive("shop:1", after_s=4.0, rtt_s=None)
     for event in (alive, dead, alive, dead, alive, dead, alive):
@@ -444,7 +444,7 @@ def test_published_instances_are_logged_with_their_status_and_the_reason_for_a_r
 
 
 def test_failures_of_a_registry_are_logged_with_what_happens_next(caplog, monkeypatch):
-    monkeypatch.setattr(logs.time, "monotonic", itertools.count(0, 1000).__next__)
+    monkeypatch.setattr(log.time, "monotonic", itertools.count(0, 1000).__next__)
 
     def failed(request, delay_s, error=BOOM, **more):
         return line_of(events.RegistryFailed(REGISTRY, request, error, delay_s, **more), caplog)
@@ -493,7 +493,7 @@ def test_failures_of_a_registry_are_logged_once_a_minute_and_the_recovery_after_
 ):
     caplog.set_level("INFO")
     seconds = iter([0.0, 1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(log.time, "monotonic", lambda: next(seconds))
     failed = events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=1.0)
     elsewhere = events.RegistryFailed("redis://10.0.0.2", "renew", BOOM, delay_s=1.0)
     up = events.RegistryRecovered(REGISTRY, after_s=2.0)
@@ -504,7 +504,7 @@ def test_failures_of_a_registry_are_logged_once_a_minute_and_the_recovery_after_
 
 
 def test_a_conflict_of_ids_is_logged_beside_other_failures_of_the_registry(caplog, monkeypatch):
-    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(log.time, "monotonic", lambda: 0.0)
     conflict = events.RegistryFailed(REGISTRY, "renew", InstanceIdConflict("a"), delay_s=1.0)
     failed = events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=1.0)
     for event in (failed, conflict, failed, conflict):
@@ -513,7 +513,7 @@ def test_a_conflict_of_ids_is_logged_beside_other_failures_of_the_registry(caplo
 
 
 def test_skipped_records_are_logged_once_a_minute_for_each_service(caplog, monkeypatch):
-    monkeypatch.setattr(logs.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(log.time, "monotonic", lambda: 0.0)
     for service, key in (("a", "1"), ("a", "2"), ("b", "1")):
         log_event(events.RecordSkipped(REGISTRY, service, key, BOOM))
     assert [record.event.service for record in caplog.records] == ["a", "b"]
@@ -521,7 +521,7 @@ def test_skipped_records_are_logged_once_a_minute_for_each_service(caplog, monke
 
 def test_a_healthy_subchannel_is_always_logged_after_an_unhealthy_one(caplog, monkeypatch):
     caplog.set_level("INFO")
-    monkeypatch.setattr(logs.time, "monotonic", iter(range(9)).__next__)
+    monkeypatch.setattr(log.time, "monotonic", iter(range(9)).__next__)
     down = events.SubchannelUnhealthy("shop.Orders", "a:1", "refused")
     up = events.SubchannelHealthy("shop.Orders", "a:1", after_s=1.0)
     for event in (up, down, up, events.SubchannelUnhealthy("shop.Orders", "b:1", "refused")):
