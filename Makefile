@@ -1,28 +1,28 @@
-# `make demo` and `make test` are each complete in themselves, also in a fresh clone: they make their own virtual
-# environment (.venv), install the package into it, and start. `make help` lists the other verbs.
+# `make demo` and `make test` work in a fresh clone: they create a virtual environment (.venv), install the package into
+# it, and run. `make help` lists the other targets.
 #
-#   PYTHON=python3.13    another interpreter; .venv is made anew
-#   CC=/bin/false        as if there were no C compiler: the wheel runs in its pure form
-#   ARGS="-x -k fork"    what pytest is given
+#   PYTHON=python3.13    use another interpreter; .venv is created again
+#   CC=/bin/false        build as if there were no C compiler: the timer runs in its pure Python form
+#   ARGS="-x -k fork"    arguments of pytest
 
 PYTHON ?= python3
 ARGS   ?= -n 3
 
 BIN := .venv/bin
-# Stamps carry what they were made with, so that another PYTHON or CC is another stamp.
+# The names of stamp files contain a checksum of the settings, so that another PYTHON or CC has another stamp.
 checksum  = $(firstword $(shell printf '%s' '$(1)' | cksum))
 VENV      := .venv/made-$(call checksum,$(shell $(PYTHON) -c 'import sys; print(sys.base_prefix, sys.version)'))
 INSTALLED := .venv/installed-$(call checksum,$(CC) $(CFLAGS) $(LDFLAGS))
-# What is compiled, and what decides how. (All else is live: the install is editable.)
+# The compiled files and their build settings. (Other changes need no build: the installation is editable.)
 BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
 
-.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types walls bench clean
+.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers bench clean
 .DELETE_ON_ERROR:
 
-help:                      ## this list
+help:                      ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(INSTALLED)         ## kill a real gRPC server under calls, and see every one of them arrive
+demo: $(INSTALLED)         ## calls go to a real gRPC server that is killed and restarted; all are delivered
 	$(BIN)/python -m rpcwheel demo
 
 test: .venv/test           ## unit and contract tests: Python and loopback sockets only
@@ -33,7 +33,7 @@ test-all: test test-rest test-pure  ## every test; starts the registry engines t
 test-rest: .venv/test      ## faults, interop and legacy tests
 	$(BIN)/python -m pytest $(ARGS) tests/faults tests/interop tests/legacy
 
-test-etcd: .venv/test      ## the tests of etcd with a newer one, which it builds; takes go
+test-etcd: .venv/test      ## the tests of etcd, with a newer etcd that is built first; needs go
 	RPCWHEEL_ETCD="$$(.ci/build_etcd)" && export RPCWHEEL_ETCD && \
 		$(BIN)/python -m pytest $(ARGS) -k etcd tests/faults/registry tests/faults/cli
 
@@ -42,27 +42,27 @@ test-pure: .venv/test      ## the timer tests with the pure Python form of the t
 		tests/unit/timer \
 		tests/contract/test_package.py::test_the_timer_runs_in_the_requested_form
 
-lint: .venv/dev            ## ruff: rules and layout
+lint: .venv/dev            ## ruff: check rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: .venv/dev          ## ruff: mend what it can
+format: .venv/dev          ## ruff: fix rules and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 types: .venv/dev           ## mypy --strict
 	$(BIN)/mypy
 
-walls: .venv/test          ## which room may import which
+layers: .venv/test         ## import-linter: which package may import which
 	$(BIN)/lint-imports --no-cache --no-logo
 
-bench: .venv/bench         ## what timers, calls, connections and registries cost, into docs/benchmarks
+bench: .venv/bench         ## measure timers, calls, connections and registries; writes docs/benchmarks
 	$(BIN)/python -m benchmarks.timer
 	$(BIN)/python -m benchmarks.calls
 	$(BIN)/python -m benchmarks.connections
 	$(BIN)/python -m benchmarks.registries
 
-clean:                     ## all that was made, .venv too
+clean:                     ## delete all generated files, .venv too
 	rm -rf .venv .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f rpcwheel/timer/*.so rpcwheel/timer/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -72,14 +72,14 @@ $(VENV):
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-# Old binaries go first: where the compiler fails the install goes on, and they would stay in effect.
+# Old binaries are deleted first: if the compiler fails, the installation continues, and Python would load them.
 $(INSTALLED): $(VENV) $(BUILT_FROM)
 	rm -rf build rpcwheel/timer/*.so .venv/installed-*
 	$(BIN)/python -m pip install --quiet --editable '.[cli]'
-	@$(BIN)/python -c 'from rpcwheel.timer.queue import FORM; print("installed; the wheel is", FORM)'
+	@$(BIN)/python -c 'from rpcwheel.timer.queue import FORM; print("installed; form of the timer:", FORM)'
 	@touch $@
 
-# pip finds rpcwheel installed and adds only what the extra lists.
+# rpcwheel is installed already, so pip adds only the packages of the extra.
 .venv/test .venv/dev .venv/bench: .venv/%: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'rpcwheel[$*]'
 	@touch $@

@@ -1,6 +1,6 @@
-"""Every check over every Python that is here.
+"""Runs the checks with every installed Python.
 
-`nox` runs all; `nox -s lint`, `nox -s "tests-3.13(native)"` or `nox -s wheel` one of them.
+`nox` runs all sessions; `nox -s lint`, `nox -s "tests-3.13(native)"` or `nox -s wheel` runs one.
 """
 
 import shutil
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff's rules and layout, and the walls."""
+    """Run ruff and import-linter."""
     session.install("--editable", ".[dev]")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -26,7 +26,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Run mypy --strict over the package, the examples and the public API."""
+    """Run mypy --strict on the package, the examples and the tests of the public API."""
     session.install("--editable", ".[dev]")
     session.run("mypy")
 
@@ -34,7 +34,7 @@ def types(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 @nox.parametrize("form", [nox.param(form, id=form) for form in ("native", "pure")])
 def tests(session: nox.Session, form: str) -> None:
-    """Run the suite in the tree, over the compiled wheel and over the pure one."""
+    """Run all tests in the source tree, with the compiled and the pure form of the timer."""
     session.install("--editable", ".[test]")
     forced = {"RPCWHEEL_PURE": "1"} if form == "pure" else {}
     session.run("pytest", "-n", "2", *session.posargs, env={"RPCWHEEL_EXPECT": form, **forced})
@@ -42,9 +42,9 @@ def tests(session: nox.Session, form: str) -> None:
 
 @nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
-    """Run the suite with the oldest packages that users may have, as `pyproject.toml` says.
+    """Run all tests with the oldest dependencies that `pyproject.toml` allows.
 
-    Not the oldest protobuf and rich: grpcio-health-checking and import-linter need newer ones.
+    Except protobuf and rich: grpcio-health-checking and import-linter need newer versions.
     """
     project = nox.project.load_toml("pyproject.toml")["project"]
     extras = project["optional-dependencies"]
@@ -56,7 +56,7 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def wheel(session: nox.Session) -> None:
-    """Test what users get: the wheel out of the sdist, installed, in a place without the tree."""
+    """Build a wheel from the sdist, install it, and test it outside the source tree."""
     place = Path(session.create_tmp())
     shutil.rmtree(place)
     session.install("build")

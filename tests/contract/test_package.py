@@ -1,6 +1,6 @@
 """Rules for the package as a whole: imports, public names, docstrings, the compiled timer, README.
 
-The layers are in pyproject.toml; `make walls` checks them.
+The layers are in pyproject.toml; `make layers` checks them.
 """
 
 import functools
