@@ -1,6 +1,6 @@
 """State of a `grpc.aio` server and its calls that gRPC does not expose.
 
-Tried with grpcio 1.66.2 and 1.85.1. `tests/legacy/_grpc/test_aio_serving.py` and
+Tried with grpcio 1.66.2 and 1.85.1. `tests/unit/_grpc/test_serving.py` and
 `tests/contract/idle/test_request_timeout.py` fail if that changes.
 """
 

@@ -107,10 +107,11 @@ class InternalCallback(partial):  # type: ignore[type-arg]
 
 
 def blocks(continuation: object) -> bool | None:
-    """Whether a caller waits for the end of the unary call that `continuation` makes.
+    """Whether the caller of a unary call blocks until its end; None if that is not known.
 
-    By the names of grpcio's own closures (1.60 to 1.85); `tests/legacy/_grpc/test_styles.py` tells
-    when they change. None for any other function: then `has_ended` tells it by what it returned.
+    Decided by the names of gRPC's own closures (1.60 to 1.85, a canary in
+    `tests/interop/grpcio/test_canaries_client.py`). For other functions it is not known; after the
+    call, `has_ended` tells.
     """
     name = getattr(continuation, "__qualname__", "")
     if name.endswith("._with_call.<locals>.continuation"):

@@ -1,7 +1,7 @@
 """What gRPC's core knows of the connection below a channel, and how to end all calls on it.
 
 grpcio has no public names for any of this: `_channel`, `_connectivity_state` and the channel of
-cygrpc are private (verified on 1.66 and 1.85; `tests/legacy/_grpc/test_connectivity.py` tells when
+cygrpc are private (verified on 1.66 and 1.85; `tests/unit/_grpc/test_connectivity.py` tells when
 they change).
 """
 

@@ -5,7 +5,7 @@ free thread, then for its request, and only then the handler is called. An `Obse
 call as soon as it is submitted. gRPC takes it from the attribute `experimental_thread_pool` of a
 behavior.
 
-Tried with grpcio 1.60 and 1.85; `tests/legacy/_grpc/test_serving.py` fails if that changes. For
+Tried with grpcio 1.60 and 1.85; `tests/unit/_grpc/test_serving.py` fails if that changes. For
 servers and contexts of other packages the functions return that nothing is known.
 """
 

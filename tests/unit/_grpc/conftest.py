@@ -1,3 +1,3 @@
-"""What the tests of the bridge to grpcio share."""
+"""Fixtures of the tests of `rpcwheel._grpc`."""
 
 from fixtures.shop import aio_shop_channel, shop, shop_channel  # noqa: F401 - fixtures

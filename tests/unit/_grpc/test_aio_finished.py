@@ -1,4 +1,4 @@
-"""Calls of grpc.aio that ended before they began, and what finished calls tell at once."""
+"""Calls of grpc.aio that have ended on this side have the whole interface of gRPC's calls."""
 
 import asyncio
 import pickle
@@ -28,8 +28,8 @@ INTERFACES = {
 
 
 @pytest.mark.parametrize("kind", Kind)
-async def test_a_call_that_ended_well_has_all_of_the_interface(kind):
-    told = []
+async def test_a_successful_call_has_the_interface_of_its_kind(kind):
+    called = []
     call = finished_call(
         kind, OK, "why", result=[1, 2], initial=[("a", "b")], trailing=[("c", "d")]
     )
@@ -42,12 +42,12 @@ async def test_a_call_that_ended_well_has_all_of_the_interface(kind):
     assert (call.done(), call.cancelled(), call.cancel()) == (True, False, False)
     assert call.time_remaining() is None
     await call.wait_for_connection()
-    call.add_done_callback(told.append)
-    assert told == [call]
+    call.add_done_callback(called.append)
+    assert called == [call]
 
 
 @pytest.mark.parametrize("kind", Kind)
-async def test_one_that_failed_raises_its_status_wherever_it_is_asked(kind):
+async def test_a_failed_call_raises_its_status(kind):
     call = finished_call(kind, grpc.StatusCode.NOT_FOUND, "gone")
     for ask in (lambda: answer(call, kind), call.wait_for_connection):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -56,21 +56,21 @@ async def test_one_that_failed_raises_its_status_wherever_it_is_asked(kind):
     assert failure_of(call).code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_one_that_was_cancelled_here_raises_as_grpcs_own():
+async def test_a_call_canceled_on_this_side_raises_cancelled_error():
     call = finished_call(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
     assert call.cancelled()
     with pytest.raises(asyncio.CancelledError):
         await call
 
 
-async def test_one_cancelled_by_the_server_raises_its_status():
+async def test_a_call_canceled_by_the_server_raises_its_status():
     call = finished_call(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, "not now")
     assert call.cancelled()
     with pytest.raises(grpc.aio.AioRpcError):
         await call
 
 
-async def test_responses_can_be_read_one_by_one():
+async def test_responses_can_be_read_with_read():
     call = finished_call(Kind.UNARY_STREAM, OK, "", result=(1, 2))
     assert [await call.read() for _ in range(3)] == [1, 2, grpc.aio.EOF]
     empty = finished_call(Kind.UNARY_STREAM, OK, "", result=None)
@@ -81,7 +81,7 @@ async def test_responses_can_be_read_one_by_one():
             await failed.read()
 
 
-async def test_nothing_can_be_written_to_one_that_has_ended():
+async def test_write_raises_after_the_end():
     call = finished_call(Kind.STREAM_UNARY, OK, "", result=1)
     with pytest.raises(asyncio.InvalidStateError):
         await call.write(b"x")
@@ -89,7 +89,7 @@ async def test_nothing_can_be_written_to_one_that_has_ended():
     assert call._done_writing_flag
 
 
-async def test_an_error_that_is_no_status_is_raised_as_it_is():
+async def test_an_error_without_a_status_is_raised_and_has_the_code_unknown():
     call = failed_call(Kind.UNARY_UNARY, KeyError("bug"))
     with pytest.raises(KeyError):
         await call
@@ -97,7 +97,7 @@ async def test_an_error_that_is_no_status_is_raised_as_it_is():
     assert await call.details() == "KeyError: 'bug'"
 
 
-async def test_a_status_that_knows_only_its_code_is_told_as_far_as_it_goes():
+async def test_a_status_may_have_a_code_and_nothing_else():
     class Bare(grpc.RpcError):
         def code(self):
             return grpc.StatusCode.ABORTED
@@ -108,7 +108,7 @@ async def test_a_status_that_knows_only_its_code_is_told_as_far_as_it_goes():
     assert tuple(await call.trailing_metadata()) == ()
 
 
-async def test_what_has_nothing_to_wait_for_answers_at_once():
+async def test_immediately_runs_a_coroutine_that_need_not_wait_and_refuses_others():
     async def quick():
         return 7
 
@@ -120,7 +120,7 @@ async def test_what_has_nothing_to_wait_for_answers_at_once():
         immediately(slow())
 
 
-def test_metadata_is_taken_in_any_form():
+def test_metadata_from_takes_any_form():
     given = grpc.aio.Metadata(("a", "b"))
     assert metadata_from(given) is given
     assert metadata_from([("a", "b")]) == given
@@ -132,7 +132,7 @@ async def answer(call, kind):
 
 
 @pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
-def test_a_refusal_by_a_queue_is_an_error_of_both_kinds(kind):
+def test_a_refusal_of_a_failback_queue_is_an_rpc_error_and_a_failback_error(kind):
     metadata = metadata_from([("k", "v")])
     failure = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, metadata, "gone")
     error = refused_by(kind("q: not queued"), failure)
@@ -145,9 +145,9 @@ def test_a_refusal_by_a_queue_is_an_error_of_both_kinds(kind):
     assert (type(again), str(again), again.code()) == (type(error), str(error), error.code())
 
 
-def test_a_call_whose_end_is_what_an_interceptor_raised_has_ended():
+def test_a_call_whose_done_raises_has_ended():
     class Intercepted:
-        """As of grpc.aio before 1.83."""
+        """As a call of grpc.aio before 1.83 whose interceptor raised."""
 
         def done(self):
             raise KeyError("a bug")
@@ -156,7 +156,7 @@ def test_a_call_whose_end_is_what_an_interceptor_raised_has_ended():
     assert has_ended(finished_call(Kind.UNARY_UNARY, OK, ""))
 
 
-def test_a_failure_found_on_this_side_has_empty_metadata():
+def test_failed_with_has_empty_metadata():
     error = failed_with(grpc.StatusCode.UNAVAILABLE, "why")
     assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "why")
     assert error.initial_metadata() == error.trailing_metadata() == grpc.aio.Metadata()

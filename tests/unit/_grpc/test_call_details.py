@@ -1,4 +1,4 @@
-"""What a call is made with."""
+"""Call details and metadata in the forms that gRPC, its users and other interceptors give."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ GIVEN = {
 
 
 class Foreign(grpc.ClientCallDetails):
-    """As outer interceptors write them."""
+    """As other interceptors define them."""
 
     def __init__(self, **fields):
         self.__dict__.update(fields)
@@ -38,22 +38,22 @@ class Shuffled(NamedTuple):
     more: str
 
 
-def test_all_that_was_given_is_taken_over():
+def test_details_of_copies_all_fields():
     assert details_of(Foreign(**GIVEN))._asdict() == GIVEN
     assert details_of(Details(**GIVEN)) == Details(**GIVEN)
 
 
-def test_what_a_foreign_class_does_not_have_is_none():
+def test_fields_that_are_missing_are_none():
     made = details_of(Foreign(method="/test.Shop/UnaryUnary"))
     assert made == ("/test.Shop/UnaryUnary", None, None, None, None, None)
 
 
-def test_a_namedtuple_of_the_users_own_is_taken_by_its_names_not_its_order():
+def test_fields_of_another_namedtuple_are_read_by_name():
     made = details_of(Shuffled(1.5, "/a/B", "x"))
     assert (made.method, made.timeout, made.metadata) == ("/a/B", 1.5, None)
 
 
-def test_they_are_grpcs_details_and_can_be_changed_by_a_copy():
+def test_details_are_grpcs_and_replace_makes_a_copy():
     made = details_of(Foreign(**GIVEN))
     assert isinstance(made, grpc.ClientCallDetails)
     assert isinstance(made._replace(timeout=1.0), Details)
@@ -62,15 +62,15 @@ def test_they_are_grpcs_details_and_can_be_changed_by_a_copy():
 
 
 @pytest.mark.parametrize("timeout", [None, 0.0, 7.5])
-def test_another_timeout_leaves_all_else_as_it_was(timeout):
+def test_details_with_changes_only_the_timeout(timeout):
     for given in (Foreign(**GIVEN), Details(**GIVEN)):
         assert details_with(given, timeout)._asdict() == GIVEN | {"timeout": timeout}
     made = details_with(Foreign(method="/a/B", timeout=2.5), timeout)
     assert made == Details("/a/B", timeout, None, None, None, None)
 
 
-def test_the_fields_are_those_that_grpc_has_now(shop_channel):
-    """A field that a new grpcio adds would be lost on the way through ours."""
+def test_details_have_the_fields_of_the_installed_grpcio(shop_channel):
+    """A field that a new grpcio adds would be lost in `details_of`."""
     seen = []
 
     class Look(grpc.UnaryUnaryClientInterceptor):
@@ -85,7 +85,7 @@ def test_the_fields_are_those_that_grpc_has_now(shop_channel):
     assert details_of(seen[0])._asdict() == GIVEN | {"credentials": None}
 
 
-def test_those_of_aio_are_those_of_grpc_aio_and_can_be_changed():
+def test_aio_details_are_those_of_grpc_aio_and_replace_makes_a_copy():
     made = AioDetails(b"/a/B", 3, None, None, None)
     assert isinstance(made, grpc.aio.ClientCallDetails)
     assert made._replace(timeout=1) == AioDetails(b"/a/B", 1, None, None, None)
@@ -102,17 +102,17 @@ def test_those_of_aio_are_those_of_grpc_aio_and_can_be_changed():
         [["a", "1"], ["b-bin", b"2"], ["a", "3"]],
     ],
 )
-def test_metadata_of_any_form_is_a_tuple_of_pairs(given):
+def test_metadata_of_any_form_becomes_a_tuple_of_pairs(given):
     assert sorted(metadata_of(given)) == [("a", "1"), ("a", "3"), ("b-bin", b"2")]
 
 
 @pytest.mark.parametrize("nothing", [None, (), [], grpc.aio.Metadata()])
-def test_no_metadata_is_an_empty_tuple(nothing):
+def test_no_metadata_becomes_an_empty_tuple(nothing):
     assert metadata_of(nothing) == ()
     assert with_attempt(nothing, 1) == ()
 
 
-def test_the_first_try_says_nothing_of_itself_and_the_others_how_many_went_before():
+def test_attempts_after_the_first_carry_the_number_of_previous_attempts():
     given = [("a", "1")]
     assert with_attempt(given, 1) == (("a", "1"),)
     assert with_attempt(given, 2) == (("a", "1"), (ATTEMPTS_KEY, "1"), (RETRY_KEY, "1"))
@@ -125,7 +125,7 @@ def test_the_first_try_says_nothing_of_itself_and_the_others_how_many_went_befor
     [([("grpc.enable_retries", 0)], ("2", "2")), ([], (None, "2"))],
     ids=["without gRPC's own retries", "by default"],
 )
-async def test_a_server_learns_of_a_retry_whatever_grpc_does_with_its_own_header(
+async def test_the_server_gets_x_retry_attempt_also_if_grpc_removes_its_own_header(
     shop, options, told
 ):
     with grpc.insecure_channel(shop.target, options) as channel:
@@ -141,8 +141,8 @@ async def test_a_server_learns_of_a_retry_whatever_grpc_does_with_its_own_header
     assert first == (None, None)
 
 
-def test_a_number_that_the_caller_hands_on_gives_way_to_that_of_the_try():
-    """As a server does that calls on with the metadata it was called with."""
+def test_a_number_in_the_callers_metadata_is_replaced_from_the_second_attempt_on():
+    """A server may pass on the metadata of the call that it serves."""
     given = with_attempt([("a", "1")], 7)
     assert with_attempt(given, 2) == with_attempt([("a", "1")], 2)
-    assert with_attempt(given, 1) == given  # its own matter, until there is something to say
+    assert with_attempt(given, 1) == given

@@ -1,18 +1,169 @@
-"""What the private parts of gRPC tell of calls, and what follows if gRPC renames them."""
+"""Private parts of gRPC's servers, and what is returned for objects that do not have them."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import grpc
 import grpc._server
+import pytest
+from grpc._cython import cygrpc
 
-from rpcwheel._grpc.serving import is_receiving
+from fixtures.small_servers import METHOD, Gate, serving
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._grpc import aio_serving
+from rpcwheel._grpc.serving import (
+    ObservedPool,
+    calls_held,
+    end_call,
+    has_ended,
+    is_plain,
+    is_receiving,
+    is_running,
+    pool_of,
+    services_of,
+)
 
 
-def test_a_call_without_the_state_of_grpc_is_not_known_to_receive():
+def test_end_call_ends_a_call_that_is_served_with_the_details():
+    contexts, ended = [], threading.Event()
+
+    def silent(request, context):
+        contexts.append(context)
+        context.add_callback(ended.set)
+        yield b"open"
+        ended.wait(WAIT_S)
+
+    with (
+        serving(grpc.unary_stream_rpc_method_handler(silent)) as target,
+        grpc.insecure_channel(target) as channel,
+    ):
+        call = channel.unary_stream(METHOD)(b"", timeout=WAIT_S)
+        assert next(call) == b"open"
+        end_call(contexts[0], "the reason")
+        with pytest.raises(grpc.RpcError):
+            next(call)
+        assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, "the reason")
+        assert ended.wait(WAIT_S)
+        end_call(contexts[0], "a second time")
+
+
+def test_end_call_cancels_a_context_that_is_not_grpcs():
+    canceled = []
+    end_call(SimpleNamespace(cancel=lambda: canceled.append(1)), "the reason")
+    assert canceled
+
+
+@pytest.mark.parametrize(
+    ("auth_context", "plain"),
+    [
+        (lambda: {"transport_security_type": [b"insecure"]}, True),
+        (lambda: {"transport_security_type": [b"ssl"]}, False),
+        (dict, False),
+        (lambda: None, False),
+        (5, False),
+    ],
+)
+def test_a_connection_is_plaintext_only_if_its_context_says_so(auth_context, plain):
+    assert is_plain(SimpleNamespace(auth_context=auth_context)) is plain
+
+
+def test_whether_a_call_receives_is_unknown_without_grpcs_state_or_token(monkeypatch):
     assert is_receiving(object()) is False
-
-
-def test_a_call_is_not_known_to_receive_if_grpc_has_no_such_token(monkeypatch):
     context = SimpleNamespace(_state=SimpleNamespace(due={grpc._server._RECEIVE_MESSAGE_TOKEN}))
     assert is_receiving(context) is True
     monkeypatch.delattr(grpc._server, "_RECEIVE_MESSAGE_TOKEN")
     assert is_receiving(context) is False
+
+
+def test_calls_held_counts_calls_that_wait_for_a_thread():
+    gate = Gate()
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        handlers = {"Call": grpc.unary_unary_rpc_method_handler(gate)}
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("test.Small", handlers)]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            calls = [channel.unary_unary(METHOD).future(b"") for _ in range(2)]
+            assert wait_until(lambda: calls_held(server) == 2)
+            gate.opened.set()
+            assert [call.result(WAIT_S) for call in calls] == [b"", b""]
+        assert wait_until(lambda: calls_held(server) == 0)
+        server.stop(None).wait()
+
+
+def test_calls_held_is_unknown_while_the_server_holds_its_lock():
+    lock = threading.Lock()
+    server = SimpleNamespace(_state=SimpleNamespace(lock=lock, rpc_states={1}))
+    assert calls_held(server) == 1
+    with lock:
+        assert calls_held(server) is None
+
+
+def test_an_observed_pool_reports_the_end_of_a_call_that_its_pool_refuses():
+    ends = []
+    call = SimpleNamespace(ended=lambda: ends.append(1))
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    observed = ObservedPool(lambda: pool, lambda _: call, threading.local())
+    event = cygrpc.RequestCallEvent.__new__(
+        cygrpc.RequestCallEvent, 0, True, None, None, None, None
+    )
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        observed.submit(print, event, None)
+    assert ends == [1]
+    with pytest.raises(RuntimeError, match="is gone"):
+        ObservedPool(lambda: None, lambda _: call, threading.local()).submit(print)
+
+
+def test_a_server_runs_from_its_start_to_its_stop():
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        assert (is_running(server), has_ended(server)) == (False, False)
+        server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        assert (is_running(server), has_ended(server)) == (True, False)
+        server.stop(None).wait()
+        assert has_ended(server)
+        assert wait_until(lambda: not is_running(server))  # gRPC sets its event first
+
+
+async def test_a_server_of_grpc_aio_runs_from_its_start_to_its_stop():
+    server = grpc.aio.server()
+    assert aio_serving.is_running(server) is False
+    await server.start()
+    assert aio_serving.is_running(server) is True
+    await server.stop(None)
+    assert aio_serving.is_running(server) is False
+
+
+def test_nothing_is_known_of_an_object_that_is_not_grpcs_server():
+    other = object()
+    assert is_running(other) is None
+    assert aio_serving.is_running(other) is None
+    assert has_ended(other) is False
+    assert services_of(other) == ()
+    assert calls_held(other) == 0
+    assert pool_of(other) is None
+
+
+def test_the_services_of_a_server_are_those_of_its_handlers():
+    class AnyMethod(grpc.GenericRpcHandler):
+        def service(self, details):
+            return None
+
+    def handler_of(service):
+        member = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+        return grpc.method_handlers_generic_handler(service, {"Get": member})
+
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, handlers=[handler_of("shop.Orders")])
+        server.add_generic_rpc_handlers([handler_of("shop.Audit"), AnyMethod()])
+        add_registered = getattr(server, "add_registered_method_handlers", None)
+        if add_registered is not None:  # since 1.63, for generated code
+            add_registered("shop.Orders", {"Get": grpc.unary_unary_rpc_method_handler(len)})
+        assert services_of(server) == ("shop.Orders", "shop.Audit")
+        server.stop(None)

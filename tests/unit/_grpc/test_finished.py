@@ -1,4 +1,4 @@
-"""Calls that ended here are calls of grpc in all they do."""
+"""Calls of `grpc` that have ended on this side have the whole interface of gRPC's calls."""
 
 import grpc
 import pytest
@@ -9,7 +9,16 @@ from rpcwheel.errors import FailbackClosed, FailbackFull
 CODE = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_a_failure_here_is_a_whole_call_and_the_error_it_raises():
+def assert_ended(call):
+    assert call.done()
+    assert not any((call.running(), call.is_active(), call.cancel(), call.add_callback(print)))
+    assert call.time_remaining() is None
+    called = []
+    call.add_done_callback(called.append)
+    assert called == [call]
+
+
+def test_a_failed_call_is_the_error_that_it_raises():
     call = FinishedError(CODE, "too late", trailing=(("k", "v"),))
     with pytest.raises(grpc.RpcError) as caught:
         call.result()
@@ -25,17 +34,7 @@ def test_a_failure_here_is_a_whole_call_and_the_error_it_raises():
     assert "too late" in str(call)
 
 
-def test_a_cancelled_call_raises_what_grpcs_do():
-    call = FinishedError(grpc.StatusCode.CANCELLED, "", cancelled=True)
-    assert call.cancelled()
-    for give in (call.result, call.exception, call.traceback):
-        with pytest.raises(grpc.FutureCancelledError):
-            give()
-    with pytest.raises(FinishedError):
-        next(call)
-
-
-def test_a_call_may_end_with_another_error():
+def test_a_failed_call_with_another_error_raises_that_error():
     error = ValueError("a bug")
     call = FinishedError(grpc.StatusCode.INTERNAL, "", error=error)
     assert call.exception() is error
@@ -43,7 +42,17 @@ def test_a_call_may_end_with_another_error():
         call.result()
 
 
-def test_an_answer_is_a_whole_call():
+def test_a_canceled_call_raises_future_cancelled_error():
+    call = FinishedError(grpc.StatusCode.CANCELLED, "", cancelled=True)
+    assert call.cancelled()
+    for method in (call.result, call.exception, call.traceback):
+        with pytest.raises(grpc.FutureCancelledError):
+            method()
+    with pytest.raises(FinishedError):
+        next(call)
+
+
+def test_a_default_response_is_a_call_with_status_ok():
     call = FinishedResponse(b"x", "why", initial=(("i", "1"),))
     assert (call.result(), call.exception(), call.traceback()) == (b"x", None, None)
     assert (call.code(), call.details()) == (grpc.StatusCode.OK, "why")
@@ -52,22 +61,13 @@ def test_an_answer_is_a_whole_call():
     assert_ended(call)
 
 
-@pytest.mark.parametrize(("messages", "got"), [(None, []), ((b"a", b"b"), [b"a", b"b"])])
-def test_an_answer_of_a_stream_is_iterated(messages, got):
-    assert list(FinishedStream(messages, "")) == got
-
-
-def assert_ended(call):
-    assert call.done()
-    assert not any((call.running(), call.is_active(), call.cancel(), call.add_callback(print)))
-    assert call.time_remaining() is None
-    told = []
-    call.add_done_callback(told.append)
-    assert told == [call]
+@pytest.mark.parametrize(("messages", "read"), [(None, []), ((b"a", b"b"), [b"a", b"b"])])
+def test_the_messages_of_a_default_response_stream_are_iterated(messages, read):
+    assert list(FinishedStream(messages, "")) == read
 
 
 @pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
-def test_a_refusal_by_a_queue_is_a_failed_call_and_an_error_of_both_kinds(kind):
+def test_a_refusal_of_a_failback_queue_is_a_failed_call_and_both_errors(kind):
     failure = FinishedError(CODE, "too late", initial=(("i", "v"),), trailing=(("k", "v"),))
     call = refused_by(kind("q: not queued"), failure)
     assert isinstance(call, kind)

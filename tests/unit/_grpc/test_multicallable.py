@@ -1,4 +1,4 @@
-"""The four kinds take what grpc's take, and hand all of it on."""
+"""Multicallables have the signatures of gRPC's own and pass on all arguments."""
 
 import inspect
 
@@ -14,7 +14,7 @@ OPTIONS = {
     "wait_for_ready": True,
     "compression": grpc.Compression.Gzip,
 }
-WAYS = [
+METHODS = [
     ("UnaryUnary", "__call__", "wait"),
     ("UnaryUnary", "with_call", "wait"),
     ("UnaryUnary", "future", "begin"),
@@ -26,8 +26,8 @@ WAYS = [
 ]
 
 
-class Ways:
-    """Says what it was given."""
+class Recording:
+    """Returns the arguments."""
 
     def _wait(self, *given):
         return "wait", *given
@@ -36,17 +36,17 @@ class Ways:
         return "begin", *given
 
 
-@pytest.mark.parametrize(("kind", "name", "way"), WAYS)
-def test_a_call_takes_what_grpc_s_takes_and_hands_all_of_it_on(kind, name, way):
+@pytest.mark.parametrize(("kind", "name", "way"), METHODS)
+def test_a_multicallable_has_grpcs_signature_and_passes_on_all_arguments(kind, name, way):
     theirs, ours = getattr(grpc, kind + "MultiCallable"), getattr(multicallable, kind)
     assert [(one.name, one.kind, one.default) for one in parameters(ours, name)] == [
         (one.name, one.kind, one.default) for one in parameters(theirs, name)
     ]
-    method = type(kind, (Ways, ours), {})()
+    method = type(kind, (Recording, ours), {})()
     assert isinstance(method, theirs)
-    given = (way, name, "what is sent", *OPTIONS.values())
-    assert getattr(method, name)("what is sent", **OPTIONS) == given
-    assert getattr(method, name)("what is sent", *OPTIONS.values()) == given
+    passed = (way, name, b"request", *OPTIONS.values())
+    assert getattr(method, name)(b"request", **OPTIONS) == passed
+    assert getattr(method, name)(b"request", *OPTIONS.values()) == passed
 
 
 def parameters(kind, name):

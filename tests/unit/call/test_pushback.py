@@ -1,11 +1,12 @@
-"""What is read from the error of a failed call. Over real calls: tests/legacy/_grpc."""
+"""The result of a failed attempt: its status code, and the pushback of the server."""
 
 import asyncio
 
 import grpc
 import pytest
 
-from rpcwheel._grpc.calls import is_channel_closed
+from fixtures.shop import UNARY_UNARY, Fail
+from fixtures.waiting import WAIT_S
 from rpcwheel.call.retry import FORBID_NS, pushback_ns, result_of
 from rpcwheel.rpc import AttemptResult
 
@@ -38,16 +39,12 @@ PUSHBACK = "grpc-retry-pushback-ms"
         (grpc.aio.Metadata((PUSHBACK, "250")), 250_000_000),
     ],
 )
-def test_a_pushback_is_milliseconds_and_what_is_no_number_means_never(trailing, asked_ns):
+def test_pushback_is_in_milliseconds_and_an_invalid_value_forbids_retries(trailing, asked_ns):
     assert pushback_ns(trailing) == asked_ns
 
 
-def test_never_is_negative_as_the_plan_takes_it():
-    assert FORBID_NS < 0
-
-
 class Bare(grpc.RpcError):
-    """As an inner interceptor might raise it."""
+    """As an interceptor may raise it."""
 
 
 class CodeOnly(grpc.RpcError):
@@ -76,21 +73,23 @@ class Plain(grpc.RpcError):
         None,
     ],
 )
-def test_what_has_no_status_is_never_tried_again(error):
+def test_an_error_without_a_status_is_not_retried(error):
     assert result_of(error) == AttemptResult("UNKNOWN", error=error, committed=True)
 
 
-def test_an_error_that_knows_no_more_than_its_code_is_taken_with_it():
+def test_an_error_may_have_a_code_and_nothing_else():
     error = CodeOnly(grpc.StatusCode.UNAVAILABLE)
     assert result_of(error) == AttemptResult("UNAVAILABLE", error=error)
 
 
-def test_an_outcome_is_committed_if_the_caller_says_so():
+def test_a_result_is_committed_if_the_caller_says_so():
     error = CodeOnly(grpc.StatusCode.UNAVAILABLE)
     assert result_of(error, committed=True).committed
     assert not result_of(error).committed
 
 
-def test_no_other_error_tells_of_a_closed_channel():
-    others = (ValueError("no"), grpc.aio.UsageError("no"), RuntimeError("Channel is closed."))
-    assert not any(map(is_channel_closed, others))
+def test_a_call_that_has_ended_is_read_as_its_error(shop, shop_channel):
+    shop.then(Fail("ABORTED", "again", ((PUSHBACK, "5"),)))
+    call = shop_channel.unary_unary(UNARY_UNARY).future(b"a", timeout=WAIT_S)
+    assert call.exception() is not None
+    assert result_of(call) == AttemptResult("ABORTED", error=call, pushback_ns=5_000_000)

@@ -1,4 +1,0 @@
-"""Fixtures for the interceptor tests."""
-
-from fixtures.chains import aio_chain, chain, forget_the_log  # noqa: F401
-from fixtures.shop import aio_shop_channel, shop, shop_channel  # noqa: F401

@@ -1,0 +1,387 @@
+"""A call of `grpc.aio` that forwards to its attempts, which begin and end while it is awaited.
+
+With calls of gRPC in use: `contract/interceptors/test_aio_contract.py` and its neighbors.
+"""
+
+import asyncio
+import gc
+import weakref
+
+import grpc
+import pytest
+
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel._grpc.aio_finished import failed_call, finished_call
+from rpcwheel._grpc.aio_relay import (
+    AwaitedRelay,
+    ReadRelay,
+    Relay,
+    Signal,
+    WrittenRelay,
+    cancels_of_task,
+)
+from rpcwheel.events import CallbackFailed
+from rpcwheel.rpc import Kind
+
+OK = grpc.StatusCode.OK
+MADE_UP = "Internal error from Core"
+
+
+class RecordingRelay(Relay):
+    """A relay that records failed attempts and its end; the test decides what follows."""
+
+    kind = Kind.UNARY_UNARY
+    method = "/test.Shop/UnaryUnary"
+
+    def __init__(self):
+        self.failures = []
+        self.ends = 0
+
+    def _attempt_failed(self, call, error):
+        self.failures.append((call, error))
+
+    def _release(self):
+        self.ends += 1
+
+    def time_remaining(self):
+        return 7.0
+
+
+class UnaryRelay(RecordingRelay, AwaitedRelay, grpc.aio.UnaryUnaryCall):
+    pass
+
+
+class StreamUnaryRelay(RecordingRelay, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall):
+    kind = Kind.STREAM_UNARY
+
+
+class StreamStreamRelay(RecordingRelay, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall):
+    kind = Kind.STREAM_STREAM
+
+    def _attempt_failed(self, call, error):
+        self.finish(call)
+
+
+class RunningAttempt(grpc.aio.UnaryUnaryCall):
+    """An attempt that runs until the test ends it."""
+
+    def __init__(self):
+        self.end = None
+        self._ended = asyncio.Event()
+        self._callbacks = []
+
+    def end_as(self, call):
+        self.end = call
+        self._ended.set()
+        self.call_back()
+
+    def call_back(self):
+        for callback in self._callbacks:
+            callback(self)
+
+    def __await__(self):
+        yield from self._ended.wait().__await__()
+        return (yield from self.end.__await__())
+
+    def done(self):
+        return self.end is not None
+
+    def cancel(self):
+        self.end_as(finished_call(Kind.UNARY_UNARY, grpc.StatusCode.CANCELLED, "by the test"))
+        return True
+
+    def add_done_callback(self, callback):
+        self._callbacks.append(callback)
+
+    def cancelled(self):
+        return self.done() and self.end.cancelled()
+
+    def time_remaining(self):
+        return None
+
+    async def _of_end(self, name):
+        await self._ended.wait()
+        return await getattr(self.end, name)()
+
+    async def code(self):
+        return await self._of_end("code")
+
+    async def details(self):
+        return await self._of_end("details")
+
+    async def initial_metadata(self):
+        return await self._of_end("initial_metadata")
+
+    async def trailing_metadata(self):
+        return await self._of_end("trailing_metadata")
+
+    async def wait_for_connection(self):
+        await self._ended.wait()
+
+
+class UnwrittenAttempt(RunningAttempt):
+    """An attempt whose requests could not be written: its `await` is canceled, yet it has a status.
+
+    So grpc.aio 1.85 behaves.
+    """
+
+    def __await__(self):
+        yield from self._ended.wait().__await__()
+        raise asyncio.CancelledError
+
+
+class UnreportedAttempt(RunningAttempt):
+    """An attempt whose `await` ends before its done-callbacks are called."""
+
+    cancels = 0
+
+    def cancel(self):
+        self.cancels += 1
+        self._ended.set()
+        return True
+
+    def __await__(self):
+        yield from self._ended.wait().__await__()
+        raise asyncio.CancelledError
+
+
+def success(result=b"x"):
+    return finished_call(Kind.UNARY_UNARY, OK, "", result=result)
+
+
+def failure(code="UNAVAILABLE", details="gone", kind=Kind.UNARY_UNARY):
+    return finished_call(kind, grpc.StatusCode[code], details)
+
+
+async def awaiting(relay):
+    """A task that awaits a call."""
+
+    async def wait():
+        return await relay
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    return task
+
+
+@pytest.fixture
+def relay():
+    return UnaryRelay()
+
+
+# Attempts
+
+
+async def test_a_successful_attempt_ends_the_call(relay):
+    relay.begin(attempt := RunningAttempt())
+    assert not relay.done()
+    assert relay.time_remaining() == 7.0
+    attempt.end_as(success())
+    assert (relay.done(), relay.cancelled(), relay.ends) == (True, False, 1)
+    assert await relay == b"x"
+    assert (await relay.code(), relay.failures) == (OK, [])
+
+
+async def test_a_caller_that_awaits_a_failed_attempt_gets_the_response_of_the_next(relay):
+    relay.begin(attempt := RunningAttempt())
+    response, code = await awaiting(relay), asyncio.create_task(relay.code())
+    attempt.end_as(failure())
+    await aio_wait_until(lambda: relay.failures)
+    assert not relay.done()
+    relay.pause()
+    relay.begin(success(b"second"))
+    assert (await response, await code) == (b"second", OK)
+
+
+async def test_only_the_first_end_counts(relay):
+    relay.finish(success(b"first"))
+    relay.finish(success(b"second"))
+    assert (await relay, relay.ends) == (b"first", 1)
+
+
+async def test_the_end_of_an_earlier_attempt_is_ignored(relay):
+    relay.begin(earlier := RunningAttempt())
+    relay.begin(later := RunningAttempt())
+    earlier.end_as(success(b"earlier"))
+    assert (relay.done(), relay.failures) == (False, [])
+    later.end_as(success(b"later"))
+    assert await relay == b"later"
+
+
+async def test_done_callbacks_are_called_once_and_one_that_raises_is_reported(relay, events):
+    called = []
+    relay.add_done_callback(lambda _: 1 / 0)
+    relay.add_done_callback(called.append)
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure())
+    assert called == []
+    relay.finish(success())
+    relay.add_done_callback(called.append)
+    assert called == [relay, relay]
+    (event,) = events
+    assert isinstance(event, CallbackFailed)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_a_finished_attempt_does_not_keep_the_call_alive(failed):
+    """Calls of grpc.aio keep their callbacks, and are in cycles that are not collected."""
+    relay = UnaryRelay()
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure() if failed else success())
+    alive = weakref.ref(relay)
+    del relay
+    gc.collect()
+    assert alive() is None
+
+
+# Cancellation
+
+
+async def test_a_call_that_is_canceled_between_two_attempts_ends(relay):
+    relay.pause()
+    assert relay.cancel()
+    assert (relay.cancelled(), relay.ends, relay.cancel()) == (True, 1, False)
+    with pytest.raises(asyncio.CancelledError):
+        await relay
+
+
+async def test_end_cancels_the_running_attempt_and_gives_the_caller_another_end(relay):
+    relay.begin(attempt := UnreportedAttempt())
+    task = await awaiting(relay)
+    relay.end(failure())
+    assert (relay.done(), relay.cancelled(), relay.ends, attempt.cancels) == (True, False, 1, 1)
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        await task
+    relay.end(failure("NOT_FOUND"))
+    assert await relay.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_task_that_is_canceled_while_end_cancels_the_attempt_is_canceled(relay):
+    relay.begin(UnreportedAttempt())
+    task = await awaiting(relay)
+    relay.end(failure())
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_a_response_that_has_arrived_precedes_end(relay):
+    relay.begin(attempt := RunningAttempt())
+    task = await awaiting(relay)
+    attempt.end_as(success(b"in time"))
+    relay.end(failure())
+    assert await task == b"in time"
+    assert await relay.code() is OK
+
+
+async def test_a_response_that_arrives_after_end_is_dropped(relay):
+    relay.begin(attempt := RunningAttempt())
+    task = await awaiting(relay)
+    attempt.cancel = lambda: attempt.end_as(success(b"too late"))
+    relay.end(failure())
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        await task
+
+
+# Request streams
+
+
+async def test_a_status_made_up_by_grpc_is_replaced_by_the_servers_own():
+    relay = StreamUnaryRelay()
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure("INTERNAL", MADE_UP, Kind.STREAM_UNARY))
+    assert relay.failures == []
+    attempt.end = failure(kind=Kind.STREAM_UNARY)
+    attempt.call_back()
+    ((call, _),) = relay.failures
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("finishes_first", [False, True])
+async def test_a_caller_whose_requests_could_not_be_written_gets_the_status(finishes_first):
+    relay = StreamUnaryRelay()
+    relay.begin(attempt := UnwrittenAttempt())
+    task = await awaiting(relay)
+    end = failure(kind=Kind.STREAM_UNARY)
+    attempt.end_as(end)
+    if finishes_first:
+        relay.finish(end, source=attempt)
+    else:
+        asyncio.get_running_loop().call_later(0.01, relay.finish, end, attempt)
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        await task
+
+
+async def test_a_task_that_waits_for_that_status_may_be_canceled():
+    relay = StreamUnaryRelay()
+    relay.begin(attempt := UnwrittenAttempt())
+    task = await awaiting(relay)
+    attempt.end_as(failure(kind=Kind.STREAM_UNARY))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_a_write_ends_if_its_attempt_is_canceled_before_metadata_was_sent(shop):
+    """A bare call of grpc.aio 1.85 would hang here; `test_canaries_aio.py` has the canary."""
+    async with grpc.aio.insecure_channel(shop.target) as channel:
+        relay = StreamStreamRelay()
+        relay.begin(channel.stream_stream("/test.Shop/StreamStream")())
+        writing = asyncio.create_task(relay.write(b"x"))
+        await asyncio.sleep(0)
+        relay.cancel()
+        await asyncio.wait([writing], timeout=WAIT_S)
+        assert writing.cancelled()
+
+
+# Errors of interceptors
+
+
+async def test_an_attempt_that_raised_no_status_is_reported_as_failed(relay):
+    relay.begin(call := failed_call(Kind.UNARY_UNARY, KeyError("a bug")))
+    assert relay.failures == [(call, None)]  # None: the subclass asks the call
+
+
+# Signals and tasks
+
+
+async def test_a_signal_wakes_the_tasks_that_wait_when_it_is_given():
+    signal = Signal()
+    first, second = signal.waiter(), signal.waiter()
+    signal.forget(second)
+    signal.give()
+    signal.give()
+    signal.forget(first)
+    await first
+    assert not second.done()
+
+
+async def test_cancels_of_task_counts_how_often_the_running_task_was_canceled():
+    counts = [cancels_of_task()]
+
+    async def clean_up():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            counts.append(cancels_of_task())
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    asyncio.get_running_loop().call_soon(lambda: counts.append(cancels_of_task()))  # no task
+    await asyncio.sleep(0)
+    assert counts == [0, 1, 0]
+
+
+async def test_a_channel_can_be_closed_while_a_task_waits_for_a_relay(relay):
+    """Before grpcio 1.83 `close` reads `_channel` of each call that it finds in a task's frame."""
+    waiting = asyncio.create_task(relay.code())
+    await asyncio.sleep(0)
+    await grpc.aio.insecure_channel("127.0.0.1:1").close()
+    assert not hasattr(grpc.aio.Call, "_channel")
+    assert relay._channel is None
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

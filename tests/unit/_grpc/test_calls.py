@@ -1,0 +1,114 @@
+"""How calls of `grpc` are read: their style, their end, their failure."""
+
+import functools
+
+import grpc
+import pytest
+
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._grpc.calls import (
+    blocks,
+    call_at_end,
+    failure_of,
+    has_status,
+    is_channel_closed,
+    is_single_threaded,
+)
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse
+
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+
+
+def test_the_style_of_a_continuation_that_is_not_grpcs_is_unknown():
+    assert blocks(lambda details, request: None) is None
+    assert blocks(functools.partial(print)) is None
+
+
+def test_the_failure_of_a_call_is_found_for_all_forms_of_calls(shop_channel):
+    error = FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, "")
+    plain = grpc.RpcError()
+    assert failure_of(error) is error
+    assert failure_of(plain) is plain
+    assert failure_of(FinishedResponse(b"", "")) is None
+    assert failure_of(b"a response") is None
+    assert failure_of(shop_channel.unary_unary(UNARY_UNARY).future(b"x")) is None
+    canceled = shop_channel.unary_stream(UNARY_STREAM)(b"x")
+    canceled.cancel()
+    assert isinstance(failure_of(canceled), grpc.FutureCancelledError)
+
+
+def test_only_failures_of_calls_have_a_status():
+    assert has_status(FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, ""))
+    others = (grpc.RpcError(), ValueError(), grpc.FutureCancelledError())
+    assert not any(map(has_status, others))
+
+
+def test_a_callback_of_call_at_end_does_not_keep_the_call_alive(shop, shop_channel):
+    silent, ended = Silent(), []
+    shop.then(silent)
+    call = shop_channel.unary_stream(UNARY_STREAM)(b"x")
+    call_at_end(call, lambda: ended.append("dropped"))
+    assert silent.begun.wait(WAIT_S)
+    assert ended == []
+    del call
+    assert wait_until(lambda: ended == ["dropped"])
+
+
+def test_call_at_end_calls_at_once_if_the_call_has_ended_or_takes_no_callbacks(shop_channel):
+    ended = []
+    call = shop_channel.unary_unary(UNARY_UNARY).with_call(b"x")[1]
+    call_at_end(call, lambda: ended.append("ended"))
+    assert wait_until(lambda: ended == ["ended"])
+    call_at_end(object(), lambda: ended.append("other"))
+    assert ended == ["ended", "other"]
+
+
+def test_single_threaded_streams_are_recognized(shop, shop_channel):
+    option = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
+    with grpc.insecure_channel(shop.target, options=[option]) as channel:
+        assert is_single_threaded(channel.unary_stream(UNARY_STREAM)(b"x"))
+    assert not is_single_threaded(shop_channel.unary_stream(UNARY_STREAM)(b"x"))
+
+
+def raised_by(call, *args):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller examines it
+        call(*args)
+    return caught.value
+
+
+def request_of(kind):
+    return b"a" if kind.startswith("unary") else iter([b"a"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_on_a_closed_channel_is_recognized_by_its_error(shop, kind):
+    channel = grpc.insecure_channel(shop.target)
+    multicallable = getattr(channel, kind)(UNARY_UNARY)
+    channel.close()
+    assert is_channel_closed(raised_by(multicallable, request_of(kind)))
+    if hasattr(multicallable, "future"):
+        assert is_channel_closed(raised_by(multicallable.future, request_of(kind)))
+
+
+def test_a_call_whose_channel_is_closed_while_it_runs_is_recognized_by_its_error(shop):
+    hang = Hang()
+    shop.then(hang)
+    channel = grpc.insecure_channel(shop.target)
+    call = channel.unary_unary(UNARY_UNARY).future(b"a")
+    assert hang.begun.wait(WAIT_S)
+    channel.close()
+    assert is_channel_closed(raised_by(call.result))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_on_a_closed_channel_of_grpc_aio_is_recognized_by_its_error(shop, kind):
+    channel = grpc.aio.insecure_channel(shop.target)
+    multicallable = getattr(channel, kind)(UNARY_UNARY)
+    await channel.close()
+    assert is_channel_closed(raised_by(multicallable, request_of(kind)))
+
+
+def test_other_errors_do_not_mean_that_a_channel_was_closed():
+    others = (ValueError("no"), grpc.aio.UsageError("no"), RuntimeError("Channel is closed."))
+    assert not any(map(is_channel_closed, others))
