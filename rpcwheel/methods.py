@@ -6,11 +6,11 @@ import re
 from fnmatch import fnmatchcase
 from typing import Annotated, Final
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 
 from rpcwheel.errors import ConfigurationError
 
-__all__ = ["MethodPattern", "matches", "specificity"]
+__all__ = ["MethodPattern", "checked_pattern", "matches", "specificity"]
 
 _FORM: Final = re.compile(r"\*|/[\w.*]+/[\w*]+", re.ASCII)
 """What protobuf can name. No sets and no alternatives: they would be accepted, and never match."""
@@ -19,7 +19,12 @@ _KNOWN: Final = (
 )
 
 
-def _checked_pattern(pattern: str) -> str:
+def checked_pattern(pattern: str) -> str:
+    """Return the pattern.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     if _FORM.fullmatch(pattern):
         return pattern
     bare = pattern.strip("/")
@@ -31,7 +36,11 @@ def _checked_pattern(pattern: str) -> str:
     raise ConfigurationError(f"{pattern!r} names no methods; {hint} {_KNOWN}; no other signs")
 
 
-MethodPattern = Annotated[str, AfterValidator(_checked_pattern)]
+MethodPattern = Annotated[
+    str,
+    AfterValidator(checked_pattern),
+    WithJsonSchema({"type": "string", "pattern": r"^(\*|/[A-Za-z0-9_.*]+/[A-Za-z0-9_*]+)$"}),
+]
 """`"/package.Service/Method"`, where `*` stands for any number of characters; or `"*"`."""
 
 

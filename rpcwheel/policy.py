@@ -6,14 +6,28 @@ a table too, and an error says its place: `retry.max_attempts`.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import re
+import textwrap
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import no_info_before_validator_function
 from tenacity import wait_random_exponential
 
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
@@ -22,7 +36,9 @@ from rpcwheel.errors import ConfigurationError, short_repr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pydantic_core import ErrorDetails
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema, ErrorDetails
 
     Place = tuple[int | str, ...]
 
@@ -93,11 +109,37 @@ class Policy(BaseModel):
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**given | settings)
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The JSON schema of this policy, in which the docstrings of fields are descriptions."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for kind in reversed(cls.__mro__):
+            if issubclass(kind, Policy) and kind is not Policy:
+                for name, text in _field_docstrings(kind):
+                    if name in properties:
+                        properties[name]["description"] = text
+        return schema
+
     def _refuse_change(self, name: str) -> NoReturn:
         raise AttributeError(
             f"a {type(self).__name__} does not change; make another one of it: "
             f"policy.replace({name}=...)"
         )
+
+
+def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
+    """The docstrings below the fields of a class, as single lines."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    for field, after in pairwise(getattr(tree, "body", ())):
+        match field, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, " ".join(text.split())
 
 
 def checked(check: Callable[[Any], R], value: object) -> R:
@@ -119,11 +161,14 @@ def _seconds(value: object) -> object:
     return value
 
 
-Seconds = Annotated[float | timedelta, BeforeValidator(_seconds)]
+_SECONDS: Final[dict[str, object]] = {"type": "number", "exclusiveMinimum": 0}
+_DELAY: Final[dict[str, object]] = {"type": "number", "minimum": 0}
+
+Seconds = Annotated[float | timedelta, BeforeValidator(_seconds), WithJsonSchema(_SECONDS)]
 """A finite time above zero: seconds, or a `timedelta`. No strings: `"2 min"` has no one meaning."""
 
 
-def or_short(kind: type[Policy]) -> BeforeValidator:
+def or_short(kind: type[Policy]) -> object:
     """Let a plain number stand for a policy of this kind; see `Policy.short`."""
 
     def made(value: object) -> object:
@@ -134,7 +179,28 @@ def or_short(kind: type[Policy]) -> BeforeValidator:
         said = f"it must be seconds or {_a(kind.__name__)}, not {shown(value)}"
         raise PydanticCustomError("own_type", "{said}", {"said": said})
 
-    return BeforeValidator(made)
+    field = kind.model_fields[str(kind.short)]
+    may_be_zero = WithJsonSchema(_DELAY) in field.metadata
+    return _OrShort(made, _DELAY if may_be_zero else _SECONDS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OrShort:
+    """As pydantic's `BeforeValidator`, and the JSON schema allows the number too."""
+
+    validate: Callable[[object], object]
+    number: dict[str, object]
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return no_info_before_validator_function(self.validate, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        return {"anyOf": [self.number, *schema.get("anyOf", [schema])]}
 
 
 def _delay(value: object) -> object:
@@ -143,7 +209,7 @@ def _delay(value: object) -> object:
     return _seconds(value)
 
 
-Delay = Annotated[float | timedelta, BeforeValidator(_delay)]
+Delay = Annotated[float | timedelta, BeforeValidator(_delay), WithJsonSchema(_DELAY)]
 """As `Seconds`, or zero."""
 
 Number = Annotated[float, Strict()]
@@ -169,9 +235,25 @@ def _wait(value: object) -> object:
     return wait_random_exponential(multiplier=initial, max=longest, exp_base=table.multiplier)
 
 
-Wait = Annotated[Any, BeforeValidator(_wait)]
-"""What waits before a try: seconds, a `timedelta`, a tenacity `wait_*` object, or a table of
-seconds, `{initial, max, multiplier}`, for tenacity's `wait_random_exponential`: at random up to
+_WAIT: Final = {
+    "anyOf": [
+        _DELAY,
+        {
+            "type": "object",
+            "properties": {
+                "initial": _SECONDS,
+                "max": _SECONDS,
+                "multiplier": {"type": "number", "minimum": 1, "default": 2.0},
+            },
+            "required": ["initial", "max"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+Wait = Annotated[Any, BeforeValidator(_wait), WithJsonSchema(_WAIT)]
+"""A wait before an attempt: seconds, a `timedelta`, a tenacity `wait_*` object, or a table of
+seconds, `{initial, max, multiplier}`, for tenacity's `wait_random_exponential`: a random time up to
 `initial`, then up to `multiplier` times as much, and so on, at most `max`."""
 
 

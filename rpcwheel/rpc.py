@@ -21,6 +21,7 @@ from rpcwheel.errors import ConfigurationError
 
 __all__ = [
     "CODES",
+    "CODES_SCHEMA",
     "DEADLINE",
     "TRIED",
     "AttemptResult",
@@ -51,6 +52,14 @@ CODES: Final = frozenset(
     }
 )
 """gRPC's status codes that are errors."""
+
+CODES_SCHEMA: Final = {
+    "anyOf": [
+        {"enum": sorted(CODES)},
+        {"type": "array", "items": {"enum": sorted(CODES)}, "minItems": 1},
+    ]
+}
+"""The JSON schema of a setting that names status codes: one, or a list."""
 
 DEADLINE: Final[ContextVar[int | None]] = ContextVar("rpcwheel_deadline", default=None)
 """When the call that is being served ends, by `time.monotonic_ns()`; None without a deadline.

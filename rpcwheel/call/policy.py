@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     StrictBool,
     StrictInt,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -24,7 +25,7 @@ from rpcwheel.failback.matching import Matcher, wanted
 from rpcwheel.failback.policy import FailbackPolicy
 from rpcwheel.methods import MethodPattern, matches, specificity
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
-from rpcwheel.rpc import checked_code
+from rpcwheel.rpc import CODES_SCHEMA, checked_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,8 +140,12 @@ def _no_budget(value: object) -> NoReturn:
     raise TypeError(f"it must be a share from 0 to 1, a RetryThrottling, or None, not {value!r}")
 
 
-Budget = Annotated[float | RetryThrottling | None, BeforeValidator(_budget)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Budget = Annotated[Share | RetryThrottling | None, BeforeValidator(_budget)]
 """What limits how many calls of a target are sent again."""
+
+
+Codes = Annotated[Any, WithJsonSchema(CODES_SCHEMA)]
 
 
 class RetryPolicy(Policy):
@@ -154,7 +159,7 @@ class RetryPolicy(Policy):
     it does by default (`grpc.initial_reconnect_backoff_ms`): until it has, attempts send nothing.
     """
 
-    retry_on: Any = Field(description=RETRY_WANTED)
+    retry_on: Codes = Field(description=RETRY_WANTED)
     """Status codes or their names: one, or a set, tuple or list."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 3
@@ -230,7 +235,7 @@ class HedgingPolicy(Policy):
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 2
     """How many attempts there are at most, the first one included."""
 
-    non_fatal_codes: Any = frozenset({"UNAVAILABLE"})
+    non_fatal_codes: Codes = frozenset({"UNAVAILABLE"})
     """Status codes or their names: one, or a set, tuple or list. After an attempt that fails with
     one of them the next attempt is sent at once. Any other failure is the caller's at once, and the
     other attempts are canceled."""
@@ -255,7 +260,7 @@ class HedgingPolicy(Policy):
 class DefaultResponsePolicy(Policy):
     """Which failures are logged and answered with a default (Dubbo's failsafe)."""
 
-    on: Any = Field(description=wanted("on"))
+    on: Codes = Field(description=wanted("on"))
     """As for failback: exception types, status codes, predicates, or a set, tuple or list."""
 
     default: Any = None

@@ -7,10 +7,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, StrictStr, field_validator
+from pydantic import Field, StrictInt, StrictStr, WithJsonSchema, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.policy import Policy, Wait, checked
+from rpcwheel.rpc import CODES_SCHEMA
 
 from .entry import FailedCall
 from .matching import Matcher, wanted
@@ -25,7 +27,7 @@ class FailbackPolicy(Policy):
     most a hundred calls waiting.
     """
 
-    retry_on: Any = Field(description=wanted("retry_on"))
+    retry_on: Annotated[Any, WithJsonSchema(CODES_SCHEMA)] = Field(description=wanted("retry_on"))
     """Exception types, gRPC status codes (or their names), predicates, tenacity `retry_if_*`
     objects, or a set, tuple or list of these. Other errors are raised to the caller unchanged."""
 
@@ -39,7 +41,7 @@ class FailbackPolicy(Policy):
     """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
     such as `{initial = 1.0, max = 60.0}`."""
 
-    stop: Any = None
+    stop: SkipJsonSchema[Any] = None
     """A tenacity `stop_*` object, which counts the first attempt too, or None."""
 
     default: Any = None
@@ -62,7 +64,7 @@ class FailbackPolicy(Policy):
     """For events and logs; None takes the function's name, or the pattern of a `CallPolicy` under
     which this stands (`"*"` for all methods), whose calls have one queue."""
 
-    dead_letter: Callable[[FailedCall], object] | None = None
+    dead_letter: SkipJsonSchema[Callable[[FailedCall], object] | None] = None
     """Called with each queued call that is given up: it has no attempts left, or it failed
     in a way that `retry_on` does not name. `close` returns the calls that are still queued at its
     end; this does not get them. Runs on a worker thread, or on the loop (there it may be a

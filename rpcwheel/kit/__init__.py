@@ -23,16 +23,18 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .config import settings_schema
     from .policy import KitPolicy
     from .sync import Kit
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            ".config": "settings_schema",
             ".policy": "KitPolicy",
             ".sync": "Kit",
         },
         submodules="aio sync",
     )
 
-__all__ = ["Kit", "KitPolicy"]
+__all__ = ["Kit", "KitPolicy", "settings_schema"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.methods import checked_pattern
 from rpcwheel.policy import shown
 
 from .policy import PREFIX, KitPolicy
@@ -305,6 +306,20 @@ class KitBase(Generic[Q, M, T, D]):
     def policy(self) -> KitPolicy:
         """All settings. Immutable."""
         return self._policy
+
+    def policy_for(self, method: str) -> MethodPolicy:
+        """Return the effective settings of one method.
+
+        They are those of all patterns in `methods` that match it, the most specific one first, and
+        those of the kit.
+
+        Args:
+            method: The full name: `"/shop.Orders/Get"`.
+
+        Raises:
+            ConfigurationError: It is no full name.
+        """
+        return self._policy.policy_for(checked_pattern(method))
 
     def server_options(self, **settings: Any) -> list[tuple[str, int]]:
         """Make the options for a server: `grpc.server(pool, options=kit.server_options())`.

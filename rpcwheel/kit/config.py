@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticOmit
 
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, field_at, findings, path_of, shown, types_in
@@ -43,9 +45,18 @@ from .policy import PREFIX, KitPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import core_schema
+
     Place = tuple[str, ...]
 
-__all__ = ["checked_tree", "policy_from_env", "policy_from_file", "read_text"]
+__all__ = [
+    "checked_tree",
+    "policy_from_env",
+    "policy_from_file",
+    "read_text",
+    "settings_schema",
+]
 
 NO_SETTINGS: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
 """Variables of ours that say how to build and test."""
@@ -135,6 +146,50 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     return _policy(tree, origin)
 
 
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a settings file, TOML or YAML.
+
+    Editors complete and check a file with it. It describes each setting by itself. Settings that
+    contradict each other are found by `policy_from_file` only. Settings that only code can give,
+    such as `dead_letter`, are not in it.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **KitPolicy.model_json_schema(schema_generator=_SettingsSchema),
+        "title": "Settings of rpcwheel",
+        "description": (
+            "The settings of a kit. Times are seconds. `false` switches a setting off, as None "
+            "does in code."
+        ),
+    }
+
+
+class _SettingsSchema(GenerateJsonSchema):
+    """The schema as a file has it: numbers for times, `false` for None, no types of Python."""
+
+    ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012 - as base
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """No titles: they repeat the names."""
+        return False
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        """No text for times."""
+        raise PydanticOmit
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        """Allow `false` where it stands for None: not for a count, and not for a yes or no."""
+        inner = self.generate_inner(schema["schema"])
+        off: list[dict[str, Any]] = [{"type": "null"}]
+        if inner.get("type") not in {"integer", "boolean"}:
+            off.append({"const": False})
+        return {"anyOf": [*inner.get("anyOf", [inner]), *off]}
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        """Allow no key that is no pattern of methods."""
+        return super().dict_schema(schema) | {"additionalProperties": False}
+
+
 def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
     try:
         return KitPolicy.model_validate(_without_false(tree, ()))
@@ -192,7 +247,7 @@ def _may_be_off(place: Place) -> bool:
     """Whether `false` means None here: not for a count, where it could as well be 0."""
     _, field = field_at(KitPolicy, place)
     kinds = set() if field is None else set(types_in(field.annotation))
-    return type(None) in kinds and int not in kinds
+    return type(None) in kinds and not kinds & {int, bool}
 
 
 # Files

@@ -73,6 +73,7 @@ def at_work(mine: grpc.Channel) -> None:
         servers = kit.server_interceptors()
         assert_type(servers, list[grpc.ServerInterceptor])
         grpc.server(ThreadPoolExecutor(), interceptors=servers)
+        assert_type(kit.policy_for("/shop.Orders/Get"), MethodPolicy)
         assert_type(kit.pending, int)
         assert_type(kit.stats(), dict[str, FailbackStats])
         assert_type(kit.channel("orders:50051", grpc.ssl_channel_credentials()), grpc.Channel)

@@ -75,6 +75,21 @@ def test_a_kit_can_be_made_of_a_policy_for_calls_alone(kind):
     assert kit.policy == KitPolicy(timeout=2.0, methods=methods)
 
 
+def test_policy_for_returns_the_effective_settings_of_a_method(kind):
+    methods = {
+        "/shop.Orders/*": MethodPolicy(timeout=5.0),
+        "/shop.Orders/Get": MethodPolicy(idempotent=True),
+    }
+    kit = kind(timeout=2.0, retry=RETRY, methods=methods)
+    effective = kit.policy_for("/shop.Orders/Get")
+    assert effective == MethodPolicy(timeout=5.0, retry=RETRY, idempotent=True)
+    assert kit.policy_for("/other.Service/Get") == MethodPolicy(timeout=2.0, retry=RETRY)
+    with pytest.raises(AttributeError, match="does not change"):
+        effective.timeout = 3.0
+    with pytest.raises(ConfigurationError, match=r"did you mean '/shop\.Orders/Get'"):
+        kit.policy_for("shop.Orders/Get")
+
+
 def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
     path = tmp_path / "shop.toml"
     path.write_text('retry = { retry_on = ["UNAVAILABLE"], max_attempts = 4 }')

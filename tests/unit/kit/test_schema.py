@@ -1,0 +1,91 @@
+"""The JSON schema of a settings file."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.kit import KitPolicy, settings_schema
+from rpcwheel.kit.config import policy_from_file
+
+PAGE = Path(__file__).parents[3].joinpath("docs", "policies.md").read_text()
+
+VALID = [
+    "",
+    re.search(r"^## A file$.*?^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[1],
+    "timeout = { timeout = false, message_timeout = 3 }\nidle = 180\nheartbeat = 10.5",
+    "hedging = 0\nidempotent = true\nwait_for_ready = false",
+    "[methods.'/shop.Orders/*']\nretry = false\ntimeout = false\nfailback = false",
+    "registry = { lease_ttl = 5, backoff = { initial = 1, max = 2, multiplier = 3 } }",
+    "registry = { snapshot = '/var/cache/registry.json' }",
+    "retry = { retry_on = 'UNAVAILABLE', retry_budget = { max_tokens = 10, token_ratio = 0.1 } }",
+    "failback = { retry_on = ['INTERNAL'], default = { any = ['thing'] }, overflow = 'drop' }",
+]
+
+INVALID = [
+    "timeot = 1",
+    "timeout = '2s'",
+    "timeout = 0",
+    "retry = { max_attempts = 3 }",
+    "retry = { retry_on = 'UNAVAILBLE' }",
+    "retry = { retry_on = [] }",
+    "retry = { retry_on = 'UNAVAILABLE', max_attempts = 0 }",
+    "retry = { retry_on = 'UNAVAILABLE', retry_budget = 2 }",
+    "retry = { retry_on = 'UNAVAILABLE', backoff = { initial = 1 } }",
+    "failback = { retry_on = 'UNAVAILABLE', max_attempts = false }",
+    "failback = { retry_on = 'UNAVAILABLE', overflow = 'wait' }",
+    "idempotent = 1",
+    "[methods.'shop.Orders/Get']\ntimeout = 1",
+    "[methods.'/shop.Orders/Get']\nheartbeat = 1",
+]
+
+
+@pytest.fixture(scope="module")
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = settings_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text):
+        path = tmp_path / "shop.toml"
+        path.write_text(text)
+        return policy_from_file(path)
+
+    return load
+
+
+@pytest.mark.parametrize("text", VALID)
+def test_the_schema_accepts_a_file_that_loads(validator, load, text):
+    load(text)
+    assert list(validator.iter_errors(tomllib.loads(text))) == []
+
+
+@pytest.mark.parametrize("text", INVALID)
+def test_the_schema_refuses_a_file_that_does_not_load(validator, load, text):
+    with pytest.raises(ConfigurationError):
+        load(text)
+    assert list(validator.iter_errors(tomllib.loads(text)))
+
+
+def test_each_setting_has_a_description_in_the_schema():
+    schema = settings_schema()
+    tables = {"KitPolicy": schema, **schema["$defs"]}
+    assert [
+        f"{table}.{name}"
+        for table, content in tables.items()
+        for name, setting in content["properties"].items()
+        if not setting.get("description")
+    ] == []
+    assert set(schema["properties"]) == set(KitPolicy.model_fields)
+    assert schema["$defs"]["RetryPolicy"]["required"] == ["retry_on"]
+
+
+def test_settings_that_only_code_can_give_are_not_in_the_schema():
+    properties = settings_schema()["$defs"]["FailbackPolicy"]["properties"]
+    assert not {"stop", "dead_letter"} & properties.keys()
