@@ -53,11 +53,17 @@ DIFFERENT_NAMES = {"timer"}
 """Packages whose sync and aio modules have different names: `WheelTimer`, `AsyncWheelTimer`."""
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a fresh interpreter beside the tests, every warning an error."""
+def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a new interpreter in the source tree, with every warning an error."""
     command = [sys.executable, "-W", "error", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=4 * WAIT_S, check=False
+        command,
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
     )
 
 
@@ -325,17 +331,55 @@ def test_the_compiled_timer_is_newer_than_its_source() -> None:
         assert built >= changed, f"{compiled.name} is stale; `make test` builds it anew"
 
 
-# README
+# Documents
+
+DOCUMENTS = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
+]
+
+RUN_BLOCKS = """
+import sys
+
+for block in sys.stdin.read().split(chr(0)):
+    exec(compile(block, block.partition(chr(10))[0], "exec"), {"__name__": "__main__"})
+"""
 
 
-def test_the_python_code_of_the_readme_runs() -> None:
-    """Each block by itself. What stands right after `<!-- not run: why -->` is only compiled."""
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("name", ["README.md", "docs/guide.md"])
+def test_the_python_code_of_a_document_runs(name: str) -> None:
+    """Blocks after `<!-- not run: why -->` are only compiled."""
+    text = (ROOT / name).read_text()
     block = r"(<!-- not run: [^\n]+ -->\n+)?^```python\n(.*?)^```$"
+    blocks = []
     for found in re.finditer(block, text, re.MULTILINE | re.DOTALL):
         not_run, code = found.groups()
-        where = f"README.md, line {text.count(chr(10), 0, found.start(2)) + 1}"
+        where = f"{name}, line {text.count(chr(10), 0, found.start(2)) + 1}"
         compile(code, where, "exec")
         if not not_run:
-            run = python("-c", code)
-            assert run.returncode == 0, f"{where}\n{run.stderr}"
+            blocks.append(f"# {where}\n{code}")
+    run = python("-c", RUN_BLOCKS, stdin="\0".join(blocks))
+    assert run.returncode == 0, run.stderr
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """The fragments that the headings of a Markdown file have on GitHub."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
+
+
+@pytest.mark.skipif(PACKAGE.parent != ROOT, reason="documents link to files of the source tree")
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_relative_links_of_a_document_exist(name: str) -> None:
+    document = ROOT / name
+    missing = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text()):
+        file, _, anchor = link.partition("#")
+        target = document.parent / file if file else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(link)
+    assert not missing
