@@ -1,12 +1,8 @@
-"""Terms of an RPC: the kind of a method, how an attempt ended, what follows, the current deadline.
+"""Types that several packages share: the kind of a call, the result of an attempt, what follows it.
 
-A plan decides about the attempts of one call: it is asked before the first attempt and after each
-failed one, and answers `NextAttempt` or `Stop` (the caller gets the last result). Plans are pure:
-no clock, no I/O, no grpc. `rpcwheel.call` carries them out for the four kinds of method, in both
-worlds.
-
-Times are integer nanoseconds on the clock of the timer in use; `DEADLINE` alone is always on
-`time.monotonic_ns()`. Status codes are named (`"UNAVAILABLE"`), so that nothing here needs grpc.
+Times are integer nanoseconds on the clock of the timer in use; only `DEADLINE` is always on
+`time.monotonic_ns()`. Status codes are strings (`"UNAVAILABLE"`), because this module does not
+import grpc.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ CODES: Final = frozenset(
         "UNKNOWN",
     }
 )
-"""gRPC's status codes that are errors."""
+"""The names of gRPC's status codes that are errors."""
 
 CODES_SCHEMA: Final = {
     "anyOf": [
@@ -62,20 +58,20 @@ CODES_SCHEMA: Final = {
 """The JSON schema of a setting that names status codes: one, or a list."""
 
 DEADLINE: Final[ContextVar[int | None]] = ContextVar("rpcwheel_deadline", default=None)
-"""When the call that is being served ends, by `time.monotonic_ns()`; None without a deadline.
+"""The deadline of the call that is being served, on `time.monotonic_ns()`; None without a deadline.
 
-`call` sets and reads it; `failback` clears it for what it delivers after the caller has gone."""
+Set and read by `rpcwheel.call`. `rpcwheel.failback` clears it for deliveries in the background."""
 
 
 TRIED: Final[ContextVar[list[object] | None]] = ContextVar("rpcwheel_tried", default=None)
-"""The subchannels that the attempts of a hedged call were sent to; None for any other call.
+"""The subchannels that the attempts of a hedged call were sent to; None for other calls.
 
-`call` sets it for each attempt. `balancer` prefers a subchannel that is not in the list, and adds
-the one that it picks."""
+`rpcwheel.call` sets it for each attempt. `rpcwheel.balancer` prefers a subchannel that is not in
+the list, and appends the one that it picks."""
 
 
 class Kind(enum.Enum):
-    """The four kinds of call; the value tells which sides stream: `(requests, responses)`."""
+    """The four kinds of call; the value is `(streams_requests, streams_responses)`."""
 
     UNARY_UNARY = (False, False)
     UNARY_STREAM = (False, True)
@@ -84,25 +80,25 @@ class Kind(enum.Enum):
 
     def __init__(self, *_: object) -> None:
         self.streams_requests: bool = self.value[0]
-        """Whether the client sends any number of messages."""
+        """Whether the client sends a stream of messages."""
         self.streams_responses: bool = self.value[1]
-        """Whether the server sends any number of messages."""
+        """Whether the server sends a stream of messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How one attempt ended."""
+    """The result of one attempt."""
 
     code: str
-    """The status code's name; `"OK"` for a success."""
+    """The name of the status code; `"OK"` for a success."""
     error: BaseException | None = None
-    """What the caller would get, for strategies that look at it."""
+    """The exception of a failed attempt, for wait objects and predicates of users."""
     pushback_ns: int | None = None
-    """What the server asked for: wait so long; negative is "do not try again"; None is nothing
-    (gRFC A6, `grpc-retry-pushback-ms`)."""
+    """How long the server asks to wait before the next attempt (gRFC A6, `grpc-retry-pushback-ms`).
+    Negative: it asks for no further attempt. None: it does not ask."""
     committed: bool = False
-    """Whether the attempt can't be repeated: a response message was handed out, or the request
-    stream is no longer known from its beginning."""
+    """Whether the attempt can't be repeated: the caller has received a message, or the buffer no
+    longer has all requests."""
 
 
 class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to make
@@ -111,28 +107,28 @@ class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to
     number: int
     """2 for the second attempt."""
     at_ns: int
-    """Not before."""
+    """When to make it."""
     deadline_ns: int
-    """It must have ended by then; `durations.NEVER` for no limit."""
+    """When it must have ended; `durations.NEVER` for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Make no further attempt; the caller gets the last result."""
+    """Make no further attempt; the caller gets the result of the last one."""
 
     reason: str
 
 
 def checked_code(name: object, *, what: str) -> str:
-    """Give the name of a status code that is an error.
+    """Return the name of a status code that is an error.
 
     Args:
         name: A name, or a `grpc.StatusCode`.
-        what: The setting's name, for the message.
+        what: The name of the setting, for the message.
 
     Raises:
-        TypeError: Neither a string nor a status code.
-        ConfigurationError: No such code, or OK.
+        TypeError: `name` is neither a string nor a status code.
+        ConfigurationError: There is no such code, or it is OK.
     """
     if isinstance(name, enum.Enum) and type(name).__name__ == "StatusCode":
         name = name.name
@@ -141,7 +137,7 @@ def checked_code(name: object, *, what: str) -> str:
     if name in CODES:
         return name
     if name == "OK":
-        raise ConfigurationError(f"{what} names the status code OK, which is no failure")
+        raise ConfigurationError(f"{what} names the status code OK, which is not an error")
     near = difflib.get_close_matches(name.upper(), CODES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CODES))}"
-    raise ConfigurationError(f"{what} names {name!r}, which is no gRPC status code; {hint}")
+    raise ConfigurationError(f"{what} names {name!r}, which is not a gRPC status code; {hint}")

@@ -1,4 +1,4 @@
-"""Private: all that depends on how grpcio works inside, or on the text of its statuses.
+"""Private: the code that depends on grpcio's private parts and on the texts of its statuses.
 
-`docs/grpcio.md` lists the facts, with the tests that notice when they change.
+`docs/grpcio.md` lists these facts, with the tests that fail when they change.
 """

@@ -1,7 +1,6 @@
-"""Calls of `grpc.aio` that have ended already: with a response, responses, or an error.
+"""Calls of `grpc.aio` that have ended on this side: with an error, or with a response.
 
-They are given to callers (and outer interceptors) in place of a call that the server answers, and
-have the whole interface of a call of grpc.aio.
+Each has the whole interface of a call of its kind, for callers and outer interceptors.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import grpc
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
 
-from .calls import metadata_from
+from .calls import ask, has_status, metadata_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -42,34 +41,31 @@ CANCELLED_HERE: Final = "Locally cancelled by application!"
 """The details that grpc.aio gives a call that was canceled on this side (1.60 to 1.85)."""
 
 COLLECTED: Final = "Cancelled upon garbage collection!"
-"""The same, when the call was dropped."""
+"""The details that grpc.aio gives a call that its user dropped (1.60 to 1.85)."""
 
 FINISHED: Final = "RPC already finished."
-"""What grpc.aio raises when a request is written to a call that has ended."""
+"""The text of grpc.aio's error for a write to a call that has ended."""
 
 
 def status_of(error: BaseException) -> grpc.aio.AioRpcError:
-    """A failure as an error of grpc.aio; that of another interceptor may have only a code."""
+    """Return an error as an `AioRpcError`; an error of another interceptor may have only a code."""
     if isinstance(error, grpc.aio.AioRpcError):
         return error
     return grpc.aio.AioRpcError(
-        _said(error, "code") or grpc.StatusCode.UNKNOWN,
-        metadata_from(_said(error, "initial_metadata")),
-        metadata_from(_said(error, "trailing_metadata")),
-        _said(error, "details") or f"{type(error).__name__}: {error}",
+        ask(error, "code") or grpc.StatusCode.UNKNOWN,
+        metadata_from(ask(error, "initial_metadata")),
+        metadata_from(ask(error, "trailing_metadata")),
+        ask(error, "details") or f"{type(error).__name__}: {error}",
     )
 
 
 def failed_with(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
-    """An error without metadata, for a failure that was found on this side.
-
-    Before grpcio 1.82 an `AioRpcError` must be given metadata.
-    """
+    """Make an error with empty metadata, which `AioRpcError` requires before grpcio 1.82."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
 class _Refused(grpc.aio.AioRpcError):
-    """The error of a call that failed and could not be queued; its text is the reason."""
+    """The error of a failed call that failback could not queue; its text is the reason."""
 
     def __str__(self) -> str:
         return self.details() or ""
@@ -84,13 +80,11 @@ class FailbackClosedRpc(_Refused, FailbackClosed):
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcError:
-    """Make the error of a call that could not be queued an error of `grpc.aio` too.
-
-    `except grpc.RpcError` then catches it.
+    """Make the error of a call that could not be queued: a `FailbackError` and an `AioRpcError`.
 
     Args:
-        refusal: Why it could not be queued.
-        error: How it failed; this one has its code and metadata.
+        refusal: Why the call could not be queued.
+        error: How it failed; its code and metadata are taken over.
     """
     kind = FailbackFullRpc if isinstance(refusal, FailbackFull) else FailbackClosedRpc
     status = status_of(error)
@@ -99,35 +93,26 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
     return made
 
 
-def _said(error: object, name: str) -> Any:
-    method = getattr(error, name, None)
-    return method() if callable(method) else None
-
-
 class FinishedCall(grpc.aio.Call):
-    """A call that has ended; see `finished_call`."""
+    """A call that has ended. Made by `finished_call` and `failed_call`."""
 
     def __init__(
-        self,
-        *,
-        result: Any = None,
-        error: BaseException | None = None,
-        status: Any = None,
+        self, *, result: Any = None, error: BaseException | None = None, status: object = None
     ) -> None:
         """Make a call that has ended.
 
         Args:
-            result: The response, or the responses in a sequence (None is none).
-            error: What awaiting or reading raises; None if there is a result.
-            status: The `AioRpcError`, or another object with its methods, that has the status and
-                the metadata.
+            result: The response, or a sequence of responses; None for no responses.
+            error: The exception to raise when the call is awaited or read; None if it succeeded.
+            status: An object with the status and metadata, such as an `AioRpcError`. The error of
+                another interceptor may have only a code.
         """
         self._result = result
         self.error = error
         self._status = status
 
     def cancelled(self) -> bool:
-        return self._status_has("code") is CANCELLED
+        return ask(self._status, "code") is CANCELLED
 
     def done(self) -> bool:
         return True
@@ -142,20 +127,20 @@ class FinishedCall(grpc.aio.Call):
         callback(self)
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        return metadata_from(self._status_has("initial_metadata"))
+        return metadata_from(ask(self._status, "initial_metadata"))
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        return metadata_from(self._status_has("trailing_metadata"))
+        return metadata_from(ask(self._status, "trailing_metadata"))
 
     async def code(self) -> grpc.StatusCode:
-        code: grpc.StatusCode = self._status_has("code")
+        code: grpc.StatusCode = ask(self._status, "code")
         return code
 
     async def details(self) -> Any:
-        return self._status_has("details")
+        return ask(self._status, "details")
 
     async def debug_error_string(self) -> str | None:
-        text: str | None = self._status_has("debug_error_string")
+        text: str | None = ask(self._status, "debug_error_string")
         return text
 
     async def wait_for_connection(self) -> None:
@@ -165,13 +150,9 @@ class FinishedCall(grpc.aio.Call):
         if self.error is not None:
             raise self.error
 
-    def _status_has(self, name: str) -> Any:
-        """Ask the status; the error of another interceptor may have no more than a code."""
-        return _said(self._status, name)
-
 
 class _Awaited(FinishedCall):
-    """With one response."""
+    """A call with one response."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         self._raise()
@@ -180,7 +161,7 @@ class _Awaited(FinishedCall):
 
 
 class _Read(FinishedCall):
-    """With any number of responses."""
+    """A call with a stream of responses."""
 
     _unread: AsyncIterator[Any] | None = None
 
@@ -202,9 +183,9 @@ class _Read(FinishedCall):
 
 
 class _Written(FinishedCall):
-    """With requests that were to be written."""
+    """A call with a stream of requests."""
 
-    _done_writing_flag = True  # what grpc.aio (1.85) asks of whatever an interceptor returns
+    _done_writing_flag = True  # grpc.aio (1.85) reads it from any call that an interceptor returns
 
     async def write(self, _: object) -> None:
         raise asyncio.InvalidStateError(FINISHED)
@@ -243,41 +224,34 @@ def finished_call(
     details: str | None,
     *,
     result: Any = None,
-    error: BaseException | None = None,
     initial: Iterable[tuple[str, str | bytes]] | None = None,
     trailing: Iterable[tuple[str, str | bytes]] | None = None,
 ) -> FinishedCall:
-    """Make a call that has ended with this status.
+    """Make a call that has ended with a status.
+
+    If the code is not OK, the call raises the status. If it was canceled on this side (code
+    CANCELLED with the details of grpc.aio), it raises `CancelledError`, as calls of grpc.aio do.
 
     Args:
-        kind: Which of the four it is.
-        code: OK for a `result`.
-        details: For people.
-        result: The response, or the responses in a sequence (None is none).
-        error: What awaiting or reading raises. None with a code other than OK: the status itself,
-            or `CancelledError` if the call was canceled on this side, as grpc.aio does.
-        initial: Metadata.
-        trailing: Metadata.
+        kind: The kind of call.
+        code: The status code.
+        details: The status details.
+        result: The response, or a sequence of responses; None for no responses.
+        initial: Initial metadata.
+        trailing: Trailing metadata.
     """
     status = grpc.aio.AioRpcError(
         code, metadata_from(initial), metadata_from(trailing), details, details
     )
-    if error is None and code is not OK:
-        error = (
-            asyncio.CancelledError()
-            if code is CANCELLED and details in {CANCELLED_HERE, COLLECTED}
-            else status
-        )
+    error: BaseException | None = None if code is OK else status
+    if code is CANCELLED and details in {CANCELLED_HERE, COLLECTED}:
+        error = asyncio.CancelledError()
     return _FINISHED[kind](result=result, error=error, status=status)
 
 
-def failed_call(kind: Kind, error: BaseException, status: object = None) -> FinishedCall:
-    """Make a call that has ended with an error; `status` has code and metadata if it has not."""
-    if status is None:
-        rpc_error = isinstance(error, grpc.RpcError) and callable(getattr(error, "code", None))
-        status = (
-            error
-            if rpc_error
-            else failed_with(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}")
-        )
+def failed_call(kind: Kind, error: BaseException) -> FinishedCall:
+    """Make a call that has ended with an error. Without a status its code is UNKNOWN."""
+    if has_status(error):
+        return _FINISHED[kind](error=error, status=error)
+    status = failed_with(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}")
     return _FINISHED[kind](error=error, status=status)

@@ -1,10 +1,10 @@
-"""Interceptors of a `grpc.aio` channel that were not given to the function that made it.
+"""Interceptors that are added to a `grpc.aio` channel after it was made, or by patches.
 
-Two libraries add interceptors in their own way:
+Two libraries do so:
 
 * OpenTelemetry's instrumentation replaces `grpc.aio.insecure_channel` and `secure_channel`.
 * The asyncio clients of google-cloud append to four private lists of `grpc.aio.Channel`. gRPC reads
-  the lists at each call (1.66 to 1.85), so stubs that exist already use them, too.
+  the lists at each call (1.66 to 1.85), so existing stubs use the interceptors too.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from rpcwheel.rpc import Kind
 __all__ = ["LISTS", "Interceptors", "give_lists", "is_patched", "lists_of"]
 
 Interceptors: TypeAlias = dict[Kind, list[Any]]
-"""The four lists."""
+"""The interceptors of a channel, by the kind of call."""
 
 LISTS: Final = {kind: f"_{kind.name.lower()}_interceptors" for kind in Kind}
-"""Their names on a channel."""
+"""The names of the lists on a channel."""
 
 MAKERS: Final = ("insecure_channel", "secure_channel")
 
 
 def lists_of(channel: grpc.aio.Channel) -> Interceptors:
-    """The lists of a channel; none for a channel that is not gRPC's own and has none."""
+    """Return the lists of a channel; an empty dict for a channel of another class without lists."""
     return {kind: getattr(channel, name) for kind, name in LISTS.items() if hasattr(channel, name)}
 
 
 def give_lists(channel: grpc.aio.Channel, lists: Interceptors) -> None:
-    """Give a channel lists, under the names that gRPC uses."""
+    """Set the lists of a channel, under the names that gRPC uses."""
     for kind, interceptors in lists.items():
         setattr(channel, LISTS[kind], interceptors)
 
 
 def is_patched() -> bool:
-    """Whether gRPC's functions that make channels were replaced, and may add interceptors."""
+    """Whether gRPC's functions that make channels are patched, and so may add interceptors."""
     return any(getattr(grpc.aio, name) is not getattr(_channel, name) for name in MAKERS)

@@ -1,20 +1,22 @@
 """A call of `grpc.aio` whose status and messages come from other calls, its attempts.
 
-The caller holds a `Relay` while the attempts of the call begin and end. The relay forwards to the
-attempt that runs (`begin`), to none between two of them (`pause`), and at last to the finished call
-that is its end (`finish`): the last attempt itself wherever possible. What follows a failed attempt
-is decided by a subclass, in `_attempt_failed`.
+The caller holds a `Relay` while the attempts of the call begin and end. The relay forwards to
 
-Everything runs on the loop, and nothing waits in a task of its own, so a loop that is closed leaves
-no task behind. The done-callback of an attempt reports its end. A caller that awaits or reads does
-so on the attempt itself, and on `_change` while there is none.
+* the running attempt, after `begin`,
+* nothing, between two attempts, after `pause`,
+* a call that has ended, after `finish`; this is the last attempt itself wherever possible.
 
-Nothing may refer to the relay of a response stream while an attempt runs: a stream that its caller
-has dropped is then canceled. (grpc.aio 1.85 intends the same, but each of its calls is in a cycle
-of references that Python's collector does not see.) A call with one response runs to its end,
-dropped or not, as in grpc.aio.
+A subclass decides in `_attempt_failed` what follows a failed attempt. `AwaitedRelay`, `ReadRelay`
+and `WrittenRelay` add the methods that depend on the kind of call.
 
-`AwaitedRelay`, `ReadRelay` and `WrittenRelay` add what the kinds of call differ in.
+All code runs on the event loop. A relay has no task of its own, so a loop that is closed leaves no
+task behind. The done-callback of an attempt reports its end. A caller that awaits or reads waits
+for the attempt itself; between two attempts it waits in `_wait_for_change`.
+
+A running attempt keeps the relay of a unary response alive, so the call runs to its end even if its
+caller drops it, as in grpc.aio. It does not keep the relay of a response stream alive: a stream
+that its caller drops is canceled. (grpc.aio 1.85 intends this too, but its calls are in reference
+cycles that Python's collector does not find.)
 """
 
 from __future__ import annotations
@@ -46,60 +48,60 @@ if TYPE_CHECKING:
     Callback = Callable[[Any], None]
 
 __all__ = [
-    "BLURRED",
-    "STATUS_LOOKS_S",
+    "MADE_UP_DETAILS",
+    "STATUS_CHECK_DELAYS_S",
     "AwaitedRelay",
-    "NotAtOnceError",
     "ReadRelay",
     "Relay",
     "Signal",
+    "WouldBlockError",
     "WrittenRelay",
-    "blurred",
-    "cancels_of_task",
+    "cancel_attempt",
+    "cancel_count",
     "failure_of",
-    "give_up",
     "has_ended",
+    "has_made_up_status",
     "immediately",
 ]
 
-BLURRED: Final = "Internal error from Core"
-"""The details of the status INTERNAL that grpc.aio (1.60 to 1.85) makes up when a request can't be
-written any more, though all that has happened may be that the server has ended the call early."""
+MADE_UP_DETAILS: Final = "Internal error from Core"
+"""The details of the status INTERNAL that grpc.aio (1.60 to 1.85) sets when it can no longer write
+a request. The server may only have ended the call early; then its own status arrives as well."""
 
-STATUS_LOOKS_S: Final = tuple(0.001 * 2**look for look in range(9))
-"""Delays in seconds between checks whether the server's own status has arrived; 0.5 s in all."""
+STATUS_CHECK_DELAYS_S: Final = tuple(0.001 * 2**check for check in range(9))
+"""Delays between checks whether the server's own status has arrived; 0.5 s in total."""
 
 MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
 
 
-# --- Reading the calls of others ---
+# --- Functions on calls of grpc.aio ---
 
 
-class NotAtOnceError(Exception):
-    """A coroutine had to wait."""
+class WouldBlockError(Exception):
+    """A coroutine would have to wait."""
 
 
 def immediately(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that has nothing to wait for, such as `code()` of a finished call.
+    """Run a coroutine that need not wait, such as `code()` of a finished call.
 
     Raises:
-        NotAtOnceError: It had to wait.
-        BaseException: What it raised.
+        WouldBlockError: The coroutine would have to wait.
+        BaseException: Whatever the coroutine raised.
     """
     try:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
     coroutine.close()
-    raise NotAtOnceError
+    raise WouldBlockError
 
 
 def failure_of(call: Any) -> BaseException | None:
-    """What awaiting a finished call raises; None if it succeeded.
+    """Return the exception that awaiting a finished call raises; None if it succeeded.
 
     Raises:
-        NotAtOnceError: It has not ended.
-        BaseException: What an interceptor below raised instead of ending the call.
+        WouldBlockError: The call has not ended.
+        BaseException: The exception of an inner interceptor that raised instead of ending the call.
     """
     if isinstance(call, FinishedCall):
         return call.error
@@ -109,7 +111,7 @@ def failure_of(call: Any) -> BaseException | None:
     details = immediately(call.details())
     if code is CANCELLED and details in {CANCELLED_HERE, COLLECTED}:
         return asyncio.CancelledError()
-    debug = getattr(call, "debug_error_string", None)  # no part of the interface, but all have it
+    debug = getattr(call, "debug_error_string", None)  # not in the interface
     return grpc.aio.AioRpcError(
         code,
         immediately(call.initial_metadata()),
@@ -120,10 +122,9 @@ def failure_of(call: Any) -> BaseException | None:
 
 
 def has_ended(call: Any) -> bool:
-    """Whether a call has ended, if only because an interceptor of it raised.
+    """Whether a call has ended, also if one of its interceptors raised.
 
-    Before grpcio 1.83 its `done()` raises that too, if it is neither a status nor a cancellation;
-    since then it is enough to ask that.
+    Before grpcio 1.83 `done()` raises the exception of the interceptor.
     """
     try:
         return bool(call.done())
@@ -131,11 +132,11 @@ def has_ended(call: Any) -> bool:
         return True
 
 
-def give_up(call: Any) -> bool:
-    """Cancel an attempt so that a task that writes to it is woken; False if it had ended.
+def cancel_attempt(call: Any) -> bool:
+    """Cancel an attempt and wake a task that writes to it; False if the attempt has ended.
 
-    A task that waits to write the first request to a call of grpc.aio (1.60 to 1.85) waits for ever
-    if the call is canceled before its metadata is sent.
+    A task that writes the first request to a call of grpc.aio (1.60 to 1.85) waits forever if the
+    call is canceled before its metadata is sent.
     """
     canceled = bool(call.cancel())
     sent = getattr(call, "_metadata_sent", None)
@@ -144,23 +145,23 @@ def give_up(call: Any) -> bool:
     return canceled
 
 
-def blurred(call: Any) -> bool:
-    """Whether a finished call may still get another status than the one that it has.
+def has_made_up_status(call: Any) -> bool:
+    """Whether the status of a finished call is the one of `MADE_UP_DETAILS`.
 
-    The server's own status arrives an instant before or after the one that gRPC made up. If it
-    arrives after, grpc.aio replaces the status but does not call the done-callbacks again (1.85.1).
+    If the server's own status arrives later, grpc.aio (1.85.1) replaces the status, but does not
+    call the done-callbacks again.
     """
-    return bool(immediately(call.details()) == BLURRED)
+    return bool(immediately(call.details()) == MADE_UP_DETAILS)
 
 
-def cancels_of_task() -> int:
-    """How often the running task was canceled; a task that cleans up after it runs on."""
+def cancel_count() -> int:
+    """Return how often the running task was canceled; 0 outside of tasks."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
 class Signal:
-    """Wakes all tasks that wait for it, each time it is given. On one loop."""
+    """Wakes all tasks that wait for it each time `notify` is called. For one event loop."""
 
     __slots__ = ("_waiters",)
 
@@ -168,7 +169,7 @@ class Signal:
         self._waiters: list[asyncio.Future[None]] = []
 
     async def wait(self) -> None:
-        """Wait until it is given next."""
+        """Wait for the next `notify`."""
         waiter = self.waiter()
         try:
             await waiter
@@ -176,18 +177,18 @@ class Signal:
             self.forget(waiter)
 
     def waiter(self) -> asyncio.Future[None]:
-        """A future that is done when the signal is given next; `forget` it afterwards."""
+        """Return a future that the next `notify` completes; pass it to `forget` afterwards."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         return waiter
 
     def forget(self, waiter: asyncio.Future[None]) -> None:
-        """Drop a waiter."""
+        """Drop a future of `waiter`."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
 
-    def give(self) -> None:
-        """Wake all that wait now."""
+    def notify(self) -> None:
+        """Wake the tasks that wait now."""
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -199,60 +200,66 @@ class Signal:
 
 
 class Relay(grpc.aio.Call):
-    """What all four kinds share."""
+    """The part that is common to the four kinds of call."""
 
     kind: Any
-    """Which of the four, a `Kind`."""
+    """The `Kind` of the call."""
     method: Any
-    """The method's full name, for events."""
+    """The full name of the method, for events."""
 
-    # Defaults of the class: a call that succeeds sets few of them.
-    _attempt: Any = None
-    _final: Any = None
-    _source: Any = None  # of messages, once there is an end
-    _blurred: Any = None  # an attempt whose own status may be still to come
-    _looks = 0  # checks so far whether it has come
-    _number = 0  # of the attempt that runs, or ran last
+    # Class attributes are the initial values: a call that succeeds sets few of them.
+    _attempt: Any = None  # the running one
+    _final: Any = None  # the call that has the status, after the end
+    _source: Any = None  # the call that messages are read from, after the end
+    _uncertain: Any = None  # an attempt whose status may be replaced by the server's own
+    _checks = 0  # number of checks whether that has happened
+    _number = 0  # number of the running or last attempt
     is_awaited = False
-    """Whether a caller awaits the attempt that runs: its end comes out of that."""
+    """Whether a caller awaits the running attempt, so that its end is reported by that `await`."""
     _signal: Signal | None = None
     _callbacks: list[Callback] | None = None
-    _channel = None  # before grpcio 1.83 no channel can be closed while a call has no such name
+    _channel = None  # before grpcio 1.83 `close` of a channel reads it
 
-    _ends_forgotten = False
-    """Whether the call is canceled when its caller has dropped it."""
+    _cancels_when_dropped = False
+    """Whether the call is canceled when its caller drops it."""
 
-    handed = False
-    """Whether the caller has got something of an attempt: a message, or initial metadata."""
+    received: bool = False
+    """Whether the caller has received a message or initial metadata of an attempt."""
 
-    # --- For subclasses: what they decide ---
+    # --- For subclasses to override ---
 
     def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
-        """Act on an attempt that has not succeeded: finish now or later, or begin another.
+        """Handle the failure of an attempt: finish now or later, or begin another. Must not raise.
 
-        `error` is what it raised, or None: ask the call. Must not raise.
+        Args:
+            call: The attempt.
+            error: The exception that it raised; None if the call itself has the failure.
         """
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Free what the call holds: it has ended, or was dropped."""
+        """Free resources: the call has ended, or was dropped."""
 
-    def _listen(self, call: object) -> Any:
-        """Begin to wait for a message; what is returned has `cancel()`, or is None."""
+    def _limit_silence(self, call: object) -> Any:
+        """Limit the wait for a message that begins now.
+
+        Returns:
+            An object with `cancel()`, which ends the limit; None without a limit.
+        """
         return None
 
     def time_remaining(self) -> float | None:
-        """Seconds until the deadline of the whole call."""
+        """Return the seconds until the deadline of the whole call; None without a deadline."""
         raise NotImplementedError
 
-    # --- For subclasses: what they do ---
+    # --- For subclasses to call ---
 
     def begin(self, call: Any, *, is_new: bool = False) -> None:
-        """Forward to this attempt from now on.
+        """Forward to an attempt from now on.
 
         Args:
             call: The attempt.
-            is_new: Whether it was begun right now, and so can't have failed in an interceptor.
+            is_new: Whether the call was made by gRPC itself just now, so that it can't have ended.
         """
         self._attempt = call
         self._number += 1
@@ -261,22 +268,22 @@ class Relay(grpc.aio.Call):
         else:
             call.add_done_callback(
                 partial(_report_weakly, weakref.ref(self), self._number)
-                if self._ends_forgotten
+                if self._cancels_when_dropped
                 else partial(_report, [self], self._number)
             )
         if self._signal is not None:
-            self._signal.give()
+            self._signal.notify()
 
     def pause(self) -> None:
-        """Forward to no attempt for now; another will follow."""
+        """Forward to no attempt until the next `begin` or `finish`."""
         self._attempt = None
 
     def finish(self, call: Any, source: Any = None) -> None:
-        """End as this finished call has ended; only the first end counts.
+        """End with the status of a finished call. Later calls have no effect.
 
         Args:
-            call: Has the status.
-            source: What messages are read from to the end, if it is another: the attempt itself.
+            call: The finished call.
+            source: The call that the remaining messages are read from, if it is another one.
         """
         if self._final is not None:
             return
@@ -285,59 +292,62 @@ class Relay(grpc.aio.Call):
         self._attempt = None
         self._release()
         if self._signal is not None:
-            self._signal.give()
+            self._signal.notify()
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             _call_back(callback, self)
 
     def end(self, call: FinishedCall) -> None:
-        """End as this call has, and give up the attempt that runs; nothing if this has ended."""
+        """End with the status of a finished call and cancel the running attempt.
+
+        Has no effect if the call has ended, or its attempt has succeeded.
+        """
         running = self._attempt
         self._settle(running)
         if self._final is None:
             self.finish(call)
             if running is not None:
-                give_up(running)
+                cancel_attempt(running)
 
     def _settle(self, call: Any) -> None:
-        """Act on the end of an attempt that is awaited, before the `await` returns."""
+        """Process the end of an attempt that is awaited before its `await` returns."""
         if self.is_awaited and call is not None and has_ended(call):
             self.is_awaited = False
             self._on_done(call)
 
-    def shows(self, call: object) -> bool:
-        """Whether this attempt is the one that runs."""
+    def is_current(self, call: object) -> bool:
+        """Whether this is the running attempt; with None: whether no attempt runs."""
         return call is self._attempt
 
-    def _was_given_up(self, call: object, cancels: int) -> bool:
-        """Whether a `CancelledError` that came out of this attempt is only our own.
+    def _was_superseded(self, call: object, cancels: int) -> bool:
+        """Whether a `CancelledError` of an attempt means only that the relay canceled the attempt.
 
         Args:
             call: The attempt.
-            cancels: What `cancels_of_task()` was before it was waited for. If it is more now, the
+            cancels: `cancel_count()` before the wait for the attempt. If the count has grown, the
                 task of the caller was canceled.
         """
         if call is self._final or call is self._source or call is self._attempt:
             return False
-        return cancels_of_task() <= cancels
+        return cancel_count() <= cancels
 
     def attempt_ended(self, number: int) -> bool:
-        """Note that this attempt has ended; False if its status may still change.
+        """Process the end of an attempt; False if its status may still change.
 
-        By its number: what grpc.aio (1.85) makes of another interceptor's generator has the
-        callbacks called with the call below it.
+        Attempts have numbers because grpc.aio (1.85) passes another call to the done-callbacks if
+        an inner interceptor is a generator.
         """
         if self.is_awaited or number != self._number or self._attempt is None:
-            return True  # `AwaitedRelay` acts on it, or it was superseded
+            return True  # `AwaitedRelay` processes it, or it is not the running attempt
         return self._on_done(self._attempt)
 
     def _on_done(self, call: Any) -> bool:
-        """Act on the end of the attempt that runs; False if its status may still change."""
+        """Process the end of the running attempt; False if its status may still change."""
         try:
             succeeded = immediately(call.code()) is OK
             if not succeeded and self._waits_for_status(call):
                 return False
-        except BaseException as error:  # noqa: BLE001 - an interceptor's below; the caller gets it
+        except BaseException as error:  # noqa: BLE001 - of an inner interceptor, for the caller
             self._attempt_failed(call, error)
             return True
         if succeeded:
@@ -347,30 +357,30 @@ class Relay(grpc.aio.Call):
         return True
 
     def _waits_for_status(self, call: Any) -> bool:
-        """Whether to wait for the server's own status, because gRPC made the first one up.
+        """Whether to wait for the server's own status in place of the one that gRPC set.
 
-        grpc.aio calls the done-callbacks for the first status only (1.85.1), so this schedules
-        another check.
+        Schedules another check if so: grpc.aio (1.85.1) calls done-callbacks for the first status
+        only.
         """
-        if not self.kind.streams_requests or not blurred(call):
+        if not self.kind.streams_requests or not has_made_up_status(call):
             return False
-        if self._blurred is not call:
-            self._blurred, self._looks = call, 0
-        if self._looks == len(STATUS_LOOKS_S):
+        if self._uncertain is not call:
+            self._uncertain, self._checks = call, 0
+        if self._checks == len(STATUS_CHECK_DELAYS_S):
             return False
-        look_again = partial(_report_weakly, weakref.ref(self), self._number)
-        asyncio.get_running_loop().call_later(STATUS_LOOKS_S[self._looks], look_again)
-        self._looks += 1
+        check_again = partial(_report_weakly, weakref.ref(self), self._number)
+        asyncio.get_running_loop().call_later(STATUS_CHECK_DELAYS_S[self._checks], check_again)
+        self._checks += 1
         return True
 
-    async def _change(self) -> None:
-        """Wait for the next attempt, or the end."""
+    async def _wait_for_change(self) -> None:
+        """Wait for the next attempt or the end of the call."""
         if self._signal is None:
             self._signal = Signal()
         await self._signal.wait()
 
-    def _broke(self, call: Any, error: BaseException) -> None:
-        """Act on what came out of an attempt that has not reported an end (a foreign one's)."""
+    def _attempt_raised(self, call: Any, error: BaseException) -> None:
+        """Handle an exception of an interceptor's attempt that has not reported its end."""
         if call is not None and call is self._attempt:
             if not isinstance(error, grpc.RpcError):
                 call.cancel()
@@ -392,15 +402,15 @@ class Relay(grpc.aio.Call):
         if self._final is not None:
             return False
         if call is not None and not has_ended(call):
-            return give_up(call)  # its done-callback finishes us
+            return cancel_attempt(call)  # its done-callback finishes this call
         self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
         return True
 
     def add_done_callback(self, callback: Callback) -> None:
-        """Have `callback(call)` called on the loop when the call has ended, at once if it has.
+        """Call `callback(call)` on the loop when the call has ended; at once if it has ended.
 
-        If it raises, that is an event `CallbackFailed` and nothing else. (A call of grpc.aio 1.85
-        raises it in `await call`.)
+        An exception of the callback is reported as the event `CallbackFailed`. (A call of grpc.aio
+        1.85 raises it in `await call`.)
         """
         if self._final is not None:
             _call_back(callback, self)
@@ -413,53 +423,53 @@ class Relay(grpc.aio.Call):
         while self._final is None:
             call = self._attempt
             if call is None:
-                await self._change()
+                await self._wait_for_change()
                 continue
             metadata = await call.initial_metadata()
             if call is self._attempt and not has_ended(call):
-                self.handed = self.handed or bool(metadata)
+                self.received = self.received or bool(metadata)
                 return metadata
             if call is self._attempt:
-                await self._change()  # it is being decided what follows
+                await self._wait_for_change()  # for the decision what follows
         return await self._final.initial_metadata()
 
     async def trailing_metadata(self) -> Any:
-        return await (await self._end()).trailing_metadata()
+        return await (await self._wait_for_end()).trailing_metadata()
 
     async def code(self) -> grpc.StatusCode:
-        code: grpc.StatusCode = await (await self._end()).code()
+        code: grpc.StatusCode = await (await self._wait_for_end()).code()
         return code
 
     async def details(self) -> Any:
-        return await (await self._end()).details()
+        return await (await self._wait_for_end()).details()
 
     async def debug_error_string(self) -> Any:
-        debug = getattr(await self._end(), "debug_error_string", None)
+        debug = getattr(await self._wait_for_end(), "debug_error_string", None)
         return None if debug is None else await debug()
 
     async def wait_for_connection(self) -> None:
         while True:
             call = self._final or self._attempt
             if call is None:
-                await self._change()
+                await self._wait_for_change()
                 continue
-            cancels = cancels_of_task()
+            cancels = cancel_count()
             try:
                 await call.wait_for_connection()
             except asyncio.CancelledError:
-                if not self._was_given_up(call, cancels):
+                if not self._was_superseded(call, cancels):
                     raise
             except grpc.RpcError:
                 if call is self._final:
                     raise
                 if call is self._attempt:
-                    await self._change()
+                    await self._wait_for_change()
             else:
                 return
 
-    async def _end(self) -> Any:
+    async def _wait_for_end(self) -> Any:
         while self._final is None:
-            await self._change()
+            await self._wait_for_change()
         return self._final
 
 
@@ -472,7 +482,7 @@ def _call_back(callback: Callback, call: Relay) -> None:
 
 
 def _report(relays: list[Relay], number: int, _: object) -> None:
-    """Report the end of an attempt, then drop the relay: calls keep their callbacks."""
+    """Report the end of an attempt, and empty `relays`: the attempt keeps this callback."""
     if relays and (relays[0].is_awaited or relays[0].attempt_ended(number)):
         relays.clear()
 
@@ -483,14 +493,14 @@ def _report_weakly(relay: weakref.ref[Relay], number: int, _: object = None) -> 
         alive.attempt_ended(number)
 
 
-# --- What the kinds differ in ---
+# --- The kinds of call ---
 
 
 class AwaitedRelay(Relay):
-    """One response.
+    """A call with one response.
 
-    If the only response of a unary call is awaited, its end comes out of the `await` and not from
-    the done-callback: to ask a successful call for its code takes longer than the rest of a relay.
+    If a unary call is awaited, the `await` reports its end, and not the done-callback: reading the
+    code of a successful call takes longer than everything else that a relay does.
     """
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -498,15 +508,15 @@ class AwaitedRelay(Relay):
             while True:
                 call = self._final or self._attempt
                 if call is None:
-                    yield from self._change().__await__()
+                    yield from self._wait_for_change().__await__()
                     continue
                 task = asyncio.current_task()
-                cancels = 0 if task is None else task.cancelling()  # `cancels_of_task`
+                cancels = 0 if task is None else task.cancelling()  # `cancel_count`
                 self.is_awaited = not self.kind.streams_requests
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:
-                    if not (self._was_given_up(call, cancels) or self._has_status(call, cancels)):
+                    if not (self._was_superseded(call, cancels) or self._has_status(call, cancels)):
                         raise
                     yield from self._until_decided(call)
                 except Exception as error:
@@ -528,28 +538,28 @@ class AwaitedRelay(Relay):
         self.is_awaited = False
         if call is not None and call is self._attempt and has_ended(call):
             self._on_done(call)
-        self._broke(call, error)
+        self._attempt_raised(call, error)
 
     def _has_status(self, call: object, cancels: int) -> bool:
-        """Whether a `CancelledError` that came out of this attempt is not how the attempt ended.
+        """Whether an attempt has a status although awaiting it raised `CancelledError`.
 
-        grpc.aio (1.85) cancels the task that awaits a call when a request can't be written any
-        more, also if the call has a status by then. Arguments as of `_was_given_up`.
+        grpc.aio (1.85) cancels the task that awaits a call if a request can no longer be written,
+        even if the call has a status. Arguments as of `_was_superseded`.
         """
-        if call is self._final or cancels_of_task() > cancels:
+        if call is self._final or cancel_count() > cancels:
             return False
         return bool(self.kind.streams_requests) and has_ended(call)
 
     def _until_decided(self, call: Any) -> Generator[Any, None, None]:
-        """Wait until it is decided what follows an attempt that has ended."""
+        """Wait for the decision what follows an attempt that has ended."""
         while call is self._attempt:
-            yield from self._change().__await__()
+            yield from self._wait_for_change().__await__()
 
 
 class ReadRelay(Relay):
-    """Any number of responses."""
+    """A call with a stream of responses."""
 
-    _ends_forgotten = True
+    _cancels_when_dropped = True
     _unread: Any = None
     _unread_of: Any = None
     _iterator: AsyncIterator[Any] | None = None
@@ -585,27 +595,27 @@ class ReadRelay(Relay):
             yield message
 
     async def _next(self) -> Any:
-        """The next message, or EOF; raises how the call has failed."""
+        """Return the next message, or EOF; raises the failure of the call."""
         try:
             while True:
                 call = self._source or self._attempt
                 if call is None:
-                    await self._change()
+                    await self._wait_for_change()
                     continue
                 try:
                     message = await self._receive(call)
                 except Exception as error:  # noqa: BLE001 - raised if nothing follows
-                    self._broke(call, error)
-                    # It is being decided what follows. A retry that was decided may yet be given
-                    # up: then the iterator of this attempt would only say that it is at its end.
+                    self._attempt_raised(call, error)
+                    # Wait for the decision what follows. If a scheduled retry is abandoned, this
+                    # attempt becomes the end, and its iterator has nothing more to raise.
                     while call is self._attempt or (self._attempt is None and self._source is None):
-                        await self._change()
+                        await self._wait_for_change()
                     if call is self._source:
                         raise self._failure_of(error) from None
                     continue
                 if call is self._source or call is self._attempt:
                     self._over = message is grpc.aio.EOF
-                    self.handed = self.handed or not self._over
+                    self.received = self.received or not self._over
                     return message
         except asyncio.CancelledError:
             self._over = True
@@ -616,20 +626,20 @@ class ReadRelay(Relay):
             raise
 
     def _failure_of(self, error: Exception) -> BaseException:
-        """The error of the end, where it is another than what the attempt has raised."""
+        """Return the error of the end, if it is not the one that the attempt raised."""
         own = self._final.error if isinstance(self._final, FinishedCall) else None
         return error if own is None else own
 
     async def _receive(self, call: Any) -> Any:
         if call is not self._unread_of:
             self._unread_of, self._unread = call, call.__aiter__()
-        listening, cancels = self._listen(call), cancels_of_task()
+        listening, cancels = self._limit_silence(call), cancel_count()
         try:
             return await self._unread.__anext__()
         except StopAsyncIteration:
             return grpc.aio.EOF
         except asyncio.CancelledError:
-            if not self._was_given_up(call, cancels):
+            if not self._was_superseded(call, cancels):
                 raise
             return None
         finally:
@@ -638,38 +648,38 @@ class ReadRelay(Relay):
 
 
 class WrittenRelay(Relay):
-    """Requests that the caller may write, to the attempt that runs."""
+    """A call with a stream of requests, which the caller may write to the running attempt."""
 
     @property
     def _done_writing_flag(self) -> bool:
-        """What grpc.aio (1.85) asks of whatever an interceptor returns."""
+        """Read by grpc.aio (1.85) from any call that an interceptor returns."""
         return bool(getattr(self._final or self._attempt, "_done_writing_flag", False))
 
     async def write(self, request: object) -> None:
-        await self._of_the_attempt("write", request)
+        await self._forward("write", request)
 
     async def done_writing(self) -> None:
-        """Tell the server that there are no more requests. Idempotent."""
-        await self._of_the_attempt("done_writing")
+        """End the stream of requests. Idempotent."""
+        await self._forward("done_writing")
 
-    async def _of_the_attempt(self, name: str, *args: object) -> None:
-        """Have the attempt do it: the one that runs, or the one that takes its place."""
+    async def _forward(self, name: str, *args: object) -> None:
+        """Call a method of the running attempt, or of the next one if that is superseded."""
         while True:
-            call, cancels = self._final or self._attempt, cancels_of_task()
+            call, cancels = self._final or self._attempt, cancel_count()
             if call is None:
-                await self._change()
+                await self._wait_for_change()
                 continue
             try:
                 await getattr(call, name)(*args)
             except (Exception, asyncio.CancelledError):
-                if not self._was_given_up(call, cancels):
+                if not self._was_superseded(call, cancels):
                     raise
                 self._raise_end()
             else:
                 return
 
     def _raise_end(self) -> None:
-        """Raise that the call ended while a request was to be written, as grpc.aio does."""
+        """Raise the error that grpc.aio raises if the call ends during a write."""
         if self._final is not None:
             failure = failure_of(self._final)
             raise (

@@ -1,6 +1,6 @@
 """State of a `grpc.aio` server and its calls that gRPC does not expose.
 
-Tried with grpcio 1.66.2 and 1.85.1. `tests/unit/_grpc/test_serving.py` and
+Verified on grpcio 1.66.2 and 1.85.1. `tests/unit/_grpc/test_serving.py` and
 `tests/contract/idle/test_request_timeout.py` fail if that changes.
 """
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["context_of", "is_receiving", "is_running"]
 
 RECEIVING: Final = ("_handle_exceptions", "_handle_rpc", "_handle_unary_", "_receive_message")
-"""How the names of gRPC's nested coroutines begin while a call waits for its single request; the
-coroutine of the task first."""
+"""Prefixes of the names of gRPC's nested coroutines, the outermost first, while a call waits for
+its single request."""
 
 
 def is_running(server: Any) -> bool | None:
-    """Whether it has started and not stopped; None if that can't be known."""
-    ask = getattr(getattr(server, "_server", None), "is_running", None)
-    return None if ask is None else bool(ask())
+    """Whether a server was started and has not stopped; None if that is not known."""
+    is_running = getattr(getattr(server, "_server", None), "is_running", None)
+    return None if is_running is None else bool(is_running())
 
 
 def is_receiving(task: asyncio.Task[Any]) -> bool:
-    """Whether a task that serves a call waits for its single request; False if unknown.
+    """Whether a task that serves a call waits for its single request; False if that is not known.
 
-    Decided by the names of gRPC's coroutines in which the task is suspended.
+    Decided by the names of the coroutines in which the task is suspended.
     """
     names: list[str] = []
     waiting: Any = None if task.done() else task.get_coro()
@@ -41,11 +41,12 @@ def is_receiving(task: asyncio.Task[Any]) -> bool:
 
 
 def context_of(task: asyncio.Task[Any]) -> Any:
-    """Return a context of the call whose request a task waits for; None if that can't be done.
+    """Make a context for the call whose request a task waits for; None if that is not possible.
 
-    gRPC makes a context only when the request has arrived. Without one, only the task could be
-    canceled, and the client would never get a status. So the state of the call is taken from what
-    the coroutine of the task refers to. On the loop, while `is_receiving`: later the call is freed.
+    gRPC makes a context only when the request has arrived. Without a context the task could only be
+    canceled, and the client would never get a status. So the state of the call is searched among
+    the objects that the coroutine of the task refers to. Call it on the loop, and only while
+    `is_receiving` is true: gRPC frees the call later.
     """
     kind, make = getattr(cygrpc, "RPCState", None), getattr(cygrpc, "_ServicerContext", None)
     if kind is None or make is None:

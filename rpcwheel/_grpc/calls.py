@@ -1,7 +1,7 @@
-"""Facts about calls of `grpc` and `grpc.aio`: what they are made with, and how they ended.
+"""Calls of `grpc`: the details that they are made with, and how they ended.
 
-Several are not public in grpcio, or only by the text of a status: the versions on which they were
-verified stand with each.
+Some facts are not public in grpcio, or only as the text of a status. Each of these names the
+versions of grpcio on which it was verified.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "AnyCall",
     "Details",
     "InternalCallback",
+    "ask",
     "blocks",
     "call_at_end",
     "details_of",
@@ -34,7 +35,10 @@ __all__ = [
     "metadata_of",
 ]
 
-# --- What a call is made with ---
+AnyCall: TypeAlias = Any
+"""A call of grpc, or the object that another interceptor returns in its place."""
+
+# --- Call details and metadata ---
 
 
 class Details(
@@ -51,17 +55,20 @@ class Details(
     ),
     grpc.ClientCallDetails,
 ):
-    """`grpc`'s call details; `_replace` makes a changed copy."""
+    """Call details of `grpc`; `_replace` makes a changed copy."""
 
 
 def details_of(given: Any) -> Details:
-    """Make ours of any call details; attributes that are missing are None, as grpc takes them."""
+    """Copy any call details. An attribute that is missing becomes None, as in grpc."""
     fields: Any = (getattr(given, name, None) for name in Details._fields)
     return Details(*fields)
 
 
 def details_with(given: Any, timeout: float | None) -> Details:
-    """The same with another timeout. In one go where nothing is missing: it runs for every call."""
+    """Copy any call details with another timeout.
+
+    Runs for every call, so details with all attributes are copied without `getattr`.
+    """
     try:
         return Details(
             given.method,
@@ -76,33 +83,31 @@ def details_with(given: Any, timeout: float | None) -> Details:
 
 
 class AioDetails(grpc.aio.ClientCallDetails):
-    """`grpc.aio`'s call details, a namedtuple too."""
+    """Call details of `grpc.aio`; `_replace` makes a changed copy."""
 
 
 def metadata_of(given: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
-    """Metadata as a tuple of pairs, from None, a list, a tuple or `grpc.aio.Metadata`."""
+    """Return metadata of any form (None, list, tuple, `grpc.aio.Metadata`) as a tuple of pairs."""
     return () if given is None else tuple((key, value) for key, value in given)
 
 
 def metadata_from(given: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio.Metadata:
-    """Metadata as `grpc.aio.Metadata`, from any form or None."""
+    """Return metadata of any form as `grpc.aio.Metadata`."""
     if isinstance(given, grpc.aio.Metadata):
         return given
     return grpc.aio.Metadata(*(given or ()))
 
 
-# --- How a call was begun, and whether it has ended ---
-
-AnyCall: TypeAlias = Any
-"""A call of grpc, or whatever another interceptor made of one."""
+# --- The style of a call, and its end ---
 
 
 class InternalCallback(partial):  # type: ignore[type-arg]
-    """A callback of rpcwheel at the end of a call. It only sets state, or submits work.
+    """A done-callback of rpcwheel, which only sets state or submits work to a worker.
 
-    So it may run on any thread at once, where a user's has to wait for a worker. A partial for
-    grpcio 1.85: a plain function that raises ends its channel's thread, because the error log asks
-    for `callback.func`.
+    It may therefore run on gRPC's threads. Callbacks of users run on a worker.
+
+    It is a `partial` for grpcio 1.85: if a plain function raises, the thread of its channel ends,
+    because the error log reads `callback.func`.
     """
 
 
@@ -122,72 +127,76 @@ def blocks(continuation: object) -> bool | None:
 
 
 def has_ended(call: AnyCall) -> bool:
-    """Whether a call has ended. What can't tell has: it is nothing to wait for."""
+    """Whether a call has ended. True for an object without `done()`: its end is never reported."""
     done = getattr(call, "done", None)
     return done is None or bool(done())
 
 
 def failure_of(call: AnyCall) -> BaseException | None:
-    """How a call failed, once it has ended; None if it succeeded. Waits for a call that runs.
+    """Return the failure of a call; None if it succeeded. Waits for the end of a running call.
 
-    A call that was cancelled on this side gives `grpc.FutureCancelledError`, which has no status.
+    The failure of a call that was canceled on this side is a `grpc.FutureCancelledError`, which has
+    no status.
     """
-    tell = getattr(call, "exception", None)
-    if tell is None:
+    exception = getattr(call, "exception", None)
+    if exception is None:
         return call if isinstance(call, BaseException) else None
     try:
-        error: BaseException | None = tell()
-    except grpc.FutureCancelledError as cancelled:
-        return cancelled
+        error: BaseException | None = exception()
+    except grpc.FutureCancelledError as canceled:
+        return canceled
     return error
 
 
 def has_status(error: BaseException) -> bool:
-    """Whether it is a failure of a call, and not a bug or a cancellation on this side."""
+    """Whether an error is the status of a call, not a bug or a cancellation on this side."""
     return isinstance(error, grpc.RpcError) and callable(getattr(error, "code", None))
 
 
-def is_single_threaded(call: object) -> bool:
-    """Whether it is a response stream that makes progress only while it is read.
+def ask(call: object, name: str) -> Any:
+    """Call a method of a call or an error, such as `code`; None if it has no such method.
 
-    As grpcio (1.60 to 1.85) makes them with the option `SingleThreadedUnaryStream`.
+    An error of another interceptor may have only some of the methods.
+    """
+    method = getattr(call, name, None)
+    return method() if callable(method) else None
+
+
+def is_single_threaded(call: object) -> bool:
+    """Whether a call is a response stream that makes progress only while it is read.
+
+    grpcio (1.60 to 1.85) makes such streams with the option `SingleThreadedUnaryStream`.
     """
     return type(call).__name__ == "_SingleThreadedRendezvous"
 
 
-def call_at_end(call: AnyCall, hook: Callable[[], object]) -> None:
-    """Call `hook` when a call has ended, on any thread; the call itself is not kept for that.
+def call_at_end(call: AnyCall, callback: Callable[[], object]) -> None:
+    """Call a function when a call has ended, on any thread; does not keep the call alive.
 
-    `add_done_callback` would hold the call, which then would not be cancelled when its user drops
-    it.
+    (`add_done_callback` keeps it alive; then a call that its user drops is not canceled.)
     """
     add = getattr(call, "add_callback", None)
-    if add is None or not add(InternalCallback(hook)):
-        hook()
+    if add is None or not add(InternalCallback(callback)):
+        callback()
 
 
-# --- How a call failed ---
+# --- Closed channels ---
 
 _CLOSED: Final = {
-    "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one answer
-    "Cannot invoke RPC: Channel closed!",  # the same, for streams and futures
+    "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one response
+    "Cannot invoke RPC: Channel closed!",  # the same, for response streams and futures
     "Channel is closed.",  # `UsageError` of grpc.aio
 }
 """The errors of a call that is made on a closed channel (grpcio 1.60 to 1.85)."""
 
-_CLOSED_MEANWHILE: Final = "Channel closed!"
-"""The details of a call of `grpc` that ran when its channel was closed. One of `grpc.aio` raises a
-bare `asyncio.CancelledError`."""
+_CLOSED_DURING_CALL: Final = "Channel closed!"
+"""The details of a call of `grpc` that ran when its channel was closed. A call of `grpc.aio` raises
+a `CancelledError` without a text."""
 
 
 def is_channel_closed(error: BaseException) -> bool:
-    """Whether a call failed because its channel was closed on this side, before it or meanwhile."""
+    """Whether a call failed because its channel was closed on this side, before or during it."""
     if isinstance(error, grpc.RpcError):
-        cancelled = _said(error, "code") is grpc.StatusCode.CANCELLED
-        return cancelled and _said(error, "details") == _CLOSED_MEANWHILE
+        canceled = ask(error, "code") is grpc.StatusCode.CANCELLED
+        return canceled and ask(error, "details") == _CLOSED_DURING_CALL
     return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED
-
-
-def _said(error: grpc.RpcError, name: str) -> Any:
-    answer = getattr(error, name, None)
-    return answer() if callable(answer) else None

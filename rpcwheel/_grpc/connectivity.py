@@ -1,8 +1,7 @@
-"""What gRPC's core knows of the connection below a channel, and how to end all calls on it.
+"""The state of the connection below a channel, and the end of all calls on it.
 
-grpcio has no public names for any of this: `_channel`, `_connectivity_state` and the channel of
-cygrpc are private (verified on 1.66 and 1.85; `tests/unit/_grpc/test_connectivity.py` tells when
-they change).
+Uses `_channel`, `_connectivity_state` and the channel of cygrpc, which are private in grpcio.
+Verified on 1.66 and 1.85; `tests/unit/_grpc/test_connectivity.py` fails if they change.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ STATES: Final = (
     grpc.ChannelConnectivity.TRANSIENT_FAILURE,
     grpc.ChannelConnectivity.SHUTDOWN,
 )
-"""In the order of core's `grpc_connectivity_state`."""
+"""In the order of `grpc_connectivity_state` in gRPC's core."""
 
 READY_STATE: Final = STATES.index(grpc.ChannelConnectivity.READY)
 
 MAX_DEPTH: Final = 32
-"""Channels with interceptors on top of one another that are searched."""
+"""How many channels, each with interceptors on the one below, are searched."""
 
 POLL_TIMEOUT_S: Final = 0.5
 POLL_INTERVAL_S: Final = 0.005
-"""How long, and how often, to check whether gRPC's polling thread has ended; it takes 0.2 s, or
-twice that if it has just been asked to connect."""
+"""How long, and how often, to check whether gRPC's polling thread has ended. It ends within 0.2 s,
+or 0.4 s if it was just asked to connect."""
 
 
 def channels_below(channel: Any) -> Iterator[Any]:
-    """The channel, and what each below it has as its inner channel, down to that of core.
+    """Iterate over the channel and all channels below it, down to the channel of gRPC's core.
 
-    grpcio keeps core's channel, and each channel that interceptors are put on, as `_channel`.
+    grpcio keeps the next lower channel as `_channel`.
     """
     for _ in range(MAX_DEPTH):
         if channel is None:
@@ -62,10 +61,11 @@ def channels_below(channel: Any) -> Iterator[Any]:
 
 
 def state_reader(channel: Any) -> Callable[[bool], int]:
-    """A function that reads the state of the connection below a channel; quick, for each call.
+    """Return a function that reads the state of the connection below a channel, for each call.
 
-    It gives `READY_STATE` if the connection is READY, or if its state can't be known. It raises
-    ValueError once the channel is closed. Its argument: whether to begin to connect.
+    The function takes whether to connect, and returns the number of the state: `READY_STATE` if
+    the connection is READY, or if its state is not known. It raises ValueError if the channel is
+    closed.
     """
     core = core_below(channel)
     if core is None:
@@ -75,7 +75,7 @@ def state_reader(channel: Any) -> Callable[[bool], int]:
 
 
 def core_below(channel: Any) -> Any:
-    """The channel of gRPC's core below a channel; None if it can't be found."""
+    """Return the channel of gRPC's core below a channel; None if it is not found."""
     for inner in channels_below(channel):
         if hasattr(inner, "check_connectivity_state"):
             return inner
@@ -83,7 +83,7 @@ def core_below(channel: Any) -> Any:
 
 
 def is_bare(channel: Any) -> bool:
-    """Whether it is a channel of gRPC's make, without interceptors or wrappers on top."""
+    """Whether it is gRPC's own channel, without interceptors or wrappers."""
     return hasattr(getattr(channel, "_channel", None), "check_connectivity_state")
 
 
@@ -92,11 +92,11 @@ def state_below(
     *,
     try_to_connect: bool = False,
 ) -> grpc.ChannelConnectivity | None:
-    """The state of the connection below a channel; None if it can't be known, SHUTDOWN if closed.
+    """Return the state of the connection below a channel; None if unknown, SHUTDOWN if closed.
 
     Args:
-        channel: Of gRPC's make, or with interceptors on.
-        try_to_connect: Whether to begin to connect if it is IDLE.
+        channel: gRPC's own channel, with or without interceptors.
+        try_to_connect: Whether to connect if the connection is IDLE.
     """
     core = core_below(channel)
     if core is None:
@@ -108,26 +108,26 @@ def state_below(
 
 
 def target_below(channel: Any) -> str | None:
-    """The target as core has it; None if it can't be known, or the channel is closed."""
+    """Return the target of a channel; None if it is not known, or the channel is closed."""
     core = core_below(channel)
     try:
         # grpcio 1.85 crashes if a closed channel is asked for its target; this raises.
         core.check_connectivity_state(False)
         target = core.target() if callable(core.target) else core.target
-    except Exception:  # noqa: BLE001 - closed, or of another make
+    except Exception:  # noqa: BLE001 - closed, or of another class
         return None
     return target.decode(errors="replace") if isinstance(target, bytes) else str(target)
 
 
 def end_calls(channel: grpc.Channel, details: str) -> None:
-    """Close a channel; its calls end with UNAVAILABLE and these details.
+    """Close a channel and end its calls with UNAVAILABLE. Idempotent.
 
-    If the core of the channel can't be found, they end with CANCELLED, as by `close`. Waits until
-    gRPC's thread has reported the ends, so any thread but that one; any number of times.
+    If the channel of gRPC's core is not found, the calls end with CANCELLED, as by `close`. Waits
+    until gRPC's thread has reported the ends, so it must not be called on that thread.
 
     Args:
-        channel: Of gRPC's make, or with interceptors on.
-        details: Why; what no UTF-8 can encode of it is replaced.
+        channel: gRPC's own channel, with or without interceptors.
+        details: The status details. Characters that can't be encoded are escaped.
     """
     core = core_below(channel)
     try:
@@ -139,10 +139,10 @@ def end_calls(channel: grpc.Channel, details: str) -> None:
 
 
 def is_polled(channel: Any) -> bool:
-    """Whether a thread of gRPC's still polls for changes of a channel's state.
+    """Whether a thread of gRPC polls for changes of the state of a channel.
 
-    It does so for up to 0.2 s after the last subscriber has left, and raises if the channel is
-    closed in the wrong moment of that (grpc #18995).
+    It does so for up to 0.2 s after the last callback was unsubscribed. If the channel is closed
+    then, the thread may raise (grpc #18995).
     """
     for inner in channels_below(channel):
         state = getattr(inner, "_connectivity_state", None)
@@ -152,9 +152,9 @@ def is_polled(channel: Any) -> bool:
 
 
 def wait_unpolled(*channels: object) -> None:
-    """Wait until no thread of gRPC's polls for changes of these channels' states any more.
+    """Wait until no thread of gRPC polls for changes of these channels, at most `POLL_TIMEOUT_S`.
 
-    No callback may be subscribed meanwhile. At most `POLL_TIMEOUT_S`.
+    No callback may be subscribed meanwhile.
     """
     end_s = time.monotonic() + POLL_TIMEOUT_S
     while any(map(is_polled, channels)) and time.monotonic() < end_s:

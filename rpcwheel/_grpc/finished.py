@@ -1,7 +1,6 @@
 """Calls of `grpc` that have ended on this side: with an error, or with a default response.
 
-Each is a full `grpc.Call` and `grpc.Future`: outer interceptors and callers need not tell it from
-one of gRPC's own.
+Each has the whole interface of `grpc.Call` and `grpc.Future`, for callers and outer interceptors.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["FinishedCall", "FinishedError", "FinishedResponse", "FinishedStream"
 
 
 class FinishedCall(grpc.Call, grpc.Future):
-    """A call that has ended on this side, without a server or after its failure."""
+    """A call that has ended on this side: before it was sent, or after it failed."""
 
     def __init__(
         self, code: grpc.StatusCode, details: str, initial: Metadata, trailing: Metadata
@@ -44,7 +43,7 @@ class FinishedCall(grpc.Call, grpc.Future):
         return self._details
 
     def debug_error_string(self) -> str:
-        """Give what grpc's core would say of the failure: it knows nothing of this one."""
+        """Return an empty string: gRPC's core has no description of this end."""
         return ""
 
     def initial_metadata(self) -> Metadata:
@@ -86,7 +85,7 @@ class FinishedCall(grpc.Call, grpc.Future):
 
 
 class FinishedError(grpc.RpcError, FinishedCall):
-    """A call that failed on this side. It is the error that it raises, unless it has another."""
+    """A call that failed on this side. It raises itself, or the error that it was given."""
 
     def __init__(
         self,
@@ -98,18 +97,18 @@ class FinishedError(grpc.RpcError, FinishedCall):
         error: BaseException | None = None,
         cancelled: bool = False,
     ) -> None:
-        """End it.
+        """Make a failed call.
 
         Args:
-            code: Its status.
-            details: Why, for humans.
-            initial: Metadata of the server, if there was one.
-            trailing: The same.
-            error: What to raise, if not this object.
-            cancelled: Whether the caller ended it; then its result is a `FutureCancelledError`.
+            code: The status code.
+            details: The status details.
+            initial: Initial metadata, from the server if it sent any.
+            trailing: Trailing metadata, likewise.
+            error: The exception to raise; None for this object.
+            cancelled: Whether the caller canceled it; then `result` raises `FutureCancelledError`.
         """
         FinishedCall.__init__(self, code, details, initial, trailing)
-        self._other = error
+        self._other_error = error
         self._cancelled = cancelled
 
     __str__ = __repr__ = FinishedCall.__repr__
@@ -142,11 +141,11 @@ class FinishedError(grpc.RpcError, FinishedCall):
 
     @property
     def _error(self) -> BaseException:
-        return self if self._other is None else self._other
+        return self if self._other_error is None else self._other_error
 
 
 class _Refused(FinishedError):
-    """A call that failed and could not be queued: the error's text, the failed attempt's status."""
+    """A failed call that failback could not queue: code and metadata of the failure."""
 
     def __init__(self, refusal: FailbackError, error: Any) -> None:
         super().__init__(
@@ -161,21 +160,20 @@ class _Refused(FinishedError):
 
 
 class FailbackFullRpc(_Refused, FailbackFull):
-    """`FailbackFull` as a call and `grpc.RpcError`."""
+    """`FailbackFull` as a call and a `grpc.RpcError`."""
 
 
 class FailbackClosedRpc(_Refused, FailbackClosed):
-    """`FailbackClosed` as a call and `grpc.RpcError`."""
+    """`FailbackClosed` as a call and a `grpc.RpcError`."""
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
-    """Make the error of a call that could not be queued one of `grpc` too, and a whole call.
+    """Make the error of a call that could not be queued: a `FailbackError` and a failed call.
 
-    So `except grpc.RpcError` finds it, and so does an outer interceptor, to which grpc gives it as
-    the call.
+    `except grpc.RpcError` catches it, and grpc passes it to outer interceptors as the call.
 
     Args:
-        refusal: Why it could not be queued.
+        refusal: Why the call could not be queued.
         error: How it failed, with a status.
     """
     kind = FailbackFullRpc if isinstance(refusal, FailbackFull) else FailbackClosedRpc
@@ -185,39 +183,39 @@ def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
 
 
 class FinishedResponse(FinishedCall):
-    """A call that failed, and whose caller gets an answer that no server gave. Its code is OK."""
+    """A call with status OK and a response that is not from a server."""
 
     def __init__(
         self,
-        answer: Any,
+        response: Any,
         details: str,
         *,
         initial: Metadata = (),
         trailing: Metadata = (),
     ) -> None:
-        """Answer.
+        """Make a successful call.
 
         Args:
-            answer: What the caller gets.
-            details: Why, for humans.
-            initial: That of the failed call.
-            trailing: The same.
+            response: The response.
+            details: The status details.
+            initial: Initial metadata of the failed call.
+            trailing: Trailing metadata of the failed call.
         """
         super().__init__(grpc.StatusCode.OK, details, initial, trailing)
-        self._answer = answer
+        self._response = response
 
     def result(self, timeout: float | None = None) -> Any:
-        return self._answer
+        return self._response
 
     def exception(self, timeout: float | None = None) -> None:
-        """Give the failure: there is none."""
+        """Return None: the call succeeded."""
 
     def traceback(self, timeout: float | None = None) -> None:
-        """Give the failure's traceback: there is none."""
+        """Return None: the call succeeded."""
 
 
 class FinishedStream(FinishedResponse):
-    """The same for a response stream: the answer is its messages; None is none."""
+    """A response stream with status OK and messages that are not from a server."""
 
     def __init__(
         self,

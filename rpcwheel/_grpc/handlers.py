@@ -1,9 +1,10 @@
-"""What a server does with a call, taken apart and put together again: handlers and their behaviors.
+"""Handlers of a server, and how the user's function in a handler is replaced.
 
-grpc keeps a user's function (the "behavior") in a handler, under the name of the call's kind, and
-reads two more things off the function itself by `hasattr`: `experimental_non_blocking` (a stream
-whose answers are pushed, with a third argument) and `experimental_thread_pool`. A wrapper without
-them turns `Health.Watch` into a blocked thread for each watcher. Proved on grpcio 1.60 and 1.85.
+A handler of grpc holds the user's function, the "behavior", in an attribute with the name of the
+kind of call. grpc also reads two attributes of the behavior itself: `experimental_non_blocking`
+(responses are pushed through a callback, the third argument) and `experimental_thread_pool`. A
+wrapper must have both attributes; without the first, each watcher of `Health.Watch` blocks a
+thread. Verified on grpcio 1.60 and 1.85.
 """
 
 from __future__ import annotations
@@ -24,34 +25,34 @@ if TYPE_CHECKING:
 __all__ = ["LATE", "behavior_of", "is_pushing", "kind_of", "late_s", "time_left", "with_behavior"]
 
 LATE: Final = "its deadline passed before the server could begin"
-"""The details of a call that is refused because nobody waits for its answer any more."""
+"""The details of a call that is refused because its deadline has passed."""
 
 READ_BY_GRPC: Final = ("experimental_non_blocking", "experimental_thread_pool")
 
-FOR_EVER_S: Final = 4e9
-"""More seconds than this are no deadline: the threaded server says 9.2e18, aio says None."""
+NO_DEADLINE_S: Final = 4e9
+"""A longer time remaining means no deadline: it is 9.2e18 s in a threaded server, None in aio."""
 
 
 def kind_of(handler: Any) -> Kind:
-    """Which of the four kinds of call it handles."""
+    """Return the kind of call that a handler serves."""
     return Kind((bool(handler.request_streaming), bool(handler.response_streaming)))
 
 
 def behavior_of(handler: Any) -> Behavior | None:
-    """The function that does the work; None in a handler that was made wrongly."""
+    """Return the user's function in a handler; None if the handler has none."""
     behavior: Behavior | None = getattr(handler, kind_of(handler).name.lower(), None)
     return behavior
 
 
 def with_behavior(handler: Any, behavior: Behavior) -> grpc.RpcMethodHandler:
-    """A handler of the same kind and (de)serializers, with another behavior.
+    """Make a handler of the same kind and with the same serializers, with another behavior.
 
-    The new one is made to look like the one it stands for, in all that grpc and others read off it.
+    The new behavior gets the name and the attributes of the old one.
     """
     kind = kind_of(handler).name.lower()
     original = getattr(handler, kind)
     update_wrapper(behavior, original)
-    for name in READ_BY_GRPC:  # of an object they may come from its class, which is not copied
+    for name in READ_BY_GRPC:  # may be in the class of the behavior
         if hasattr(original, name):
             setattr(behavior, name, getattr(original, name))
     make: Callable[..., grpc.RpcMethodHandler] = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -59,20 +60,21 @@ def with_behavior(handler: Any, behavior: Behavior) -> grpc.RpcMethodHandler:
 
 
 def is_pushing(behavior: Behavior) -> bool:
-    """Whether a threaded server calls it with a third argument, to push its answers into."""
+    """Whether a threaded server passes a third argument, through which responses are pushed."""
     return bool(getattr(behavior, "experimental_non_blocking", False))
 
 
 def time_left(context: Any) -> float | None:
-    """Seconds that are left for the call being served; 0 if none, None if it has no deadline."""
+    """Return the seconds until the deadline of the call being served; None without a deadline."""
     left: float | None = context.time_remaining()
-    return None if left is None or left > FOR_EVER_S else left
+    return None if left is None or left > NO_DEADLINE_S else left
 
 
 def late_s(context: Any) -> float:
-    """How long ago the call's deadline passed; 0.0 where that can't be told.
+    """Return how long ago the deadline of a call passed; 0.0 if that is not known.
 
-    `time_remaining()` stops at zero. grpc's own context knows more, grpc.aio's does not show it.
+    `time_remaining()` is never negative. The context of grpc has the deadline, that of grpc.aio
+    does not show it.
     """
     event = getattr(context, "_rpc_event", None)
     return 0.0 if event is None else max(0.0, time.time() - event.call_details.deadline)

@@ -1,7 +1,7 @@
-"""The four kinds of multicallables of `grpc`, reduced to two methods.
+"""Multicallables of `grpc` for the four kinds of call, reduced to two methods.
 
-A channel that chooses a connection for each call defines `_wait` and `_begin` in a class that
-precedes these in the bases.
+A class that precedes one of these in the bases defines `_wait` and `_begin`. Both get the name of
+gRPC's method, the request or the iterator of requests, and gRPC's options in their order.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ if TYPE_CHECKING:
 __all__ = ["StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
 
 
-class _Kind:
-    """The two ways; each is given the name of grpc's method, what is sent, and grpc's options."""
-
+class _Multicallable:
     __slots__ = ()
 
     _wait: Callable[..., Any]
-    """Carries a call out on its caller's thread."""
+    """Makes a call on the caller's thread and returns its response."""
 
     _begin: Callable[..., Any]
-    """Begins a call that goes on by itself."""
+    """Begins a call and returns it."""
 
 
-class UnaryUnary(_Kind, grpc.UnaryUnaryMultiCallable):
+class UnaryUnary(_Multicallable, grpc.UnaryUnaryMultiCallable):
     """One request, one response."""
 
     __slots__ = ()
@@ -42,8 +40,9 @@ class UnaryUnary(_Kind, grpc.UnaryUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("__call__", request, *options)
+        return self._wait(
+            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
     def with_call(
         self,
@@ -54,8 +53,9 @@ class UnaryUnary(_Kind, grpc.UnaryUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("with_call", request, *options)
+        return self._wait(
+            "with_call", request, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
     def future(
         self,
@@ -66,12 +66,13 @@ class UnaryUnary(_Kind, grpc.UnaryUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("future", request, *options)
+        return self._begin(
+            "future", request, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
 
-class StreamUnary(_Kind, grpc.StreamUnaryMultiCallable):
-    """Many requests, one response."""
+class StreamUnary(_Multicallable, grpc.StreamUnaryMultiCallable):
+    """A stream of requests, one response."""
 
     __slots__ = ()
 
@@ -84,8 +85,15 @@ class StreamUnary(_Kind, grpc.StreamUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("__call__", request_iterator, *options)
+        return self._wait(
+            "__call__",
+            request_iterator,
+            timeout,
+            metadata,
+            credentials,
+            wait_for_ready,
+            compression,
+        )
 
     def with_call(
         self,
@@ -96,8 +104,15 @@ class StreamUnary(_Kind, grpc.StreamUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._wait("with_call", request_iterator, *options)
+        return self._wait(
+            "with_call",
+            request_iterator,
+            timeout,
+            metadata,
+            credentials,
+            wait_for_ready,
+            compression,
+        )
 
     def future(
         self,
@@ -108,12 +123,13 @@ class StreamUnary(_Kind, grpc.StreamUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("future", request_iterator, *options)
+        return self._begin(
+            "future", request_iterator, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
 
-class UnaryStream(_Kind, grpc.UnaryStreamMultiCallable):
-    """One request, many responses."""
+class UnaryStream(_Multicallable, grpc.UnaryStreamMultiCallable):
+    """One request, a stream of responses."""
 
     __slots__ = ()
 
@@ -126,12 +142,13 @@ class UnaryStream(_Kind, grpc.UnaryStreamMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("__call__", request, *options)
+        return self._begin(
+            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
 
-class StreamStream(_Kind, grpc.StreamStreamMultiCallable):
-    """Many requests, many responses."""
+class StreamStream(_Multicallable, grpc.StreamStreamMultiCallable):
+    """A stream of requests, a stream of responses."""
 
     __slots__ = ()
 
@@ -144,5 +161,12 @@ class StreamStream(_Kind, grpc.StreamStreamMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        options = timeout, metadata, credentials, wait_for_ready, compression
-        return self._begin("__call__", request_iterator, *options)
+        return self._begin(
+            "__call__",
+            request_iterator,
+            timeout,
+            metadata,
+            credentials,
+            wait_for_ready,
+            compression,
+        )

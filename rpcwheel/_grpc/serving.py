@@ -5,8 +5,8 @@ free thread, then for its request, and only then the handler is called. An `Obse
 call as soon as it is submitted. gRPC takes it from the attribute `experimental_thread_pool` of a
 behavior.
 
-Tried with grpcio 1.60 and 1.85; `tests/unit/_grpc/test_serving.py` fails if that changes. For
-servers and contexts of other packages the functions return that nothing is known.
+Verified on grpcio 1.60 and 1.85; `tests/unit/_grpc/test_serving.py` fails if that changes. For
+servers and contexts of other packages nothing is known.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ POOL_ATTRIBUTE: Final = "experimental_thread_pool"
 """The attribute of a behavior in which gRPC looks for the pool that runs it."""
 
 RECEIVING: Final = "_RECEIVE_MESSAGE_TOKEN"
-"""gRPC's name of the token in `due` of a call's state while it waits for a message."""
+"""The name of gRPC's token that is in `due` of the state of a call which waits for a message."""
 
 
 class ObservedCall(Protocol):
     """A call that was reported by an `ObservedPool`."""
 
     def ended(self) -> None:
-        """The call can't be served, as the pool does not accept it."""
+        """Called if the pool refuses the call, so that it can't be served."""
 
 
 def end_call(
@@ -61,10 +61,10 @@ def end_call(
     details: str,
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
 ) -> None:
-    """End a call that is being served; the client gets the code and the details.
+    """End a call that is being served with a status. Any thread; does not block.
 
-    The handler sees what it would see if the client had canceled. From any thread; does not block.
-    A context without gRPC's own call is canceled, so its client gets CANCELLED.
+    For the handler it looks as if the client had canceled. The context of another package is only
+    canceled, so its client gets CANCELLED.
     """
     call = getattr(getattr(context, "_rpc_event", None), "call", None)
     if call is None:
@@ -106,7 +106,7 @@ def is_running(server: object) -> bool | None:
 
 
 def has_ended(server: object) -> bool:
-    """Whether a server is known to have stopped, so it can't be started again."""
+    """Whether a server is known to have stopped; it can't be started again."""
     ended = getattr(getattr(server, "_state", None), "termination_event", None)
     return ended is not None and ended.is_set()
 
@@ -126,7 +126,8 @@ def services_of(server: object) -> tuple[str, ...]:
 def calls_held(server: object) -> int | None:
     """How many calls a server has accepted that have not ended; 0 if that is not known.
 
-    Calls that it is about to refuse count. None while it accepts a call, as its lock is held then.
+    Calls that it is about to refuse count too. None while the server holds its lock to accept a
+    call.
     """
     state = getattr(server, "_state", None)
     lock, calls = getattr(state, "lock", None), getattr(state, "rpc_states", ())
@@ -156,9 +157,9 @@ class ObservedPool(ThreadPoolExecutor):
 
         Args:
             pool: Returns the pool, or None if it does not exist any more.
-            accept: Called with each call on the thread that accepts calls.
+            accept: Called with the context of each call on the thread that accepts calls.
             here: Gets the result of `accept` as `call` on the thread that runs the behavior.
-        """  # not the base's constructor, which would create what threads need
+        """  # does not call the constructor of `ThreadPoolExecutor`: there are no threads
         self._pool = pool
         self._accept = accept
         self._here = here

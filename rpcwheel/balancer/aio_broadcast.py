@@ -18,7 +18,7 @@ from rpcwheel._grpc.aio_finished import (
     finished_call,
     status_of,
 )
-from rpcwheel._grpc.aio_relay import AwaitedRelay, cancels_of_task
+from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
 from rpcwheel._grpc.calls import metadata_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind
@@ -223,11 +223,11 @@ async def _begin_on_channels(
 
 async def _outcome_of(call: Any) -> tuple[Any, grpc.RpcError | None]:
     """The response of a call, or its error."""
-    cancels = cancels_of_task()
+    cancels = cancel_count()
     try:
         return await call, None
     except asyncio.CancelledError:
-        if cancels_of_task() > cancels:
+        if cancel_count() > cancels:
             raise
         return None, failed_with(CANCELLED, CANCELLED_HERE)  # its channel was closed
     except Exception as error:  # noqa: BLE001 - of an interceptor, too

@@ -35,7 +35,7 @@ from rpcwheel._grpc.aio_relay import (
     ReadRelay,
     Signal,
     WrittenRelay,
-    cancels_of_task,
+    cancel_count,
 )
 from rpcwheel.call.config import copy_of
 from rpcwheel.errors import ConfigurationError
@@ -229,7 +229,7 @@ class _Pool(SubchannelPool[Subchannel]):
         self.run_soon(self._changed)
 
     def _changed(self) -> None:
-        self.signal.give()
+        self.signal.notify()
         if self._waiting:
             self._poll_soon(0)
 
@@ -307,7 +307,7 @@ class _Pool(SubchannelPool[Subchannel]):
             code = error.code() if hasattr(error, "code") else None
             answered = is_answered(None, getattr(code, "name", "CANCELLED"))
         except asyncio.CancelledError:
-            if cancels_of_task():
+            if cancel_count():
                 raise
             answered = False  # the user closed its connection
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
@@ -350,7 +350,7 @@ class _Pool(SubchannelPool[Subchannel]):
             if call is not None:
                 call.cancel()
         self._waiting.clear()
-        self.signal.give()
+        self.signal.notify()
         closing = [asyncio.ensure_future(one.close(grace)) for one in self._to_close]
         others = [*self._probes, *(() if self._explaining is None else (self._explaining,))]
         try:
@@ -411,14 +411,14 @@ class _BalancedCall(TransportCall):
             request = (copy_of(request[0]),)
         options["metadata"] = None if metadata is None else grpc.aio.Metadata(*metadata)
         self._waiting = request, options, wait_for_ready, TRIED.get(), copy_context()
-        self._method.pool.hold(self, weakly=self._ends_forgotten)
+        self._method.pool.hold(self, weakly=self._cancels_when_dropped)
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         if (
             self._waiting is not None
         ):  # a caller awaits it, maybe in a task that only this call refers to
             self._method.pool.hold(self, weakly=False)
-        await super()._change()
+        await super()._wait_for_change()
 
     def look_for_subchannel(self, refusal: Refusal | None) -> None:
         """Begin the attempt if a subchannel is READY; end the call if it is to wait no longer.

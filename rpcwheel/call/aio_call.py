@@ -38,16 +38,16 @@ from rpcwheel._grpc.aio_finished import (
     status_of,
 )
 from rpcwheel._grpc.aio_relay import (
-    BLURRED,
-    STATUS_LOOKS_S,
+    MADE_UP_DETAILS,
+    STATUS_CHECK_DELAYS_S,
     AwaitedRelay,
-    NotAtOnceError,
     ReadRelay,
     Relay,
+    WouldBlockError,
     WrittenRelay,
-    blurred,
     failure_of,
     has_ended,
+    has_made_up_status,
 )
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
@@ -224,7 +224,7 @@ class RetryingCall(Relay):
 
     def end_waiting(self) -> None:
         """Cancel the call if no attempt runs, and make no more: its channel is closed."""
-        if self.shows(None):
+        if self.is_current(None):
             self.cancel()
 
     # --- The first attempt ---
@@ -275,7 +275,7 @@ class RetryingCall(Relay):
         if error is None:
             try:
                 error = failure_of(call)
-            except NotAtOnceError:  # a foreign call, whose `done()` is true too early
+            except WouldBlockError:  # a foreign call, whose `done()` is true too early
                 self.finish(call)
                 return
         if error is None:
@@ -290,12 +290,12 @@ class RetryingCall(Relay):
 
     def _judge(self, call: Any, error: grpc.RpcError) -> None:
         """Decide what follows an attempt that failed with a status."""
-        if not self.shows(call):
+        if not self.is_current(call):
             return  # canceled meanwhile
         state, config = self._state, self._config
         if self._plan is None:
             self._plan = state.resumed(config, self._started_ns, self._deadline_ns)
-        result = result_of(error, committed=self.handed or not self._can_resend)
+        result = result_of(error, committed=self.received or not self._can_resend)
         step = state.after(self.method, config, self._plan, result, self._attempts)
         if isinstance(step, NextAttempt):
             self.pause()
@@ -436,7 +436,7 @@ class RetryingCall(Relay):
             error,
             attempts=self._attempts,
             started_ns=self._started_ns,
-            handed=self.handed,
+            received=self.received,
         )
         match outcome:
             case Outcome.FAIL:
@@ -536,7 +536,7 @@ class RetryingCall(Relay):
 
     # --- Silent response streams ---
 
-    def _listen(self, call: Any) -> _SilenceLimit | None:
+    def _limit_silence(self, call: Any) -> _SilenceLimit | None:
         """Limit the wait for a message; the result is to be canceled when the wait is over."""
         if not self._config.has_message_timeout:
             return None
@@ -550,7 +550,7 @@ class RetryingCall(Relay):
 
     def _end_silence(self, call: Any, limit: _SilenceLimit) -> None:
         """End an attempt that sent nothing for too long."""
-        if limit.over or not self.shows(call):
+        if limit.over or not self.is_current(call):
             return
         details = self._state.silent(self.method, self._config)
         self.begin(finished_call(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
@@ -821,7 +821,7 @@ class Delivery:
             async for _ in call:
                 pass
         except grpc.aio.AioRpcError as error:
-            if statuses is None or error.details() != BLURRED:
+            if statuses is None or error.details() != MADE_UP_DETAILS:
                 raise
             raise await statuses.own() or error from None
 
@@ -837,12 +837,12 @@ class _Statuses:
     def _note(self, call: Any) -> None:
         with contextlib.suppress(Exception):  # a foreign call's; what it raises comes out of it
             failure = failure_of(call)
-            if isinstance(failure, grpc.aio.AioRpcError) and not blurred(call):
+            if isinstance(failure, grpc.aio.AioRpcError) and not has_made_up_status(call):
                 self._own = self._own or failure
 
     async def own(self) -> grpc.aio.AioRpcError | None:
         """The server's, if it comes in time."""
-        for delay_s in STATUS_LOOKS_S:
+        for delay_s in STATUS_CHECK_DELAYS_S:
             self._note(self._call)
             if self._own is not None:
                 break

@@ -106,7 +106,7 @@ class RequestStream:
         elif self._async is not None and self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._read_all(self._async))
         else:
-            self._wanted.give()
+            self._wanted.notify()
 
     def _add(self, message: object) -> None:
         self.buffer.add(message)
@@ -152,16 +152,16 @@ class _Replay:
 
     def give(self, message: object) -> None:
         self._ready.append(message)
-        self._came.give()
+        self._came.notify()
 
     def wake(self) -> None:
-        self._came.give()
+        self._came.notify()
 
     def retire(self) -> None:
         """End: the attempt is over, or the whole call."""
         self._live = False
         self._ready.clear()
-        self._came.give()
+        self._came.notify()
 
     def __aiter__(self) -> Self:
         return self

@@ -458,7 +458,7 @@ class ClientState:
         *,
         attempts: int,
         started_ns: int,
-        handed: bool = False,
+        received: bool = False,
     ) -> Outcome:
         """Decide what the caller gets after a failure with a status that no attempt follows.
 
@@ -468,10 +468,10 @@ class ClientState:
             error: How the last attempt failed.
             attempts: How many attempts there were.
             started_ns: When the first one began, by `now_ns`.
-            handed: Whether the caller has messages of the failed call: then only the failure may
+            received: Whether the caller has messages of the failed call: then only the failure may
                 follow them.
         """
-        if handed:
+        if received:
             return Outcome.FAIL
         elapsed_ns = self.now_ns() - started_ns
         try:

@@ -250,7 +250,7 @@ class ClientCall:
             return None
         return self.state.hedged(self.config, *self._opened[:2])
 
-    def after(self, error: BaseException, *, handed: bool = False) -> NextAttempt | Stop:
+    def after(self, error: BaseException, *, received: bool = False) -> NextAttempt | Stop:
         """Decide what follows after an attempt that failed. May run users' wait objects."""
         if is_channel_closed(error):
             return CHANNEL_CLOSED
@@ -258,7 +258,7 @@ class ClientCall:
             return NO_STATUS
         if self._plan is None:
             self._plan = self.state.resumed(self.config, *self._opened[:2])
-        committed = handed or (self.requests is not None and not self.requests.replayable)
+        committed = received or (self.requests is not None and not self.requests.replayable)
         result = result_of(error, committed=committed)
         return self.state.after(self.method, self.config, self._plan, result, self._attempts)
 
@@ -270,7 +270,7 @@ class ClientCall:
 
     # --- The end ---
 
-    def end(self, call: AnyCall, error: BaseException, *, handed: bool = False) -> AnyCall:
+    def end(self, call: AnyCall, error: BaseException, *, received: bool = False) -> AnyCall:
         """Give the call that the caller gets after a failure that no attempt follows.
 
         May run users' predicates.
@@ -278,7 +278,7 @@ class ClientCall:
         Args:
             call: The failed attempt.
             error: How it failed.
-            handed: Whether the caller has messages of it.
+            received: Whether the caller has messages of it.
 
         Raises:
             FailbackFull, FailbackClosed: The call is to be queued and can't be; from `error`, and
@@ -294,7 +294,7 @@ class ClientCall:
             error,
             attempts=self._attempts,
             started_ns=self._opened[0],
-            handed=handed,
+            received=received,
         )
         match outcome:
             case Outcome.DEFAULT_RESPONSE if self.config.default_response is not None:
@@ -719,14 +719,14 @@ class _CallEnd:
         """Give the next message of a response stream."""
         raise NotImplementedError
 
-    def _end(self, call: AnyCall, failure: BaseException, *, handed: bool = False) -> None:
+    def _end(self, call: AnyCall, failure: BaseException, *, received: bool = False) -> None:
         """End the call after its last attempt, which failed. On a worker."""
         with self._changed:
             if self.final is not None:
                 return
             self._answering = True
         try:
-            call = self.call.end(call, failure, handed=handed)
+            call = self.call.end(call, failure, received=received)
         except FailbackError as refusal:
             call = refusal  # a whole call, too
         self._finish(call)
@@ -764,7 +764,7 @@ class CallAttempts(_CallEnd):
         super().__init__(call)
         self._attempt: Any = None  # the one that runs, or ended last
         self._judging = False  # the attempt has failed, and it is not decided what follows
-        self._handed = False  # the caller has a message or metadata of the attempt
+        self._received = False  # the caller has a message or metadata of the attempt
         self._readers = 0  # threads that wait for a message of the attempt
         self._stalled: Any = None  # the attempt that was canceled because it sent nothing
         self._reading: object = None  # the read that waits for a message
@@ -810,26 +810,26 @@ class CallAttempts(_CallEnd):
     def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
         if self._stalled is attempt:
             attempt = failure = self._stalled_error(attempt)
-        handed = self._has_handed()
+        received = self._has_received()
         step: NextAttempt | Stop | None = None
         if has_status(failure):
-            step = self.call.after(failure, handed=handed)
+            step = self.call.after(failure, received=received)
         if isinstance(step, NextAttempt):
-            end = partial(self._end_unretried, attempt, failure, handed=handed)
+            end = partial(self._end_unretried, attempt, failure, received=received)
             with self._changed:
                 self._attempt = None
                 self._changed.notify_all()
             if not self._wait_until_due(step, end):
                 end()
             return
-        self._end(attempt, failure, handed=handed)
+        self._end(attempt, failure, received=received)
 
-    def _end_unretried(self, attempt: AnyCall, failure: BaseException, *, handed: bool) -> None:
+    def _end_unretried(self, attempt: AnyCall, failure: BaseException, *, received: bool) -> None:
         """End the call although a retry was decided: its timer was stopped or is full."""
         self.call.stopped(failure)
-        self._end(attempt, failure, handed=handed)
+        self._end(attempt, failure, received=received)
 
-    def _has_handed(self) -> bool:
+    def _has_received(self) -> bool:
         """Whether the caller has got something of the failed attempt, or is about to.
 
         A thread of the caller's may have read a message that came before the failure, and not have
@@ -839,7 +839,7 @@ class CallAttempts(_CallEnd):
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._readers, READERS_TIMEOUT_S)
-            return self._handed
+            return self._received
 
     def _wait_until_due(self, step: NextAttempt, end: Callable[[], object]) -> bool:
         """Make an attempt when it is due, or `end` if the timer is stopped; False if it is now."""
@@ -938,7 +938,7 @@ class CallAttempts(_CallEnd):
                 if not metadata:  # a failure without any looks the same, until its status comes
                     self._changed.wait_for(partial(self._is_closed, attempt), TRAILERS_TIMEOUT_S)
                 if self._is_open(attempt):
-                    self._handed = self._handed or metadata != ()
+                    self._received = self._received or metadata != ()
                     return metadata
 
     def next_message(self) -> Any:
@@ -996,9 +996,9 @@ class CallAttempts(_CallEnd):
                 return False
             self._readers -= 1
             is_callers = self.final in (None, attempt)
-            self._handed = self._handed or (came and is_callers)
+            self._received = self._received or (came and is_callers)
             if self._judging:
-                self._changed.notify_all()  # `_has_handed` waits for the readers
+                self._changed.notify_all()  # `_has_received` waits for the readers
             return is_callers
 
     # --- message_timeout ---
@@ -1150,13 +1150,13 @@ class HedgedAttempts(_CallEnd):
         else:
             self._go_on()
 
-    def _end(self, call: AnyCall, failure: BaseException, *, handed: bool = False) -> None:
+    def _end(self, call: AnyCall, failure: BaseException, *, received: bool = False) -> None:
         with self._changed:
             if self._answering:  # several attempts may have failed at the same moment
                 return
             self._answering = True
         self._cancel_running()  # before the call is queued: it must not succeed as well
-        super()._end(call, failure, handed=handed)
+        super()._end(call, failure, received=received)
 
     def _finish(self, final: AnyCall) -> bool:
         finished = super()._finish(final)

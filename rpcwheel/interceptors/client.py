@@ -256,52 +256,8 @@ def _result(name: str, call: AnyCall) -> Any:
     return response if name == "__call__" else (response, call)
 
 
-class _UnaryUnary(_Multicallable, grpc.UnaryUnaryMultiCallable):
-    """Defines gRPC's methods itself: most calls are unary, and need one frame less so."""
-
+class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
     __slots__ = ()
-
-    def __call__(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        """Make a call and wait for its response."""
-        return self._wait(
-            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
-
-    def with_call(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        """Make a call and wait for its response; gives the call, too."""
-        return self._wait(
-            "with_call", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
-
-    def future(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        """Begin a call."""
-        return self._begin(
-            "future", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
         """Carry out a call on its caller's thread.

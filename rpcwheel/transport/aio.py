@@ -25,10 +25,10 @@ from rpcwheel._grpc.aio_finished import failed_call, finished_call
 from rpcwheel._grpc.aio_interceptors import LISTS, Interceptors, give_lists, lists_of
 from rpcwheel._grpc.aio_relay import (
     AwaitedRelay,
-    NotAtOnceError,
     ReadRelay,
     Relay,
     Signal,
+    WouldBlockError,
     WrittenRelay,
     failure_of,
     has_ended,
@@ -244,7 +244,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         old, over = connections.reconnect(new, drain_ns, reason, backoff_ns)
         if new.connection_wanted:
             new.channel.get_state(try_to_connect=True)
-        self._replaced_or_closed.give()
+        self._replaced_or_closed.notify()
         if over:
             self._close_transport(old)
         elif drain_ns != NEVER:
@@ -305,7 +305,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         if self.connections.drained and not self.connections.closed:
             self.connections.close()
             self._close_callbacks.run()
-            self._replaced_or_closed.give()
+            self._replaced_or_closed.notify()
 
     def _close_soon(
         self, loop: asyncio.AbstractEventLoop, transport: AioTransport, grace: float | None = None
@@ -352,7 +352,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
             self._cancel_calls()
             raise
         finally:
-            self._replaced_or_closed.give()
+            self._replaced_or_closed.notify()
         for task in closing:
             task.result()
 
@@ -524,7 +524,7 @@ class TransportCall(Relay):
         self._has_failed = True
         try:
             error = failure_of(call) if error is None else error
-        except NotAtOnceError:  # a call of another make, which says that it is done and is not
+        except WouldBlockError:  # a call of another make, which says that it is done and is not
             self.finish(call)
             return
         except BaseException as raised:  # noqa: BLE001 - an interceptor's; the caller gets it

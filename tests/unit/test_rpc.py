@@ -66,8 +66,8 @@ def test_every_code_may_be_given_by_name_or_as_grpcs_own():
 
 
 @pytest.mark.parametrize("ok", ["OK", grpc.StatusCode.OK])
-def test_ok_is_no_failure(ok):
-    with pytest.raises(ConfigurationError, match="`on` names the status code OK, which is no fail"):
+def test_ok_is_refused_as_it_is_not_an_error(ok):
+    with pytest.raises(ConfigurationError, match="`on` names the status code OK, which is not an error"):
         checked_code(ok, what="`on`")
 
 
@@ -78,7 +78,9 @@ def test_a_code_that_is_nearly_one_is_refused_with_the_one_that_was_meant(name):
 
 
 def test_a_code_that_is_like_none_is_refused_with_all_there_are():
-    with pytest.raises(ConfigurationError, match="no gRPC status code; there are ABORTED, ALREADY"):
+    with pytest.raises(
+        ConfigurationError, match="not a gRPC status code; there are ABORTED, ALREADY"
+    ):
         checked_code("FLAKY", what="`on`")
 
 

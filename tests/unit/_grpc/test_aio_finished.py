@@ -13,7 +13,7 @@ from rpcwheel._grpc.aio_finished import (
     finished_call,
     refused_by,
 )
-from rpcwheel._grpc.aio_relay import NotAtOnceError, failure_of, has_ended, immediately
+from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, immediately
 from rpcwheel._grpc.calls import metadata_from
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
@@ -116,7 +116,7 @@ async def test_immediately_runs_a_coroutine_that_need_not_wait_and_refuses_other
         await asyncio.sleep(0)
 
     assert immediately(quick()) == 7
-    with pytest.raises(NotAtOnceError):
+    with pytest.raises(WouldBlockError):
         immediately(slow())
 
 

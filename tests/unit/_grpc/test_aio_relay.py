@@ -18,7 +18,7 @@ from rpcwheel._grpc.aio_relay import (
     Relay,
     Signal,
     WrittenRelay,
-    cancels_of_task,
+    cancel_count,
 )
 from rpcwheel.events import CallbackFailed
 from rpcwheel.rpc import Kind
@@ -350,27 +350,27 @@ async def test_a_signal_wakes_the_tasks_that_wait_when_it_is_given():
     signal = Signal()
     first, second = signal.waiter(), signal.waiter()
     signal.forget(second)
-    signal.give()
-    signal.give()
+    signal.notify()
+    signal.notify()
     signal.forget(first)
     await first
     assert not second.done()
 
 
 async def test_cancels_of_task_counts_how_often_the_running_task_was_canceled():
-    counts = [cancels_of_task()]
+    counts = [cancel_count()]
 
     async def clean_up():
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            counts.append(cancels_of_task())
+            counts.append(cancel_count())
 
     task = asyncio.create_task(clean_up())
     await asyncio.sleep(0)
     task.cancel()
     await task
-    asyncio.get_running_loop().call_soon(lambda: counts.append(cancels_of_task()))  # no task
+    asyncio.get_running_loop().call_soon(lambda: counts.append(cancel_count()))  # no task
     await asyncio.sleep(0)
     assert counts == [0, 1, 0]
 

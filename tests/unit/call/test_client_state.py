@@ -263,7 +263,7 @@ def test_a_failure_that_is_raised_or_parked_is_told_by_others(make, events):
     ],
 )
 def test_what_follows_messages_that_the_caller_has_is_the_failure(make, events, settings):
-    assert answer(*make(**settings), OSError(), handed=True) is Outcome.FAIL
+    assert answer(*make(**settings), OSError(), received=True) is Outcome.FAIL
     assert events == []
 
 

@@ -49,9 +49,12 @@ def test_codes_may_be_given_one_or_many_by_name_or_by_grpc_s_enum(on):
 @pytest.mark.parametrize(
     ("on", "said"),
     [
-        ("UNAVAILBLE", "`retry_on` names 'UNAVAILBLE', which is no gRPC status code; did you mean"),
+        (
+            "UNAVAILBLE",
+            "`retry_on` names 'UNAVAILBLE', which is not a gRPC status code; did you mean",
+        ),
         ("unavailable", "did you mean 'UNAVAILABLE'?"),
-        ("OK", "`retry_on` names the status code OK, which is no failure"),
+        ("OK", "`retry_on` names the status code OK, which is not an error"),
         (
             [],
             "`retry_on` is empty; name the status codes to retry after, such as retry_on=",

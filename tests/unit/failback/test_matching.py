@@ -137,7 +137,7 @@ def test_an_unknown_code_is_refused_with_the_nearest_one():
 
 def test_ok_is_no_failure():
     for on in [grpc.StatusCode.OK, "OK"]:
-        with pytest.raises(ConfigurationError, match="OK, which is no failure"):
+        with pytest.raises(ConfigurationError, match="OK, which is not an error"):
             Matcher(on)
 
 
