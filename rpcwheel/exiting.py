@@ -1,29 +1,30 @@
-"""Ends background calls before the thread pools of servers in the same process are shut down.
+"""Ends background calls when the process exits, before the thread pools of its servers shut down.
 
-Background calls are those for whose result no user code waits: heartbeats, health probes,
-deliveries of failback.
+Background calls are heartbeats, health checks and deliveries of failback: no user code waits for
+their results.
 
 When the main thread ends, `concurrent.futures` shuts down every `ThreadPoolExecutor`. If a call
-reaches a `grpc.server` of the process after that, the thread that takes calls in ends with
-"RuntimeError: cannot schedule new futures after shutdown", and the process hangs at its end: gRPC
-frees the completion queue of the server and waits for events that never come (grpcio 1.85.1, with
-plain stubs too; cancelling the call does not help). So no background call may begin from then on,
-and those that have begun must have ended.
+reaches a `grpc.server` of the process after that, the server's thread ends with "RuntimeError:
+cannot schedule new futures after shutdown", and the process hangs at its exit: gRPC frees the
+completion queue of the server and waits for events that never come (grpcio 1.85.1, with plain stubs
+too; canceling the call does not help). So before that all background calls are ended, and no other
+may begin.
 
-A process without such a server makes background calls until it exits: other threads of it may go
-on for long after the main thread.
+In a process without such a server, background calls continue after the end of the main thread, as
+long as other threads run.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - before ours: what is registered last runs first
+import concurrent.futures.thread  # noqa: F401 - registers before this module; the last runs first
 import contextlib
 import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Final, Protocol
 
+from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.events import TaskFailed, emit
 
@@ -33,54 +34,54 @@ if TYPE_CHECKING:
 __all__ = ["BACKGROUND", "BackgroundCall", "BackgroundCalls"]
 
 STEPS: Final = 40
-STEP_S: Final = 0.05
-"""How long the exit waits for calls that have begun. In steps, of which a process that stands
-still uses up only one."""
+STEP_TIMEOUT_S: Final = 0.05
+"""The exit waits `STEPS` times `STEP_TIMEOUT_S` for calls in flight. If the process is suspended
+meanwhile, only one of the steps is lost."""
 
 
-class MakesCalls(Protocol):
-    """A heartbeat, or a queue of failback."""
+class BackgroundCaller(Protocol):
+    """A heartbeat or a failback queue."""
 
     def end_at_exit(self) -> None:
-        """Make no more calls; report what was not done."""
+        """Begin no more calls, and report calls that were not made."""
 
 
 class BackgroundCall:
-    """A background call that runs. It has ended when this object is garbage."""
+    """A background call in flight. It counts as ended when this object is garbage-collected."""
 
     __slots__ = ("__weakref__", "cancel", "is_lost")
 
     def __init__(self) -> None:
         self.cancel: Callable[[], object] | None = None
-        """Ends the call, if it can be ended."""
+        """Cancels the call; None if it cannot be canceled."""
         self.is_lost: Callable[[], bool] | None = None
-        """Whether the call can't end any more, such as `is_closed` of its event loop."""
+        """Whether the call cannot end any more: `is_closed` of its event loop, for example."""
 
 
 class BackgroundCalls:
-    """The background calls of this process that are in flight, and who makes them. Thread-safe."""
+    """The background calls in flight, and the objects that make them. Thread-safe."""
 
     def __init__(self) -> None:
         self.reset()
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Begin anew: a forked child has no background calls."""
-        self._changed = threading.Condition()  # over an RLock: a finalizer may end a call anywhere
-        self._makers: weakref.WeakSet[MakesCalls] = weakref.WeakSet()
+        """Forget all calls: a forked child has none."""
+        self._changed = threading.Condition()  # has an RLock: a finalizer may end a call
+        self._callers: weakref.WeakSet[BackgroundCaller] = weakref.WeakSet()
         self._calls: weakref.WeakSet[BackgroundCall] = weakref.WeakSet()
         self.closed = False
         """Whether no more calls may begin."""
 
-    def add(self, maker: MakesCalls) -> bool:
-        """Have `close` call `end_at_exit` of a maker of calls; False if it was called already."""
+    def add(self, caller: BackgroundCaller) -> bool:
+        """Call `caller.end_at_exit` on close; False if closed already."""
         with self._changed:
             if not self.closed:
-                self._makers.add(maker)
+                self._callers.add(caller)
             return not self.closed
 
     def begin_call(self) -> BackgroundCall | None:
-        """Note a call that is about to begin; None if it must not. Hold what this returns."""
+        """Register a call that begins now; None if no call may begin. Keep the returned object."""
         call = BackgroundCall()
         with self._changed:
             if self.closed:
@@ -89,7 +90,7 @@ class BackgroundCalls:
             return call
 
     def end_call(self, call: BackgroundCall | None) -> None:
-        """Note that a call has ended; idempotent."""
+        """Remove a call that has ended. Idempotent."""
         if call is not None:
             with self._changed:
                 self._calls.discard(call)
@@ -100,27 +101,27 @@ class BackgroundCalls:
         return [call for call in self._calls if call.is_lost is None or not call.is_lost()]
 
     def close(self, steps: int = STEPS) -> None:
-        """Begin no more calls, wait for those in flight, and end all makers of calls.
+        """Let no call begin, wait for the calls in flight, and end all callers.
 
         Args:
-            steps: How often to wait for `STEP_S`; calls that have not ended then are canceled.
+            steps: How often to wait for `STEP_TIMEOUT_S`. After that, calls in flight are canceled.
         """
         with self._changed:
             self.closed = True
             for _ in range(steps):
-                if self._changed.wait_for(lambda: not self._in_flight(), STEP_S):
+                if self._changed.wait_for(lambda: not self._in_flight(), STEP_TIMEOUT_S):
                     break
-            jobs: list[Callable[[], object]] = [maker.end_at_exit for maker in self._makers]
+            jobs: list[Callable[[], object]] = [caller.end_at_exit for caller in self._callers]
             jobs += [call.cancel for call in self._in_flight() if call.cancel is not None]
         for job in jobs:
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 - the others must end too; told as an event
-                emit(TaskFailed(timer="exit", task=repr(job), error=error))
+            except Exception as error:  # noqa: BLE001 - reported; the others must end too
+                emit(TaskFailed(timer="exit", task=callable_name(job), error=error))
 
 
 BACKGROUND: Final = BackgroundCalls()
-"""Those of this process."""
+"""The background calls of this process."""
 
 
 def _serves() -> bool:
@@ -136,7 +137,7 @@ def _at_exit() -> None:
         BACKGROUND.close()
 
 
-# When the main thread ends, as `concurrent.futures` does it; CPython 3.9 to 3.14 have it.
+# Runs when the main thread ends, as the hook of `concurrent.futures` (CPython 3.9 to 3.14).
 _register = getattr(threading, "_register_atexit", atexit.register)
-with contextlib.suppress(RuntimeError):  # imported at the exit: then nothing is sent for long
+with contextlib.suppress(RuntimeError):  # imported during the exit
     _register(_at_exit)

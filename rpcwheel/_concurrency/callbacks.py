@@ -1,7 +1,8 @@
-"""Calls of user callbacks, and callbacks that keep no object alive."""
+"""User callbacks: their names, calls that report exceptions, and weak references to them."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from rpcwheel.events import CallbackFailed, emit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CloseCallbacks", "run_callback", "weak_callback"]
+__all__ = ["CloseCallbacks", "callable_name", "run_callback", "weak_callback"]
 
 
 def run_callback(
@@ -24,21 +25,34 @@ def run_callback(
     """Call `callback(*args)`; an exception becomes a `CallbackFailed` event.
 
     Args:
-        subject: Of the event.
+        subject: The subject of the event.
         callback: User code.
         *args: Its arguments.
-        name: The callback's name in the event; "": its repr.
-        catch: What becomes an event. `BaseException` on threads of our own; on a user's thread
-            `SystemExit` and `KeyboardInterrupt` are the user's.
+        name: The callback's name in the event; "": `callable_name(callback)`.
+        catch: Which exceptions become an event: `BaseException` on rpcwheel's threads; on a user's
+            thread `SystemExit` and `KeyboardInterrupt` are raised.
     """
     try:
         callback(*args)
     except catch as error:
-        emit(CallbackFailed(subject, name or repr(callback), error))
+        emit(CallbackFailed(subject, name or callable_name(callback), error))
+
+
+def callable_name(function: object) -> str:
+    """Return where a function or an object's class is defined, such as `shop.orders.Push.run`.
+
+    For events. It contains no address, so that the rate limit of the log treats equal callbacks
+    alike.
+    """
+    with contextlib.suppress(Exception):  # the `__getattr__` of a user's class
+        named = function if hasattr(function, "__qualname__") else getattr(function, "func", None)
+        named = named if hasattr(named, "__qualname__") else type(function)
+        return f"{named.__module__}.{named.__qualname__}"
+    return type(function).__name__
 
 
 def weak_callback(method: Callable[..., object], *args: object) -> Callable[..., None]:
-    """Return a function that calls a bound method as long as its object lives.
+    """Return a function that calls a bound method as long as the method's object exists.
 
     For timers, gRPC's threads and close callbacks, which must not keep a channel alive.
 
@@ -62,12 +76,12 @@ class CloseCallbacks:
     def __init__(self, subject: str) -> None:
         """`subject` is that of the `CallbackFailed` events."""
         self._subject = subject
-        self._lock = threading.RLock()  # finalizers close channels anywhere
+        self._lock = threading.RLock()  # a finalizer may close a channel at any point
         self._closed = False
         self._callbacks: list[Callable[[], object]] = []
 
     def add(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback()` on close, or at once after it; returns a function that removes it."""
+        """Call `callback()` on close, or now if closed. Returns a function that removes it."""
         with self._lock:
             closed = self._closed
             if not closed:
@@ -77,7 +91,7 @@ class CloseCallbacks:
         return weak_callback(self._remove, callback)
 
     def run(self) -> None:
-        """Call all of them, on this thread; a second time, none."""
+        """Call all callbacks on this thread. A second `run` calls none."""
         with self._lock:
             self._closed = True
             callbacks, self._callbacks = self._callbacks, []

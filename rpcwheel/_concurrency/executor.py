@@ -1,15 +1,14 @@
-"""The worker threads of this process, for everything that may block, user code above all.
+"""The worker threads of this process, for user code and everything else that may block.
 
-Each job has a key (a failback queue, a method whose callbacks run). A key may always have one job
-running. It gets further threads only while fewer than `SHARED_THREADS` jobs run in all. So a key
-whose jobs hang delays only its own jobs, and there are never more threads than `SHARED_THREADS`,
-or one for each key that has jobs.
+Each job has a key, such as a failback queue or a method. A key may always have one running job. It
+gets further threads only while fewer than `SHARED_THREADS` jobs run in total. So a key whose jobs
+hang delays only its own jobs, and the number of threads is at most `SHARED_THREADS`, or the number
+of keys that have jobs.
 
-Threads are daemons: a job that hangs does not keep the program from ending. A thread without jobs
-ends soon, as starting another one costs a tenth of a millisecond.
+The threads are daemons: a job that hangs does not prevent the process from exiting. A thread
+without jobs ends after `IDLE_TIMEOUT_S`, as starting another one costs 0.1 ms.
 
-Locks: each executor has one of its own, which is never held while a job runs. So a job can be
-submitted under any lock, and from a finalizer.
+No lock is held while a job runs. A job can be submitted under any lock, and by a finalizer.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from rpcwheel.events import ExecutorRejected, TaskFailed, emit
+
+from .callbacks import callable_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -38,7 +39,7 @@ IDLE_TIMEOUT_S: Final = 0.05
 
 
 class KeyedExecutor:
-    """Runs jobs on daemon threads, as the module's docstring says. Thread-safe."""
+    """Runs jobs on daemon threads, by the rules in the module's docstring. Thread-safe."""
 
     def __init__(self, name: str = "rpcwheel-worker", shared_threads: int = SHARED_THREADS) -> None:
         self._name = name
@@ -46,7 +47,7 @@ class KeyedExecutor:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all threads and jobs; a forked child has none of its parent's threads."""
+        """Forget all threads and jobs. A forked child has no thread of its parent."""
         self._changed = threading.Condition(threading.RLock())
         self._numbers = itertools.count(1)
         self._running: dict[Hashable, int] = {}  # jobs per key, those in `_handed` included
@@ -55,11 +56,11 @@ class KeyedExecutor:
         self._idle = 0  # threads that wait for a job
 
     def submit(self, key: Hashable, job: Job) -> None:
-        """Run `job` soon, on a worker thread. Never blocks.
+        """Run `job` on a worker thread. Never blocks.
 
-        Jobs of one key start in order. What a job raises becomes a `TaskFailed` event. If the
-        system gives no more threads, an `ExecutorRejected` event is emitted on the calling thread,
-        and the job waits for a thread that becomes free.
+        Jobs of one key start in order. An exception of a job becomes a `TaskFailed` event. If no
+        thread can be started, an `ExecutorRejected` event is emitted on the calling thread, and
+        the job waits until a thread is free.
         """
         with self._changed:
             if key in self._running and self._busy() >= self._shared_threads:
@@ -71,7 +72,7 @@ class KeyedExecutor:
             self._start_thread(key, job)
 
     def retry(self, key: Hashable) -> None:
-        """Start a thread for a key that was refused one; cheap if it was not."""
+        """Start a thread for `key` if its thread could not be started before."""
         if key in self._running or key not in self._waiting:
             return
         with self._changed:
@@ -84,7 +85,7 @@ class KeyedExecutor:
             self._start_thread(*task)
 
     def _hand_over(self, key: Hashable, job: Job) -> bool:
-        """Give the job to an idle thread; False if a new thread must be started for it."""
+        """Give the job to an idle thread. Returns False if a new thread must be started."""
         self._handed.append((key, job))
         if len(self._handed) > self._idle:
             return False
@@ -101,22 +102,22 @@ class KeyedExecutor:
         except RuntimeError as error:  # "can't start new thread"
             with self._changed:
                 if (key, job) not in self._handed:
-                    return  # a thread that was about to end has taken it
+                    return  # another thread took it before it would have ended
                 self._handed.remove((key, job))
                 self._ended(key)
                 self._waiting.setdefault(key, deque()).appendleft(job)
-            emit(ExecutorRejected(timer=self._name, task=_name_of(job), error=error))
+            emit(ExecutorRejected(timer=self._name, task=callable_name(job), error=error))
 
     def _work(self) -> None:
-        """Run jobs until none has come for `IDLE_TIMEOUT_S`."""
+        """Run jobs until none is submitted for `IDLE_TIMEOUT_S`."""
         with self._changed:
             task = self._take()
         while task is not None:
             key, job = task
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001 - reported; the thread must go on
-                emit(TaskFailed(timer=self._name, task=_name_of(job), error=error))
+            except BaseException as error:  # noqa: BLE001 - reported; the thread continues
+                emit(TaskFailed(timer=self._name, task=callable_name(job), error=error))
             del job, task  # an idle thread must not keep a call's arguments alive
             with self._changed:
                 self._ended(key)
@@ -128,7 +129,7 @@ class KeyedExecutor:
             self._running[key] = left
 
     def _next(self, key: Hashable) -> tuple[Hashable, Job] | None:
-        """The waiting job to run next: of this key if it has none running, else of the next key."""
+        """Return the next waiting job: of this key if none of it runs, else of the next key."""
         if not self._waiting:
             return None
         if key in self._running or key not in self._waiting:
@@ -143,7 +144,7 @@ class KeyedExecutor:
         return key, job
 
     def _take(self) -> tuple[Hashable, Job] | None:
-        """Take a job that was handed over; None if none comes in time."""
+        """Take a job that was handed over; None after `IDLE_TIMEOUT_S` without one."""
         if not self._handed:
             self._idle += 1
             self._changed.wait_for(lambda: self._handed, timeout=IDLE_TIMEOUT_S)
@@ -151,21 +152,13 @@ class KeyedExecutor:
         return self._handed.popleft() if self._handed else None
 
 
-def _name_of(job: Job) -> str:
-    """For events; the `repr` of user code may raise."""
-    try:
-        return repr(job)
-    except Exception:  # noqa: BLE001 - the thread must go on
-        return f"<{type(job).__name__}>"
-
-
 class _Thread(threading.Thread):
     """A thread whose `start` returns before the new thread runs.
 
-    `Thread.start` waits for that: while 12 threads computed, `submit` held the timer's thread for
-    26 ms (median) to 0.9 s; without the wait for 0.1 ms. Nothing else changes: `start` raises if
-    there is no thread, and from then on the thread is in `threading.enumerate` (CPython 3.11 to
-    3.13). Should a later version wait in another way, `start` is slow again, and
+    `Thread.start` waits until the thread runs. While 12 threads computed, `submit` blocked the
+    timer's thread for 26 ms (median) to 0.9 s; without the wait for 0.1 ms. Otherwise `start` is
+    unchanged: it raises if no thread can be started, and the thread is in `threading.enumerate`
+    afterwards (CPython 3.11 to 3.13). If a later version waits in another way,
     `test_submit_does_not_wait_for_the_new_thread` fails.
     """
 
@@ -175,7 +168,7 @@ class _Thread(threading.Thread):
 
 
 class _Started(threading.Event):
-    """The event by which `Thread.start` learns that the thread runs, without the wait for it."""
+    """The event for which `Thread.start` waits, without the wait."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return True
@@ -186,10 +179,10 @@ EXECUTOR: Final = KeyedExecutor()
 
 
 class SerialExecutor:
-    """Runs jobs one after the other. Thread-safe; empty in a forked child.
+    """Runs jobs one at a time, in order. Thread-safe; empty in a forked child.
 
-    The jobs of one key of a `KeyedExecutor` start in order, but two of them may run at once; here
-    never. A job that hangs delays those behind it, and nothing else.
+    (Jobs of one key of a `KeyedExecutor` start in order, but two of them may run at the same time.)
+    A job that hangs delays only the jobs behind it.
     """
 
     def __init__(
@@ -198,8 +191,10 @@ class SerialExecutor:
         """Create an executor without jobs.
 
         Args:
-            limit: How many jobs may wait. Of more, the oldest are dropped. None: no limit.
-            run: Runs a job that runs the waiting ones, soon or at once. None: on `EXECUTOR`.
+            limit: The number of jobs that may wait; beyond it the oldest is dropped. None: no
+                limit.
+            run: Called with a function that runs the waiting jobs; calls it now or later. None:
+                `EXECUTOR` runs them.
         """
         self._limit = limit
         self._run = run
@@ -208,25 +203,25 @@ class SerialExecutor:
 
     def reset(self) -> None:
         """Forget all jobs."""
-        self._changed = threading.Condition(threading.RLock())  # finalizers submit anywhere
+        self._changed = threading.Condition(threading.RLock())  # a finalizer may submit
         self._jobs: deque[Job] = deque(maxlen=self._limit)
         self._running = False
 
     def submit(self, job: Job, *, first: bool = False) -> None:
-        """Run `job` after the waiting ones, or before them. Never blocks.
+        """Run `job` after the waiting jobs, or with `first` before them. Never blocks.
 
-        What it raises becomes a `TaskFailed` event, if the jobs run on `EXECUTOR`.
+        If the jobs run on `EXECUTOR`, an exception becomes a `TaskFailed` event.
         """
         self.add(job, first=first)
         self.start()
 
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Let `job` wait for the next `start()`, for callers whose lock must not be held there."""
+        """Add `job` for the next `start()`, which the caller must not call under its lock."""
         with self._changed:
             (self._jobs.appendleft if first else self._jobs.append)(job)
 
     def start(self) -> None:
-        """Run the waiting jobs, if nothing runs them already."""
+        """Run the waiting jobs, unless they are being run already."""
         with self._changed:
             was_running = self._running
             self._running = was_running or bool(self._jobs)
@@ -234,10 +229,10 @@ class SerialExecutor:
         if starts:
             self._start_run()
         elif was_running and self._run is None:
-            EXECUTOR.retry(self)  # it may have been refused a thread
+            EXECUTOR.retry(self)  # its thread may not have been started
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until no job waits or runs, at most so long; whether that is so."""
+        """Wait until no job waits or runs; False if one still does after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, timeout_s)
 
@@ -258,22 +253,22 @@ class SerialExecutor:
                     job = self._jobs.popleft()
                 job()
         except BaseException:
-            self._start_run()  # for the jobs behind it
+            self._start_run()  # for the remaining jobs
             raise
 
 
 class Resettable(Protocol):
-    """Has locks, or jobs under way."""
+    """An object with locks or running jobs, which do not work in a forked child."""
 
     def reset(self) -> None:
-        """Start anew in a forked child: there no lock is ever released, and no thread runs."""
+        """Replace locks and forget jobs: in a forked child no other thread runs."""
 
 
 _TO_RESET: Final[weakref.WeakSet[Resettable]] = weakref.WeakSet()
 
 
 def reset_after_fork(thing: Resettable) -> None:
-    """Call `thing.reset()` in each forked child, as long as the object lives."""
+    """Call `thing.reset()` in each forked child, as long as the object exists."""
     _TO_RESET.add(thing)
 
 

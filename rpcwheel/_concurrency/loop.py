@@ -1,4 +1,4 @@
-"""Calls on an event loop from any thread, and work of other threads that a loop awaits."""
+"""Calls on an event loop from any thread, and results of worker threads awaited on a loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["await_future", "call_on_loop", "loop_timeout", "on_worker", "running
 R = TypeVar("R")
 
 LONGEST_TIMEOUT_S: Final = 1e8
-"""Three years. Some loops fail with longer delays."""
+"""Three years. Some event loops fail with longer delays."""
 
 
 def call_on_loop(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object
 ) -> bool:
-    """Call `callback(*args)` on the loop soon, from any thread; False if the loop is closed."""
+    """Schedule `callback(*args)` on the loop, from any thread; False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
@@ -31,7 +31,7 @@ def call_on_loop(
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that this thread runs now, or None."""
+    """Return the loop that runs on this thread, or None."""
     return asyncio._get_running_loop()  # noqa: SLF001 - the public function raises if there is none
 
 
@@ -39,15 +39,15 @@ async def on_worker(work: Callable[[], R], *, key: Hashable = None) -> R:
     """Run blocking work on a worker thread, and await its result.
 
     Args:
-        work: It goes on if this is canceled.
-        key: For `EXECUTOR`; None: one of its own.
+        work: The function to run. It continues if this coroutine is canceled.
+        key: The key for `EXECUTOR`; None: a new one.
     """
     future: Future[R] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+        except BaseException as error:  # noqa: BLE001 - raised by the await below
             future.set_exception(error)
 
     EXECUTOR.submit(future if key is None else key, run)
@@ -55,7 +55,7 @@ async def on_worker(work: Callable[[], R], *, key: Hashable = None) -> R:
 
 
 async def await_future(future: Future[R], timeout_s: float | None = None) -> R:
-    """Await a future of another thread. If this is canceled, the future is not.
+    """Await a future of another thread. Canceling the await does not cancel the future.
 
     Raises:
         TimeoutError: It is not done within `timeout_s`.
@@ -70,7 +70,7 @@ async def await_future(future: Future[R], timeout_s: float | None = None) -> R:
 
 
 def loop_timeout(timeout_s: float | None) -> float | None:
-    """The timeout as every loop takes it; None: no limit."""
+    """Return the timeout, or None (no limit) if event loops may fail with it."""
     return None if timeout_s is None or timeout_s > LONGEST_TIMEOUT_S else timeout_s
 
 

@@ -1,4 +1,4 @@
-"""Events and callbacks that must not run where they arise: under a lock, or on a gRPC thread."""
+"""A queue for events and callbacks that must not run under a lock or on one of gRPC's threads."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["FLUSH_TIMEOUT_S", "NotificationQueue"]
 
 LIMIT: Final = 1024
-"""Notifications that may wait; of more, the oldest are dropped, as a sink may hang for ever."""
+"""Notifications that may wait. Beyond it the oldest are dropped, as a sink may hang forever."""
 
 FLUSH_TIMEOUT_S: Final = 0.25
-"""Seconds for which the end of a component waits for its last notifications."""
+"""Seconds for which a component that closes waits for its last notifications."""
 
 
 class NotificationQueue(SerialExecutor):
     """Emits events and calls listeners in order, one at a time. Thread-safe.
 
-    A sink or listener that hangs delays those behind it in this queue, and nothing else.
+    A sink or listener that hangs delays only the later notifications of this queue.
     """
 
     def __init__(self, *, run: Callable[[Callable[[], object]], object] | None = None) -> None:
@@ -35,12 +35,12 @@ class NotificationQueue(SerialExecutor):
         super().__init__(limit=LIMIT, run=run)
 
     def emit(self, *events: Event) -> None:
-        """Emit events after what waits; those of one call count once for the limit."""
+        """Emit events after the waiting notifications; together they count once for `LIMIT`."""
         if events:
             self.submit(partial(_emit_all, events))
 
     def call(self, subject: str, callback: Callable[..., object], *args: object) -> None:
-        """Call a listener after what waits; an exception becomes `CallbackFailed`."""
+        """Call a listener after the waiting notifications. Exceptions become `CallbackFailed`."""
         self.submit(partial(run_callback, subject, callback, *args, catch=BaseException))
 
 

@@ -1,24 +1,82 @@
-"""Events: frozen records of what rpcwheel loses, delays or saves.
+"""The events and their log lines.
 
-Fields that end with `_s` are seconds. `timer` and `name` are the names that the user gave; `task`
-and `function` are labels such as `shop.orders.push`; `registry` is the registry's URL without the
-password; `instance` is an instance's id. An `error` is the exception itself with its traceback, so
-a sink that keeps the event also keeps the frames.
+An event is a frozen record of one occurrence. Fields that end with `_s` are seconds. `timer` and
+`name` are names that the user gave; `task` and `function` are labels such as `shop.orders.push`;
+`method` is gRPC's full method name; `registry` is the registry's URL without the password;
+`instance` is the id of an instance. An `error` is the exception itself with its traceback, so a
+sink that keeps the event also keeps the frames.
+
+`log_line` of each class says how `log_event` writes the event.
 """
 
+import logging
 from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
+
+from rpcwheel.errors import InstanceIdConflict
+
+TIMER: Final = logging.getLogger("rpcwheel.timer")
+FAILBACK: Final = logging.getLogger("rpcwheel.failback")
+CALL: Final = logging.getLogger("rpcwheel.call")
+CALLBACK: Final = logging.getLogger("rpcwheel.callback")
+CONNECTION: Final = logging.getLogger("rpcwheel.connection")
+REGISTRY: Final = logging.getLogger("rpcwheel.registry")
+
+INFO: Final = logging.INFO
+WARNING: Final = logging.WARNING
+ERROR: Final = logging.ERROR
+
+OVERFLOW_INTERVAL_S: Final = 1.0
+"""Seconds between two lines about a full queue: each call would write one."""
+
+OUTAGE_INTERVAL_S: Final = 60.0
+"""Seconds between two equal lines about one target or registry. An outage may last for days."""
+
+
+class LogLine(NamedTuple):
+    """How events of one class are logged."""
+
+    logger: logging.Logger
+    level: int
+    subject: str
+    """Names of fields, separated by spaces. The rate is limited for each combination of their
+    values."""
+    template: str
+    """A %-template over the event's fields, the texts of `Event.log_texts`, and `call`: `name` and
+    `function`."""
+    traceback: bool = False
+    """Whether the traceback of an error without a gRPC status is logged."""
+    interval_s: float = 0.0
+    """At most one line per subject in this time. 0: the general limit."""
+    always_after: "type[Event] | None" = None
+    """After a logged event of this class and the same subject, the line is always logged."""
 
 
 class Event:
-    """The base of every event: annotate a sink with it, `def sink(event: Event) -> None`."""
+    """The base class of all events; annotate a sink with it: `def sink(event: Event) -> None`."""
 
     __slots__ = ()
+    log_line: ClassVar[LogLine | None] = None
+
+    def log_texts(self) -> dict[str, str]:
+        """Return texts for the template that are computed from the fields."""
+        return {}
+
+
+# Timer
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSlow(Event):
-    """A task ran on the timer's own thread for so long that other timeouts were late."""
+    """A task ran on the timer's thread for so long that other timeouts were late."""
 
+    log_line = LogLine(
+        TIMER,
+        WARNING,
+        "timer task",
+        "%(timer)s: task %(task)s blocked the timer's thread for %(duration_s).3f s; "
+        "run blocking work on an executor",
+    )
     timer: str
     task: str
     duration_s: float
@@ -26,8 +84,11 @@ class TaskSlow(Event):
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed(Event):
-    """A task raised; the timer goes on."""
+    """A task raised an exception. The timer continues."""
 
+    log_line = LogLine(
+        TIMER, ERROR, "timer task", "%(timer)s: task %(task)s raised %(error)s", traceback=True
+    )
     timer: str
     task: str
     error: BaseException
@@ -35,8 +96,11 @@ class TaskFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRejected(Event):
-    """The executor or loop that should run a task would not take it."""
+    """An executor, a timer or an event loop did not accept a task."""
 
+    log_line = LogLine(
+        TIMER, WARNING, "timer task", "%(timer)s: task %(task)s was rejected: %(error)s"
+    )
     timer: str
     task: str
     error: BaseException
@@ -44,16 +108,33 @@ class ExecutorRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class TooManyTimers(Event):
-    """More timers live than any program needs: one shared timer serves them all."""
+    """The process has more timers than any program needs; one shared timer serves all purposes."""
 
+    log_line = LogLine(
+        TIMER,
+        WARNING,
+        "",
+        "%(live)d timers exist, more than %(limit)d; use one for everything "
+        "(rpcwheel.timer.shared_timer), and stop timers that are no longer needed",
+    )
     live: int
     limit: int
 
 
+# Failback
+
+
 @dataclass(frozen=True, slots=True)
 class FailbackQueued(Event):
-    """The first try of a call failed; it waits for its retry, and the caller has the default."""
+    """The first attempt of a call failed. The call is queued, and its caller got the default."""
 
+    log_line = LogLine(
+        FAILBACK,
+        WARNING,
+        "name function",
+        "%(call)s failed and was queued, next attempt in %(delay_s).3g s, "
+        "%(pending)d queued: %(error)s",
+    )
     name: str
     function: str
     error: BaseException
@@ -63,8 +144,15 @@ class FailbackQueued(Event):
 
 @dataclass(frozen=True, slots=True)
 class FailbackAttemptFailed(Event):
-    """A retry failed and another will follow. `attempts` counts all tries, the first one too."""
+    """A later attempt failed, and another follows. `attempts` counts all, the first included."""
 
+    log_line = LogLine(
+        FAILBACK,
+        INFO,
+        "name function",
+        "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
+        "next attempt in %(delay_s).3g s: %(error)s",
+    )
     name: str
     function: str
     attempts: int
@@ -75,8 +163,14 @@ class FailbackAttemptFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FailbackDelivered(Event):
-    """A parked call succeeded in the end, at its `attempts`-th try, `waited_s` after its first."""
+    """A queued call succeeded at attempt `attempts`, `waited_s` after its first attempt."""
 
+    log_line = LogLine(
+        FAILBACK,
+        INFO,
+        "name function",
+        "%(call)s was delivered at attempt %(attempts)d, after %(waited_s).3g s",
+    )
     name: str
     function: str
     attempts: int
@@ -85,8 +179,16 @@ class FailbackDelivered(Event):
 
 @dataclass(frozen=True, slots=True)
 class FailbackGaveUp(Event):
-    """A parked call is given up: no retries left, or an error that retrying does not cure."""
+    """A queued call is given up: no attempts are left, or the error is not to be retried."""
 
+    log_line = LogLine(
+        FAILBACK,
+        ERROR,
+        "name function",
+        "%(call)s was given up after %(attempts)d attempts in %(waited_s).3g s, "
+        "%(reason)s: %(error)s",
+        traceback=True,
+    )
     name: str
     function: str
     attempts: int
@@ -97,8 +199,15 @@ class FailbackGaveUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class FailbackDropped(Event):
-    """A call failed and was not parked because the queue is full (`overflow="drop"`)."""
+    """A call failed and was not queued, because the queue is full (`overflow="drop"`)."""
 
+    log_line = LogLine(
+        FAILBACK,
+        ERROR,
+        "name function",
+        "%(call)s failed and was dropped, the queue is full with %(pending)d calls: %(error)s",
+        interval_s=OVERFLOW_INTERVAL_S,
+    )
     name: str
     function: str
     error: BaseException
@@ -107,11 +216,20 @@ class FailbackDropped(Event):
 
 @dataclass(frozen=True, slots=True)
 class FailbackLost(Event):
-    """Parked calls ended without delivery: closed, exit, their timer stopped, their loop closed."""
+    """Queued calls were not delivered before the queue, its timer, its loop or the process ended.
 
+    `functions` are their distinct labels, the oldest call's first.
+    """
+
+    log_line = LogLine(
+        FAILBACK,
+        ERROR,
+        "name",
+        "%(name)s: %(count)d call(s) not delivered, %(reason)s; "
+        "the oldest waited %(oldest_s).3g s: %(functions)s",
+    )
     name: str
     functions: tuple[str, ...]
-    """Their distinct labels, in order of age."""
     count: int
     oldest_s: float
     reason: str
@@ -119,17 +237,26 @@ class FailbackLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFailed(Event):
-    """The user's dead-letter hook raised; the call it was given is in no other place."""
+    """The user's `dead_letter` callback raised an exception. The call it was given is lost."""
 
+    log_line = LogLine(
+        FAILBACK, ERROR, "name function", "%(call)s: dead_letter raised %(error)s", traceback=True
+    )
     name: str
     function: str
     error: BaseException
 
 
+# Calls
+
+
 @dataclass(frozen=True, slots=True)
 class CallSlow(Event):
-    """A call has run for `elapsed_s` and still runs. `side` is "client" or "server"."""
+    """A call still runs `elapsed_s` after its start. `side` is "client" or "server"."""
 
+    log_line = LogLine(
+        CALL, WARNING, "method", "%(method)s (%(side)s) still runs after %(elapsed_s).3g s"
+    )
     method: str
     side: str
     elapsed_s: float
@@ -137,8 +264,14 @@ class CallSlow(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetryScheduled(Event):
-    """A try of a call failed; the next one begins within the call, after `delay_s`."""
+    """An attempt of a call failed. The next attempt of the same call begins after `delay_s`."""
 
+    log_line = LogLine(
+        CALL,
+        INFO,
+        "method",
+        "%(method)s failed with %(code)s at attempt %(attempts)d, next attempt in %(delay_s).3g s",
+    )
     method: str
     attempts: int
     code: str
@@ -147,20 +280,29 @@ class RetryScheduled(Event):
 
 @dataclass(frozen=True, slots=True)
 class HedgeSent(Event):
-    """A call was sent again before its earlier attempts have ended, or as one of them failed."""
+    """Hedging sent a further attempt before the earlier ones ended, or as one of them failed.
 
+    `attempt` is 2 for the second attempt.
+    """
+
+    log_line = LogLine(CALL, INFO, "method", "%(method)s: hedging sent attempt %(attempt)d")
     method: str
     attempt: int
-    """2 for the second attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryStopped(Event):
-    """A try failed with a status that `RetryPolicy.retry_on` names, and is not retried.
+    """An attempt failed with a status in `RetryPolicy.retry_on`, and no other attempt follows.
 
-    `reason` says why, and what to do: only methods marked `idempotent` are retried.
+    `reason` says why, and what to do.
     """
 
+    log_line = LogLine(
+        CALL,
+        INFO,
+        "method",
+        "%(method)s failed with %(code)s at attempt %(attempts)d, not retried: %(reason)s",
+    )
     method: str
     attempts: int
     code: str
@@ -169,90 +311,189 @@ class RetryStopped(Event):
 
 @dataclass(frozen=True, slots=True)
 class DefaultResponseUsed(Event):
-    """A call failed for good, and its caller was answered with the default_response's default."""
+    """A call failed, and its caller got the default response."""
 
+    log_line = LogLine(
+        CALL, WARNING, "method", "%(method)s failed, the default response was returned: %(error)s"
+    )
     method: str
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStalled(Event):
-    """A response stream gave no message for `silent_s`, and was cancelled."""
+    """A response stream was canceled, because no message came for `silent_s`."""
 
+    log_line = LogLine(
+        CALL, WARNING, "method", "%(method)s was canceled, no message for %(silent_s).3g s"
+    )
     method: str
     silent_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineExceededBeforeStart(Event):
-    """A call was refused by the server because its deadline had passed before its turn came."""
+    """A server refused a call, because its deadline had passed before the handler could start.
 
+    `late_s` is 0.0 with `grpc.aio`, which does not tell it.
+    """
+
+    log_line = LogLine(
+        CALL,
+        WARNING,
+        "method",
+        "%(method)s was refused, its deadline passed %(late_s).3g s before the handler could start",
+    )
     method: str
     late_s: float
-    """0.0 where it can't be told: `grpc.aio` does not show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateResponse(Event):
+    """A response came for a pending call that ended `late_s` before; `ending` says how."""
+
+    log_line = LogLine(
+        CALL,
+        WARNING,
+        "name",
+        "%(name)s: the response to %(key)s came %(late_s).3g s after the call had %(ending)s",
+    )
+    name: str
+    key: str
+    ending: str
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedResponse(Event):
+    """A response came whose key belongs to no pending call and to no call that ended lately."""
+
+    log_line = LogLine(
+        CALL, WARNING, "name", "%(name)s: a response came for %(key)s, which no call waits for"
+    )
+    name: str
+    key: str
+
+
+# User callbacks
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackFailed(Event):
-    """A user's callback, listener, predicate or wait object raised. Nothing else is changed by it.
+    """A user's callback, listener, predicate or wait object raised an exception.
 
-    A listener goes on being called.
+    The call is not affected, and a listener is called again. `subject` is the method, target,
+    service or queue for which it was called.
     """
 
+    log_line = LogLine(
+        CALLBACK,
+        ERROR,
+        "subject callback",
+        "%(subject)s: %(callback)s raised %(error)s",
+        traceback=True,
+    )
     subject: str
-    """The method, target, service or queue that it was called for."""
     callback: str
     error: BaseException
 
 
+# Connections
+
+
 @dataclass(frozen=True, slots=True)
 class HeartbeatMissed(Event):
-    """A heartbeat was not answered in time; `misses` counts those in a row."""
+    """A heartbeat was not answered in time. `misses` counts missed heartbeats in a row.
 
+    `silent_s` is the time since anything was read. `answer` says how the heartbeat ended: with a
+    status, or with an answer that does not count, and why.
+    """
+
+    log_line = LogLine(
+        CONNECTION,
+        INFO,
+        "target",
+        "%(target)s: heartbeat missed, %(misses)d in a row, "
+        "nothing read for %(silent_s).3g s (%(answer)s)",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     target: str
     misses: int
     silent_s: float
-    """Since anything was read."""
     answer: str
-    """How the probe ended: the name of a status, or why its answer does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDead(Event):
-    """Nothing was read for the heartbeat timeout, heartbeats were not answered."""
+    """Nothing was read for the heartbeat timeout. `calls` are in flight on the connection."""
 
+    log_line = LogLine(
+        CONNECTION,
+        WARNING,
+        "target",
+        "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses)d heartbeat(s) "
+        "missed, %(calls)d call(s) in flight",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     target: str
     silent_s: float
     misses: int
     calls: int
-    """Calls in flight on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionReplaced(Event):
-    """A channel has replaced its connection; `number` counts its connections, from 1."""
+    """A channel replaced its connection; `number` counts its connections, from 1.
 
+    `calls` were in flight on the old connection.
+    """
+
+    log_line = LogLine(
+        CONNECTION,
+        INFO,
+        "target",
+        "%(target)s: replaced its connection (the new one is number %(number)d), with %(calls)d "
+        "call(s) in flight on the old one: %(reason)s",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     target: str
     number: int
     reason: str
     calls: int
-    """Calls in flight on the old one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionAlive(Event):
-    """A connection that was suspect or dead is answered on; `after_s` of silence."""
+    """A connection that was suspected or dead answered, after `after_s` without an answer.
 
+    `rtt_s` is the round trip of the heartbeat; None if a call of the user's was answered.
+    """
+
+    log_line = LogLine(
+        CONNECTION,
+        INFO,
+        "target",
+        "%(target)s: connection alive after %(after_s).3g s without an answer",
+        interval_s=OUTAGE_INTERVAL_S,
+        always_after=ConnectionDead,
+    )
     target: str
     after_s: float
     rtt_s: float | None
-    """None if it was a call of the user's that was answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionIdle(Event):
-    """A server's connection does nothing any more, and is going to be closed (or only told of)."""
+    """A server's connection is idle. It will be closed, or is only reported."""
 
+    log_line = LogLine(
+        CONNECTION,
+        INFO,
+        "peer",
+        "%(peer)s: idle for %(idle_s).3g s, %(reason)s, "
+        "%(calls)d call(s) and %(streams)d stream(s) open",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     peer: str
     reason: str
     idle_s: float
@@ -262,8 +503,14 @@ class ConnectionIdle(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed(Event):
-    """A server has closed a connection; `how` is "shutdown" or "goaway"."""
+    """A server closed an idle connection. `how` is "shutdown" or "goaway"."""
 
+    log_line = LogLine(
+        CONNECTION,
+        INFO,
+        "peer",
+        "%(peer)s: connection closed (%(how)s) after %(idle_s).3g s, %(reason)s",
+    )
     peer: str
     reason: str
     idle_s: float
@@ -272,41 +519,124 @@ class ConnectionClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class IdleCloseSkipped(Event):
-    """A connection that was to be closed is still open; `reason` says why."""
+    """An idle connection was not closed; `reason` says why."""
 
+    log_line = LogLine(
+        CONNECTION,
+        INFO,
+        "peer",
+        "%(peer)s: connection not closed, %(reason)s",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     peer: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class IdleDetectionLimited(Event):
-    """An idle detector can't do all it should, on this system or for these addresses."""
+    """An idle detector cannot do everything on this system, or for these addresses."""
 
+    log_line = LogLine(CONNECTION, WARNING, "reason", "idle connection detection: %(reason)s")
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class LateResponse(Event):
-    """An answer came to a pending call that had ended `late_s` before; `ending` says how."""
+class SubchannelUnhealthy(Event):
+    """A subchannel failed. It gets no calls while a healthy subchannel is READY.
 
-    name: str
-    key: str
-    ending: str
-    late_s: float
+    It gets calls again after it answers a health check.
+    """
+
+    log_line = LogLine(
+        CONNECTION,
+        WARNING,
+        "channel subchannel",
+        "%(channel)s: %(subchannel)s is unhealthy and gets no calls: %(reason)s",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
+    channel: str
+    subchannel: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class UnmatchedResponse(Event):
-    """An answer came that no pending call waits for, nor one that ended lately unanswered."""
+class SubchannelHealthy(Event):
+    """A subchannel gets calls again, after it was unhealthy for `after_s`."""
 
-    name: str
-    key: str
+    log_line = LogLine(
+        CONNECTION,
+        INFO,
+        "channel subchannel",
+        "%(channel)s: %(subchannel)s is healthy again, after %(after_s).3g s",
+        interval_s=OUTAGE_INTERVAL_S,
+        always_after=SubchannelUnhealthy,
+    )
+    channel: str
+    subchannel: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StaleInstancesKept(Event):
+    """The registry has no instances of a service any more; a channel keeps those that answer."""
+
+    log_line = LogLine(
+        CONNECTION,
+        WARNING,
+        "channel",
+        "%(channel)s: the registry has no instances any more; the channel keeps these as long as "
+        "they answer: %(subchannels)s",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
+    channel: str
+    subchannels: tuple[str, ...]
+
+
+# Registries
+
+REASONS_TO_REPUBLISH: Final = {
+    "missing": "its record had disappeared",
+    "taken": "another process had replaced its record",
+    "lease": "its lease had ended",
+    "session": "the registry session had ended",
+    "wiped": "the registry had lost its data",
+}
+
+REQUESTS: Final = {
+    "publish": "publishing {} instance(s)",
+    "withdraw": "withdrawing {} instance(s)",
+    "renew": "renewing the lease of {} instance(s)",
+    "watch": "watching for changes",
+    "lookup": "a lookup",
+    "close": "closing the connection",
+}
+
+NOT_REPEATED: Final = {
+    "publish": "not repeated, as the registry is being closed",
+    "withdraw": "not repeated; clients see the instances until their lease ends",
+    "lookup": "the caller gets the last known instances, or this error",
+    "close": "instances that are still published disappear when their lease ends",
+}
+
+SHUTDOWN_STEPS: Final = {
+    "withdraw": "withdrawing its instances from the registry",
+    "not serving": "setting its health to NOT_SERVING",
+    "wait": "serving until clients have learned of the shutdown (lame duck)",
+    "stop": "accepting no more calls; calls in flight may finish",
+    "closed": "finished",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class InstancePublished(Event):
-    """The registry has accepted an instance: a new one, a changed one, or one that it had lost."""
+    """The registry accepted an instance: a new one, a changed one, or one that it had lost."""
 
+    log_line = LogLine(
+        REGISTRY,
+        INFO,
+        "registry service instance",
+        "%(registry)s: published %(service)s instance %(instance)s%(details)s",
+    )
     registry: str
     service: str
     instance: str
@@ -319,11 +649,25 @@ class InstancePublished(Event):
     status: str = "UP"
     """The published status: "UP", or "DRAINING" right before it is withdrawn."""
 
+    def log_texts(self) -> dict[str, str]:
+        """Return `details`: the status if it is not UP, and why it was published again."""
+        details = "" if self.status == "UP" else f", status {self.status}"
+        if self.again:
+            reason = REASONS_TO_REPUBLISH.get(self.again, self.again)
+            details += f", again: {reason}; it was missing for at most {self.away_s:.3g} s"
+        return {"details": details}
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceWithdrawn(Event):
-    """The registry has removed an instance because this process asked for it."""
+    """The registry removed an instance because this process asked for it."""
 
+    log_line = LogLine(
+        REGISTRY,
+        INFO,
+        "registry service instance",
+        "%(registry)s: withdrew %(service)s instance %(instance)s",
+    )
     registry: str
     service: str
     instance: str
@@ -336,6 +680,13 @@ class RegistryFailed(Event):
     In the second case `error` is an `InstanceIdConflict`.
     """
 
+    log_line = LogLine(
+        REGISTRY,
+        WARNING,
+        "registry",
+        "%(registry)s: %(action)s failed (%(next)s): %(error)s",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     registry: str
     request: str
     """"publish", "withdraw", "renew", "watch", "lookup" or "close"."""
@@ -345,27 +696,52 @@ class RegistryFailed(Event):
     items: int = 1
     """The number of instances in the request."""
 
+    def log_texts(self) -> dict[str, str]:
+        """Return `action`, which failed, and `next`, which follows."""
+        when = f"in {self.delay_s:.3g} s" if self.delay_s else "now"
+        if isinstance(self.error, InstanceIdConflict):
+            return {"action": "keeping an instance published", "next": f"published again {when}"}
+        action = REQUESTS.get(self.request, self.request).format(self.items)
+        if self.delay_s is None:
+            return {"action": action, "next": NOT_REPEATED.get(self.request, "not repeated")}
+        kept = "known instances are kept; " if self.request == "watch" else ""
+        return {"action": action, "next": f"{kept}next attempt {when}"}
+
 
 @dataclass(frozen=True, slots=True)
 class RegistryRecovered(Event):
     """The registry answers again, `after_s` after the first failure."""
 
+    log_line = LogLine(
+        REGISTRY,
+        INFO,
+        "registry",
+        "%(registry)s: the registry answers again after %(after_s).3g s",
+        interval_s=OUTAGE_INTERVAL_S,
+        always_after=RegistryFailed,
+    )
     registry: str
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class InstancesChanged(Event):
-    """The known instances of a subscribed service have changed.
+    """The known instances of a subscribed service changed; `instances` is their present number.
 
     `source` is that of the new `Snapshot`: "live", "stale" or "cache". If `added` and `removed` are
-    0, the values of an instance or the source have changed.
+    0, the values of an instance or the source changed.
     """
 
+    log_line = LogLine(
+        REGISTRY,
+        INFO,
+        "registry service",
+        "%(registry)s: %(service)s has %(instances)d instance(s), source %(source)s: "
+        "%(added)d added, %(removed)d removed",
+    )
     registry: str
     service: str
     instances: int
-    """How many there are now."""
     added: int
     removed: int
     source: str
@@ -376,13 +752,21 @@ class InstancesRetained(Event):
     """Instances disappeared from a registry that may have lost data; they are kept as stale.
 
     They are removed after `RegistryPolicy.stale_timeout` unless the registry lists them again.
-    `reason` says why the registry is suspected.
+    `instances` is their number. `reason` says why the registry is suspected.
     """
 
+    log_line = LogLine(
+        REGISTRY,
+        WARNING,
+        "registry service",
+        "%(registry)s: %(instances)d instance(s) of %(service)s disappeared while the registry may "
+        "have lost data (%(reason)s); kept as stale until the registry lists them again or "
+        "stale_timeout is over",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     registry: str
     service: str
     instances: int
-    """The number of stale instances."""
     reason: str
 
 
@@ -393,6 +777,14 @@ class RecordSkipped(Event):
     Emitted once for each content of the record.
     """
 
+    log_line = LogLine(
+        REGISTRY,
+        WARNING,
+        "registry service",
+        "%(registry)s: ignored the record %(key)s of %(service)s, which is not a valid instance: "
+        "%(error)s",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
     registry: str
     service: str
     key: str
@@ -406,58 +798,54 @@ class SnapshotFailed(Event):
     Emitted once until the file works again.
     """
 
+    log_line = LogLine(
+        REGISTRY,
+        WARNING,
+        "registry path",
+        "%(registry)s: cannot use the snapshot file %(path)s, which clients need only if they "
+        "start while the registry is down: %(error)s",
+    )
     registry: str
     path: str
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class SubchannelUnhealthy(Event):
-    """A subchannel failed and gets no calls while a healthy one is READY.
+class ShutdownStep(Event):
+    """A step of a published server's graceful shutdown begins, or the shutdown has ended.
 
-    It gets calls again when it answers a health check.
+    `server` is the first service and its address.
     """
 
-    channel: str
-    subchannel: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SubchannelHealthy(Event):
-    """A subchannel gets calls again, after it was unhealthy for `after_s`."""
-
-    channel: str
-    subchannel: str
-    after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StaleInstancesKept(Event):
-    """The registry has no instances any more; a channel keeps the last ones that still answer."""
-
-    channel: str
-    subchannels: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ShutdownStep(Event):
-    """A step of a published server's graceful shutdown begins, or the shutdown has ended."""
-
+    log_line = LogLine(
+        REGISTRY, INFO, "server", "%(server)s is shutting down (%(reason)s): %(action)s"
+    )
     server: str
-    """The first service and its address."""
     step: str
     """"withdraw", "not serving", "wait" (`lame_duck`), "stop", and at the end "closed"."""
     reason: str
     """Why the server is shut down, such as "SIGTERM"."""
 
+    def log_texts(self) -> dict[str, str]:
+        """Return `action`, which begins."""
+        return {"action": SHUTDOWN_STEPS.get(self.step, self.step)}
+
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalFailed(Event):
-    """A published server has stopped, but a registry may list it until its lease ends."""
+    """A published server has stopped, but a registry may list it until its lease ends.
 
+    `server` is the first service and its address. `error` is that of the last request; None if it
+    was not answered.
+    """
+
+    log_line = LogLine(
+        REGISTRY,
+        WARNING,
+        "server registry",
+        "%(server)s has stopped, but could not be withdrawn from %(registry)s, which may list it "
+        "until its lease ends: %(error)s",
+    )
     server: str
-    """The first service and its address."""
     registry: str
     error: BaseException | None
-    """Of the last request; None: it has not been answered."""

@@ -1,8 +1,8 @@
-"""How often events of one kind and one subject are logged.
+"""The rate limit of log lines, for each pair of an event class and a subject.
 
-Each pair has a burst of lines per period; what exceeds it is counted, as zap's sampling and
-journald's rate limit do. A count is given away exactly once: with the next line of the pair, or by
-`over` and `flush`. Pure but for its lock; times are seconds of any monotonic clock.
+Each pair has a number of lines per period. Further events are counted, as zap's sampling and
+journald's rate limit do. Each count is returned once: with the next line of the pair, or by `over`
+or `flush`. Reads no clock; times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["OTHERS", "RateLimiter", "Suppressed"]
 
 OTHERS: Final = "others"
-"""The subject of all events whose own subject is not kept, because there are `MAX_SUBJECTS`."""
+"""The subject that all events beyond `MAX_SUBJECTS` subjects of their class share."""
 
 MAX_SUBJECTS: Final = 1024
-"""Subjects of a kind that have a limit of their own. Clients can invent method names."""
+"""Subjects of a class with a limit of their own. It bounds memory: clients can send any method
+name."""
 
-SWEEP_S: Final = 1.0
+SWEEP_INTERVAL_S: Final = 1.0
 """Seconds between two searches for periods that are over."""
 
 
 class Suppressed(NamedTuple):
-    """So many events of a kind and subject were not logged within one period."""
+    """The number of events of a class and subject that were not logged within one period."""
 
     kind: type[Event]
     subject: str
@@ -38,7 +39,7 @@ class Suppressed(NamedTuple):
 
 
 class _Window:
-    """The lines of one kind and subject in one period."""
+    """The lines of one event class and subject in one period."""
 
     __slots__ = ("begin_s", "lines", "period_s", "suppressed")
 
@@ -53,14 +54,14 @@ class _Window:
 
 
 class RateLimiter:
-    """Admits events up to a burst per period. Thread-safe; may be re-entered by a finalizer."""
+    """Admits up to `burst` events per period. Thread-safe, also in finalizers."""
 
     def __init__(self, max_subjects: int = MAX_SUBJECTS) -> None:
         self._max_subjects = max_subjects
         self.reset()
 
     def reset(self) -> None:
-        """Forget all. For a forked child: its parent reports the counts."""
+        """Forget everything. For a forked child: the parent reports the counts."""
         self._lock = threading.RLock()
         self._windows: dict[type[Event], dict[str, _Window]] = {}
         self._sweep_s = -math.inf
@@ -73,60 +74,62 @@ class RateLimiter:
         *,
         burst: int,
         period_s: float,
-        ends: type[Event] | None = None,
+        always_after: type[Event] | None = None,
     ) -> int | None:
         """Decide whether an event is logged.
 
         Args:
             kind: The event's class.
-            subject: What it is about: a method, a target.
-            now_s: The time.
-            burst: How many are logged per period.
-            period_s: The period begins with its first line.
-            ends: The kind of event that this one is the end of. If one was logged since the last
-                of this kind, this one is logged too.
+            subject: A method or a target, for example.
+            now_s: The present time.
+            burst: The number of lines per period.
+            period_s: The length of the period, which begins with its first line.
+            always_after: A class of events. If one of the same subject was logged since the last
+                event of `kind`, this one is logged in any case.
 
         Returns:
-            How many were suppressed before it and not reported yet; None if it is to be suppressed.
+            The number of suppressed events that were not reported yet; None if this event is to be
+            suppressed too.
         """
         with self._lock:
             windows = self._windows.setdefault(kind, {})
             if subject not in windows and len(windows) >= self._max_subjects:
                 subject = OTHERS
             window = windows.get(subject)
-            if window and not window.is_over(now_s) and not self._ends(ends, subject, window):
-                if window.lines >= burst:
-                    window.suppressed += 1
-                    return None
-                window.lines += 1
-                return 0
-            windows[subject] = _Window(now_s, period_s)
-            return window.suppressed if window else 0
+            if not window or window.is_over(now_s) or self._follows(always_after, subject, window):
+                windows[subject] = _Window(now_s, period_s)
+                return window.suppressed if window else 0
+            if window.lines >= burst:
+                window.suppressed += 1
+                return None
+            window.lines += 1
+            return 0
 
     def over(self, now_s: float) -> list[Suppressed]:
-        """Give what was suppressed in periods that are over.
+        """Return the counts of periods that are over.
 
-        Looks for them at most once a second; in between, the list is empty.
+        Searches at most once per `SWEEP_INTERVAL_S`; in between, the list is empty.
         """
-        if now_s - self._sweep_s < SWEEP_S:
+        if now_s - self._sweep_s < SWEEP_INTERVAL_S:
             return []
         self._sweep_s = now_s
         return self._end(lambda window: window.is_over(now_s))
 
     def flush(self) -> list[Suppressed]:
-        """End all periods, and give what was suppressed in them."""
+        """End all periods and return their counts."""
         return self._end(lambda _: True)
 
-    def _ends(self, ends: type[Event] | None, subject: str, window: _Window) -> bool:
-        begun = self._windows.get(ends, {}).get(subject) if ends else None
-        return begun is not None and begun.begin_s > window.begin_s
+    def _follows(self, kind: type[Event] | None, subject: str, window: _Window) -> bool:
+        """Whether an event of `kind` was logged after this window began."""
+        other = self._windows.get(kind, {}).get(subject) if kind else None
+        return other is not None and other.begin_s > window.begin_s
 
-    def _end(self, chosen: Callable[[_Window], bool]) -> list[Suppressed]:
+    def _end(self, is_over: Callable[[_Window], bool]) -> list[Suppressed]:
         ended = []
         with self._lock:
             for kind, windows in list(self._windows.items()):
                 for subject, window in list(windows.items()):
-                    if chosen(window):
+                    if is_over(window):
                         del windows[subject]
                         ended.append(Suppressed(kind, subject, window.suppressed, window.period_s))
-        return [one for one in ended if one.number]
+        return [count for count in ended if count.number]

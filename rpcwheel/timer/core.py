@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer._base import Timeout
     from rpcwheel.timer.api import TaskLike
 
-__all__ = ["BATCH", "LIVE_LIMIT", "SLOW_NS", "OnError", "TimerCore", "task_name"]
+__all__ = ["BATCH", "LIVE_LIMIT", "SLOW_NS", "OnError", "TimerCore"]
 
 OnError = Callable[["Timeout", BaseException], object]
 
@@ -174,7 +175,7 @@ class TimerCore(Front):
         if hasattr(result, "__await__") and close is not None:
             close()
             raise TypeError(
-                f"{task_name(timeout._task)} is a coroutine function: it needs an AsyncWheelTimer"
+                f"{callable_name(timeout._task)} is a coroutine function; use an AsyncWheelTimer"
             )
 
     def _hand_off(self, timeout: Timeout, executor: Executor) -> None:
@@ -183,7 +184,7 @@ class TimerCore(Front):
             executor.submit(self._run_elsewhere, timeout)
         except Exception as error:  # noqa: BLE001 - whatever it raises, it didn't take the task
             self._refused += 1
-            emit(ExecutorRejected(self.name, task_name(timeout._task), error))
+            emit(ExecutorRejected(self.name, callable_name(timeout._task), error))
             try:
                 refused = getattr(timeout._task, "refused", None)
                 if refused is not None:
@@ -199,12 +200,12 @@ class TimerCore(Front):
     def _report(self, timeout: Timeout, error: BaseException) -> None:
         self._failed += 1
         if self._on_error is None:
-            emit(TaskFailed(self.name, task_name(timeout._task), error))
+            emit(TaskFailed(self.name, callable_name(timeout._task), error))
             return
         try:
             self._on_error(timeout, error)
         except BaseException as second:  # noqa: BLE001 - the user's hook, reported as a task is
-            emit(TaskFailed(self.name, task_name(self._on_error), second))
+            emit(TaskFailed(self.name, callable_name(self._on_error), second))
 
     def _count_lateness(self, late_ns: int) -> None:
         self._fired += 1
@@ -213,7 +214,7 @@ class TimerCore(Front):
         self._buckets[bisect_left(_BOUNDS_NS, late_ns)] += 1
 
     def _note_duration(self, timeout: Timeout, took_ns: int) -> None:
-        name = task_name(timeout._task)
+        name = callable_name(timeout._task)
         if took_ns > self._slowest_ns:
             self._slowest_ns = took_ns
             self._slowest_task = name
@@ -273,17 +274,6 @@ class TimerCore(Front):
         if live > LIVE_LIMIT and not _warned:
             _warned.append(live)
             emit(TooManyTimers(live, LIVE_LIMIT))
-
-
-def task_name(task: object) -> str:
-    """A readable name of a task: where its function, or its class, is defined."""
-    try:
-        named = task if hasattr(task, "__qualname__") else getattr(task, "func", None)
-        named = named if hasattr(named, "__qualname__") else type(task)
-        name = f"{named.__module__}.{named.__qualname__}"
-    except Exception:  # noqa: BLE001 - the user's `__getattr__`; a name must not end the timer
-        name = type(task).__name__
-    return name
 
 
 def _checked_queue(queue: TimerQueue | None) -> TimerQueue:

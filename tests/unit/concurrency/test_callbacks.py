@@ -1,10 +1,16 @@
 """User callbacks, and callbacks that keep no object alive."""
 
+import functools
 import gc
 
 import pytest
 
-from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
+from rpcwheel._concurrency.callbacks import (
+    CloseCallbacks,
+    callable_name,
+    run_callback,
+    weak_callback,
+)
 from rpcwheel.events import CallbackFailed
 
 
@@ -30,9 +36,22 @@ def test_an_exception_of_a_callback_is_an_event(events):
     run_callback("orders", fail, error)
     run_callback("orders", fail, error, name="listener")
     assert events == [
-        CallbackFailed("orders", repr(fail), error),
+        CallbackFailed("orders", f"{__name__}.fail", error),
         CallbackFailed("orders", "listener", error),
     ]
+
+
+def test_the_name_of_a_callable_has_no_address():
+    class Hidden:
+        def __getattr__(self, name):
+            raise ValueError
+
+    counter = Counter()
+    assert callable_name(fail) == f"{__name__}.fail"
+    assert callable_name(counter.call) == f"{__name__}.Counter.call"
+    assert callable_name(counter) == f"{__name__}.Counter"
+    assert callable_name(functools.partial(fail, 1)) == f"{__name__}.fail"
+    assert callable_name(Hidden()) == "Hidden"
 
 
 def test_system_exit_is_an_event_only_where_it_is_asked_for(events):

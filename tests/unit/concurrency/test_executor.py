@@ -169,20 +169,6 @@ def test_a_job_that_raises_ends_only_itself_and_is_reported(events, error):
     assert [event.error for event in events if isinstance(event, TaskFailed)] == [error]
 
 
-def test_a_job_whose_repr_raises_too_is_reported_and_the_next_one_runs(events):
-    class Unprintable:
-        def __call__(self):
-            raise LookupError
-
-        def __repr__(self):
-            raise ValueError
-
-    pool = KeyedExecutor("rpcwheel-test", shared_threads=1)
-    pool.submit("key", Unprintable())
-    assert run(pool).wait(WAIT_S)
-    assert [event.task for event in events] == ["<Unprintable>"]
-
-
 def test_an_idle_thread_holds_no_job(pool, monkeypatch):
     class Payload:
         pass

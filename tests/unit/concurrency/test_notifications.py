@@ -49,7 +49,10 @@ def test_a_listener_that_raises_anything_is_an_event(queue, jobs, events):
     queue.call("orders", broken)
     jobs.pop()()
     assert [type(event) for event in events] == [CallbackFailed] * 2
-    assert (events[0].subject, events[0].callback) == ("orders", repr(broken))
+    assert (events[0].subject, events[0].callback) == (
+        "orders",
+        f"{__name__}.{broken.__qualname__}",
+    )
 
 
 def test_beyond_the_limit_the_oldest_notifications_are_dropped(queue, jobs, events):

@@ -1,34 +1,42 @@
-"""Events are frozen records whose fields say their unit."""
+"""Events are frozen records whose fields say their unit, and each event has a log line."""
 
 import dataclasses
 import inspect
+import re
 
 from rpcwheel.events import events
 
 KINDS = [
-    kind for _, kind in inspect.getmembers(events, inspect.isclass) if kind is not events.Event
+    kind
+    for _, kind in inspect.getmembers(events, inspect.isclass)
+    if dataclasses.is_dataclass(kind)
 ]
 
 
-def test_an_event_is_a_frozen_record_with_slots():
+def test_events_are_frozen_slotted_dataclasses_derived_from_event():
     for kind in KINDS:
-        assert dataclasses.is_dataclass(kind), kind
+        assert issubclass(kind, events.Event), kind
         assert kind.__dataclass_params__.frozen, kind
         assert "__dict__" not in dir(kind), kind
 
 
-def test_every_event_derives_from_event():
-    assert [kind for kind in KINDS if not issubclass(kind, events.Event)] == []
+def test_the_subject_of_a_log_line_and_its_template_name_fields_or_log_texts():
+    computed = {"call", "details", "action", "next"}
+    for kind in KINDS:
+        names = {field.name for field in dataclasses.fields(kind)}
+        assert names.issuperset(kind.log_line.subject.split()), kind
+        named = re.findall(r"%\((\w+)\)", kind.log_line.template)
+        assert {*named} - computed <= names, kind
 
 
-def test_a_time_in_an_event_names_its_unit():
+def test_fields_that_end_with_s_are_the_times():
     for kind in KINDS:
         for field in dataclasses.fields(kind):
             is_time = field.type in {float, float | None}
             assert is_time == field.name.endswith("_s"), (kind, field.name)
 
 
-def test_every_event_is_public():
+def test_every_event_class_is_exported():
     from rpcwheel import events
 
     assert {"Event", *(kind.__name__ for kind in KINDS)} <= set(events.__all__)

@@ -1,4 +1,4 @@
-"""The rate limiter of the log: bursts, counts of what is suppressed, and a bound on subjects."""
+"""The rate limit of log lines: bursts, counts of suppressed events, and a bound on subjects."""
 
 import threading
 
@@ -17,27 +17,27 @@ def limiter():
 
 
 def admitted(limiter, number, now_s, kind=CallSlow, subject="/a/b", **rate):
-    """What `admit` gives for so many events at one time."""
+    """Return what `admit` returns for `number` events at one time."""
     return [limiter.admit(kind, subject, now_s, **(rate or TEN_IN_TEN)) for _ in range(number)]
 
 
-def test_a_burst_is_admitted_and_the_rest_of_its_period_is_suppressed(limiter):
+def test_events_beyond_the_burst_are_suppressed_until_the_period_ends(limiter):
     assert admitted(limiter, 300, now_s=5.0) == [0] * 10 + [None] * 290
     assert admitted(limiter, 1, now_s=14.9) == [None]
 
 
-def test_the_first_event_after_the_period_has_the_number_of_those_suppressed(limiter):
+def test_admit_returns_the_count_with_the_first_event_after_the_period(limiter):
     admitted(limiter, 300, now_s=5.0)
     assert admitted(limiter, 12, now_s=15.0) == [290, *[0] * 9, None, None]
 
 
-def test_each_kind_and_each_subject_has_a_burst_of_its_own(limiter):
+def test_each_event_class_and_each_subject_has_its_own_burst(limiter):
     admitted(limiter, 300, now_s=0.0)
     assert admitted(limiter, 10, now_s=0.0, subject="/a/c") == [0] * 10
     assert admitted(limiter, 10, now_s=0.0, kind=DefaultResponseUsed) == [0] * 10
 
 
-def test_a_period_that_is_over_is_reported_once_with_its_number(limiter):
+def test_over_returns_the_count_of_a_period_once(limiter):
     admitted(limiter, 300, now_s=5.0)
     assert limiter.over(14.0) == []
     assert limiter.over(15.5) == [Suppressed(CallSlow, "/a/b", 290, 10.0)]
@@ -45,17 +45,20 @@ def test_a_period_that_is_over_is_reported_once_with_its_number(limiter):
     assert admitted(limiter, 1, now_s=99.0) == [0]
 
 
-def test_what_a_line_has_reported_is_not_reported_again(limiter):
+def test_a_count_returned_by_admit_is_not_returned_by_over(limiter):
     admitted(limiter, 300, now_s=5.0)
     admitted(limiter, 1, now_s=15.0)
     assert limiter.over(99.0) == []
 
 
-def test_all_that_is_suppressed_can_be_had_at_the_end(limiter):
+def test_flush_returns_all_counts(limiter):
     admitted(limiter, 15, now_s=0.0)
     admitted(limiter, 12, now_s=1.0, subject="/a/c")
     admitted(limiter, 3, now_s=1.0, subject="/a/d")
-    assert [(one.subject, one.number) for one in limiter.flush()] == [("/a/b", 5), ("/a/c", 2)]
+    assert [(count.subject, count.number) for count in limiter.flush()] == [
+        ("/a/b", 5),
+        ("/a/c", 2),
+    ]
     assert limiter.flush() == []
 
 
@@ -65,24 +68,24 @@ def test_subjects_beyond_the_limit_share_one_burst(limiter):
     assert limiter.over(10.0) == [Suppressed(CallSlow, OTHERS, 14_890, 10.0)]
 
 
-def test_subjects_whose_period_is_over_make_room(limiter):
+def test_subjects_whose_period_is_over_do_not_count_for_the_limit(limiter):
     for second in range(0, 10_000, 20):
         for number in range(100):
             assert limiter.admit(CallSlow, f"/{second}/{number}", second, **TEN_IN_TEN) == 0
         limiter.over(second + 10.0)
 
 
-def test_the_end_of_what_was_logged_is_admitted_in_any_case(limiter):
+def test_always_after_admits_an_event_that_follows_a_logged_event_of_that_class(limiter):
     def admit(kind, now_s):
-        ends = ConnectionDead if kind is ConnectionAlive else None
-        return limiter.admit(kind, "shop:1", now_s, **ONCE_A_MINUTE, ends=ends)
+        always_after = ConnectionDead if kind is ConnectionAlive else None
+        return limiter.admit(kind, "shop:1", now_s, **ONCE_A_MINUTE, always_after=always_after)
 
     alive, dead = ConnectionAlive, ConnectionDead
     events = [(alive, 0), (dead, 5), (alive, 10), (dead, 12), (alive, 14), (dead, 70), (alive, 71)]
     assert [admit(kind, now_s) for kind, now_s in events] == [0, 0, 0, None, None, 1, 1]
 
 
-def test_no_count_is_lost_between_threads(limiter):
+def test_concurrent_threads_lose_no_count(limiter):
     def count():
         for _ in range(2_000):
             limiter.admit(CallSlow, "/a/b", 0.0, **TEN_IN_TEN)
@@ -92,10 +95,10 @@ def test_no_count_is_lost_between_threads(limiter):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.number for one in limiter.flush()] == [8_000 - 10]
+    assert [count.number for count in limiter.flush()] == [8_000 - 10]
 
 
-def test_after_a_reset_nothing_is_remembered(limiter):
+def test_reset_forgets_all_counts_and_periods(limiter):
     admitted(limiter, 300, now_s=0.0)
     limiter.reset()
     assert limiter.flush() == []

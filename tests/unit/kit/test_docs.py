@@ -23,7 +23,6 @@ from rpcwheel import (
 )
 from rpcwheel.balancer import BalancerPolicy, OutlierEjectionPolicy
 from rpcwheel.call import RetryThrottling
-from rpcwheel.events.log import _LINES
 from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.config import policy_from_env, policy_from_file
 
@@ -143,7 +142,7 @@ def test_each_event_stands_on_its_page_with_its_logger_level_and_fields():
     kinds = {name: kind for name, kind in shown.items() if is_dataclass(kind)}
     assert set(said) == set(kinds)
     for name, kind in kinds.items():
-        line = _LINES[kind]
+        line = kind.log_line
         level = logging.getLevelName(line.level).lower()
         assert said[name] == (line.logger.name, level, [field.name for field in fields(kind)])
 

@@ -146,7 +146,7 @@ def test_a_coroutine_function_on_a_thread_is_refused_in_words_and_awaited_by_nob
         gc.collect()
     (_, error) = seen[0]
     assert isinstance(error, TypeError)
-    assert "is a coroutine function: it needs an AsyncWheelTimer" in str(error)
+    assert "is a coroutine function; use an AsyncWheelTimer" in str(error)
 
 
 def test_with_an_executor_tasks_run_there_and_may_block_and_fail():
