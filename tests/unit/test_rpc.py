@@ -67,7 +67,7 @@ def test_every_code_may_be_given_by_name_or_as_grpcs_own():
 
 @pytest.mark.parametrize("ok", ["OK", grpc.StatusCode.OK])
 def test_ok_is_refused_as_it_is_not_an_error(ok):
-    with pytest.raises(ConfigurationError, match="`on` names the status code OK, which is not an error"):
+    with pytest.raises(ConfigurationError, match="names the status code OK, which is not an error"):
         checked_code(ok, what="`on`")
 
 

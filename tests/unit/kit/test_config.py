@@ -148,7 +148,7 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
         ('[methods."shop.Orders/*"]', "did you mean '/shop.Orders/*'?"),
         (
             '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}',
-            "methods[\"/a/b\"].retry.retry_on: `retry_on` names 'UNAVAILBLE', which is no gRPC",
+            "methods[\"/a/b\"].retry.retry_on: `retry_on` names 'UNAVAILBLE', which is not a gRPC",
         ),
         (
             "[rpcwheel]\ntimeout = 2.0",
