@@ -1,28 +1,30 @@
-"""What a kit is in both worlds: one policy, one timer, and what it keeps for calls and connections.
+"""What the kits for `grpc` and for `grpc.aio` share: nearly all of them.
 
-That is the queues of the calls that it parked, the heartbeats of the channels that it made, and the
-detectors of its servers. Channels and servers themselves are the user's.
+The classes that a kit uses have the same names in both worlds: `rpcwheel.heartbeat.sync` and
+`rpcwheel.heartbeat.aio` each have a `HeartbeatManager`. `_load` imports the module of the kit's
+world when it is needed first, so that a kit imports only what it uses. A type checker does not see
+through that. Therefore the methods here are generic, and `sync.py` and `aio.py` say which types
+they have.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
+import importlib
 import warnings
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.methods import checked_pattern
-from rpcwheel.policy import shown
 
 from .policy import PREFIX, KitPolicy
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import timedelta
 
     from rpcwheel.call.policy import (
@@ -32,130 +34,66 @@ if TYPE_CHECKING:
         MethodPolicy,
         RetryPolicy,
     )
+    from rpcwheel.durations import Duration
     from rpcwheel.failback.core import FailbackStats
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
+    from rpcwheel.heartbeat.rules import HeartbeatState
     from rpcwheel.idle.policy import IdlePolicy
+    from rpcwheel.options.presets import ServerPreset
     from rpcwheel.probe import Probe
     from rpcwheel.registry.policy import RegistryPolicy
     from rpcwheel.registry.publisher import PublisherBase
     from rpcwheel.timer.api import Timer
 
-    Ports = int | str | Iterable[int | str] | None
+__all__ = ["KitBase"]
 
-__all__ = ["KitBase", "check_served"]
+Channel = TypeVar("Channel")
+Server = TypeVar("Server")
+ServerInterceptor = TypeVar("ServerInterceptor")
+Heartbeat = TypeVar("Heartbeat")
+ConnectionTable = TypeVar("ConnectionTable")
+Detector = TypeVar("Detector")
+Registry = TypeVar("Registry")
+Publisher = TypeVar("Publisher")
 
+CLOSED: Final = "this kit is closed; make another one"
 
-class FailbackQueues(Protocol):
-    """What the queues of both worlds have."""
+NOT_PROBED: Final = (
+    "Kit(heartbeat=...) has no effect on this channel: interceptors do not know their channel; "
+    "make it with kit.channel(target), or use kit.intercept_channel(channel)"
+)
 
-    @property
-    def pending(self) -> int:
-        """How many calls wait."""
+NO_HEARTBEAT: Final = (
+    "probe is what a heartbeat asks, and this kit has no `heartbeat`; make it with one, such as "
+    "Kit(heartbeat=10.0)"
+)
 
-    def stats(self) -> dict[str, FailbackStats]:
-        """Count by queue."""
+NO_IDLE: Final = "this kit has no `idle`; make it with one, such as Kit(idle=180.0)"
 
-
-class Manager(Protocol):
-    """What the heartbeat managers of both worlds have."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended."""
-
-    def attach(self, connection: Any, *, probe: Probe | None = None) -> Any:
-        """Begin to watch a channel."""
-
-
-class Detector(Protocol):
-    """What the idle detectors of both worlds have."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended."""
-
-    def close(self) -> None:
-        """End it."""
-
-
-Q = TypeVar("Q", bound=FailbackQueues)
-M = TypeVar("M", bound=Manager)
-T = TypeVar("T")
-D = TypeVar("D", bound=Detector)
-P = ParamSpec("P")
-
-SETTINGS: Final = (
-    "timeout",
-    "retry",
-    "hedging",
-    "default_response",
-    "failback",
-    "idempotent",
-    "wait_for_ready",
-    "heartbeat",
-    "idle",
-    "registry",
+NO_TABLE: Final = (
+    "no server waits for a detector: make the server with interceptors=kit.server_interceptors() "
+    "first, and give it one detector"
 )
 
 
-INTERCEPTORS_UNWATCHED: Final = (
-    "interceptors do not know their channel; make it with kit.channel(target), or use "
-    "kit.intercept_channel(channel)"
-)
-"""Why `client_interceptors()` can't have their channel probed."""
+class KitBase(
+    Generic[
+        Channel,
+        Server,
+        ServerInterceptor,
+        Heartbeat,
+        ConnectionTable,
+        Detector,
+        Registry,
+        Publisher,
+    ]
+):
+    """A kit without the methods that wait, and without those that make channels."""
 
-SERVED: Final = frozenset({"server", "publish", "service", "port", "ports", "connections"})
-"""The parameters of `serve` that are not settings of the publisher."""
+    _world: ClassVar[str]
+    """The name of the modules of this world: "sync" or "aio"."""
 
-NOT_SERVED: Final = {
-    "policy": "it is the kit's own: Kit(registry=...)",
-    "timer": "it is the kit's own: Kit(timer=...)",
-    "registry": "did you mean 'publish'?",
-    "services": "did you mean 'service'? It takes one name, or several",
-}
-
-
-def check_served(settings: Mapping[str, object]) -> None:
-    """Check that `serve` can hand these settings on to a publisher.
-
-    Raises:
-        TypeError: A publisher has no such setting.
-    """
-    from rpcwheel.registry.publisher import PublisherBase
-
-    known = set(inspect.signature(PublisherBase.__init__).parameters) | SERVED
-    known -= {"self", "on_serving", *NOT_SERVED}
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = (
-                f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
-            )
-            raise TypeError(f"serve() has no setting {name!r}: {NOT_SERVED.get(name, meant)}")
-
-
-def _in_our_words(init: Callable[P, None]) -> Callable[P, None]:
-    """A constructor that says what a setting is that it does not know."""
-    known = inspect.signature(init).parameters
-
-    @wraps(init)
-    def checking(*args: P.args, **settings: P.kwargs) -> None:
-        if len(args) > 1:
-            given = shown(args[1])
-            raise TypeError(f"settings are given by name: timeout=2.0, for one; not {given}")
-        if not settings.keys() <= known.keys():
-            rest: dict[str, Any] = {name: settings[name] for name in settings if name != "timer"}
-            KitPolicy(**rest)  # raises, with the nearest that there is
-        init(*args, **settings)
-
-    return checking
-
-
-class KitBase(Generic[Q, M, T, D]):
-    """All but what makes and what waits."""
-
-    @_in_our_words
     def __init__(
         self,
         *,
@@ -171,8 +109,9 @@ class KitBase(Generic[Q, M, T, D]):
         idle: float | timedelta | IdlePolicy | None = None,
         registry: float | timedelta | RegistryPolicy | None = None,
         timer: Timer | None = None,
+        **unknown: Never,
     ) -> None:
-        """Check the settings; nothing runs before the first call.
+        """Check the settings. Starts nothing.
 
         Args:
             timeout: Seconds for each call, all attempts included, or a `DeadlinePolicy`.
@@ -180,24 +119,23 @@ class KitBase(Generic[Q, M, T, D]):
                 `idempotent` are retried.
             hedging: Seconds after which a call of an `idempotent` method is sent once more, or a
                 `HedgingPolicy`.
-            default_response: Which failed calls are logged and answered with a default.
-            failback: Which failed calls are answered with a default and delivered later.
+            default_response: Which failed calls are logged and answered with a default response.
+            failback: Which failed calls are answered with a default response and delivered later.
             idempotent: Whether a server may execute a call of any method twice without harm. Better
                 mark single methods with `methods`, by `MethodPolicy(idempotent=True)`.
-            wait_for_ready: Whether calls that find no connection wait for one, if their caller does
-                not say.
-            methods: What holds for some methods instead, by pattern: `"/shop.Orders/Get*"`.
-            heartbeat: Seconds of silence after which channels of `channel()` and of
+            wait_for_ready: The `wait_for_ready` of calls whose caller does not give it.
+            methods: Other settings for some methods, by pattern: `"/shop.Orders/Get*"`.
+            heartbeat: Seconds of silence after which the channels of `channel()` and
                 `intercept_channel()` are probed, or a `HeartbeatPolicy`.
-            idle: Seconds without use after which connections of servers that `detect_idle()` looks
-                after are closed, or an `IdlePolicy`.
-            registry: Seconds after which registries forget a server whose process is gone, or a
-                `RegistryPolicy`; for those of `channel()` and `serve()`.
+            idle: Seconds without use after which the connections of servers with `detect_idle()`
+                are closed, or an `IdlePolicy`.
+            registry: Seconds after which a registry removes a server whose process is gone, or a
+                `RegistryPolicy`; for the registries of `channel()` and `serve()`.
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
+            **unknown: Any other name is refused, and the error names the nearest setting.
 
         Raises:
-            ConfigurationError: A setting is unknown or out of range, or contradicts another or this
-                world.
+            ConfigurationError: A setting is unknown or out of range, or contradicts another.
             TypeError: A setting is of a wrong type.
         """
         policy = KitPolicy(
@@ -208,19 +146,20 @@ class KitBase(Generic[Q, M, T, D]):
             failback=failback,
             idempotent=idempotent,
             wait_for_ready=wait_for_ready,
-            methods={} if methods is None else methods,
+            methods=methods or {},
             heartbeat=heartbeat,
             idle=idle,
             registry=registry,
+            **unknown,
         )
         self._begin(policy, timer)
 
     @classmethod
     def from_policy(cls, policy: CallPolicy, *, timer: Timer | None = None) -> Self:
-        """Make a kit of a policy that was made elsewhere; a `KitPolicy` has all that it may have.
+        """Make a kit from a `KitPolicy` or a `CallPolicy`.
 
         Raises:
-            TypeError: `policy` is neither a `KitPolicy` nor a `CallPolicy`.
+            TypeError: `policy` is neither.
         """
         if not isinstance(policy, CallPolicy):
             raise TypeError(
@@ -235,7 +174,7 @@ class KitBase(Generic[Q, M, T, D]):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, timer: Timer | None = None) -> Self:
-        """Make a kit of the settings in a TOML or YAML file (YAML needs `rpcwheel[config]`).
+        """Make a kit from the settings in a TOML or YAML file (YAML needs `rpcwheel[config]`).
 
         Raises:
             ConfigurationError: The file can't be read, or settings in it are wrong; the message
@@ -247,7 +186,7 @@ class KitBase(Generic[Q, M, T, D]):
 
     @classmethod
     def from_env(cls, prefix: str = PREFIX, *, timer: Timer | None = None) -> Self:
-        """Make a kit of the environment's settings, over those of the file that CONFIG names.
+        """Make a kit from environment variables, which override the file that CONFIG names.
 
         Args:
             prefix: How the names of the variables begin: `RPCWHEEL_CONFIG=shop.toml`,
@@ -255,7 +194,7 @@ class KitBase(Generic[Q, M, T, D]):
             timer: As in the constructor.
 
         Raises:
-            ConfigurationError: A variable that begins so is no setting, or is wrong.
+            ConfigurationError: A variable with this prefix names no setting, or its value is wrong.
         """
         from .config import policy_from_env
 
@@ -265,7 +204,7 @@ class KitBase(Generic[Q, M, T, D]):
     def from_service_config(
         cls, config: str | Mapping[str, Any] | os.PathLike[str], *, timer: Timer | None = None
     ) -> Self:
-        """Make a kit of gRPC's service config, the one that services in other languages read.
+        """Make a kit from a service config of gRPC, the format that gRPC in other languages reads.
 
         It applies `timeout`, `waitForReady`, `retryPolicy`, `hedgingPolicy` and `retryThrottling`.
         A method with a `retryPolicy` or `hedgingPolicy` counts as idempotent. A warning names what
@@ -290,17 +229,23 @@ class KitBase(Generic[Q, M, T, D]):
 
         self._policy = policy
         self._timer = checked_timer(timer)
-        self._queues = self._make_queues()
-        self._manager = None if policy.heartbeat is None else self._make_manager(policy.heartbeat)
+        for one in (policy, *policy.methods.values()):
+            if one.failback is not None:
+                self._load("failback").FailbackInvoker(one.failback)  # refuses it now if it must
+        self._queues: Any = self._load("interceptors").FailbackQueues(self._timer)
+        self._manager: Any = None
+        if policy.heartbeat is not None:
+            self._manager = self._load("heartbeat").HeartbeatManager.from_policy(
+                policy.heartbeat, timer=self._timer
+            )
         self._has_warned = False
-        self._tables: list[T] = []  # of servers that no detector looks after yet
-        self._detectors: list[D] = []
+        self._tables: list[ConnectionTable] = []  # of servers without a detector
+        self._detectors: list[Any] = []
 
-    def _make_queues(self) -> Q:
-        raise NotImplementedError
-
-    def _make_manager(self, policy: HeartbeatPolicy) -> M:
-        raise NotImplementedError
+    @classmethod
+    def _load(cls, package: str) -> Any:
+        """Import the module of this world of a package."""
+        return importlib.import_module(f"rpcwheel.{package}.{cls._world}")
 
     @property
     def policy(self) -> KitPolicy:
@@ -310,145 +255,335 @@ class KitBase(Generic[Q, M, T, D]):
     def policy_for(self, method: str) -> MethodPolicy:
         """Return the effective settings of one method.
 
-        They are those of all patterns in `methods` that match it, the most specific one first, and
-        those of the kit.
+        Each setting comes from the most specific pattern in `methods` that matches the method and
+        has the setting, or else from the settings for all methods.
 
         Args:
             method: The full name: `"/shop.Orders/Get"`.
 
         Raises:
-            ConfigurationError: It is no full name.
+            ConfigurationError: It is not a full name.
         """
         return self._policy.policy_for(checked_pattern(method))
 
-    def server_options(self, **settings: Any) -> list[tuple[str, int]]:
+    # Channels
+
+    def _make_channel(
+        self,
+        target: str,
+        credentials: Any,
+        probe: Probe | None,
+        by_name: dict[str, Any],
+        **given: Any,
+    ) -> Channel:
+        """Make the channel of `channel()`.
+
+        `by_name` are the settings that apply only to a service in a registry, `given` those that
+        are handed on to gRPC.
+        """
+        from rpcwheel.registry.target import names_service
+
+        if probe is not None and self._manager is None:
+            raise ConfigurationError(NO_HEARTBEAT)
+        if self._manager is not None and self._manager.closed:
+            raise RuntimeError(CLOSED)
+        if names_service(target, by_name):
+            return self._intercept(self._resolved(target, credentials, probe, by_name, **given))
+        from rpcwheel.instance import explicit_target
+        from rpcwheel.transport.arguments import checked_target
+
+        channel = self._load("transport").ReconnectingChannel(
+            explicit_target(checked_target(target)), credentials, timer=self._timer, **given
+        )
+        if self._manager is not None:  # if it raises, the channel has no connection yet
+            self._manager.attach(channel, probe=probe)
+        return self._intercept(channel)
+
+    def _resolved(
+        self,
+        target: str,
+        credentials: Any,
+        probe: Probe | None,
+        by_name: dict[str, Any],
+        **given: Any,
+    ) -> Any:
+        """Make a channel to a service in a registry, whose subchannels have heartbeats."""
+        settings = given | by_name | {"registry_policy": self._policy.registry}
+        settings["policy"] = settings.pop("balancer")
+        if self._manager is not None:
+            heartbeats = SubchannelHeartbeats(self._manager, probe)
+            settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
+        registry = self._load("registry")
+        if credentials is None:
+            return registry.insecure_channel(target, timer=self._timer, **settings)
+        return registry.secure_channel(target, credentials, timer=self._timer, **settings)
+
+    def intercept_channel(self, channel: Channel) -> Channel:
+        """Put the policies in front of a channel. To close the result closes the channel.
+
+        With `heartbeat` the channel gets a heartbeat (`heartbeats`), until the channel or this kit
+        is closed. If the connection of a `ReconnectingChannel` is dead, it is replaced. Any other
+        channel of gRPC cannot be reconnected and does not show its activity: it is probed once in
+        each interval while it is connected, and its death is reported (`HeartbeatMissed`,
+        `ConnectionDead`, `Heartbeat.state`). The kit keeps a reference to such a channel until
+        then. Of a `BalancedChannel` each subchannel gets a heartbeat, and gets no calls after a
+        heartbeat was missed, until it answers.
+
+        With `heartbeat` and grpc.aio an event loop must be running.
+
+        Raises:
+            RuntimeError: The kit has `heartbeat` and is closed.
+        """
+        intercepted = self._intercept(channel)
+        if self._manager is None:
+            return intercepted
+        from rpcwheel.heartbeat.watched import below
+
+        inner: Any = below(channel)
+        if isinstance(inner, self._load("balancer").BalancedChannel):
+            if self._manager.closed:
+                raise RuntimeError(CLOSED)
+            heartbeats = SubchannelHeartbeats(self._manager, None)
+            inner.add_listener(heartbeats.add, heartbeats.remove)
+        else:
+            on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
+            on_close(self._manager.attach(channel).detach)
+        return intercepted
+
+    def _intercept(self, channel: Any) -> Channel:
+        intercepted: Channel = self._load("interceptors").intercept_channel(
+            channel, self._policy, timer=self._timer, queues=self._queues
+        )
+        return intercepted
+
+    def _warn_not_probed(self, *, stacklevel: int) -> None:
+        """Warn once that `heartbeat` has no effect on channels with `client_interceptors()`."""
+        beat = self._policy.heartbeat
+        if not self._has_warned and beat is not None and beat.interval is not None:
+            self._has_warned = True
+            warnings.warn(NOT_PROBED, RuntimeWarning, stacklevel=stacklevel + 1)
+
+    @property
+    def heartbeats(self) -> tuple[Heartbeat, ...]:
+        """The heartbeats of open channels of `channel()` and `intercept_channel()`."""
+        return () if self._manager is None else self._manager.heartbeats
+
+    # Servers
+
+    def server_options(
+        self,
+        *,
+        preset: ServerPreset = "wan",
+        keepalive: Duration | None = None,
+        ping_timeout: Duration | None = None,
+        while_idle: bool = True,
+        permit_every: Duration = 5.0,
+        connection_idle: Duration | None = None,
+        connection_age: Duration | None = None,
+        connection_grace: Duration | None = None,
+    ) -> list[tuple[str, int]]:
         """Make the options for a server: `grpc.server(pool, options=kit.server_options())`.
 
-        With them the server finds dead clients by pings, and permits those of clients. With
-        `heartbeat` it pings after as long a silence, and a client is dead after as long a silence
-        as a server is for `channel()`.
+        With them the server finds dead clients by HTTP/2 pings, and permits the pings of clients.
+        The arguments are those of `rpcwheel.options.server_options`. If the kit has `heartbeat`,
+        the defaults of two of them come from it.
 
         Args:
-            **settings: Those of `rpcwheel.options.server_options`, in place of the kit's.
+            preset: As there.
+            keepalive: As there. None: `heartbeat.interval`, at least 1 s.
+            ping_timeout: As there. None: `heartbeat.timeout` less `heartbeat.interval`.
+            while_idle: As there.
+            permit_every: As there.
+            connection_idle: As there.
+            connection_age: As there.
+            connection_grace: As there.
+
+        Raises:
+            ConfigurationError: A value is out of range.
+            TypeError: A value is of a wrong type.
         """
         from rpcwheel.options import server_options
 
         beat = self._policy.heartbeat
         if beat is not None and beat.interval is not None:
-            every_ns = to_ns(beat.interval)
-            whole_ns = 3 * every_ns if beat.timeout is None else to_ns(beat.timeout)
-            every_s, answer_s = max(1.0, to_seconds(every_ns)), to_seconds(whole_ns - every_ns)
-            settings = {"keepalive": every_s, "ping_timeout": answer_s} | settings
-        return server_options(**settings)
+            interval_ns = to_ns(beat.interval)
+            timeout_ns = 3 * interval_ns if beat.timeout is None else to_ns(beat.timeout)
+            if keepalive is None:
+                keepalive = max(1.0, to_seconds(interval_ns))
+            if ping_timeout is None:
+                ping_timeout = to_seconds(timeout_ns - interval_ns)
+        return server_options(
+            preset=preset,
+            keepalive=keepalive,
+            ping_timeout=ping_timeout,
+            while_idle=while_idle,
+            permit_every=permit_every,
+            connection_idle=connection_idle,
+            connection_age=connection_age,
+            connection_grace=connection_grace,
+        )
 
-    def _watch(self, channel: Any, intercepted: Any, balanced: type[Any]) -> None:
-        """With `heartbeat`, have a channel of the user's watched until `intercepted` is closed.
+    def server_interceptors(self) -> list[ServerInterceptor]:
+        """Make the interceptors for one server: `grpc.server(pool, interceptors=these)`.
 
-        Raises:
-            RuntimeError: This kit is closed.
+        With `idle` the first is the server's `ConnectionTable`: call this once for each server.
         """
-        if self._manager is None:
-            return
-        from rpcwheel.heartbeat.watched import below
-
-        inner = below(channel)
-        if not isinstance(inner, balanced):
-            intercepted.on_close(self._manager.attach(channel).detach)
-            return
-        if self._manager.closed:
-            raise RuntimeError("this kit is closed; make another one")
-        from .subchannels import SubchannelHeartbeats
-
-        heartbeats = SubchannelHeartbeats(self._manager, None)
-        inner.add_listener(heartbeats.add, heartbeats.remove)
-
-    def _warn_unwatched(self, why: str, *, stacklevel: int = 2) -> None:
-        """Warn, once for each kit, of a channel that `heartbeat` has no effect on."""
-        beat = self._policy.heartbeat
-        if self._has_warned or beat is None or beat.interval is None:
-            return
-        self._has_warned = True
-        said = f"Kit(heartbeat=...) has no effect on this channel: {why}"
-        warnings.warn(said, RuntimeWarning, stacklevel=stacklevel + 1)
-
-    def _check_probe(self, probe: object) -> None:
-        if probe is not None and self._manager is None:
-            raise ConfigurationError(
-                "probe is what a heartbeat asks, and this kit has none; make it with one, such as "
-                "Kit(heartbeat=10.0)"
-            )
-
-    def _by_name(self, target: str, named: dict[str, Any], probe: Probe | None) -> dict[str, Any]:
-        """The settings of a channel by name; {} if the target is an address.
-
-        Raises:
-            ConfigurationError: It is an address, and `named` has settings of channels by name.
-            RuntimeError: The kit has `heartbeat` and is closed.
-        """
-        from rpcwheel.registry.target import names_service
-
-        if self._manager is not None and self._manager.closed:
-            raise RuntimeError("this kit is closed; make another one")
-        if not names_service(target, named):
-            return {}
-        settings = {"policy" if name == "balancer" else name: named[name] for name in named}
-        settings |= {"registry_policy": self._policy.registry, "timer": self._timer}
-        if self._manager is not None:
-            from .subchannels import SubchannelHeartbeats
-
-            heartbeats = SubchannelHeartbeats(self._manager, probe)
-            settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
-        return settings
-
-    def _on_serving(
-        self,
-        server: Any,
-        ports: Ports,
-        connections: T | None,
-    ) -> Callable[[Any], Callable[[], object]] | None:
-        """The publisher's `on_serving`: begins to close idle connections; None without `idle`."""
-        if self._policy.idle is None or (connections is None and not self._tables):
-            return None
-        table = self._claim(connections)
-
-        def begin(publisher: PublisherBase[Any]) -> Callable[[], object]:
-            where = publisher.own_ports if ports is None else ports
-            return self.detect_idle(server, where, connections=table).close
-
-        return begin
-
-    def detect_idle(self, server: Any, ports: Ports = None, *, connections: T | None = None) -> D:
-        """Begin to close the connections of a server that do nothing."""
-        raise NotImplementedError
-
-    def _claim(self, connections: T | None) -> T:
-        """The table for a detector: the one given, or the only one that has none."""
+        interceptors: list[Any] = self._load("interceptors").server_interceptors(
+            self._policy, timer=self._timer
+        )
         if self._policy.idle is None:
+            return interceptors
+        table: Any = self._load("idle").ConnectionTable()
+        self._tables.append(table)
+        return [table, *interceptors]
+
+    def detect_idle(
+        self,
+        server: Server,
+        ports: int | str | Iterable[int | str] | None = None,
+        *,
+        connections: ConnectionTable | None = None,
+    ) -> Detector:
+        """Begin to close the idle connections of a server, as the setting `idle` says.
+
+        For a server of grpc.aio: on its event loop.
+
+        Args:
+            server: A server that has `server_interceptors()`.
+            ports: Where it listens: what `add_insecure_port()` returned. None: each port at which
+                a call arrived.
+            connections: The first of its interceptors; needed only if the kit has several servers.
+
+        Returns:
+            The detector; it ends with the server, or with this kit.
+
+        Raises:
+            ConfigurationError: This kit has no `idle`, or it is not clear which table is meant.
+        """
+        table = self._table_for(connections)
+        detector: Any = self._load("idle").IdleConnectionDetector(
+            server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
+        )
+        self._tables = [one for one in self._tables if one is not table]
+        self._detectors = [one for one in self._detectors if not one.closed] + [detector]
+        return detector  # type: ignore[no-any-return]
+
+    def _table_for(self, connections: ConnectionTable | None) -> ConnectionTable:
+        """The table that was given, or the only one without a detector."""
+        if self._policy.idle is None:
+            raise ConfigurationError(NO_IDLE)
+        if connections is not None:
+            return connections
+        if not self._tables:
+            raise ConfigurationError(NO_TABLE)
+        if len(self._tables) > 1:
             raise ConfigurationError(
-                "this kit has no `idle`; make it with one, such as Kit(idle=180.0)"
+                f"server_interceptors() was called for {len(self._tables)} servers that have no "
+                "detector; call it once for each server, and give its first interceptor here: "
+                "detect_idle(server, connections=interceptors[0])"
             )
-        if connections is None:
-            if not self._tables:
-                raise ConfigurationError(
-                    "no server waits for a detector: make it with "
-                    "interceptors=kit.server_interceptors() first, and give it one detector"
-                )
-            if len(self._tables) > 1:
-                raise ConfigurationError(
-                    f"server_interceptors() was called for {len(self._tables)} servers that no "
-                    "detector looks after; call it once for each server, and give its first "
-                    "interceptor here: detect_idle(server, connections=interceptors[0])"
-                )
-            connections = self._tables[0]
-        return connections
+        return self._tables[0]
 
-    def _looked_after(self, connections: T, detector: D) -> D:
-        self._tables = [table for table in self._tables if table is not connections]
-        self._detectors = [one for one in self._detectors if not one.closed]
-        self._detectors.append(detector)
-        return detector
+    def serve(
+        self,
+        server: Server,
+        *,
+        publish: Registry | str | Sequence[Registry | str],
+        service: str | Sequence[str] | None = None,
+        port: int,
+        host: str | None = None,
+        id: str = "",  # noqa: A002 - as the instance has it
+        weight: int = 100,
+        group: str = "",
+        version: str = "",
+        protocol: str = "grpc",
+        zone: str = "",
+        metadata: Mapping[str, str] | None = None,
+        health: Any = None,
+        lame_duck: Duration = 1.0,
+        grace: Duration = 10.0,
+        signals: bool = True,
+        ports: int | str | Iterable[int | str] | None = None,
+        connections: ConnectionTable | None = None,
+    ) -> Publisher:
+        """Publish a server while it serves, close its idle connections, and stop it in order.
 
-    def _end_detectors(self) -> None:
+            with kit.serve(server, publish=url, service="shop.Orders", port=50051):
+                server.wait_for_termination()
+
+        For grpc.aio: `async with` and `await server.wait_for_termination()`.
+
+        The server is started if it does not run, and is published once it serves. At the end of
+        the block, or at SIGTERM or SIGINT, it is withdrawn from the registries. It goes on serving
+        for `lame_duck` seconds, in which clients receive the change, and only then it stops.
+
+        Args:
+            server: A server of yours; with `idle`, it must have `server_interceptors()`.
+            publish: The URL of a registry, a `Registry`, or several of them. Registries that are
+                given by URL have this kit's `registry` policy.
+            service: What to publish, one name or several. None: all services that the server has
+                handlers for; a server of grpc.aio does not show them, so name them.
+            port: Where clients reach the server. If nothing in this process listens there and the
+                server does not run, it is bound first, without TLS, as `[::]:port`; 0 takes any
+                free port. A port at which another process listens is refused.
+            host: Where clients reach the server. None: the address of this machine that faces the
+                registry; 127.0.0.1 for a registry on this machine.
+            id: The instance's id in the registry; "" for `host:port`.
+            weight: Share of the calls, from 0 to 1000.
+            group: As clients ask for it.
+            version: As clients ask for it.
+            protocol: `"grpcs"` for a server with TLS.
+            zone: For clients that prefer their own zone.
+            metadata: More to publish, as strings.
+            health: The server's `grpc_health` servicer, or any object with `set(service, status)`.
+            lame_duck: Seconds between the withdrawal and the stop.
+            grace: Seconds for which running calls may go on after the stop.
+            signals: Whether SIGTERM and SIGINT stop the server in order; on the main thread only.
+            ports: The ports of the idle detector, as in `detect_idle`; None: `port`.
+            connections: As in `detect_idle`.
+
+        Returns:
+            The `Publisher`, a context manager; its documentation says more on these arguments.
+
+        Raises:
+            ConfigurationError: A value is not valid; the message says which ones are.
+            ExtraMissing: A package that a registry needs is not installed.
+            TypeError: An argument is of a wrong type.
+        """
+        on_serving: Callable[[PublisherBase[Any]], Callable[[], object]] | None = None
+        if self._policy.idle is not None and (connections is not None or self._tables):
+            table = self._table_for(connections)
+
+            def on_serving(publisher: PublisherBase[Any]) -> Callable[[], object]:
+                where = publisher.own_ports if ports is None else ports
+                detector: Any = self.detect_idle(server, where, connections=table)
+                return detector.close  # type: ignore[no-any-return]
+
+        services = [service] if isinstance(service, str) else service or ()
+        publisher: Publisher = self._load("registry").Publisher(
+            server,
+            publish,
+            *services,
+            port=port,
+            host=host,
+            id=id,
+            weight=weight,
+            group=group,
+            version=version,
+            protocol=protocol,
+            zone=zone,
+            metadata=metadata,
+            health=health,
+            lame_duck=lame_duck,
+            grace=grace,
+            signals=signals,
+            policy=self._policy.registry,
+            timer=self._timer,
+            on_serving=on_serving,
+        )
+        return publisher
+
+    def _close_detectors(self) -> None:
         for detector in self._detectors:
             detector.close()
         if self._tables:
@@ -458,23 +593,68 @@ class KitBase(Generic[Q, M, T, D]):
             emit(IdleDetectionLimited(f"{said} {len(self._tables)} of its servers"))
             self._tables.clear()
 
+    # Failback
+
     @property
     def pending(self) -> int:
-        """How many parked calls wait to be delivered."""
-        return self._queues.pending
+        """How many calls are queued by failback."""
+        count: int = self._queues.pending
+        return count
 
     def stats(self) -> dict[str, FailbackStats]:
-        """Count what has become of every parked call, by queue."""
-        return self._queues.stats()
+        """Count the calls of failback by their outcome, for each queue."""
+        counts: dict[str, FailbackStats] = self._queues.stats()
+        return counts
 
     def __repr__(self) -> str:
-        settings = ", ".join(self._switched_on()) or "nothing switched on"
+        """Names of settings only: a default response may be anything."""
+        names = [name for name in KitPolicy.model_fields if getattr(self._policy, name)]
+        if self._policy.methods:
+            names.remove("methods")
+            names.append(f"methods {', '.join(self._policy.methods)}")
+        settings = ", ".join(names) or "nothing switched on"
         return f"<{type(self).__module__}.{type(self).__name__}: {settings}>"
 
-    def _switched_on(self) -> Iterator[str]:
-        """The names of the settings, not what is in them: a default may be anything."""
-        for name in SETTINGS:
-            if getattr(self._policy, name):
-                yield name
-        if self._policy.methods:
-            yield f"methods {', '.join(self._policy.methods)}"
+
+class SubchannelHeartbeats:
+    """The heartbeats of the subchannels of one balanced channel, in either world.
+
+    A missed heartbeat marks its subchannel as unhealthy, an answered one as healthy.
+    """
+
+    def __init__(self, manager: Any, probe: Probe | None) -> None:
+        """Do nothing yet; a `probe` of None is that of the manager."""
+        self._manager = manager
+        self._probe = probe
+        self._heartbeats: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def add(self, subchannel: Any) -> None:
+        """Attach a heartbeat to a subchannel's channel; nothing if it has one."""
+        channel = subchannel.channel
+        known, _ = self._heartbeats.get(subchannel, (None, None))
+        if known is channel:
+            return
+        heartbeat = self._manager.attach(channel, probe=self._probe)
+        self._heartbeats[subchannel] = channel, heartbeat
+        heartbeat.add_listener(partial(_state_changed, weakref.ref(subchannel)))
+
+    def remove(self, subchannel: Any) -> None:
+        """End the heartbeat of a subchannel whose instance is gone."""
+        _, heartbeat = self._heartbeats.pop(subchannel, (None, None))
+        if heartbeat is not None:
+            heartbeat.withdraw()
+
+
+def _state_changed(
+    reference: weakref.ref[Any], _: object, __: HeartbeatState, state: HeartbeatState
+) -> None:
+    subchannel = reference()
+    if subchannel is None:
+        return
+    match state.name:
+        case "SUSPECT":
+            subchannel.mark_unhealthy("a heartbeat was not answered")
+        case "DEAD":
+            subchannel.mark_unhealthy("its connection is dead")
+        case "ALIVE":
+            subchannel.mark_healthy()

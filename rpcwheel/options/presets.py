@@ -18,6 +18,9 @@ _NS_PER_MS: Final = 1_000_000
 
 T = TypeVar("T")
 
+ChannelPreset = Literal["any", "lan", "wan"]
+ServerPreset = Literal["lan", "wan"]
+
 
 class _Channel(NamedTuple):
     """Seconds."""
@@ -41,7 +44,7 @@ _SERVER: Final = {"lan": (10, 5), "wan": (60, 20)}
 
 def channel_options(
     *,
-    preset: Literal["any", "lan", "wan"] = "any",
+    preset: ChannelPreset = "any",
     keepalive: Duration | None = None,
     ping_timeout: Duration | None = None,
     while_idle: bool | None = None,
@@ -104,7 +107,7 @@ def channel_options(
 
 def server_options(
     *,
-    preset: Literal["lan", "wan"] = "wan",
+    preset: ServerPreset = "wan",
     keepalive: Duration | None = None,
     ping_timeout: Duration | None = None,
     while_idle: bool = True,

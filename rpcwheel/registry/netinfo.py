@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PortBinding",
     "address_facing",
+    "check_unshared",
     "connect_error",
     "is_local",
     "listening_addresses",
@@ -182,3 +183,21 @@ def connect_error(host: str, port: int, timeout_s: float) -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def check_unshared(port: int) -> None:
+    """Check that `[::]:port` can be bound without sharing it.
+
+    gRPC shares ports by default (SO_REUSEPORT): of two processes that bind the same port, each then
+    gets a part of the connections.
+
+    Raises:
+        OSError: It can't; most often another process listens there.
+    """
+    both = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
+        if os.name == "posix":  # connections that were closed a moment ago do not count
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        probe.bind(("", port))

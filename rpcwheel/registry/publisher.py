@@ -45,6 +45,7 @@ from .backends import check_writable
 from .netinfo import (
     PortBinding,
     address_facing,
+    check_unshared,
     connect_error,
     is_local,
     listening_addresses,
@@ -221,7 +222,8 @@ class PublisherBase(Generic[R]):
                 health, reflection and channelz; a server of grpc.aio does not show its services.
                 The path of a URL may name one, too.
             port: Where clients reach the server. If nothing listens there and the server does not
-                run, it is bound first, without TLS, as `[::]:port`; 0 takes any free port.
+                run, it is bound first, without TLS, as `[::]:port`; 0 takes any free port. A port
+                at which another process listens is refused; to share it, bind it yourself.
             host: Where clients reach the server. None: the address of this machine that faces the
                 registry; 127.0.0.1 for a registry on this machine.
             id: The instance's id in the registry; "" for `host:port`. Workers that share a port
@@ -473,14 +475,16 @@ class PublisherBase(Generic[R]):
                 f"takes is not known: call add_secure_port('[::]:{self._port}', credentials) first"
             )
         try:
+            check_unshared(self._port)
             self._port = self._server.call(
                 self._grpc_server.add_insecure_port, f"[::]:{self._port}"
             )
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise ConfigurationError(
-                f"port {self._port} can't be bound, perhaps as another process listens there; give "
-                "another, or, if that is in front of this server, host= and a server that has a "
-                f"port of its own ({error})"
+                f"port {self._port} can't be bound, perhaps because another process listens there "
+                f"({error}); give another port; or, if the other process is a proxy for this "
+                "server, host= and a server that has a port of its own; or, if both are to share "
+                f"the port, call add_insecure_port('[::]:{self._port}') first"
             ) from error
 
     def _check_port(self) -> None:

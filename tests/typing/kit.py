@@ -26,6 +26,7 @@ from rpcwheel import (
 from rpcwheel.failback import FailbackStats, FailedCall
 from rpcwheel.heartbeat import Heartbeat
 from rpcwheel.idle import IdleConnectionDetector
+from rpcwheel.idle import aio as aio_idle
 from rpcwheel.kit import KitPolicy
 from rpcwheel.timer import ManualTimer
 
@@ -62,6 +63,7 @@ def settings() -> None:
     Kit(registry=RegistryPolicy(lease_ttl=5.0, snapshot=False))
     Kit(heartbeat="10")  # type: ignore[arg-type]
     Kit(2.0)  # type: ignore[call-arg]
+    Kit(timeot=2.0)  # type: ignore[arg-type]
     RetryPolicy(retry_on="UNAVAILABLE", max_attempts="3")  # type: ignore[arg-type]
 
 
@@ -84,6 +86,8 @@ def at_work(mine: grpc.Channel) -> None:
         serving = kit.serve(server, publish="etcd://a", service="shop.Orders", port=50051)
         with serving as published:
             assert_type(published, Publisher)
+        kit.serve(server, publish="etcd://a", port=1, lameduck=1)  # type: ignore[call-arg]
+        kit.server_options(keepalive="10s")  # type: ignore[arg-type]
         assert_type(kit.flush(1.0), bool)
         assert_type(kit.close(drain_timeout=1.0), list[FailedCall])
 
@@ -95,6 +99,10 @@ async def at_work_on_a_loop(mine: grpc.aio.Channel) -> None:
         grpc.aio.insecure_channel("shop", interceptors=kit.client_interceptors())
         servers = kit.server_interceptors()
         assert_type(servers, list[grpc.aio.ServerInterceptor])
-        grpc.aio.server(interceptors=servers)
+        server = grpc.aio.server(interceptors=servers)
+        assert_type(kit.channel("orders:50051", interceptors=[]), grpc.aio.Channel)
+        assert_type(kit.detect_idle(server), aio_idle.IdleConnectionDetector)
+        async with kit.serve(server, publish="etcd://a", service="shop", port=1) as published:
+            assert_type(published, aio.Publisher)
         assert_type(await kit.flush(1.0), bool)
         assert_type(await kit.close(drain_timeout=1.0), list[FailedCall])

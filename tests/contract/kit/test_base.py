@@ -1,6 +1,5 @@
 """What a kit is in both worlds: its settings, where they come from, what it shows of itself."""
 
-import inspect
 from functools import partial
 
 import pytest
@@ -135,13 +134,8 @@ def test_what_a_kit_refuses(kind):
     def given(words, error=ConfigurationError, **settings):
         return partial(kind, **settings), error, words
 
-    def served(words, **settings):
-        settings = {"publish": "memory://", "port": 0} | settings
-        return partial(kind().serve, None, **settings), TypeError, f"no setting {words}"
-
     of_a_policy = "policy must be a KitPolicy or a CallPolicy, not "
     rows = [
-        (partial(kind, 5.0), TypeError, "given by name: timeout=2.0, for one; not 5.0"),
         given("there is no setting 'timeot'; did you mean 'timeout'?", timeot=2),
         given("did you mean timeout=DeadlinePolicy(message_timeout=3)?", message_timeout=3),
         given("did you mean retry=RetryPolicy(max_attempts=3)?", max_attempts=3, timer=None),
@@ -152,14 +146,5 @@ def test_what_a_kit_refuses(kind):
         (partial(kind.from_policy, {"timeout": 2}), TypeError, of_a_policy),
         (partial(kind.from_policy, MethodPolicy(timeout=2)), TypeError, of_a_policy),
         (partial(kind.from_policy, None), TypeError, of_a_policy),
-        served("'services': did you mean 'service'", services=["shop.Orders"]),
-        served("'registry': did you mean 'publish'", registry="memory://"),
-        served("'policy': it is the kit's own", policy=RegistryPolicy()),
-        served("'lameduck': did you mean 'lame_duck'", lameduck=1.0),
-        served("'xyz': there are connections, grace, group, health, host", xyz=1),
     ]
     assert not_refused_so(rows) == []
-
-
-def test_settings_are_shown_in_their_order(kind):
-    assert list(inspect.signature(kind).parameters)[:2] == ["timeout", "retry"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import grpc_health.v1.health as grpc_health
@@ -200,9 +201,9 @@ def test_a_registry_that_is_down_at_the_start_gets_the_instance_later(shop, flak
 
 @pytest.fixture(scope="module")
 def port_of_another_process():
-    """A port at which another process listens, on the loopback."""
+    """A port at which another process listens, on the loopback, and which it would share."""
     code = (
-        "import socket; listener = socket.create_server(('127.0.0.1', 0)); "
+        "import socket; listener = socket.create_server(('127.0.0.1', 0), reuse_port=True); "
         "print(listener.getsockname()[1], flush=True); input()"
     )
     process = subprocess.Popen(
@@ -225,8 +226,6 @@ def test_an_address_that_does_not_reach_the_server_is_refused(
     )
     with pytest.raises(ConfigurationError, match=message):
         Publisher(shop.server, memory, SERVICE, port=port, host="127.0.0.2").start()
-    with pytest.raises(ConfigurationError, match="can't be bound"):
-        Publisher(make_shop().server, memory, SERVICE, port=port_of_another_process).start()
     shop = make_shop()
     port = shop.listen()
     shop.server.start()
@@ -234,6 +233,19 @@ def test_an_address_that_does_not_reach_the_server_is_refused(
         Publisher(shop.server, memory, SERVICE, port=port + 1).start()
     assert ask(port) == b"a"  # it is the user's, and runs on
     assert ids(registry) == []
+
+
+def test_a_port_of_another_process_is_refused_unless_the_server_has_bound_it(
+    memory, port_of_another_process
+):
+    """Though both processes allow to share it, which is gRPC's default."""
+    port = port_of_another_process
+    server = grpc.server(ThreadPoolExecutor(1))
+    with pytest.raises(ConfigurationError, match="another process listens there"):
+        Publisher(server, memory, SERVICE, port=port).start()
+    assert server.add_insecure_port(f"[::]:{port}") == port
+    with Publisher(server, memory, SERVICE, port=port, grace=0, lame_duck=0) as published:
+        assert published.instances[0].port == port
 
 
 def test_the_address_of_a_proxy_is_published_unchecked(make_shop, memory, port_of_another_process):
