@@ -59,7 +59,7 @@ def channel_to(shop, *interceptors):
     return aio.insecure_channel(shop.target, options=IMPATIENT, interceptors=interceptors)
 
 
-async def test_one_object_for_all_kinds_is_asked_for_one_of_them(shop):
+async def test_one_object_for_all_kinds_is_registered_for_unary_unary_only(shop):
     """So `client_interceptors` of aio gives four objects, one for each kind."""
     every = EveryKind()
     async with channel_to(shop, every) as channel:
@@ -69,7 +69,7 @@ async def test_one_object_for_all_kinds_is_asked_for_one_of_them(shop):
     assert every.seen == [UNARY_UNARY]
 
 
-async def test_an_interceptor_that_waits_for_a_request_stream_locks_the_writer_out(shop):
+async def test_an_interceptor_that_waits_for_a_request_stream_blocks_the_writer(shop):
     """So ours hand the call of a request stream on before it ends, and watch it from aside."""
     async with channel_to(shop, StreamUnary()) as channel:
         call = channel.stream_unary(STREAM_UNARY)()
@@ -82,7 +82,7 @@ async def test_an_interceptor_that_waits_for_a_request_stream_locks_the_writer_o
         assert await channel.stream_unary(STREAM_UNARY)(iter([b"x"])) == b"x"
 
 
-async def test_what_a_done_callback_raises_comes_out_of_the_call(aio_shop_channel):
+async def test_await_raises_the_exception_of_a_done_callback(aio_shop_channel):
     """So the callbacks of our aio calls are caught one by one, and told as `CallbackFailed`."""
 
     def fail(_):
@@ -94,7 +94,7 @@ async def test_what_a_done_callback_raises_comes_out_of_the_call(aio_shop_channe
         await call
 
 
-async def test_an_intercepted_call_does_not_know_how_much_time_is_left(shop):
+async def test_time_remaining_of_an_intercepted_call_is_not_implemented(shop):
     """So our aio calls compute `time_remaining` from their own deadline."""
 
     async def pass_on(continuation, details, request):
@@ -107,7 +107,7 @@ async def test_an_intercepted_call_does_not_know_how_much_time_is_left(shop):
         assert await call == b"x"
 
 
-async def test_a_bare_answer_of_an_inner_interceptor_takes_no_callbacks(shop):
+async def test_a_response_returned_by_an_inner_interceptor_takes_no_callbacks(shop):
     """So ours return a call in every case, also for an answer by default."""
     inner = []
 
@@ -157,7 +157,7 @@ async def test_each_call_of_a_continuation_gets_the_whole_timeout(shop):
     assert time.monotonic() - begun > 0.4
 
 
-async def test_a_refused_request_stream_may_end_with_a_status_made_up(shop):
+async def test_a_refused_request_stream_may_end_with_internal(shop):
     """So a relay (_grpc/aio_relay.py) waits for the server's own status on "Internal error from
     Core". Here it is so for one of four; which one, nobody knows.
     """

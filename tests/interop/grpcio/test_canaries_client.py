@@ -244,7 +244,7 @@ def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
     assert run.stdout.splitlines() == ["spin thread: dead", "next call: hangs"], run.stderr
 
 
-def test_a_host_that_is_named_as_a_scheme_is_one_in_a_target(tmp_path, monkeypatch):
+def test_a_host_named_like_a_scheme_is_read_as_a_scheme(tmp_path, monkeypatch):
     """So `grpc_target` of rpcwheel/instance.py names the scheme of each target."""
     monkeypatch.chdir(tmp_path)
     with ThreadPoolExecutor(1) as pool:

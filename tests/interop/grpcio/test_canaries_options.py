@@ -42,12 +42,12 @@ def ends_within(connection, *, seconds: float) -> bool:
         return True
 
 
-def test_an_option_that_nobody_knows_is_taken_without_a_word():
+def test_an_unknown_option_is_accepted():
     """Else `check_options` need not know the names (`rpcwheel/options/names.py`)."""
     grpc.insecure_channel("127.0.0.1:1", options=[("grpc.keep_alive_ms", 1)]).close()
 
 
-def test_keepalive_timeout_ms_lets_a_silent_server_live(raw_server, open_channel):
+def test_keepalive_timeout_ms_does_not_detect_a_silent_server(raw_server, open_channel):
     """Else `check.py` need not warn of it, nor the presets give `ping_timeout_ms`."""
     raw_server.answers = False
     open_channel(raw_server.target, [("grpc.keepalive_time_ms", 1000), *PINGS,
@@ -66,7 +66,7 @@ def test_ping_timeout_ms_ends_a_silent_connection(raw_server, open_channel):
     assert b"ping_timeout" in raw_server.goaways[0]
 
 
-def test_keepalive_timeout_ms_lets_a_silent_client_live(serve):
+def test_keepalive_timeout_ms_does_not_detect_a_silent_client(serve):
     """As for the channel."""
     target = serve(("grpc.keepalive_time_ms", 1000), IDLE_TOO, ("grpc.keepalive_timeout_ms", 500))
     with raw_client(target) as silent:
@@ -100,25 +100,25 @@ def test_a_number_of_another_type_is_ignored(serve, value):
     assert borne(serve((FLOOR, value), IDLE_TOO)) == REFUSED_AFTER
 
 
-def test_the_name_with_recv_in_it_does_nothing(serve):
+def test_the_name_with_recv_in_it_has_no_effect(serve):
     """Else it may go from `RETIRED`."""
     wrong = "grpc.http2.min_recv_ping_interval_without_data_ms"
     assert borne(serve((wrong, 100), IDLE_TOO)) == REFUSED_AFTER
     assert borne(serve((FLOOR, 100), IDLE_TOO)) == QUICK_PINGS["count"]
 
 
-def test_without_calls_a_server_permits_no_pings_unless_told(serve):
+def test_without_calls_a_server_permits_no_pings_by_default(serve):
     """Else `check.py` need not compare `keepalive_permit_without_calls` of both sides."""
     assert borne(serve((FLOOR, 100))) == REFUSED_AFTER
 
 
-def test_a_server_forgives_as_many_pings_as_its_strikes(serve):
+def test_a_server_tolerates_as_many_early_pings_as_its_strikes(serve):
     """`check.py` and the doctor count with it."""
     assert borne(serve(("grpc.http2.max_ping_strikes", 0))) == QUICK_PINGS["count"]
     assert borne(serve(("grpc.http2.max_ping_strikes", 1))) == REFUSED_AFTER - 1
 
 
-def test_pings_do_not_hold_off_max_connection_idle_ms(serve):
+def test_pings_do_not_count_as_use_for_max_connection_idle_ms(serve):
     """Else `check.py` need not say so."""
     target = serve(("grpc.max_connection_idle_ms", 1000), (FLOOR, 10), IDLE_TOO)
     with raw_client(target) as connection:

@@ -70,7 +70,7 @@ async def aio_call(target, request=b"x", timeout=WAIT_S):  # noqa: ASYNC109 - th
         return await channel.unary_unary(METHOD)(request, timeout=timeout)
 
 
-def test_a_sync_server_calls_no_deadline_an_enormous_number():
+def test_time_remaining_without_a_deadline_is_a_huge_number():
     """So `time_left` in _grpc/handlers.py takes more than a lifetime for none."""
     seen = []
 
@@ -83,7 +83,7 @@ def test_a_sync_server_calls_no_deadline_an_enormous_number():
     assert seen[0] > 100 * FOR_EVER
 
 
-async def test_an_aio_server_calls_no_deadline_none():
+async def test_time_remaining_of_an_aio_server_without_a_deadline_is_none():
     """The other half of `time_left` in _grpc/handlers.py."""
     seen = []
 
@@ -120,7 +120,7 @@ async def test_an_aio_handler_does_not_pass_its_deadline_on(shop):
     assert shop.calls[0].time_remaining is None
 
 
-def test_a_slow_interceptor_holds_up_all_calls_of_its_server():
+def test_a_slow_interceptor_delays_all_calls_of_its_server():
     """So our `intercept_service` only wraps the handler; its work is done in the handler's thread.
 
     All of them run on the one thread that polls for events.
@@ -147,7 +147,7 @@ def test_a_slow_interceptor_holds_up_all_calls_of_its_server():
     assert not any(name.startswith("pool") for name in threads)
 
 
-def test_an_interceptor_is_asked_also_for_calls_that_are_refused():
+def test_interceptors_run_for_calls_that_are_then_refused():
     """So nothing is counted or watched in `intercept_service`, only where the handler begins."""
     asked, gate = [], Gate()
     interceptor = Before(lambda: asked.append(1))
@@ -218,7 +218,7 @@ def test_abort_raises_a_bare_exception():
     assert raised[0].args == ()
 
 
-async def test_an_aio_server_takes_an_object_with_an_async_call_for_a_sync_handler():
+async def test_an_aio_server_calls_an_object_with_an_async_call_as_a_sync_handler():
     """So `_wrapped` in interceptors/_aio_server.py asks in the same way, and keeps the nature."""
 
     class Handler:
@@ -240,7 +240,7 @@ async def test_an_aio_server_takes_an_object_with_an_async_call_for_a_sync_handl
 
 
 @since(1, 85, 1, reason="(1.83.0 at least) it takes any")
-async def test_an_aio_server_takes_no_other_details_than_its_own():
+async def test_an_aio_server_refuses_modified_call_details():
     """So nothing in rpcwheel changes what a handler is told of its call."""
 
     class Details(grpc.HandlerCallDetails):
