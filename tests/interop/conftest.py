@@ -1,4 +1,4 @@
-"""What the tests against others' code share."""
+"""Fixtures of the tests with other libraries and languages."""
 
 from fixtures.certificates import certificates  # noqa: F401 - a fixture
 from fixtures.doors import open_door  # noqa: F401 - fixtures

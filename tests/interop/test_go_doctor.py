@@ -1,4 +1,4 @@
-"""The doctor at a server that is no Python: grpc-go."""
+"""`rpcwheel doctor` with a server written in Go."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Our clients, sync and aio, against a server that is no Python: grpc-go."""
+"""Clients of rpcwheel, sync and aio, with a server written in Go."""
 
 import pytest
 

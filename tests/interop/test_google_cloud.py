@@ -1,4 +1,4 @@
-"""An asyncio client of google-cloud on our channels: it appends to private lists of the channel."""
+"""An asyncio client of google-cloud, which appends to private lists of the channel."""
 
 import contextlib
 

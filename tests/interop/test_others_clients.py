@@ -1,4 +1,4 @@
-"""Our client interceptors between others': each sees whole calls, and none spoils another's."""
+"""Client interceptors of rpcwheel before and behind those of other libraries."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Our server interceptors between others': handlers see their deadline, others whole calls."""
+"""Server interceptors of rpcwheel before and behind those of other libraries."""
 
 import asyncio
 

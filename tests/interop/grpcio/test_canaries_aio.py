@@ -1,7 +1,8 @@
-"""What `grpc.aio` does to its clients that we work around.
+"""Behavior of `grpc.aio` clients that rpcwheel works around.
 
-A canary that fails says that grpcio was mended: read its docstring, take out what it names, and the
-line of docs/grpcio.md.
+A canary passes as long as grpcio behaves in this way. If one fails, grpcio has changed: its
+docstring names the code of rpcwheel that is then wrong or no longer needed. Delete its row in
+docs/grpcio.md too.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class UnaryUnary(aio.UnaryUnaryClientInterceptor):
 
 
 class StreamUnary(aio.StreamUnaryClientInterceptor):
-    """Waits for the end of a call, as one that would retry it has to."""
+    """Awaits the end of the call, as an interceptor that retries must."""
 
     async def intercept_stream_unary(self, continuation, details, requests):
         call = await continuation(details, requests)
@@ -41,7 +42,7 @@ class EveryKind(
     aio.StreamUnaryClientInterceptor,
     aio.StreamStreamClientInterceptor,
 ):
-    """One object for the four kinds, as `grpc` takes it; notes the methods it sees."""
+    """One object for all four kinds, as `grpc` accepts it. Records the methods of its calls."""
 
     def __init__(self) -> None:
         self.seen = []
@@ -60,7 +61,7 @@ def channel_to(shop, *interceptors):
 
 
 async def test_one_object_for_all_kinds_is_registered_for_unary_unary_only(shop):
-    """So `client_interceptors` of aio gives four objects, one for each kind."""
+    """`client_interceptors` of aio returns four objects, one for each kind."""
     every = EveryKind()
     async with channel_to(shop, every) as channel:
         await channel.unary_unary(UNARY_UNARY)(b"x")
@@ -70,7 +71,7 @@ async def test_one_object_for_all_kinds_is_registered_for_unary_unary_only(shop)
 
 
 async def test_an_interceptor_that_waits_for_a_request_stream_blocks_the_writer(shop):
-    """So ours hand the call of a request stream on before it ends, and watch it from aside."""
+    """interceptors/aio_client.py returns the call of a request stream before it ends."""
     async with channel_to(shop, StreamUnary()) as channel:
         call = channel.stream_unary(STREAM_UNARY)()
         writing = asyncio.create_task(call.write(b"x"))
@@ -83,7 +84,7 @@ async def test_an_interceptor_that_waits_for_a_request_stream_blocks_the_writer(
 
 
 async def test_await_raises_the_exception_of_a_done_callback(aio_shop_channel):
-    """So the callbacks of our aio calls are caught one by one, and told as `CallbackFailed`."""
+    """_grpc/aio_relay.py catches each exception of a callback and emits `CallbackFailed`."""
 
     def fail(_):
         raise ValueError("of the user's")
@@ -95,7 +96,7 @@ async def test_await_raises_the_exception_of_a_done_callback(aio_shop_channel):
 
 
 async def test_time_remaining_of_an_intercepted_call_is_not_implemented(shop):
-    """So our aio calls compute `time_remaining` from their own deadline."""
+    """Calls of rpcwheel compute `time_remaining` from their own deadline."""
 
     async def pass_on(continuation, details, request):
         return await continuation(details, request)
@@ -108,7 +109,7 @@ async def test_time_remaining_of_an_intercepted_call_is_not_implemented(shop):
 
 
 async def test_a_response_returned_by_an_inner_interceptor_takes_no_callbacks(shop):
-    """So ours return a call in every case, also for an answer by default."""
+    """The interceptors of rpcwheel always return a call, also for a default response."""
     inner = []
 
     async def answer(continuation, details, request):
@@ -126,7 +127,7 @@ async def test_a_response_returned_by_an_inner_interceptor_takes_no_callbacks(sh
 
 
 async def test_call_details_have_bytes_for_the_method_and_no_compression(shop):
-    """So _grpc/details.py has a class for each world, and the rules look up `method.decode()`."""
+    """`AioDetails` in _grpc/calls.py differs from `Details`, and methods are decoded."""
     got = []
 
     async def look(continuation, details, request):
@@ -141,7 +142,7 @@ async def test_call_details_have_bytes_for_the_method_and_no_compression(shop):
 
 
 async def test_each_call_of_a_continuation_gets_the_whole_timeout(shop):
-    """So interceptors/_aio_client.py gives every try what is left of one deadline."""
+    """interceptors/aio_client.py passes each attempt what is left of one deadline."""
 
     async def thrice(continuation, details, request):
         for _ in range(3):
@@ -158,8 +159,9 @@ async def test_each_call_of_a_continuation_gets_the_whole_timeout(shop):
 
 
 async def test_a_refused_request_stream_may_end_with_internal(shop):
-    """So a relay (_grpc/aio_relay.py) waits for the server's own status on "Internal error from
-    Core". Here it is so for one of four; which one, nobody knows.
+    """_grpc/aio_relay.py waits for the status of the server after "Internal error from Core".
+
+    About one of four calls ends in this way, at random.
     """
     seen = set()
     async with channel_to(shop) as channel:
@@ -173,7 +175,7 @@ async def test_a_refused_request_stream_may_end_with_internal(shop):
 
 
 async def test_a_write_to_a_call_that_is_canceled_before_its_metadata_is_sent_hangs(shop):
-    """So `give_up` in _grpc/aio_relay.py sets a private event of the call, too."""
+    """_grpc/aio_relay.py also sets a private event of a canceled call."""
     async with channel_to(shop) as channel:
         call = channel.stream_stream(STREAM_STREAM)()
         writing = asyncio.create_task(call.write(b"x"))

@@ -1,7 +1,8 @@
-"""What `grpc` does to its clients that we work around, or build on.
+"""Behavior of `grpc` clients that rpcwheel works around or needs.
 
-A canary that fails says that grpcio was mended (or broke what we lean on): read its docstring, take
-out what it names, and the line of docs/grpcio.md.
+A canary passes as long as grpcio behaves in this way. If one fails, grpcio has changed: its
+docstring names the code of rpcwheel that is then wrong or no longer needed. Delete its row in
+docs/grpcio.md too.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from rpcwheel.instance import grpc_target, joined
 
 
 class Unary(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):
-    """Calls with one answer, all through one function."""
+    """Passes calls with one response to the function `act`."""
 
     def __init__(self, act) -> None:
         self.act = act
@@ -38,7 +39,7 @@ class Unary(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor)
 
 
 def intercepted(channel, act, method=UNARY_UNARY):
-    """The method as it is called through an interceptor that does `act`."""
+    """The method of a channel with an interceptor that calls `act`."""
     channel = grpc.intercept_channel(channel, Unary(act))
     return channel.unary_unary(method) if method == UNARY_UNARY else channel.stream_unary(method)
 
@@ -55,7 +56,7 @@ def failure_of(target, **options) -> grpc.RpcError:
 def test_a_continuation_returns_the_error_of_a_blocking_call_and_does_not_raise_it(
     shop, shop_channel
 ):
-    """So interceptors/_client.py looks at what it got; `except RpcError` would see nothing."""
+    """interceptors/client.py checks the returned object instead of catching `RpcError`."""
     got = []
 
     def act(continuation, details, request):
@@ -69,7 +70,7 @@ def test_a_continuation_returns_the_error_of_a_blocking_call_and_does_not_raise_
 
 
 def test_each_call_of_a_continuation_gets_the_whole_timeout(shop, shop_channel):
-    """So interceptors/_client.py gives every try what is left of one deadline."""
+    """interceptors/client.py passes each attempt what is left of one deadline."""
 
     def thrice(continuation, details, request):
         return [continuation(details, request) for _ in range(3)][-1]
@@ -83,8 +84,7 @@ def test_each_call_of_a_continuation_gets_the_whole_timeout(shop, shop_channel):
 
 
 def test_a_naive_retry_sends_an_empty_request_stream_and_succeeds():
-    """So interceptors/replay.py keeps what was sent, and a stream that it can't keep is not sent
-    again."""
+    """call/replay.py keeps the requests that were sent. Other streams are not retried."""
     seen = []
 
     def fail_once(requests, context):
@@ -110,7 +110,7 @@ def test_a_naive_retry_sends_an_empty_request_stream_and_succeeds():
 def test_only_the_name_of_the_continuation_tells_whether_the_caller_blocks(
     shop, shop_channel, method
 ):
-    """We lean on it in `blocks`, _grpc/styles.py: where `.future()` was called, nobody may wait."""
+    """`blocks` in _grpc/calls.py needs it: an interceptor must not wait in `.future()`."""
     names = []
 
     def act(continuation, details, request):
@@ -128,7 +128,7 @@ def test_only_the_name_of_the_continuation_tells_whether_the_caller_blocks(
 
 
 def test_call_details_are_a_named_tuple_whose_metadata_may_be_none(shop, shop_channel):
-    """So _grpc/details.py has classes of its own, that can be changed, and one form of metadata."""
+    """`Details` in _grpc/calls.py can be changed, and has one form of metadata."""
     got = []
 
     def act(continuation, details, request):
@@ -148,10 +148,10 @@ def test_call_details_are_a_named_tuple_whose_metadata_may_be_none(shop, shop_ch
 
 
 def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
-    """We lean on it: `with_attempt` in call/retry.py says so what gRPC's own retries would.
+    """`with_attempt` in call/retry.py needs it.
 
-    Names with "grpc-" are gRPC's. Where its own retries are on (the default) it drops this one, so
-    a retry says it under another name too, `x-retry-attempt`.
+    Names that begin with "grpc-" are reserved by gRPC. While its own retries are enabled (the
+    default), gRPC removes this one, so a retry also sends `x-retry-attempt`.
     """
     told = [("grpc-previous-rpc-attempts", "2")]
     shop_channel.unary_unary(UNARY_UNARY)(b"x", metadata=told)
@@ -162,9 +162,9 @@ def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
 
 
 def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
-    """So `DeadlinePolicy.timeout` sets the timeout of each call, and not that option.
+    """`DeadlinePolicy.timeout` sets the timeout of each call instead of that option.
 
-    (It also fires early, grpc #34547: here by 1.7 s. How early differs from machine to machine.)
+    The option also expires early (grpc #34547), by 1.7 s here. It differs from machine to machine.
     """
     config = json.dumps({"methodConfig": [{"name": [{}], "timeout": "60s"}]})
     options = [*IMPATIENT, ("grpc.service_config", config)]
@@ -189,7 +189,7 @@ def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
     ids=["refused", "not resolved", "no address"],
 )
 def test_a_call_without_a_connection_differs_only_in_its_details(target, details):
-    """A server can send the same text and metadata, so nothing proves that no server got a call."""
+    """A server can send the same text and metadata, so they do not prove that none got the call."""
     failure = failure_of(target)
     told = failure.trailing_metadata(), failure.initial_metadata()
     assert failure.code() is grpc.StatusCode.UNAVAILABLE
@@ -228,10 +228,10 @@ with serving(grpc.unary_unary_rpc_method_handler(gate)) as target:
 
 
 def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
-    """So what rpcwheel gives to `add_callback` or `add_done_callback` hands on to EXECUTOR.
+    """Callbacks that rpcwheel gives to gRPC hand the work to an executor.
 
-    A `functools.partial` is caught; anything else fails in the handler itself, which asks for
-    `callback.func`. In a process of its own: the channel can't even be closed.
+    A `functools.partial` is caught; with any other callable, gRPC's handler itself fails on
+    `callback.func`. This runs in a separate process, because the channel cannot even be closed.
     """
     run = subprocess.run(
         [sys.executable, "-c", SPIN],
@@ -245,7 +245,7 @@ def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
 
 
 def test_a_host_named_like_a_scheme_is_read_as_a_scheme(tmp_path, monkeypatch):
-    """So `grpc_target` of rpcwheel/instance.py names the scheme of each target."""
+    """`grpc_target` in instance.py writes the scheme of each target."""
     monkeypatch.chdir(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
@@ -256,7 +256,7 @@ def test_a_host_named_like_a_scheme_is_read_as_a_scheme(tmp_path, monkeypatch):
 
 
 def test_a_target_that_names_its_scheme_has_the_authority_and_tls_name_of_host_and_port():
-    """So `grpc_target` needs neither `grpc.default_authority` nor `ssl_target_name_override`."""
+    """`grpc_target` needs neither `grpc.default_authority` nor `ssl_target_name_override`."""
     certificates, authorities = made(), []
 
     def answer(request, context):
@@ -282,7 +282,7 @@ def test_a_target_that_names_its_scheme_has_the_authority_and_tls_name_of_host_a
 
 
 def test_over_tls_a_list_of_addresses_matches_no_certificate():
-    """So the etcd client of rpcwheel connects to one member at a time."""
+    """The etcd client connects to one member at a time."""
     certificates = made()
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
@@ -303,13 +303,13 @@ def test_over_tls_a_list_of_addresses_matches_no_certificate():
 
 
 def test_a_channel_of_grpc_has_no_get_state():
-    """So `state_below` of rpcwheel/_grpc/connectivity.py reads the state of gRPC's core."""
+    """`state_below` in _grpc/connectivity.py reads the state from gRPC's core."""
     with grpc.insecure_channel("127.0.0.1:1") as channel:
         assert not hasattr(channel, "get_state")
 
 
 def test_a_channel_that_failed_to_connect_stays_in_transient_failure_while_it_tries_again():
-    """So a balanced channel takes TRANSIENT_FAILURE for a server that can't be reached now."""
+    """A balanced channel takes TRANSIENT_FAILURE for a server that cannot be reached."""
     failing, attempts = grpc.ChannelConnectivity.TRANSIENT_FAILURE, []
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

@@ -1,7 +1,8 @@
-"""What gRPC makes of options, silently: what `rpcwheel.options` warns of, and what it builds on.
+"""Behavior of gRPC options that `rpcwheel.options` warns of or needs.
 
-A canary that fails says that grpcio was mended: read its docstring, take out what it names, and the
-line of docs/grpcio.md.
+A canary passes as long as grpcio behaves in this way. If one fails, grpcio has changed: its
+docstring names the code of rpcwheel that is then wrong or no longer needed. Delete its row in
+docs/grpcio.md too.
 """
 
 import itertools
@@ -31,7 +32,7 @@ def borne(target: str) -> int:
 
 
 def ends_within(connection, *, seconds: float) -> bool:
-    """Whether the peer closes, though nothing of what it sends is answered."""
+    """Whether the peer closes the connection if nothing that it sends is answered."""
     end = time.monotonic() + seconds
     try:
         while True:
@@ -43,12 +44,12 @@ def ends_within(connection, *, seconds: float) -> bool:
 
 
 def test_an_unknown_option_is_accepted():
-    """Else `check_options` need not know the names (`rpcwheel/options/names.py`)."""
+    """If this fails, `check_options` needs no list of names (options/names.py)."""
     grpc.insecure_channel("127.0.0.1:1", options=[("grpc.keep_alive_ms", 1)]).close()
 
 
 def test_keepalive_timeout_ms_does_not_detect_a_silent_server(raw_server, open_channel):
-    """Else `check.py` need not warn of it, nor the presets give `ping_timeout_ms`."""
+    """If this fails, the presets need not set `ping_timeout_ms`, and check.py need not warn."""
     raw_server.answers = False
     open_channel(raw_server.target, [("grpc.keepalive_time_ms", 1000), *PINGS,
                                      ("grpc.keepalive_timeout_ms", 500)])  # fmt: skip
@@ -58,7 +59,7 @@ def test_keepalive_timeout_ms_does_not_detect_a_silent_server(raw_server, open_c
 
 
 def test_ping_timeout_ms_ends_a_silent_connection(raw_server, open_channel):
-    """The presets build on it."""
+    """The presets need it."""
     raw_server.answers = False
     open_channel(raw_server.target, [("grpc.keepalive_time_ms", 1000), *PINGS,
                                      ("grpc.http2.ping_timeout_ms", 500)])  # fmt: skip
@@ -74,7 +75,7 @@ def test_keepalive_timeout_ms_does_not_detect_a_silent_client(serve):
 
 
 def test_a_channel_pings_twice_and_then_once_a_minute(raw_server, open_channel):
-    """Else the presets need not give `max_pings_without_data`."""
+    """If this fails, the presets need not set `max_pings_without_data`."""
     open_channel(raw_server.target, [("grpc.keepalive_time_ms", 1000), IDLE_TOO])
     assert wait_until(lambda: len(raw_server.pings) >= 2)
     time.sleep(2.5)  # the third comes after a minute
@@ -82,44 +83,44 @@ def test_a_channel_pings_twice_and_then_once_a_minute(raw_server, open_channel):
 
 
 def test_a_keepalive_of_zero_pings_every_second(raw_server, open_channel):
-    """Else `check.py` need not say that it is not off, or that a second is the least."""
+    """If this fails, options/check.py must not say that 0 means one second."""
     open_channel(raw_server.target, [("grpc.keepalive_time_ms", 0), *PINGS])
     assert wait_until(lambda: len(raw_server.pings) >= 3)
     assert min(after - before for before, after in itertools.pairwise(raw_server.pings)) > 0.5
 
 
 def test_of_two_options_of_one_name_the_first_counts(serve):
-    """The manual of `rpcwheel.options` says so, and `check.py` reads them so."""
+    """Documented in `rpcwheel.options`; options/check.py reads options in this way."""
     assert borne(serve((FLOOR, 100), (FLOOR, 100_000), IDLE_TOO)) == QUICK_PINGS["count"]
     assert borne(serve((FLOOR, 100_000), (FLOOR, 100), IDLE_TOO)) == REFUSED_AFTER
 
 
 @pytest.mark.parametrize("value", ["100", 100.0, b"100"])
 def test_a_number_of_another_type_is_ignored(serve, value):
-    """Else `check.py` need not look at types."""
+    """If this fails, options/check.py need not check types."""
     assert borne(serve((FLOOR, value), IDLE_TOO)) == REFUSED_AFTER
 
 
 def test_the_name_with_recv_in_it_has_no_effect(serve):
-    """Else it may go from `RETIRED`."""
+    """If this fails, delete the name from `RETIRED` in options/names.py."""
     wrong = "grpc.http2.min_recv_ping_interval_without_data_ms"
     assert borne(serve((wrong, 100), IDLE_TOO)) == REFUSED_AFTER
     assert borne(serve((FLOOR, 100), IDLE_TOO)) == QUICK_PINGS["count"]
 
 
 def test_without_calls_a_server_permits_no_pings_by_default(serve):
-    """Else `check.py` need not compare `keepalive_permit_without_calls` of both sides."""
+    """If this fails, options/check.py need not compare `keepalive_permit_without_calls`."""
     assert borne(serve((FLOOR, 100))) == REFUSED_AFTER
 
 
 def test_a_server_tolerates_as_many_early_pings_as_its_strikes(serve):
-    """`check.py` and the doctor count with it."""
+    """options/check.py and the doctor need it."""
     assert borne(serve(("grpc.http2.max_ping_strikes", 0))) == QUICK_PINGS["count"]
     assert borne(serve(("grpc.http2.max_ping_strikes", 1))) == REFUSED_AFTER - 1
 
 
 def test_pings_do_not_count_as_use_for_max_connection_idle_ms(serve):
-    """Else `check.py` need not say so."""
+    """If this fails, options/check.py must not say so."""
     target = serve(("grpc.max_connection_idle_ms", 1000), (FLOOR, 10), IDLE_TOO)
     with raw_client(target) as connection:
         assert pings_borne(connection, count=60, every=0.1) < 60
@@ -128,7 +129,7 @@ def test_pings_do_not_count_as_use_for_max_connection_idle_ms(serve):
 @pytest.mark.parametrize(("given", "fails"), [([("grpc.min_reconnect_backoff_ms", 500)], True),
                                               ([], False)])  # fmt: skip
 def test_min_reconnect_backoff_ms_is_how_long_an_attempt_may_take(given, fails):
-    """Else `connect_timeout` of the presets is another option, and `check.py` need not warn."""
+    """If this fails, `connect_timeout` must set another option, and check.py need not warn."""
     quick = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
     states = []
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts

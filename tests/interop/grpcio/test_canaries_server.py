@@ -1,7 +1,8 @@
-"""What the servers of `grpc` and `grpc.aio` do that we work around, or build on.
+"""Behavior of `grpc` and `grpc.aio` servers that rpcwheel works around or needs.
 
-A canary that fails says that grpcio was mended (or broke what we lean on): read its docstring, take
-out what it names, and the line of docs/grpcio.md.
+A canary passes as long as grpcio behaves in this way. If one fails, grpcio has changed: its
+docstring names the code of rpcwheel that is then wrong or no longer needed. Delete its row in
+docs/grpcio.md too.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ SERVED_BY = contextvars.ContextVar("served_by", default="nobody")
 
 
 class Before(grpc.ServerInterceptor):
-    """Does something, then hands on the handler, or what `wrap` makes of its function."""
+    """Calls a function, then returns the handler, or the result of `wrap` for its function."""
 
     def __init__(self, act=lambda: None, wrap=lambda behavior: behavior) -> None:
         self.act, self.wrap = act, wrap
@@ -37,7 +38,7 @@ class Before(grpc.ServerInterceptor):
 
 
 class AioBefore(grpc.aio.ServerInterceptor):
-    """The same for `grpc.aio`, with a change of the details."""
+    """The same for `grpc.aio`, with a change of the call details."""
 
     def __init__(self, act, change=lambda details: details) -> None:
         self.act, self.change = act, change
@@ -48,7 +49,7 @@ class AioBefore(grpc.aio.ServerInterceptor):
 
 
 def naive(behavior):
-    """A wrapper as most are."""
+    """A wrapper as most interceptors have it."""
 
     def wrapped(request, context):
         return behavior(request, context)
@@ -71,7 +72,7 @@ async def aio_call(target, request=b"x", timeout=WAIT_S):  # noqa: ASYNC109 - th
 
 
 def test_time_remaining_without_a_deadline_is_a_huge_number():
-    """So `time_left` in _grpc/handlers.py takes more than a lifetime for none."""
+    """`time_left` in _grpc/handlers.py takes more than a lifetime for no deadline."""
     seen = []
 
     def look(request, context):
@@ -84,7 +85,7 @@ def test_time_remaining_without_a_deadline_is_a_huge_number():
 
 
 async def test_time_remaining_of_an_aio_server_without_a_deadline_is_none():
-    """The other half of `time_left` in _grpc/handlers.py."""
+    """`time_left` in _grpc/handlers.py takes None for no deadline."""
     seen = []
 
     async def look(request, context):
@@ -97,7 +98,7 @@ async def test_time_remaining_of_an_aio_server_without_a_deadline_is_none():
 
 
 def test_a_handler_does_not_pass_its_deadline_on(shop):
-    """So the server interceptor sets `current_deadline()`, and the client's obeys it."""
+    """The server interceptor sets `current_deadline()`, and client calls obey it."""
 
     def ask_further(request, context):
         with channel_to(shop.target) as channel:
@@ -109,7 +110,7 @@ def test_a_handler_does_not_pass_its_deadline_on(shop):
 
 
 async def test_an_aio_handler_does_not_pass_its_deadline_on(shop):
-    """So the server interceptor sets `current_deadline()`, and the client's obeys it."""
+    """The server interceptor sets `current_deadline()`, and client calls obey it."""
 
     async def ask_further(request, context):
         async with grpc.aio.insecure_channel(shop.target, options=IMPATIENT) as channel:
@@ -121,9 +122,9 @@ async def test_an_aio_handler_does_not_pass_its_deadline_on(shop):
 
 
 def test_a_slow_interceptor_delays_all_calls_of_its_server():
-    """So our `intercept_service` only wraps the handler; its work is done in the handler's thread.
+    """`intercept_service` of rpcwheel only wraps the handler, which runs in its own thread.
 
-    All of them run on the one thread that polls for events.
+    All interceptors of a server run on the single thread that polls for events.
     """
     gates, threads = [Gate(), Gate()], []
 
@@ -148,7 +149,7 @@ def test_a_slow_interceptor_delays_all_calls_of_its_server():
 
 
 def test_interceptors_run_for_calls_that_are_then_refused():
-    """So nothing is counted or watched in `intercept_service`, only where the handler begins."""
+    """`intercept_service` of rpcwheel counts nothing; calls are counted when the handler begins."""
     asked, gate = [], Gate()
     interceptor = Before(lambda: asked.append(1))
     handler = unary(lambda request, _: gate(request))
@@ -166,7 +167,7 @@ def test_interceptors_run_for_calls_that_are_then_refused():
 
 
 def test_a_wrapper_takes_a_handler_out_of_its_own_thread_pool():
-    """So _grpc/handlers.py copies the attributes of the function that it wraps."""
+    """_grpc/handlers.py copies the attributes of the function that it wraps."""
 
     def name_thread(request, context):
         return threading.current_thread().name.encode()
@@ -180,8 +181,9 @@ def test_a_wrapper_takes_a_handler_out_of_its_own_thread_pool():
 
 
 def test_a_wrapper_breaks_a_handler_that_answers_by_callback():
-    """So _grpc/handlers.py copies the attribute, and `_pushing` in interceptors/_server.py takes
-    the third argument. (`Health.Watch` is such a handler.)
+    """_grpc/handlers.py copies the attribute; `_pushing` in interceptors/server.py has `push`.
+
+    `Health.Watch` is such a handler.
     """
 
     def push(request, context, on_next):
@@ -202,7 +204,7 @@ def test_a_wrapper_breaks_a_handler_that_answers_by_callback():
 
 
 def test_abort_raises_a_bare_exception():
-    """So nothing of ours takes what a handler raised for an error of its own by its type."""
+    """rpcwheel does not classify the exceptions of handlers by their types."""
     raised = []
 
     def abort(request, context):
@@ -219,7 +221,7 @@ def test_abort_raises_a_bare_exception():
 
 
 async def test_an_aio_server_calls_an_object_with_an_async_call_as_a_sync_handler():
-    """So `_wrapped` in interceptors/_aio_server.py asks in the same way, and keeps the nature."""
+    """`_wrapped` in interceptors/aio_server.py tests for it in the same way as grpcio."""
 
     class Handler:
         async def __call__(self, request, context):
@@ -241,7 +243,7 @@ async def test_an_aio_server_calls_an_object_with_an_async_call_as_a_sync_handle
 
 @since(1, 85, 1, reason="(1.83.0 at least) it takes any")
 async def test_an_aio_server_refuses_modified_call_details():
-    """So nothing in rpcwheel changes what a handler is told of its call."""
+    """rpcwheel does not modify call details on a server."""
 
     class Details(grpc.HandlerCallDetails):
         method = METHOD
@@ -258,9 +260,9 @@ async def test_an_aio_server_refuses_modified_call_details():
 
 @pytest.mark.parametrize("make", [unary, grpc.stream_unary_rpc_method_handler])
 def test_calls_of_a_sync_server_share_no_context_on_one_thread(make):
-    """We lean on it: interceptors/_server.py sets the deadline, and leaves it to its context.
+    """interceptors/server.py sets the deadline and does not reset it.
 
-    If this fails, it has to take it back at the end, or the thread's next call has that deadline.
+    If this fails, it must be reset at the end of a call, or the next call on the thread has it.
     """
     threads = set()
 
@@ -276,7 +278,7 @@ def test_calls_of_a_sync_server_share_no_context_on_one_thread(make):
 
 
 async def test_calls_of_an_aio_server_share_no_context():
-    """We lean on it: a deadline that one call sets is not seen by another."""
+    """interceptors/aio_server.py sets the deadline and does not reset it."""
     both = asyncio.Barrier(2)
 
     async def handler(request, context):

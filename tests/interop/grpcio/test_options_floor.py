@@ -1,4 +1,4 @@
-"""The preset "any" over a real server: a ping a tenth slower than its floor is permitted."""
+"""The preset "any" pings a tenth slower than the minimum of a server, which permits it."""
 
 import grpc
 
@@ -9,8 +9,8 @@ from rpcwheel.options import channel_options
 FLOOR = "grpc.http2.min_ping_interval_without_data_ms"
 
 
-def test_a_ping_a_tenth_slower_than_the_floor_is_borne_during_a_call():
-    """So that `"any"` is: a call that is silent for 5 s, floors of 1 and 3 s, pings each 1.1 s."""
+def test_a_ping_interval_a_tenth_longer_than_the_minimum_is_permitted_during_a_call():
+    """A call that is silent for 5 s, minima of 1 and 3 s, a ping each 1.1 s."""
     gate = Gate()
     held = grpc.unary_unary_rpc_method_handler(gate)
     pings = channel_options(keepalive=1.1, own_connection=True)
