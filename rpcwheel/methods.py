@@ -1,4 +1,4 @@
-"""Which methods a policy is for: patterns over full method names."""
+"""Patterns over full method names, by which settings apply to methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpcwheel.errors import ConfigurationError
 __all__ = ["MethodPattern", "checked_pattern", "matches", "specificity"]
 
 _FORM: Final = re.compile(r"\*|/[\w.*]+/[\w*]+", re.ASCII)
-"""What protobuf can name. No sets and no alternatives: they would be accepted, and never match."""
+"""Names of protobuf and `*`. Other wildcards would be accepted and never match."""
 _KNOWN: Final = (
     "'/shop.Orders/Get', '/shop.Orders/Get*', '/shop.Orders/*', '/shop.*/*', or '*' for all"
 )
@@ -23,7 +23,7 @@ def checked_pattern(pattern: str) -> str:
     """Return the pattern.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not valid.
     """
     if _FORM.fullmatch(pattern):
         return pattern
@@ -33,7 +33,7 @@ def checked_pattern(pattern: str) -> str:
     hint = (
         f"did you mean {near!r}? A pattern is" if near else "a pattern is a full name, or has '*':"
     )
-    raise ConfigurationError(f"{pattern!r} names no methods; {hint} {_KNOWN}; no other signs")
+    raise ConfigurationError(f"{pattern!r} names no methods; {hint} {_KNOWN}")
 
 
 MethodPattern = Annotated[
@@ -45,10 +45,10 @@ MethodPattern = Annotated[
 
 
 def matches(pattern: str, method: str) -> bool:
-    """Whether `method` is one that `pattern` names."""
+    """Whether a pattern matches a method."""
     return fnmatchcase(method, pattern)
 
 
 def specificity(pattern: str) -> tuple[bool, int]:
-    """How much a pattern says, for sorting: a name most, else by the characters beside `*`."""
+    """A key to sort by: a full name is most specific, then the number of characters except `*`."""
     return "*" not in pattern, len(pattern) - pattern.count("*")

@@ -1,7 +1,8 @@
-"""What a user may set, as a frozen model: unknown keys refused, all errors in one, in our words.
+"""The base of all policies: frozen pydantic models with error messages for users.
 
-The same settings come from code or from a file (`rpcwheel.kit.config`). So a policy may be given as
-a table too, and an error says its place: `retry.max_attempts`.
+The same settings come from code and from files (`rpcwheel.kit.config`). Therefore a table (a dict)
+is accepted in place of a policy, and an error names the place of the setting:
+`retry.max_attempts`. All mistakes are reported in one error.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ __all__ = [
     "Wait",
     "checked",
     "field_at",
-    "findings",
+    "messages_of",
     "or_short",
     "path_of",
     "shown",
@@ -58,24 +59,24 @@ __all__ = [
 
 _MAX_BEGINNING: Final = 600
 _MAX_END: Final = 300
-"""Characters at the beginning and at the end of what is said of one mistake."""
+"""Characters that are shown of a long message, at its beginning and at its end."""
 
 R = TypeVar("R")
 
 
 class Policy(BaseModel):
-    """The base of every policy. Immutable; made of keyword arguments, or of a file's tables.
+    """The base of every policy. Immutable.
 
     Raises:
-        ConfigurationError: A value is out of range, a key unknown or missing, or two values
-            contradict each other; the message names each of them.
+        ConfigurationError: A value is out of range, a setting is unknown or missing, or two
+            settings contradict each other; the message names each of them.
         TypeError: A value is of a wrong type.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     short: ClassVar[str | None] = None
-    """The setting that a plain number, or a `timedelta`, stands for; None: it stands for none."""
+    """The setting for which a number or a `timedelta` in place of the policy stands, if any."""
 
     if not TYPE_CHECKING:  # type checkers take the fields for the signature
 
@@ -88,10 +89,11 @@ class Policy(BaseModel):
             try:
                 super().__init__(**settings)
             except ValidationError as error:
-                raise refusal(error, type(self)) from None
+                raise error_for_users(error, type(self)) from None
 
-        # Or pydantic calls it for each table inside another, and what is wrong there would lose its
-        # place. Proved with pydantic 2.7 and 2.14 (test: "what is wrong deep inside ...").
+        # Otherwise pydantic calls this for each table inside another, and errors would not name
+        # the place of a setting. Verified with pydantic 2.7 and 2.14 (test_policy.py,
+        # test_an_error_names_the_place_of_each_mistake).
         __init__.__pydantic_base_init__ = True
 
         def __setattr__(self, name: str, _: object) -> NoReturn:
@@ -101,7 +103,7 @@ class Policy(BaseModel):
             self._refuse_change(name)
 
     def replace(self, **settings: object) -> Self:
-        """Make a policy like this one, with other settings; checked as any other.
+        """Return a copy with other settings.
 
         Raises:
             ConfigurationError, TypeError: As the constructor.
@@ -113,7 +115,7 @@ class Policy(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The JSON schema of this policy, in which the docstrings of fields are descriptions."""
+        """Return the JSON schema, with the docstrings of fields as descriptions."""
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema)["properties"]
         for kind in reversed(cls.__mro__):
@@ -125,7 +127,7 @@ class Policy(BaseModel):
 
     def _refuse_change(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"a {type(self).__name__} does not change; make another one of it: "
+            f"a {type(self).__name__} cannot be changed; make another one: "
             f"policy.replace({name}=...)"
         )
 
@@ -143,11 +145,11 @@ def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def checked(check: Callable[[Any], R], value: object) -> R:
-    """What `check` makes of the value; its TypeError too becomes one that pydantic collects."""
+    """Return `check(value)`; pydantic collects a `TypeError` of it with other errors."""
     try:
         return check(value)
     except TypeError as error:
-        raise PydanticCustomError("own_type", "{said}", {"said": str(error)}) from error
+        raise PydanticCustomError("own_type", "{problem}", {"problem": str(error)}) from error
 
 
 def _seconds(value: object) -> object:
@@ -165,23 +167,23 @@ _SECONDS: Final[dict[str, object]] = {"type": "number", "exclusiveMinimum": 0}
 _DELAY: Final[dict[str, object]] = {"type": "number", "minimum": 0}
 
 Seconds = Annotated[float | timedelta, BeforeValidator(_seconds), WithJsonSchema(_SECONDS)]
-"""A finite time above zero: seconds, or a `timedelta`. No strings: `"2 min"` has no one meaning."""
+"""A finite time above zero: seconds, or a `timedelta`. Strings such as `"2s"` are refused."""
 
 
 def or_short(kind: type[Policy]) -> object:
-    """Let a plain number stand for a policy of this kind; see `Policy.short`."""
+    """Accept a number or a `timedelta` in place of a policy of this kind; see `Policy.short`."""
 
-    def made(value: object) -> object:
+    def convert(value: object) -> object:
         if value is None or isinstance(value, (kind, dict)):
             return value
         if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
             return checked(lambda number: kind(**{str(kind.short): number}), value)
-        said = f"it must be seconds or {_a(kind.__name__)}, not {shown(value)}"
-        raise PydanticCustomError("own_type", "{said}", {"said": said})
+        problem = f"it must be seconds or {_a(kind.__name__)}, not {shown(value)}"
+        raise PydanticCustomError("own_type", "{problem}", {"problem": problem})
 
     field = kind.model_fields[str(kind.short)]
     may_be_zero = WithJsonSchema(_DELAY) in field.metadata
-    return _OrShort(made, _DELAY if may_be_zero else _SECONDS)
+    return _OrShort(convert, _DELAY if may_be_zero else _SECONDS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,7 +219,7 @@ Number = Annotated[float, Strict()]
 
 
 class _Exponential(Policy):
-    """A wait as a file can say it; gRPC's service config has the same three figures."""
+    """The table for a wait; a service config of gRPC has the same three settings."""
 
     initial: Seconds
     max: Seconds
@@ -225,7 +227,7 @@ class _Exponential(Policy):
 
 
 def _wait(value: object) -> object:
-    """A table becomes tenacity's object; what else there is passes."""
+    """Convert a table to a tenacity object; return any other value as it is."""
     if not isinstance(value, dict):
         return value
     table = checked(lambda given: _Exponential(**given), value)
@@ -257,35 +259,35 @@ seconds, `{initial, max, multiplier}`, for tenacity's `wait_random_exponential`:
 `initial`, then up to `multiplier` times as much, and so on, at most `max`."""
 
 
-# What is wrong, in our words
+# Error messages
 
 
-def refusal(error: ValidationError, policy: type[BaseModel]) -> Exception:
-    """One exception for all that pydantic found."""
-    said = "; ".join(dict.fromkeys(said for _, said in findings(error, policy)))
+def error_for_users(error: ValidationError, policy: type[BaseModel]) -> Exception:
+    """Make one exception of all errors that pydantic found."""
+    message = "; ".join(dict.fromkeys(text for _, text in messages_of(error, policy)))
     kinds = [one["type"] for one in error.errors(include_url=False, include_input=False)]
-    return (TypeError if all(kind.endswith("_type") for kind in kinds) else ConfigurationError)(
-        said
-    )
+    are_types = all(kind.endswith("_type") for kind in kinds)
+    return (TypeError if are_types else ConfigurationError)(message)
 
 
-def findings(error: ValidationError, policy: type[BaseModel]) -> Iterator[tuple[Place, str]]:
-    """What pydantic found: where, and what to say of it.
+def messages_of(error: ValidationError, policy: type[BaseModel]) -> Iterator[tuple[Place, str]]:
+    """Yield the place and the message of each error that pydantic found.
 
-    Missing settings come last: one that is misspelled explains why another is missing. Long texts
-    are cut in the middle, since what is allowed is said at the end.
+    Missing settings come last, because a misspelled setting explains a missing one. Long messages
+    are cut in the middle, because they end with what is allowed.
     """
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing"):
-        said = _said(one, policy)
-        if len(said) > _MAX_BEGINNING + _MAX_END:
-            said = f"{said[:_MAX_BEGINNING]} ... {said[-_MAX_END:]}"
-        yield one["loc"], said
+        text = _message(one, policy)
+        if len(text) > _MAX_BEGINNING + _MAX_END:
+            text = f"{text[:_MAX_BEGINNING]} ... {text[-_MAX_END:]}"
+        yield one["loc"], text
 
 
 def field_at(policy: type[BaseModel], place: Place) -> tuple[type[BaseModel], Any]:
-    """The model that has the setting at `place`, and the setting's field, None if there is none.
+    """Find the model that has the setting at `place`, and the field, None if there is none.
 
-    The keys of a table of policies (a method's pattern) are steps on the way, no fields.
+    Keys of a table of policies, such as the patterns of `methods`, belong to the place, and are not
+    fields.
     """
     field = None
     for step, part in enumerate(place, 1):
@@ -297,7 +299,7 @@ def field_at(policy: type[BaseModel], place: Place) -> tuple[type[BaseModel], An
 
 
 def types_in(annotation: object) -> Iterator[type]:
-    """The classes that an annotation is made of."""
+    """Yield the classes in an annotation."""
     if parts := get_args(annotation):
         for part in parts:
             yield from types_in(part)
@@ -305,34 +307,36 @@ def types_in(annotation: object) -> Iterator[type]:
         yield annotation
 
 
-def _said(one: ErrorDetails, policy: type[BaseModel]) -> str:
+def _message(one: ErrorDetails, policy: type[BaseModel]) -> str:
     owner, field = field_at(policy, one["loc"])
-    inside = path_of(one["loc"][:-1]) + ": " if len(one["loc"]) > 1 else ""
+    place, given = path_of(one["loc"]), shown(one["input"])
+    outer = path_of(one["loc"][:-1]) + ": " if len(one["loc"]) > 1 else ""
     name = str(one["loc"][-1]) if one["loc"] else ""
     match one["type"]:
         case "missing":
-            wanted = None if field is None else field.description
-            return f"{inside}`{name}` is missing" + (f"; {wanted}" if wanted else "")
+            advice = None if field is None else field.description
+            return f"{outer}`{name}` is missing" + (f"; {advice}" if advice else "")
         case "extra_forbidden":
-            return f"{inside}there is no setting {shown(name)}; {_meant(name, one['input'], owner)}"
+            return f"{outer}there is no setting {shown(name)}; {_hint(name, one['input'], owner)}"
         case "tuple_type":
-            given = one["input"] if isinstance(one["input"], str) else "..."
+            item = one["input"] if isinstance(one["input"], str) else "..."
             return (
-                f"{path_of(one['loc'])}: it must be a tuple or a list, such as {(given,)!r} (in a "
-                f'file ["{given}"]), not {shown(one["input"])}'
+                f"{place}: it must be a tuple or a list, such as {(item,)!r} (in a file "
+                f'["{item}"]), not {given}'
             )
         case "model_type" if isinstance(one["input"], Policy):
-            return f"{path_of(one['loc'])}: {_misplaced(one, policy)}"
+            return f"{place}: {_misplaced(one, policy)}"
         case "own_type" | "value_error" as kind:
-            said = one["msg"] if kind == "own_type" else str(one["ctx"]["error"])
-            return _at(one["loc"], said)
+            problem = one["msg"] if kind == "own_type" else str(one["ctx"]["error"])
+            names_place = not place or re.match(rf"{re.escape(place)}(?!\w)", problem)
+            return problem if names_place else f"{place}: {problem}"
         case kind:
             wanted = "it must be true or false" if kind == "bool_type" else one["msg"]
-            return f"{path_of(one['loc'])}: {wanted}, not {shown(one['input'])}"
+            return f"{place}: {wanted}, not {given}"
 
 
 def _misplaced(one: ErrorDetails, policy: type[BaseModel]) -> str:
-    """What to write where a policy of another kind was given."""
+    """Say what to write in place of a policy of another kind."""
     given, wanted = type(one["input"]), one["ctx"]["class_name"]
     owner, field = field_at(policy, one["loc"])
     for kind in (owner, *types_in(field and field.annotation)):
@@ -355,14 +359,14 @@ SYNONYMS: Final = {
     "retries": "max_attempts",
     "wait": "backoff",
 }
-"""Names that other libraries have for settings."""
+"""Names of settings in other libraries."""
 
 
-def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
-    """What may have been meant by a name that is none, and was given such a value."""
+def _hint(name: str, value: object, owner: type[BaseModel]) -> str:
+    """Say which setting was probably meant by an unknown name with this value."""
     fields = owner.model_fields
     if isinstance(value, dict) and value and fields.keys() >= value.keys():
-        return f"write what is in it without it, at the top: {', '.join(value)}"
+        return f"write its settings at the top level, without it: {', '.join(value)}"
     for outer, field in fields.items():
         for inner in types_in(field.annotation):
             if issubclass(inner, BaseModel) and name in inner.model_fields:
@@ -374,23 +378,16 @@ def _meant(name: str, value: object, owner: type[BaseModel]) -> str:
 
 
 def shown(value: object) -> str:
-    """The value as a message shows it: short, and of a policy only its class."""
+    """Return a value as messages show it: short, and only the class of a policy."""
     return f"{type(value).__name__}(...)" if isinstance(value, Policy) else short_repr(value)
 
 
 def path_of(place: Place) -> str:
-    """`methods["/shop.Orders/Get"].retry.max_attempts`."""
+    """Return a place as messages show it: `methods["/shop.Orders/Get"].retry.max_attempts`."""
     path = ""
     for part in place:
         if str(part).isidentifier():
             path += f".{part}"
-        elif part != "[key]":  # pydantic's word for "the key itself"
+        elif part != "[key]":  # by which pydantic means the key itself
             path += f'["{part}"]'
     return path.removeprefix(".")
-
-
-def _at(place: Place, said: str) -> str:
-    """The message, with its place if it does not begin with it."""
-    path = path_of(place)
-    named = not path or re.match(rf"{re.escape(path)}(?!\w)", said)
-    return said if named else f"{path}: {said}"

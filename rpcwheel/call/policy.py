@@ -1,10 +1,14 @@
-"""What a user may set for calls: deadlines, retries, and policies for all calls or some methods."""
+"""The settings of calls.
+
+`MethodPolicy` has the settings of some methods, `CallPolicy` those of all methods and, by pattern,
+those of some. `CallPolicy.policy_for` returns the effective settings of one method.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Self, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +33,7 @@ from rpcwheel.rpc import CODES_SCHEMA, checked_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from typing import Unpack
 
 __all__ = [
     "CallPolicy",
@@ -41,85 +46,86 @@ __all__ = [
     "checked_calls",
 ]
 
-RETRY_WANTED: Final = (
+RETRY_ON_ADVICE: Final = (
     'name the status codes to retry after, such as retry_on={"UNAVAILABLE"}; only calls of methods '
     "that are marked idempotent are retried"
 )
 
-PARTS: Final = ("message_timeout", "slow_call_threshold")
-"""What makes sense only if it is less than the whole call may take."""
+PARTIAL_LIMITS: Final = ("message_timeout", "slow_call_threshold")
+"""Limits that have an effect only if they are shorter than the timeout of the whole call."""
 
 
 class DeadlinePolicy(Policy):
     """How long a call may take.
 
-    A call's deadline is the earliest of three: what its caller gave as `timeout=`, `timeout` here,
-    and, with `propagate_deadline`, the deadline of the call that is being served. All its attempts
-    share it.
+    The deadline of a call is the earliest of the `timeout=` that its caller gives, `timeout` here,
+    and, with `propagate_deadline`, the deadline of the call that is being served. All attempts of
+    the call share it.
     """
 
     short: ClassVar[str | None] = "timeout"
 
     timeout: Seconds | None = None
-    """The whole call at most, with all its attempts, in seconds. None: no limit of its own."""
+    """Seconds for the whole call, all attempts included. It ends streams too. None: no limit."""
 
     message_timeout: Seconds | None = None
-    """A response stream without a message for so long, while someone waits for one, is cancelled
-    and ends with DEADLINE_EXCEEDED. gRPC has nothing for it. None: it may be silent for ever."""
+    """Seconds to wait for the next message of a response stream. Then the stream is canceled and
+    ends with DEADLINE_EXCEEDED. gRPC has no such limit. None: no limit."""
 
     slow_call_threshold: Seconds | None = None
-    """If a call still runs after so long, the event `CallSlow` is emitted. None: never."""
+    """Seconds after which a call that still runs is reported with the event `CallSlow`. None:
+    never."""
 
     propagate_deadline: StrictBool = True
-    """Whether calls made while serving one share that one's deadline."""
+    """Whether the calls that a handler makes end at the deadline of the call that it serves."""
 
     @model_validator(mode="after")
-    def _agrees(self) -> Self:
-        for said in self.never_reached(self.timeout):
-            raise ConfigurationError(said)
+    def _check_limits(self) -> Self:
+        for problem in self.ineffective_limits(self.timeout):
+            raise ConfigurationError(problem)
         return self
 
-    def never_reached(self, whole: float | timedelta | None) -> Iterator[str]:
-        """Say what of this can't happen because a call ends after `whole` seconds."""
-        for name in PARTS:
-            if beyond(getattr(self, name), whole):
+    def ineffective_limits(self, timeout: float | timedelta | None) -> Iterator[str]:
+        """Describe each limit that has no effect, because calls end after `timeout` seconds."""
+        for name in PARTIAL_LIMITS:
+            if reaches(getattr(self, name), timeout):
                 yield (
-                    f"{name} ({getattr(self, name)}) would never be reached, the whole call ends "
-                    f"after timeout ({whole}); give less, or leave it out"
+                    f"{name} ({getattr(self, name)}) would never be reached, because the whole "
+                    f"call ends after timeout ({timeout}); give less, or leave it out"
                 )
 
     def over(self, general: DeadlinePolicy | None) -> DeadlinePolicy:
-        """This policy, with what it does not set taken from `general`.
+        """Return this policy, with the settings that it does not give taken from `general`.
 
-        Never raises: limits that met by coming together and could not be reached are left out.
+        Never raises: a limit that has no effect within the resulting timeout is left out.
         """
         settings = {name: getattr(self, name) for name in self.model_fields_set}
         if general is not None:
             base = {name: getattr(general, name) for name in general.model_fields_set}
             settings = base | settings
-        for name in PARTS:
-            if beyond(settings.get(name), settings.get("timeout")):
+        for name in PARTIAL_LIMITS:
+            if reaches(settings.get(name), settings.get("timeout")):
                 settings[name] = None
         return DeadlinePolicy(**settings)
 
 
-def beyond(part: float | timedelta | None, whole: float | timedelta | None) -> bool:
-    """Whether a part of a call, if both are limited, may take as long as the whole."""
-    return part is not None and whole is not None and to_ns(part) >= to_ns(whole)
+def reaches(limit: float | timedelta | None, timeout: float | timedelta | None) -> bool:
+    """Whether a limit within a call is at least as long as the timeout of the whole call."""
+    return limit is not None and timeout is not None and to_ns(limit) >= to_ns(timeout)
 
 
 class RetryThrottling(Policy):
-    """gRPC's own limit of retries (gRFC A6), a bucket of tokens for all calls of a channel.
+    """gRPC's limit of retries (gRFC A6): a token bucket for all calls of a channel.
 
     The bucket starts full. A failure that may be retried takes a token, a success puts
     `token_ratio` back. Calls are sent again only while the bucket is more than half full.
     """
 
     max_tokens: Annotated[StrictInt, Field(ge=1, le=1000)]
-    """How many tokens the full bucket has."""
+    """Tokens of the full bucket, from 1 to 1000."""
 
     token_ratio: Annotated[Number, Field(ge=0.001, allow_inf_nan=False)]
-    """What a success puts back. Decimal places after the third are ignored."""
+    """Tokens that a success puts back. Decimal places after the third are ignored."""
 
 
 def _budget(value: object) -> object:
@@ -128,7 +134,7 @@ def _budget(value: object) -> object:
     if isinstance(value, dict):
         return checked(lambda table: RetryThrottling(**table), value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return checked(_no_budget, value)
+        return checked(_refuse_budget, value)
     if not 0.0 <= value <= 1.0:
         raise ConfigurationError(
             f"it must be a share from 0 to 1, or a RetryThrottling, not {value!r}"
@@ -136,13 +142,13 @@ def _budget(value: object) -> object:
     return value
 
 
-def _no_budget(value: object) -> NoReturn:
+def _refuse_budget(value: object) -> NoReturn:
     raise TypeError(f"it must be a share from 0 to 1, a RetryThrottling, or None, not {value!r}")
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Budget = Annotated[Share | RetryThrottling | None, BeforeValidator(_budget)]
-"""What limits how many calls of a target are sent again."""
+"""The limit of how many calls of a channel are sent again."""
 
 
 Codes = Annotated[Any, WithJsonSchema(CODES_SCHEMA)]
@@ -152,53 +158,53 @@ class RetryPolicy(Policy):
     """Which failed calls are retried (Dubbo's failover), and how long to wait before each retry.
 
     Only methods marked `idempotent` are retried: a server may have executed a call that failed,
-    whatever its status says. A call is retried only before its deadline, and only as long as no
-    response message was handed to the caller.
+    whatever its status is. A call is retried only before its deadline, and only while no response
+    message was handed to the caller.
 
-    To outlast the restart of a server, give `max_attempts=6`, and have gRPC reconnect sooner than
-    it does by default (`grpc.initial_reconnect_backoff_ms`): until it has, attempts send nothing.
+    To outlast the restart of a server, give `max_attempts=6`, and let gRPC reconnect sooner than by
+    default (`grpc.initial_reconnect_backoff_ms`): until it has reconnected, attempts send nothing.
     """
 
-    retry_on: Codes = Field(description=RETRY_WANTED)
-    """Status codes or their names: one, or a set, tuple or list."""
+    retry_on: Codes = Field(description=RETRY_ON_ADVICE)
+    """Status codes, by name or as `grpc.StatusCode`: one, or a set, tuple or list."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 3
-    """How many attempts a call gets, the first one included. 1: no retry."""
+    """Attempts of a call, the first one included. 1: no retry."""
 
     backoff: Wait = wait_random_exponential(multiplier=0.1, max=2.0)
     """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
-    such as `{initial = 0.1, max = 2.0}`, which is the default: at random up to 0.1 s, then up to
-    0.2, 0.4 and so on, to at most 2 s ("full jitter": calls that failed together do not come back
-    together). If the server says how long to wait (`grpc-retry-pushback-ms`, gRFC A6), that is the
-    wait instead, up to `max_pushback`."""
+    such as `{initial = 0.1, max = 2.0}`, which is the default: a random time up to 0.1 s, then up
+    to 0.2 s, 0.4 s and so on, at most 2 s ("full jitter", so that calls that failed together are
+    not retried together). If the server says how long to wait (`grpc-retry-pushback-ms`, gRFC A6),
+    that is the wait instead, up to `max_pushback`."""
 
     max_pushback: Seconds | None = 300.0
     """The longest wait that a server may ask for, in seconds. If it asks for more, the call is not
     retried and fails at once (`RetryStopped`). None: no limit but the call's deadline."""
 
     attempt_timeout: Seconds | None = None
-    """How long one attempt may take. An attempt that it ends counts as failed with a code of
-    `retry_on`. None: each may use up what is left of the call's deadline. It does not apply to
-    methods that are not idempotent, because these are not retried."""
+    """Seconds for one attempt. An attempt that it ends counts as failed with a code of `retry_on`.
+    It has no effect on methods that are not idempotent. None: an attempt may take until the call's
+    deadline."""
 
     retry_budget: Budget = 0.2
-    """How many of a target's calls of the last 10 s may be retries, as a share, so that retries do
-    not overload a server that is down already (Finagle's figure). `min_retries` of them are always
-    allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit."""
+    """The largest share of retries among the calls of a channel in the last 10 s, from 0 to 1, so
+    that retries do not overload a server that is failing (the figure is Finagle's). `min_retries`
+    are always allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit."""
 
     min_retries: Annotated[StrictInt, Field(ge=0)] = 10
-    """How many retries in 10 s a target gets, however few its calls are. It applies to a share."""
+    """Retries in 10 s that `retry_budget` always allows, if it is a share."""
 
     replay_buffer_bytes: Annotated[StrictInt, Field(ge=0)] = 1 << 20
-    """How much of a request stream is kept to send it again. A stream that grows beyond is sent on
-    and no longer tried again."""
+    """Bytes of a request stream that are kept to send it again. A call whose stream is longer is
+    not retried any more."""
 
     @field_validator("retry_on", mode="after")
     @classmethod
     def _check_retry_on(cls, given: object) -> frozenset[str]:
         codes = _codes(given, "`retry_on`")
         if not codes:
-            raise ConfigurationError(f"`retry_on` is empty; {RETRY_WANTED}")
+            raise ConfigurationError(f"`retry_on` is empty; {RETRY_ON_ADVICE}")
         return codes
 
     @field_validator("backoff")
@@ -214,58 +220,59 @@ def _codes(given: object, what: str) -> frozenset[str]:
 
 
 class HedgingPolicy(Policy):
-    """Send a unary call again before the first attempt has failed (gRFC A6; Dubbo's forking).
+    """Send a unary call again before its first attempt has failed (gRFC A6; Dubbo's forking).
 
-    Every `delay` another attempt is sent, until one succeeds or `max_attempts` are sent. The first
-    success is the caller's, and the other attempts are canceled. So one slow server costs a call
-    `delay` instead of its whole delay.
+    Every `delay` seconds another attempt is sent, until one succeeds or `max_attempts` are sent.
+    The caller gets the first success, and the other attempts are canceled. So a server that is slow
+    delays a call by `delay` only.
 
-    Only calls with one request and one response of methods marked `idempotent` are hedged. Other
-    calls are made once. All attempts share the call's deadline. If the server says how long to wait
-    (`grpc-retry-pushback-ms`), the next attempt is sent after that time; if the server wants no
-    more attempts, none is sent.
+    Only methods marked `idempotent`, with one request and one response, are hedged. All attempts
+    share the call's deadline. If the server says how long to wait (`grpc-retry-pushback-ms`), the
+    next attempt is sent after that time; if the server wants no more attempts, none is sent.
     """
 
     short: ClassVar[str | None] = "delay"
 
     delay: Delay
-    """Seconds between two attempts, a `timedelta`, or 0 to send all at once. The 95th percentile of
-    the method's latency sends one call in 20 twice."""
+    """Seconds between two attempts, or a `timedelta`. 0: all are sent at once. With the 95th
+    percentile of the method's latency, one call in 20 is sent twice."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 2
-    """How many attempts there are at most, the first one included."""
+    """Attempts of a call, the first one included."""
 
     non_fatal_codes: Codes = frozenset({"UNAVAILABLE"})
-    """Status codes or their names: one, or a set, tuple or list. After an attempt that fails with
-    one of them the next attempt is sent at once. Any other failure is the caller's at once, and the
-    other attempts are canceled."""
+    """Status codes, by name or as `grpc.StatusCode`: one, or a set, tuple or list. If an attempt
+    fails with one of them, the next attempt is sent at once. With any other code the call fails,
+    and the other attempts are canceled."""
 
     max_pushback: Seconds | None = 300.0
     """The longest wait that a server may ask for, in seconds. If it asks for more, no more attempts
     are sent. None: no limit but the call's deadline."""
 
     retry_budget: Budget = 0.2
-    """How many of a target's calls of the last 10 s may be sent again, as a share. `min_retries` of
-    them are always allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit."""
+    """The largest share of additional attempts among the calls of a channel in the last 10 s, from
+    0 to 1. `min_retries` are always allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit.
+    """
 
     min_retries: Annotated[StrictInt, Field(ge=0)] = 10
-    """How many attempts in 10 s a target gets beside the first ones, however few its calls are."""
+    """Additional attempts in 10 s that `retry_budget` always allows, if it is a share."""
 
     @field_validator("non_fatal_codes", mode="after")
     @classmethod
-    def _named(cls, codes: object) -> frozenset[str]:
+    def _check_non_fatal_codes(cls, codes: object) -> frozenset[str]:
         return _codes(codes, "non_fatal_codes")
 
 
 class DefaultResponsePolicy(Policy):
-    """Which failures are logged and answered with a default (Dubbo's failsafe)."""
+    """Which failed calls are logged and answered with a default response (Dubbo's failsafe)."""
 
     on: Codes = Field(description=wanted("on"))
-    """As for failback: exception types, status codes, predicates, or a set, tuple or list."""
+    """The failures, as `retry_on` of `FailbackPolicy`: status codes; in code also exception types,
+    predicates and tenacity's `retry_if_*`; one, or a set, tuple or list."""
 
     default: Any = None
-    """What the caller gets: this very object. For a response stream, its messages in a sequence;
-    None is an empty stream."""
+    """The response: this very object. For a response stream, a list or tuple of its messages; None
+    is an empty stream, and anything else one message."""
 
     @field_validator("on")
     @classmethod
@@ -280,66 +287,73 @@ REPLACED: Final = {
     "default_response": ("failback",),
     "failback": ("default_response", "retry", "hedging"),  # failback answers at once
 }
-"""What a setting of a method takes the place of, if a more general policy has it."""
+"""Settings of a more general policy that a setting of a method replaces."""
+
+
+if TYPE_CHECKING:
+
+    class MethodSettings(TypedDict, total=False):
+        """What `MethodPolicy(...)` accepts, which is more than the fields hold."""
+
+        timeout: float | timedelta | DeadlinePolicy | None
+        retry: RetryPolicy | None
+        hedging: float | timedelta | HedgingPolicy | None
+        default_response: DefaultResponsePolicy | None
+        failback: FailbackPolicy | None
+        idempotent: bool
+        wait_for_ready: bool | None
+
+    class CallSettings(MethodSettings, total=False):
+        """What `CallPolicy(...)` accepts."""
+
+        methods: Mapping[str, MethodPolicy]
 
 
 class MethodPolicy(Policy):
-    """What holds for the calls of some methods. What is not given comes from a more general one.
+    """The settings of some methods. Those that are not given come from a more general policy.
 
     None switches off what a more general policy has switched on.
     """
 
     timeout: Annotated[DeadlinePolicy | None, or_short(DeadlinePolicy)] = None
-    """A number of seconds, a `timedelta`, or a `DeadlinePolicy`. What a `DeadlinePolicy` does not
-    set comes from the more general one, as far as the call lasts long enough for it."""
+    """Seconds, a `timedelta`, or a `DeadlinePolicy`. Settings that a `DeadlinePolicy` does not give
+    come from the more general one; limits that are not shorter than the timeout are left out."""
 
     retry: RetryPolicy | None = None
-    """Retry a call that failed, within its deadline, if its method is `idempotent`. Replaces the
-    more general one as a whole, as `default_response` and `failback` do; also a more general
-    `hedging`."""
+    """Retry a failed call within its deadline, if its method is `idempotent`. Replaces a more
+    general `retry` as a whole, and a more general `hedging`."""
 
     hedging: Annotated[HedgingPolicy | None, or_short(HedgingPolicy)] = None
-    """A number of seconds (the delay), a `timedelta`, or a `HedgingPolicy`: send a call of an
-    `idempotent` method again before its first attempt has failed. Replaces a more general `retry`.
-    """
+    """Seconds (the delay), a `timedelta`, or a `HedgingPolicy`: send a call of an `idempotent`
+    method again before its first attempt has failed. Replaces a more general `retry`."""
 
     default_response: DefaultResponsePolicy | None = None
-    """Answer a call that has failed for good with a default, and log it."""
+    """If all attempts of a call have failed, return a default response, and log the failure.
+    Replaces a more general `failback`."""
 
     failback: FailbackPolicy | None = None
-    """Answer a call that has failed for good with a default, and deliver it in the background.
-    Replaces a more general `default_response` too, and `default_response` a more general
-    `failback`. It also switches off a more general `retry` or `hedging`, so that the caller is
-    answered after the first attempt."""
+    """If a call has failed, return a default response, and deliver the call in the background.
+    Replaces a more general `default_response`, `retry` and `hedging`: the caller is answered after
+    the first attempt. To retry first, give `retry` too."""
 
     idempotent: StrictBool = False
     """Whether a server may execute a call twice without harm. Only methods marked `idempotent` are
-    retried. Failback does not look at it: it delivers at least once."""
+    retried and hedged. It does not apply to failback, which delivers at least once."""
 
     wait_for_ready: StrictBool | None = None
-    """The `wait_for_ready` of calls whose caller does not give it. True: a call that finds no
+    """The `wait_for_ready` of calls whose caller does not give it. True: a call without a
     connection waits for one until its deadline. None: gRPC's default, it fails at once."""
 
-    if TYPE_CHECKING:  # what may be given is more than what is kept
+    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            *,
-            timeout: float | timedelta | DeadlinePolicy | None = None,
-            retry: RetryPolicy | None = None,
-            hedging: float | timedelta | HedgingPolicy | None = None,
-            default_response: DefaultResponsePolicy | None = None,
-            failback: FailbackPolicy | None = None,
-            idempotent: bool = False,
-            wait_for_ready: bool | None = None,
-        ) -> None: ...
+        def __init__(self, **settings: Unpack[MethodSettings]) -> None: ...
 
     @model_validator(mode="after")
-    def _one_answer(self) -> Self:
+    def _check_alternatives(self) -> Self:
         if self.default_response is not None and self.failback is not None:
             raise ConfigurationError(
                 "default_response and failback both answer a call that failed: default_response "
-                "forgets it, failback delivers it later; choose one"
+                "forgets the call, failback delivers it later; choose one"
             )
         if self.retry is not None and self.hedging is not None:
             raise ConfigurationError(
@@ -349,7 +363,7 @@ class MethodPolicy(Policy):
         return self
 
     def over(self, general: MethodPolicy) -> MethodPolicy:
-        """This policy, with all that it does not set taken from `general`. Never raises."""
+        """Return this policy, with the settings that it does not give taken from `general`."""
         given, base = self._given(), general._given()
         if given.get("timeout") is not None:
             given["timeout"] = given["timeout"].over(base.get("timeout"))
@@ -360,16 +374,16 @@ class MethodPolicy(Policy):
         return MethodPolicy(**base | given)
 
     def _given(self) -> dict[str, Any]:
-        """What was set, of that which may be set for a method."""
+        """The settings of a method that were given."""
         names = self.model_fields_set & set(MethodPolicy.model_fields)
         return {name: getattr(self, name) for name in names}
 
 
-class FixedDict(dict[str, MethodPolicy]):
-    """A dict that stays as it was made."""
+class FrozenDict(dict[str, MethodPolicy]):
+    """A dict that cannot be changed."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a policy does not change; make another one")
+        raise TypeError("a policy cannot be changed; make another one")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -379,7 +393,7 @@ class FixedDict(dict[str, MethodPolicy]):
 
 
 class CallPolicy(MethodPolicy):
-    """What holds for all calls, and for those of some methods.
+    """The settings of all calls, and others for the calls of some methods.
 
     Example::
 
@@ -393,72 +407,54 @@ class CallPolicy(MethodPolicy):
         )
     """
 
-    methods: Annotated[dict[MethodPattern, MethodPolicy], AfterValidator(FixedDict)] = Field(
-        default_factory=FixedDict
+    methods: Annotated[dict[MethodPattern, MethodPolicy], AfterValidator(FrozenDict)] = Field(
+        default_factory=FrozenDict
     )
-    """By pattern: `"/shop.Orders/Get"`, `"/shop.Orders/*"`, `"*"`. Where several match, each
-    setting is taken from the most specific that has it: a name in full before all patterns, then
-    the one with most characters beside `*`, then the later one."""
+    """Settings of some methods, by pattern: `"/shop.Orders/Get"`, `"/shop.Orders/*"`, `"*"`. If
+    several patterns match a method, each setting comes from the most specific one that gives it: a
+    full name first, then the pattern with the most characters other than `*`, then the later one.
+    """
 
-    if TYPE_CHECKING:  # as above
+    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            *,
-            timeout: float | timedelta | DeadlinePolicy | None = None,
-            retry: RetryPolicy | None = None,
-            hedging: float | timedelta | HedgingPolicy | None = None,
-            default_response: DefaultResponsePolicy | None = None,
-            failback: FailbackPolicy | None = None,
-            idempotent: bool = False,
-            wait_for_ready: bool | None = None,
-            methods: Mapping[str, MethodPolicy] = ...,
-        ) -> None: ...
+        def __init__(self, **settings: Unpack[CallSettings]) -> None: ...
 
     @model_validator(mode="after")
-    def _agrees(self) -> Self:
-        wrong = list(dict.fromkeys(self._contradictions()))
-        if wrong:
-            raise ConfigurationError("; ".join(wrong))
+    def _check_timeouts(self) -> Self:
+        if problems := dict.fromkeys(self._ineffective_settings()):
+            raise ConfigurationError("; ".join(problems))
         return self
 
     def policy_for(self, method: str) -> MethodPolicy:
-        """What holds for one method, or for all that a pattern names: `"/shop.Orders/Get"`."""
+        """Return the effective settings of a method, or of a pattern: `"/shop.Orders/Get"`."""
         found = MethodPolicy().over(self)
-        for pattern in self._by_rank():
+        for pattern in sorted(self.methods, key=specificity):  # stable: of equals the later wins
             if matches(pattern, method):
                 found = self.methods[pattern].over(found)
         return found
 
-    def _by_rank(self) -> list[str]:
-        """The patterns, the least specific first."""
-        return sorted(self.methods, key=specificity)  # stable: of equals, the later one wins
-
-    def _contradictions(self) -> Iterator[str]:
-        """What can't be meant so. Only what was written in one place is held against it."""
-        for said in _disagreements(self, self):
-            yield said
+    def _ineffective_settings(self) -> Iterator[str]:
+        """Describe settings without an effect, if they are given together with their cause."""
+        yield from _ineffective(self, self)
         for pattern, own in self.methods.items():
-            effective = self.policy_for(pattern)
-            where = f'methods["{pattern}"]'
-            for said in _disagreements(own, effective):
-                yield f"{where}.{said}"
+            for problem in _ineffective(own, self.policy_for(pattern)):
+                yield f'methods["{pattern}"].{problem}'
 
 
-def _disagreements(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
-    """What in `own` can't be, as the calls end after the effective timeout."""
-    whole = None if effective.timeout is None else effective.timeout.timeout
+def _ineffective(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
+    """Describe settings in `own` that have no effect, because calls end after a timeout."""
+    timeout = None if effective.timeout is None else effective.timeout.timeout
     if own.timeout is not None:
-        for said in own.timeout.never_reached(whole):
-            yield f"timeout: {said}"
+        for problem in own.timeout.ineffective_limits(timeout):
+            yield f"timeout: {problem}"
     if own.retry is None or own.retry.max_attempts == 1:
         return
     for name in ("attempt_timeout", "backoff"):
-        part = getattr(own.retry, name)
-        if isinstance(part, (int, float, timedelta)) and beyond(part, whole):
+        limit = getattr(own.retry, name)
+        if isinstance(limit, (int, float, timedelta)) and reaches(limit, timeout):
             yield (
-                f"retry: {name} ({part}) leaves no time for another attempt, as timeout ({whole}) "
-                "holds for all attempts together; give less, or leave it out"
+                f"retry: {name} ({limit}) leaves no time for another attempt, because timeout "
+                f"({timeout}) is for all attempts together; give less, or leave it out"
             )
 
 
@@ -466,7 +462,7 @@ def checked_calls(policy: CallPolicy) -> CallPolicy:
     """Check the type of a policy, and return it.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a `CallPolicy`.
     """
     given: object = policy
     if not isinstance(given, CallPolicy):

@@ -38,7 +38,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticOmit
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.policy import Policy, field_at, findings, path_of, shown, types_in
+from rpcwheel.policy import Policy, field_at, messages_of, path_of, shown, types_in
 
 from .policy import PREFIX, KitPolicy
 
@@ -195,7 +195,7 @@ def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
         return KitPolicy.model_validate(_without_false(tree, ()))
     except ValidationError as error:
         said: dict[str, list[str]] = {}
-        for place, what in islice(findings(error, KitPolicy), MAX_MISTAKES):
+        for place, what in islice(messages_of(error, KitPolicy), MAX_MISTAKES):
             said.setdefault(origin(tuple(map(str, place))), []).append(what)
         others = error.error_count() - MAX_MISTAKES
     raise ConfigurationError(

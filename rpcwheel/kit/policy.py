@@ -1,4 +1,4 @@
-"""What a kit may be set to: the policies of calls, of connections, and of registries."""
+"""`KitPolicy`, the settings of a kit."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from rpcwheel.policy import or_short
 from rpcwheel.registry.policy import RegistryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import timedelta
+    from typing import Unpack
 
-    from rpcwheel.call.policy import (
-        DeadlinePolicy,
-        DefaultResponsePolicy,
-        HedgingPolicy,
-        MethodPolicy,
-        RetryPolicy,
-    )
-    from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.call.policy import CallSettings
+
+    class KitSettings(CallSettings, total=False):
+        """What `KitPolicy(...)` accepts, which is more than the fields hold."""
+
+        heartbeat: float | timedelta | HeartbeatPolicy | None
+        idle: float | timedelta | IdlePolicy | None
+        registry: float | timedelta | RegistryPolicy | None
+
 
 __all__ = ["PREFIX", "KitPolicy"]
 
@@ -30,7 +31,7 @@ PREFIX: Final = "RPCWHEEL_"
 
 
 class KitPolicy(CallPolicy):
-    """A `CallPolicy`, and what holds for the connections that the calls go through.
+    """A `CallPolicy`, and settings for connections, servers and registries.
 
     Example::
 
@@ -38,32 +39,18 @@ class KitPolicy(CallPolicy):
     """
 
     heartbeat: Annotated[HeartbeatPolicy | None, or_short(HeartbeatPolicy)] = None
-    """A number of seconds, a `timedelta`, or a `HeartbeatPolicy`: channels that the kit makes or
-    intercepts are probed when they are silent for so long. When dead, they are replaced if they are
-    `ReconnectingChannel`s, and reported if not."""
+    """Seconds of silence, a `timedelta`, or a `HeartbeatPolicy`: probe the channels that the kit
+    makes or intercepts when they are silent. A dead `ReconnectingChannel` is reconnected; the death
+    of any other channel is reported."""
 
     idle: Annotated[IdlePolicy | None, or_short(IdlePolicy)] = None
-    """A number of seconds, a `timedelta`, or an `IdlePolicy`: connections of the kit's servers that
-    do nothing for so long are closed."""
+    """Seconds without use, a `timedelta`, or an `IdlePolicy`: close idle connections of the kit's
+    servers."""
 
     registry: Annotated[RegistryPolicy | None, or_short(RegistryPolicy)] = None
-    """A number of seconds (the lease), a `timedelta`, or a `RegistryPolicy`: for registries that
-    the kit opens, of channels by name and of servers that it publishes. None: the defaults."""
+    """Seconds (`lease_ttl`), a `timedelta`, or a `RegistryPolicy`, for the registries that the kit
+    opens. None: the defaults."""
 
-    if TYPE_CHECKING:  # what may be given is more than what is kept
+    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            *,
-            timeout: float | timedelta | DeadlinePolicy | None = None,
-            retry: RetryPolicy | None = None,
-            hedging: float | timedelta | HedgingPolicy | None = None,
-            default_response: DefaultResponsePolicy | None = None,
-            failback: FailbackPolicy | None = None,
-            idempotent: bool = False,
-            wait_for_ready: bool | None = None,
-            methods: Mapping[str, MethodPolicy] = ...,
-            heartbeat: float | timedelta | HeartbeatPolicy | None = None,
-            idle: float | timedelta | IdlePolicy | None = None,
-            registry: float | timedelta | RegistryPolicy | None = None,
-        ) -> None: ...
+        def __init__(self, **settings: Unpack[KitSettings]) -> None: ...

@@ -35,7 +35,7 @@ from tenacity import wait_exponential
 
 from rpcwheel.call.policy import HedgingPolicy, MethodPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.errors import ConfigurationError, short_repr
-from rpcwheel.policy import findings, path_of
+from rpcwheel.policy import messages_of, path_of
 from rpcwheel.rpc import CODES
 
 from .config import checked_tree, read_text
@@ -260,7 +260,7 @@ def policy_from_service_config(
         parsed = _ServiceConfig.model_validate(_without_null(checked_tree(tree, where)))
         policy = parsed.policy()
     except ValidationError as error:
-        said = dict.fromkeys(said for _, said in findings(error, _ServiceConfig))
+        said = dict.fromkeys(said for _, said in messages_of(error, _ServiceConfig))
         raise ConfigurationError(f"{where}: {'; '.join(said)}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from None

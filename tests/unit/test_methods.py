@@ -1,4 +1,4 @@
-"""Which methods a pattern names, which of two says more, and whether two can meet."""
+"""Patterns over method names: which names they match, and which of two is more specific."""
 
 import re
 
@@ -17,7 +17,7 @@ texts = st.text("ab", max_size=4)
 globs = st.text("ab*", max_size=3)
 
 
-def test_a_pattern_names_methods_in_full_and_a_star_any_characters():
+def test_a_star_matches_any_characters():
     for pattern, method, named in [
         ("/shop.Orders/Get", "/shop.Orders/Get", True),
         ("/shop.Orders/Get", "/shop.Orders/GetAll", False),
@@ -33,7 +33,7 @@ def test_a_pattern_names_methods_in_full_and_a_star_any_characters():
         assert matches(pattern, method) is named
 
 
-def test_a_pattern_that_is_nearly_one_is_refused_with_the_one_that_was_meant():
+def test_an_incomplete_pattern_is_refused_with_a_suggestion():
     for pattern, meant in [
         ("shop.Orders/*", "/shop.Orders/*"),
         ("shop.Orders/Get", "/shop.Orders/Get"),
@@ -45,19 +45,19 @@ def test_a_pattern_that_is_nearly_one_is_refused_with_the_one_that_was_meant():
             PATTERN.validate_python(pattern)
 
 
-def test_what_is_no_pattern_is_refused_with_what_is_one():
+def test_an_invalid_pattern_is_refused():
     for pattern in ["", "/", "//", "/a b/c", "/shop.Orders/Get?", "/a/[bc]", "?", *SIGNS]:
         with pytest.raises(ValidationError, match=r"names no methods; .*'/shop\.Orders/Get\*'"):
             PATTERN.validate_python(pattern)
 
 
-def test_a_name_says_more_than_any_pattern_and_a_longer_one_more_than_a_shorter():
+def test_full_names_and_longer_patterns_are_more_specific():
     upwards = ["*", "/*/*", "/*/Get", "/shop.*/*", "/shop.Orders/*", "/shop.Orders/Get*", "/a/b"]
     assert sorted(set(upwards), key=specificity) == upwards
     assert specificity("/a/*b*") == specificity("/a/b*")
 
 
 @given(globs, texts)
-def test_a_glob_matches_what_its_plain_parts_and_anything_between_make(glob, text):
+def test_matching_agrees_with_a_regular_expression(glob, text):
     parts = [re.escape(part) for part in glob.split("*")]
     assert matches(glob, text) is bool(re.fullmatch(".*".join(parts), text))

@@ -179,7 +179,7 @@ def calls(words: str, error: type[Exception] = ConfigurationError, **settings: o
 def test_what_a_call_policy_refuses():
     slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=2.0)
     cut_off = RetryPolicy(retry_on="UNAVAILABLE", attempt_timeout=2.0)
-    no_time = "(2.0) leaves no time for another attempt, as timeout (2.0)"
+    no_time = "(2.0) leaves no time for another attempt, because timeout (2.0)"
     silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
     rows = [
         calls("timeout: it must be seconds", TypeError, timeout="2"),
@@ -202,7 +202,7 @@ def test_what_a_call_policy_refuses():
         ),
         calls("methods: Input should be a valid dictionary", TypeError, methods=None),
         calls(
-            "default_response forgets it, failback delivers it later; choose one",
+            "default_response forgets the call, failback delivers it later; choose one",
             default_response=DEFAULT_RESPONSE,
             failback=FAILBACK,
         ),
@@ -222,7 +222,7 @@ def test_what_a_call_policy_refuses():
         (
             partial(MethodPolicy, default_response=DEFAULT_RESPONSE, failback=FAILBACK),
             ConfigurationError,
-            "default_response forgets it, failback delivers it later; choose one",
+            "default_response forgets the call, failback delivers it later; choose one",
         ),
         (DefaultResponsePolicy, ConfigurationError, "`on` is missing; say which errors"),
         (partial(DefaultResponsePolicy, on=14), TypeError, "`on` holds 14"),
@@ -258,7 +258,7 @@ def test_a_retry_is_accepted_before_a_method_is_marked_idempotent():
 
 def test_the_policies_of_methods_do_not_change():
     for policy in (CallPolicy(), CallPolicy(methods={"/a/b": IDEMPOTENT})):
-        with pytest.raises(TypeError, match="a policy does not change; make another one"):
+        with pytest.raises(TypeError, match="a policy cannot be changed; make another one"):
             policy.methods["/a/*"] = IDEMPOTENT
         with pytest.raises(TypeError, match="make another one"):
             policy.methods.update({"/a/*": IDEMPOTENT})

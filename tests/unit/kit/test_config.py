@@ -152,7 +152,7 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file_and_the_place(file):
         ),
         (
             "[rpcwheel]\ntimeout = 2.0",
-            "there is no setting 'rpcwheel'; write what is in it without it, at the top: timeout",
+            "no setting 'rpcwheel'; write its settings at the top level, without it: timeout",
         ),
         (
             "[retrys]\nfoo = 1",
@@ -408,7 +408,7 @@ def test_a_long_value_of_a_variable_is_shortened_in_the_message():
 
 
 def test_the_end_of_a_long_message_says_what_is_allowed(file):
-    with pytest.raises(ConfigurationError, match=r"x \.\.\. .*no other signs$"):
+    with pytest.raises(ConfigurationError, match=r"x \.\.\. .*or '\*' for all$"):
         policy_from_file(file(f"[methods.'{'x' * 5000}(']"))
 
 
