@@ -31,37 +31,38 @@ TITLES = {
 NOTES = """\
 How the cost is measured:
 
-* Over loopback, {payload} bytes a message, without serializers, to a server in another process. The
-  subjects take turns in bursts of {calls} calls, or of {streams} × {messages} messages of streams,
-  in another order in each round; {rounds} rounds of calls, {stream_rounds} of streams.
-* Each of the two processes is bound to a processor of its own.
-* CPU: of the whole process that is measured, with gRPC's threads: the client's in the tables of
-  clients, the server's in those of servers. Wall time is that of the caller, and includes the
-  other process and the network. Both are microseconds a call, or a message of a stream; medians of
-  the bursts.
-* "× no-op" is the ratio to *{baseline}*, which returns `continuation(...)`: the median of
-  the ratios within each round, and in brackets their quartiles. Where these are far apart, other
+* Calls go over loopback to a server in another process, with {payload} bytes in each message and
+  without serializers. The subjects take turns in bursts of {calls} calls, or of {streams} streams
+  with {messages} messages each, in another order in each round: {rounds} rounds of calls,
+  {stream_rounds} of streams.
+* Each of the two processes is bound to one processor.
+* CPU is the CPU time of the measured process with gRPC's threads: of the client in the tables of
+  clients, of the server in those of servers. Wall time is that of the caller, and includes the
+  other process and the network. Both are microseconds for each call, or for each message of a
+  stream; medians of the bursts.
+* "× no-op" is the ratio to *{baseline}*, which returns `continuation(...)`: the median of the
+  ratios within each round, and in brackets their quartiles. If the quartiles are far apart, other
   programs used the machine.
-* The whole Kit: a deadline of {timeout:g} s, the watch for slow calls, retries and policies by
-  method; no call fails and none is slow. `kit.client_interceptors()` are given to a channel of
-  gRPC's, `kit.intercept_channel()` has one below, and `kit.channel()` is a `ReconnectingChannel`
-  with the same policies. "timeout alone" and "Kit with message_timeout" are measured as client
-  interceptors. The callers of clients give no timeout unless the name says so: our figures include
-  what gRPC itself needs for a deadline, those of the no-op do not. All calls of the tables of
-  servers have a deadline.
-* grpc-interceptor is a no-op, too; it has no client for grpc.aio. OpenTelemetry makes spans with
-  its SDK, and does not export them.
+* "whole Kit" has a deadline of {timeout:g} s, `slow_call_threshold`, retries and policies by
+  method. No call fails and none is slow. `kit.client_interceptors()` are given to a channel of
+  gRPC, `kit.intercept_channel()` gets such a channel, and `kit.channel()` is a
+  `ReconnectingChannel` with the same policies. "timeout alone" and "Kit with message_timeout" are
+  measured as client interceptors. The callers pass no timeout unless the name says so: the
+  figures of rpcwheel include the cost of a deadline in gRPC, those of the no-op do not. In the
+  tables of servers, all calls have a deadline.
+* The interceptor of grpc-interceptor does nothing either; it has none for clients of grpc.aio.
+  OpenTelemetry creates spans with its SDK and does not export them.
 
 How hedging is measured:
 
 * The server, in another process, answers each call after {work:g} ms, but delays 1 call in
   {one_in}, chosen at random, by {slow:g} s. {callers} callers make {hedged:,} calls of an
   idempotent method through `kit.channel()`, first without hedging, then with
-  `HedgingPolicy(delay={delay:g})`, which makes two attempts at most. The second attempt may be
-  delayed, too: in 1 call in {both}.
-* The extra calls are those that the server received beyond the callers' calls. Their target is the
-  budget of one window of 10 s: {budget:.0%} of the calls, and {least}. The target of p99 is the
-  delay plus twice the median without hedging.
+  `HedgingPolicy(delay={delay:g})`, which makes two attempts at most. In 1 call in {both}, the
+  second attempt is delayed too.
+* Extra calls are those that the server received in addition to the callers' calls. Their target
+  is the budget of one window of 10 s: {budget:.0%} of the calls, and {least}. The target of p99
+  is the delay plus twice the median without hedging.
 """
 
 
@@ -74,8 +75,8 @@ def page(
     command: str,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Made by `{command}`"]
-    parts = ["# What interceptors cost a call, and what hedging gains", "\n".join(origin)]
+    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
+    parts = ["# Calls: cost of interceptors, effect of hedging", "\n".join(origin)]
     parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
     verdicts = [target.verdict(results) for target in TARGETS]
     parts += [

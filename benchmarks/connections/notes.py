@@ -1,4 +1,4 @@
-"""What stands below the figures: how they were taken."""
+"""The notes below the figures: how they are measured."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ from benchmarks.connections.scale import Scale
 NOTES = """\
 How it is measured:
 
-* All over loopback; client and server are processes of their own. CPU is user and system time of
-  the whole process that is meant, gRPC's threads too.
-* Heartbeats: {channels:,} channels, each with a connection of its own, are used once; then all are
-  attached at once. An interval of {interval:g} s and a half are let go by, then measured:
-  {intervals}; all subjects run at the same time, each in its own process, and beside them those of
-  the server that is frozen, which mostly wait too. "1,000 at 60 s": what is
-  more than without heartbeats, scaled to that. "Each": the same, by the heartbeats that were sent;
-  its ratio is to a thread, or a task, for each channel, spread: bare calls, one at a time. A
-  heartbeat is never early, and late by a random share of up to a third of the interval, the first
-  by up to a whole one: what that brings on average is "expected", and in so few intervals the first
-  ones still show in the tenths. gRPC's pings are counted by channelz where they are sent; who
-  serves does not see them. A thread, or a task, for each channel sleeps and calls `Check`; all at
-  the same moment, or spread over the interval: calls that follow one another find the processor's
-  caches warm.
-* Unary calls, and those through the server's interceptors: in bursts of {calls} that take turns,
-  {rounds} rounds; ratios are medians of those within a round, with the middle half of them. The
-  client's process is what is told of in the one table, the server's in the other.
-* A new connection: `reconnect()` and a call, beside `close()`, another channel, and a call; with
-  `grpc.use_local_subchannel_pool` ("own connection") and without, {replacements} of each.
-* After an outage of {outage:g} s, in which each made calls that failed: how long until one that
-  waits is answered, {outages} times. The server is back from the first moment on.
-* A server is frozen with SIGSTOP, {freezes} times; whoever connects anew to its address finds
-  another. Heartbeats and pings each {beat:g} s, dead after {dead:g} s of silence; waited for
-  {patience:g} s at most, and who was that slow not asked again.
-* The detector: {connections:,} gRPC channels that were used; a look is `check()`. Then half are
-  used again, and a look closes the other half: "all gone" is when their descriptors are free.
-* Connections that come and go: one in five a gRPC channel with a call, the others raw sockets,
-  with HTTP/2's first bytes or without; a tenth as many went before them. The detector looks
-  twice a second.
+* All traffic goes over loopback. Client and server are separate processes. CPU is user and system
+  time of the whole measured process, with gRPC's threads.
+* Heartbeats: {channels:,} channels, each with its own connection, are used once. Then all of them
+  are attached at the same time. After one and a half intervals of {interval:g} s, {intervals}
+  interval(s) are measured. All subjects run at the same time, each in its own process, together
+  with the subjects of the frozen server, which mostly wait.
+  * "1,000 at 60 s": the CPU time above that without heartbeats, scaled to 1,000 channels and 60
+    s.
+  * "each": the same, divided by the number of heartbeats sent. Its ratio is to a thread (or task)
+    for each channel, spread: plain calls, one at a time.
+  * "expected": a heartbeat is never early. It is late by a random share of up to a third of the
+    interval, the first one by up to a whole interval. In so few intervals, the first heartbeats
+    still influence the tenths.
+  * gRPC's pings are counted by channelz in the client, because the server does not see them.
+  * A thread (or task) for each channel sleeps and calls `Check`, all at the same moment, or
+    spread over the interval. Calls that follow one another profit from the processor's caches.
+* Unary calls, and calls through interceptors of the server: bursts of {calls} calls that take
+  turns, {rounds} rounds. Ratios are medians of the ratios within a round, with their quartiles.
+  One table shows the process of the client, the other that of the server.
+* A new connection: `reconnect()` and a call, compared with `close()`, a new channel and a call;
+  with `grpc.use_local_subchannel_pool` ("own connection") and without, {replacements} of each.
+* After an outage of {outage:g} s, during which each channel made calls that failed: the time
+  until a waiting call is answered, {outages} times. The server is back from the first moment of
+  the measurement.
+* A frozen server: it is stopped with SIGSTOP, {freezes} times. New connections to its address
+  reach another server. Heartbeats and pings are sent each {beat:g} s, and a connection is dead
+  after {dead:g} s of silence. The limit is {patience:g} s; a subject that reached it was not
+  measured again.
+* The detector: {connections:,} gRPC channels that were used; one check is `check()`. Then half of
+  them are used again, and a check closes the other half. "all freed" is when their descriptors
+  are free.
+* Opened and closed connections: one in five is a gRPC channel with a call. The others are raw
+  sockets, with or without the first bytes of HTTP/2. A tenth of the number runs before as a
+  warm-up. The detector checks twice a second.
 """
 
 

@@ -1,4 +1,4 @@
-"""The page that a run leaves: `docs/benchmarks/connections.md`."""
+"""The page that a run writes: `docs/benchmarks/connections.md`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def page(
     skipped: Sequence[Skipped],
     command: str,
 ) -> str:
-    """All of it, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Made by `{command}`"]
-    parts = ["# What watched connections cost", "\n".join(origin)]
+    """The page, as Markdown."""
+    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
+    parts = ["# Connections: heartbeats, reconnects, idle detection", "\n".join(origin)]
     parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
     verdicts = [target.verdict(results) for target in TARGETS]
-    parts += ["## Target", table(("", "measured", "asked for", ""), verdicts)]
+    parts += ["## Target", table(("", "measured", "target", ""), verdicts)]
     for title, side, measures in _SECTIONS:
         shown = [text for what in measures for text in _tables(results, side, what)]
         parts += [f"## {title.format(scale=scale)}", *shown] if shown else []
@@ -72,14 +72,14 @@ def _table(title: str, columns: Columns, rows: Sequence[Row]) -> str:
 
 
 def _spread(name: str, rows: Sequence[Row]) -> str:
-    """Which share of the heartbeats came in each tenth of the interval."""
+    """The share of the heartbeats that arrived in each tenth of the interval."""
     tenths = [f"tenth_{at}" for at in range(10)]
     lines = [
         (row.subject, *(f"{100 * row.values[tenth]:.0f} %" for tenth in tenths))
         for row in rows
         if tenths[0] in row.values
     ]
-    headers = (f"came in this tenth of it, {name}", *(str(at + 1) for at in range(10)))
+    headers = (f"arrived in this tenth, {name}", *(str(at + 1) for at in range(10)))
     return table(headers, lines) if lines else "No heartbeats came."
 
 
@@ -144,9 +144,9 @@ def _columns(what: str, results: Results) -> Columns:
         ("× for each, spread", beside),
         ("threads", _value("threads", 0)),
         ("at most", _value("most_threads", 0)),
-        ("sent an interval", _value("sent", 0)),
+        ("sent per interval", _value("sent", 0)),
         ("expected", _value("expected", 0)),
-        ("came", _value("came", 0)),
+        ("arrived", _value("arrived", 0)),
         ("largest tenth", _largest_tenth),
     )
 
@@ -164,24 +164,24 @@ _COLUMNS: Final[dict[str, Columns]] = {
     UNARY: _costs("bare"),
     SERVING: _costs("no-op"),
     REPLACEMENT: (
-        ("there after, µs", _value("renewed_us")),
-        ("a call answered after, µs", _value("answered_us")),
+        ("connected after, µs", _value("renewed_us")),
+        ("call answered after, µs", _value("answered_us")),
         ("× own connection", _value("ratio", 2)),
     ),
     RECOVERY: (
-        ("a call answered after, ms", _value("answered_ms")),
-        ("the longest, ms", _value("longest_ms")),
+        ("call answered after, ms", _value("answered_ms")),
+        ("longest, ms", _value("longest_ms")),
     ),
     FROZEN: (
-        ("the call under way ended after, s", _within("found_s")),
-        ("another answered after, s", _within("answered_s")),
+        ("call in flight ended after, s", _within("found_s")),
+        ("next call answered after, s", _within("answered_s")),
     ),
     ROUND: (
         ("CPU, ms", _value("cpu_ms")),
         ("wall, ms", _value("wall_ms")),
         ("connections found", _value("count", 0)),
         ("descriptors freed", _value("closed", 0)),
-        ("all gone after, ms", _value("gone_ms")),
+        ("all freed after, ms", _value("gone_ms")),
     ),
     CHURN: (
         ("cycles", _value("cycles")),
@@ -210,8 +210,8 @@ _SECTIONS: Final[tuple[tuple[str, Side, tuple[str, ...]], ...]] = (
         (HEARTBEATS,),
     ),
     ("A channel that reconnects", "client", (UNARY, REPLACEMENT, RECOVERY)),
-    ("A server that falls silent", "client", (FROZEN,)),
-    ("A server that knows its connections", "server", (SERVING,)),
-    ("Looking at {scale.connections:,} connections", "server", (ROUND,)),
-    ("Connections that come and go", "server", (CHURN,)),
+    ("A frozen server", "client", (FROZEN,)),
+    ("ConnectionTable on a server", "server", (SERVING,)),
+    ("The idle detector with {scale.connections:,} connections", "server", (ROUND,)),
+    ("Opened and closed connections", "server", (CHURN,)),
 )

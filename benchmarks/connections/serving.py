@@ -46,7 +46,7 @@ def measure(world: World, scale: Scale) -> list[Row]:
 
 
 def measure_rounds(world: World, scale: Scale) -> list[Row]:
-    """What a look at all connections costs, and one that closes half of them."""
+    """The cost of a check of all connections, and of one that closes half of them."""
     with Far(world, DETECTOR) as far, ExitStack() as stack:
         target = far.targets[DETECTOR]
         channels = [stack.enter_context(bare(target)) for _ in range(scale.connections)]
@@ -68,7 +68,7 @@ def measure_rounds(world: World, scale: Scale) -> list[Row]:
 
 
 def _close_half(far: Far, channels: list[grpc.Channel], idle_s: float) -> dict[str, float]:
-    """Have the first half of them closed by a look, and use them again."""
+    """Have the first half of them closed by a check, and use them again."""
     half = len(channels) // 2
     _use(channels[:half])
     time.sleep(idle_s)

@@ -42,7 +42,7 @@ TABLE = "rpcwheel: ConnectionTable"
 DETECTOR = "rpcwheel: and IdleConnectionDetector"
 SERVERS = (NO_INTERCEPTOR, NOOP, TABLE, DETECTOR)
 
-LOOK, CLOSING, PSUTIL = "a look, nothing idle", "a look that closes half", "psutil: list them"
+LOOK, CLOSING, PSUTIL = "a check, nothing idle", "a check that closes half", "psutil: list them"
 CHURNED = (NO_INTERCEPTOR, DETECTOR)
 
 

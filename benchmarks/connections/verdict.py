@@ -17,7 +17,7 @@ class Target:
     below_percent: float
 
     def verdict(self, results: Results) -> tuple[str, str, str, str]:
-        """What it is about, what was measured, what is asked for, and whether it is met."""
+        """The name, the measured value, the target, and whether it is met."""
         value = percent(results, self.world, OURS)
         text = f"{self.world}: heartbeats of {FULL.channels:,} idle channels, every 60 s"
         asked = f"< {self.below_percent:g} % of a core"

@@ -1,4 +1,4 @@
-"""The page that a run leaves: `docs/benchmarks/registries.md`."""
+"""The page that a run writes: `docs/benchmarks/registries.md`."""
 
 from __future__ import annotations
 
@@ -24,37 +24,40 @@ from benchmarks.timer.tables import EMPTY, figure, table
 NOTES = """\
 How it is measured:
 
-* A unary call: {payload} bytes over loopback, in bursts of {calls} that take turns in another order
-  each round, {rounds} rounds; the client's process (CPU: gRPC's threads too), which is held to one
-  processor, and the far side to another. "few" are {few} servers, "many" {many}, each on a port of
-  its own; a registry in memory. "× bare" is the median of the ratios within a round, with the
-  middle half of them: where that is wide, others used the machine. grpc's list is
-  `ipv4:host:port,...` with `round_robin`; "in turn" is a function that takes the next of a bare
-  channel each, and can do nothing else: what several connections cost grpc itself. A channel to
-  many has as many connections, whose memory is cold when their turn comes: compare it with grpc's
-  own list of as many.
-* A pick: the picker alone, CPU time, {picks} in a burst; the call of the function and the loop are
-  in it. Other weights: 50 to 149. Prepared: at each change of the subchannels, for {most} of them.
-  The subchannels stand in for real ones, of which `LeastRequest` asks each for its calls: that
-  takes more.
-* A pick of a channel: CPU time of all that happens between a call and its subchannel, whose state
-  is read; all instances are the same server, on real connections. Of {listed} instances the channel
-  connects to 32 (`subset_size`), with `ring_hash` to those that are picked. Updated: one instance
-  is replaced by another.
-* Converging: {instances:,} instances by one session, {subscribers:,} subscriptions in {sessions}
-  sessions with a connection each, all in one process (one interpreter reads each record {sessions}
-  times), and the engine beside it; until the last listener has been told. Changed: the weight of
-  one; withdrawn: one, for good; medians of up to {changes}, and the longest. A rival has one watch,
-  or poll, for each of as many sessions, tells as many listeners, and does nothing about failures;
-  kazoo's recipe and the poll don't look into records.
+* A unary call: {payload} bytes over loopback, in bursts of {calls} calls. The subjects take
+  turns, in another order in each round, {rounds} rounds. The process of the client (CPU: with
+  gRPC's threads) is bound to one processor, the servers to another. "few" are {few} servers,
+  "many" {many}, each on its own port; the registry is in memory. "× bare" is the median of the
+  ratios within a round, with their quartiles. If these are far apart, other programs used the
+  machine. grpc's list is `ipv4:host:port,...` with `round_robin`. "in turn" is a function that
+  uses bare channels in turn and does nothing else: the cost of several connections in grpc
+  itself. A channel to many servers has as many connections, whose memory is not in the
+  processor's caches: compare it with grpc's own list of as many.
+* A pick: CPU time of the picker alone, {picks} picks in a burst, with the call of the function
+  and the loop. Other weights: 50 to 149. Prepared: at each change of the subchannels, for {most}
+  of them. The subchannels are simple objects. `LeastRequest` reads the number of calls of each
+  one, which takes longer with real subchannels.
+* A pick of a channel: CPU time between a call and its subchannel, whose state is read. All
+  instances are the same server, on real connections. Of {listed} instances the channel connects
+  to 32 (`subset_size`), with `ring_hash` to those that are picked. Updated: one instance is
+  replaced by another.
+* Converging: one session publishes {instances:,} instances. There are {subscribers:,}
+  subscriptions in {sessions} sessions with a connection each, all in one process (one interpreter
+  reads each record {sessions} times), and the engine runs on the same machine. Measured until the
+  last listener was called. Changed: the weight of one instance. Withdrawn: one instance. Medians
+  of up to {changes}, and the longest. The alternatives have one watch, or poll, for each of as
+  many sessions, call as many listeners, and do not handle failures; kazoo's recipe and the poll
+  do not read records.
 * Rolling restart: another process restarts {restarted:,} of {listed} instances, each as a server
-  does: DRAINING, withdrawn, published again. CPU time of the client's process, a channel by name or
-  a rival as above. kazoo's recipe reads all names at each change; the poll sees some of them.
+  does: DRAINING, withdrawn, published again. CPU time of the client's process, with a channel by
+  name or an alternative as above. kazoo's recipe reads all names at each change; the poll misses
+  some.
 * Published again: {publishers} sessions (in memory: one) with {instances:,} instances together, a
-  lease of {lease:g} s and `jitter={window:g}`; the engine is killed, and started without its data.
-  Time counts from when it answers; a session finds out by its next renewal, a third of the lease
-  later at most, or by its watch or connection. A lookup each 10 ms tells how many are there; that
-  of ZooKeeper reads every node, which takes so long that its tenths are coarse.
+  lease of {lease:g} s and `jitter={window:g}`. The engine is killed, and started without its
+  data. The time counts from when it answers. A session notices it with its next renewal, at most
+  a third of the lease later, or through its watch or connection. A lookup each 10 ms counts the
+  instances. A lookup in ZooKeeper reads every node and takes so long that its tenths are
+  imprecise.
 """
 
 Cell = Callable[[Row], str]
@@ -68,12 +71,12 @@ def page(
     skipped: Sequence[Skipped],
     command: str,
 ) -> str:
-    """All of it, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Made by `{command}`"]
-    parts = ["# What channels by name cost", "\n".join(origin)]
+    """The page, as Markdown."""
+    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
+    parts = ["# Channels by name: calls, picks, updates", "\n".join(origin)]
     parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
     verdicts = [target.verdict(results) for target in TARGETS]
-    parts += ["## Target", table(("unary call", "measured", "asked for", ""), verdicts)]
+    parts += ["## Target", table(("unary call", "measured", "target", ""), verdicts)]
     for title, what, columns in _sections(scale):
         tables = list(_tables(results, what, columns))
         parts += [f"## {title}", *tables] if tables else []

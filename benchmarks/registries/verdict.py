@@ -19,7 +19,7 @@ class Target:
     at_most: float
 
     def verdict(self, results: Results) -> tuple[str, str, str, str]:
-        """What it is about, what was measured, what is asked for, and whether it is met."""
+        """The name, the measured value, the target, and whether it is met."""
         text = f"{self.world}, {self.subject}, over {self.over}: {self.clock} time"
         asked = f"≤ {self.at_most:.2f}×"
         value = ratio(results, self.world, self.subject, self.over, self.clock)

@@ -17,7 +17,7 @@ EMPTY = "–"
 def verdicts(results: Results, scale: Scale) -> str:
     """Each target, what was measured, and whether it is met."""
     lines = [target.verdict(results, scale) for target in TARGETS]
-    return table(("target", "measured", "asked for", ""), lines)
+    return table(("what", "measured", "target", ""), lines)
 
 
 def calls(results: Results, scale: Scale) -> str:

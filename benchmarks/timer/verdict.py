@@ -24,7 +24,7 @@ class Target:
     measured: Callable[[Results, Scale], float | None]
 
     def verdict(self, results: Results, scale: Scale) -> tuple[str, str, str, str]:
-        """What it is about, what was measured, what is asked for, and whether it is met."""
+        """The name, the measured value, the target, and whether it is met."""
         text = self.text.format(few=scale.few, many=scale.many)
         value = self.measured(results, scale)
         asked = f"{self.sign} {self.goal:g}{self.unit}"
@@ -52,7 +52,7 @@ def flatness(results: Results, scale: Scale, subject: str, form: Form) -> float 
 
 
 def longest_ms(results: Results, subject: str, form: Form, clock: str = "cpu") -> float | None:
-    """The longest of all calls while a million are cancelled."""
+    """The longest of all calls while a million are canceled."""
     row = results.row("stall", subject, form)
     return None if row is None else max(row.values[f"{call}_{clock}_us"] for call in CALLS) / 1e3
 
@@ -63,32 +63,32 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 TARGETS = (
     Target(
-        "compiled: a pair is so many times faster than asyncio's",
+        "compiled: a pair, times faster than asyncio",
         "≥", 10, "×",
         lambda results, _: pair_beside_asyncio(results, "native"),
     ),
     Target(
-        "compiled: a pair over Netty's, its worker's part included",
+        "compiled: a pair, ratio to Netty with its worker",
         "≤", 1.3, "×",
         lambda results, _: _pair_beside_netty(results, "cpu_ns"),
     ),
     Target(
-        "compiled: a pair over Netty's, what its caller alone pays",
+        "compiled: a pair, ratio to Netty without its worker",
         "≤", 1.3, "×",
         lambda results, _: _pair_beside_netty(results, "caller_ns"),
     ),
     Target(
-        "compiled: a pair with {many:,} pending, over one with {few:,}",
+        "compiled: a pair with {many:,} pending, ratio to {few:,} pending",
         "≤", 1.3, "×",
         lambda results, scale: flatness(results, scale, WHEEL, "native"),
     ),
     Target(
-        "compiled: memory a pending timeout",
+        "compiled: memory of a pending timeout",
         "≤", 100, " bytes",
         lambda results, _: results.value("memory", WHEEL, "bytes"),
     ),
     Target(
-        "compiled: longest single call while {many:,} are cancelled",
+        "compiled: longest single call while {many:,} are canceled",
         "≤", 1, " ms",
         lambda results, _: longest_ms(results, WHEEL, "native"),
     ),
@@ -98,7 +98,7 @@ TARGETS = (
         lambda results, _: results.value("idle", WHEEL, "wakeups"),
     ),
     Target(
-        "pure Python: a pair is so many times faster than asyncio's",
+        "pure Python: a pair, times faster than asyncio",
         "≥", 3, "×",
         lambda results, _: pair_beside_asyncio(results, "pure"),
     ),
