@@ -1,8 +1,8 @@
-"""How long to wait before the next try, and when to stop trying.
+"""The wait before the next attempt, and when to stop.
 
-A rhythm is a number of seconds, or any of tenacity's `wait_*` and `stop_*` objects, so that
-`wait_exponential_jitter(max=60) + wait_random(0, 1)` means here what it means there. Nothing in
-here sleeps or reads a clock: the time since the first try comes in, the delay goes out.
+A wait is a number of seconds or any of tenacity's `wait_*` objects, combined ones too
+(`wait_exponential_jitter(max=60) + wait_random(0, 1)`). A stop is any of tenacity's `stop_*`
+objects. This module does not sleep and reads no clock: the elapsed time is an argument.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["Backoff", "failed_state"]
 
 _RETRYING: Final = tenacity.Retrying()
-"""What tenacity's objects find as `retry_state.retry_object`."""
+"""`retry_state.retry_object` for tenacity's objects."""
 
 
 class Backoff:
-    """A rhythm of tries: the wait after each failure, and the end.
+    """The wait after each failed attempt, and the number of attempts.
 
-    Immutable and without state: one serves any number of calls and threads, if the tenacity
-    objects in it do (tenacity's own do).
+    Immutable and without state. One object may be used for any number of calls and threads if its
+    tenacity objects may (those of tenacity itself may).
     """
 
     __slots__ = ("_max_attempts", "_stop", "_wait", "_wait_ns")
@@ -44,17 +44,17 @@ class Backoff:
         stop: StopBaseT | None = None,
         max_attempts: int | None = None,
     ) -> None:
-        """Check and keep the rhythm.
+        """Check the arguments.
 
         Args:
             wait: Seconds, a `timedelta`, or a tenacity wait object. The default is the period of
                 Dubbo's `FailbackClusterInvoker`.
             stop: A tenacity stop object, or None. `stop_before_delay` sees the coming wait.
             max_attempts: How many attempts there are, the first included; None sets no limit. The
-                first of `stop` and `max_attempts` to say stop is obeyed.
+                first limit that is reached applies.
 
         Raises:
-            TypeError: `wait`, `stop` or `max_attempts` is of no kind that is named here.
+            TypeError: `wait`, `stop` or `max_attempts` has another type.
             ConfigurationError: NaN or negative seconds; fewer than one attempt.
         """
         self._wait, self._wait_ns = _check_wait(wait)
@@ -64,21 +64,21 @@ class Backoff:
     def next_delay_ns(
         self, attempt: int, *, elapsed_ns: int, error: BaseException | None, idle_ns: int = 0
     ) -> int | None:
-        """Say how long to wait after the `attempt`-th try has failed, or None to stop.
+        """Return the wait after attempt number `attempt` has failed, or None to stop.
 
         Args:
-            attempt: How many tries there were, the first one included: 1 after the first failure.
+            attempt: The number of attempts so far: 1 after the first failure.
                 With `max_attempts=3` the attempts 1 and 2 are followed by another.
-            elapsed_ns: Since the start of the first try.
-            error: How the last try ended, for strategies that look at it.
-            idle_ns: How much of `elapsed_ns` was waiting.
+            elapsed_ns: Since the start of the first attempt.
+            error: The error of the last attempt, for strategies that use it.
+            idle_ns: The part of `elapsed_ns` spent waiting.
 
         Returns:
             Nanoseconds, never negative; `durations.NEVER` if the wait is infinite.
 
         Raises:
-            TypeError, ConfigurationError: The wait object answered something that is no time.
-            Exception: Whatever a strategy of the user's raises.
+            TypeError, ConfigurationError: The wait object did not return a time.
+            Exception: The exception of a strategy of the user.
         """
         if self._max_attempts is not None and attempt >= self._max_attempts:
             return None
@@ -87,7 +87,7 @@ class Backoff:
         state = failed_state(attempt, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
         delay_ns = self._wait_ns
         if self._wait is not None:
-            delay_ns = max(0, to_ns(self._wait(state), what="what the wait object answered"))
+            delay_ns = max(0, to_ns(self._wait(state), what="the result of the wait object"))
         state.upcoming_sleep = to_seconds(delay_ns)
         if self._stop is not None and self._stop(state):
             return None
@@ -101,7 +101,7 @@ class Backoff:
 def failed_state(
     attempt: int, *, elapsed_ns: int, error: BaseException | None, idle_ns: int = 0
 ) -> tenacity.RetryCallState:
-    """Build what tenacity's objects are asked with: the `attempt`-th try has just failed.
+    """Build the argument of tenacity's objects after attempt number `attempt` has failed.
 
     Its clock starts at zero, so `outcome_timestamp` and `seconds_since_start` are the elapsed
     seconds. Without an error (a task that asks for another run) the outcome is a result of None.

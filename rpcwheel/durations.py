@@ -1,10 +1,9 @@
-"""Seconds at the door, nanoseconds inside.
+"""Conversion of durations: seconds in the public API, nanoseconds inside.
 
-Users give float seconds or a `timedelta`; inside, every time is an integer of nanoseconds, because
-floats lose a nanosecond after 104 days of uptime and stop adding small delays at all after some
-more (CPython issue 145703). Each conversion of the package happens here, with one exception: the
-timer's compiled front end repeats the first line of `to_ns` for plain floats, and hands everything
-else to it.
+Users pass float seconds or a `timedelta`. Inside, each time is an integer of nanoseconds, because
+floats lose a nanosecond after 104 days of uptime, and later ignore small delays (CPython issue
+145703). All conversions are here, with one exception: `timer/_front.py` repeats the conversion of
+plain floats, because a call would cost too much there.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from rpcwheel.errors import ConfigurationError, short_repr
 __all__ = ["MAX_NS", "NEVER", "Duration", "positive_ns", "to_ns", "to_seconds"]
 
 Duration = float | timedelta
-"""What users may give for a length of time: seconds, or a `timedelta`."""
+"""A length of time in the public API: seconds, or a `timedelta`."""
 
 NEVER = (1 << 63) - 1
-"""The deadline of what is not to happen: later than any time (an infinite delay)."""
+"""An infinite delay, and its deadline: later than any other time."""
 
 MAX_NS = 1 << 62
 """The longest finite time, about 146 years; longer ones saturate."""
@@ -61,7 +60,7 @@ def to_ns(value: Duration, *, what: str = "delay") -> int:
 
 
 def positive_ns(value: Duration, *, what: str) -> int:
-    """As `to_ns`, for what must be finite and longer than nothing (a tick, an interval).
+    """Convert as `to_ns`, for a time that must be finite and above zero (a tick, an interval).
 
     Raises:
         TypeError: Not a number nor a `timedelta`.

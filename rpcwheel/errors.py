@@ -1,30 +1,30 @@
 """Every exception of rpcwheel.
 
-Each class says whose fault it is and what to do next::
+The classes, with the cause of the error: "caller" for wrong use, "load" for a limit::
 
     RpcWheelError
-    ├── ConfigurationError    yours: an argument or policy makes no sense  (a ValueError too)
+    ├── ConfigurationError    caller: an invalid argument or setting      (a ValueError too)
     ├── TimerError
-    │   ├── TimerStopped      yours: the timer was stopped; make another   (a RuntimeError too)
-    │   └── TooManyTimeouts   load: `max_pending` timeouts wait already
+    │   ├── TimerStopped      caller: the timer was stopped                (a RuntimeError too)
+    │   └── TooManyTimeouts   load: the timer has `max_pending` timeouts
     ├── FailbackError
-    │   ├── FailbackFull      load: `max_pending` failed calls wait already
-    │   └── FailbackClosed    yours: the call failed after `close()`, or its timer was stopped
+    │   ├── FailbackFull      load: the queue has `max_pending` calls
+    │   └── FailbackClosed    caller: the call failed after `close()`, or the timer was stopped
     ├── CallError
-    │   ├── DuplicateKey        yours: a call with this key waits already     (a ValueError too)
-    │   ├── CallTimeout       no answer in time; `side` says who was slow  (a TimeoutError too)
-    │   ├── TooManyCalls      load: `max_pending` calls wait for an answer already
-    │   └── CallsClosed       yours: the table of pending calls was closed
+    │   ├── DuplicateKey      caller: a call with this key is pending      (a ValueError too)
+    │   ├── CallTimeout       no response in time; `side` says where       (a TimeoutError too)
+    │   ├── TooManyCalls      load: the table has `max_pending` calls
+    │   └── CallsClosed       caller: the table of pending calls was closed
     └── RegistryError
-        ├── RegistryUnavailable   the engine can't be reached, or is silent  (ConnectionError too)
-        ├── RegistryRefused       the engine refuses: credentials, rights    (PermissionError too)
-        ├── InstanceIdConflict     yours: another process publishes under the same id
-        ├── NotPublished          not published, or not known, in time       (a TimeoutError too)
-        ├── RegistryClosed        yours: the registry was closed             (a RuntimeError too)
-        └── ExtraMissing          yours: a package is missing; says which    (an ImportError too)
+        ├── RegistryUnavailable  the engine does not answer                (a ConnectionError too)
+        ├── RegistryRefused      the engine refuses: credentials, rights   (a PermissionError too)
+        ├── InstanceIdConflict   caller: another process publishes the same id
+        ├── NotPublished         not published, or not known, in time      (a TimeoutError too)
+        ├── RegistryClosed       caller: the registry was closed           (a RuntimeError too)
+        └── ExtraMissing         caller: a package is not installed        (an ImportError too)
 
-An argument of the wrong type raises the built-in `TypeError`: that is a bug in the calling code,
-not a state to handle.
+An argument of the wrong type raises the built-in `TypeError`, because that is a bug in the calling
+code.
 """
 
 from collections.abc import Hashable
@@ -56,62 +56,62 @@ __all__ = [
 
 
 class RpcWheelError(Exception):
-    """The root of every exception that rpcwheel defines."""
+    """The base class of all exceptions of rpcwheel."""
 
 
 class ConfigurationError(RpcWheelError, ValueError):
-    """A value that can't work was given; the message says which are allowed."""
+    """An argument or a setting is invalid; the message says what is allowed."""
 
 
 class TimerError(RpcWheelError):
-    """A timer did not take the timeout; nothing was started and nothing counted."""
+    """A timer did not accept a timeout. Nothing was started or counted."""
 
 
 class TimerStopped(TimerError, RuntimeError):
-    """The timer was stopped before; make a new one, or use `shared_timer()`."""
+    """The timer was stopped. Create a new one, or use `shared_timer()`."""
 
 
 class TooManyTimeouts(TimerError):
-    """The timer holds `max_pending` timeouts already; cancel some, wait, or raise the limit."""
+    """The timer has `max_pending` timeouts. Cancel some, wait, or raise the limit."""
 
 
 class FailbackError(RpcWheelError):
-    """A failed call could not be queued; it is chained to the error of the call itself.
+    """A failed call could not be queued. `__cause__` is the error of the call.
 
-    From a call through an interceptor it is a `grpc.RpcError` too (in `grpc.aio` an `AioRpcError`),
-    with the code and the metadata of the failed try, so `except grpc.RpcError` finds it.
+    Raised by a call through an interceptor, it is also a `grpc.RpcError` (with `grpc.aio` an
+    `AioRpcError`), with the code and the metadata of the failed attempt.
     """
 
 
 class FailbackFull(FailbackError):
-    """`max_pending` failed calls wait for a retry already; this one was not queued."""
+    """The call was not queued, because the queue has `max_pending` calls."""
 
 
 class FailbackClosed(FailbackError):
-    """The call was not queued: the queue was closed before, or its timer stopped."""
+    """The call was not queued, because the queue was closed or its timer stopped."""
 
 
 class CallError(RpcWheelError):
-    """A call of a `PendingCalls` table was not begun, or ended without an answer."""
+    """A call of a `PendingCalls` table was not started, or ended without a response."""
 
 
 class DuplicateKey(CallError, ValueError):
-    """A call with this key waits already, and goes on; give each call a key of its own."""
+    """A call with this key is pending, and stays so. Use a different key for each call."""
 
 
 class TooManyCalls(CallError):
-    """The table holds `max_pending` calls already; wait for some, or raise the limit."""
+    """The table has `max_pending` calls. Wait for some to end, or raise the limit."""
 
 
 class CallsClosed(CallError):
-    """The table was closed, before the call or while it waited for its answer."""
+    """The table was closed before the call, or while it waited for its response."""
 
 
 class CallTimeout(CallError, TimeoutError):
-    """No answer came in time. The peer may still carry the call out.
+    """There was no response in time. The peer may still execute the call.
 
-    Times are seconds on the clock of the timer in use: `time.monotonic()`, or a `ManualTimer`'s
-    own. Can be pickled if the key can.
+    Times are seconds on the clock of the timer: `time.monotonic()`, or that of a `ManualTimer`. Can
+    be pickled if the key can.
     """
 
     def __init__(
@@ -125,20 +125,20 @@ class CallTimeout(CallError, TimeoutError):
         sent: float | None,
         name: str = "calls",
     ) -> None:
-        """Say which call it was, and where the time went.
+        """Describe the call and how its time was spent.
 
         Args:
             key: The call's key.
-            side: Who was slow: `"client"` if the request was not sent within the timeout,
-                `"server"` if it was, and not answered.
-            timeout: How long the call might take, all in all.
-            elapsed: How long it took until this error was made; above `timeout` by as much as the
-                timer was late.
-            start: When it was opened.
-            sent: When its request was sent; None if it never was.
-            name: Of the table.
+            side: `"client"` if the request was not sent within the timeout, `"server"` if it was
+                sent and not answered.
+            timeout: The limit for the whole call.
+            elapsed: The time until this error was created; longer than `timeout` if the timer was
+                late.
+            start: When the call was opened.
+            sent: When its request was sent; None if it was not.
+            name: The name of the table.
         """
-        super().__init__()  # not the text: it shows the key, and a `__repr__` is the user's code
+        super().__init__()  # not the text: it contains the key, whose `__repr__` is user code
         self.key = key
         self.side = side
         self.timeout = timeout
@@ -171,42 +171,42 @@ _PARTS: Final = ("side", "timeout", "elapsed", "start", "sent", "name")
 
 
 class RegistryError(RpcWheelError):
-    """A registry did not do what was asked; what it goes on trying is said where it is raised."""
+    """A request to a registry failed. The methods that raise it say whether it is repeated."""
 
 
 class RegistryUnavailable(RegistryError, ConnectionError):
-    """The engine can't be reached, does not answer in time, or can't do it now."""
+    """The engine cannot be reached, does not answer in time, or cannot do it now."""
 
 
 class RegistryRefused(RegistryError, PermissionError):
-    """The engine answers, and will not: look at the user, password, certificate and rights."""
+    """The engine refuses. Check the user, the password, the certificate and the rights."""
 
 
 class InstanceIdConflict(RegistryError):
-    """Another process publishes under the same id, each in the place of the other: give it its own.
+    """Another process publishes the same instance id. Each replaces the instance of the other.
 
-    Not raised: it is the `error` of the event `RegistryFailed`, and of the registration meanwhile.
+    Not raised: it is the `error` of the event `RegistryFailed` and of the registration.
     """
 
 
 class NotPublished(RegistryError, TimeoutError):
-    """An instance was not published, or a service not known, in the time given; it is tried on."""
+    """An instance was not published, or a service not known, in time. The attempts continue."""
 
 
 class RegistryClosed(RegistryError, RuntimeError):
-    """The registry was closed before; open another."""
+    """The registry was closed. Open a new one."""
 
 
 class ExtraMissing(RegistryError, ImportError):
-    """A package that this needs is not installed; the message says what to install."""
+    """A required package is not installed; the message says which."""
 
 
 _MAX_REPR: Final = 200
-"""Characters of a value that a message shows."""
+"""Length of a value in a message, in characters."""
 
 
 def short_repr(value: object) -> str:
-    """Return the `repr` of a value for a message: cut if it is long, its type if it has none."""
+    """Return the `repr` of a value for a message: cut if it is long, its type if it fails."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of more than 4,300 digits; nested too deep

@@ -1,4 +1,4 @@
-"""The words of a registry: an instance of a service, and what is known of all of them at a time."""
+"""`ServiceInstance`, one server of a service, and `Snapshot`, all known instances of a service."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class ServiceInstance(Policy):
     """`grpcs` is over TLS."""
     zone: StrictStr = ""
     metadata: dict[StrictStr, StrictStr] = Field(default_factory=dict)
-    """What you want to tell clients: at most 8192 characters, keys and values together."""
+    """Values for clients: at most 8192 characters, keys and values together."""
     status: Literal["UP", "DRAINING"] = "UP"
     """DRAINING: it goes on answering, and wants no new calls."""
     epoch: StrictStr = Field(default_factory=lambda: _epoch.word)
     """Of the process that published it, so that a late withdrawal does not delete a successor."""
     started_at: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """When it began to serve: seconds since 1970, of its own clock. 0: not told."""
+    """When it began to serve: seconds since 1970 on its own clock. 0: unknown."""
     extra: dict[StrictStr, Any] = Field(default_factory=dict)
     """What a newer version of this package has written; kept as it is."""
 
@@ -182,29 +182,29 @@ class ServiceInstance(Policy):
 
     def encoded(self) -> bytes:
         """As JSON, in the form that all engines keep."""
-        told = self.model_dump(exclude_defaults=True, exclude={"extra"})
-        told |= {"epoch": self.epoch, "id": self.id}
-        return json.dumps({**self.extra, **told, "v": VERSION}, sort_keys=True).encode()
+        record = self.model_dump(exclude_defaults=True, exclude={"extra"})
+        record |= {"epoch": self.epoch, "id": self.id}
+        return json.dumps({**self.extra, **record, "v": VERSION}, sort_keys=True).encode()
 
     @classmethod
     def decoded(cls, data: bytes | str) -> ServiceInstance:
         """Read what `encoded` wrote, also by a newer version.
 
         Raises:
-            ValueError: It is no instance; the message says why.
+            ValueError: It is not a valid instance; the message says why.
         """
         try:
-            told = json.loads(data)
+            record = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"no JSON: {error}") from None
-        is_record = isinstance(told, dict) and isinstance(told.pop("v", None), int)
+        is_record = isinstance(record, dict) and isinstance(record.pop("v", None), int)
         if not is_record:
             raise ValueError("no record of an instance: a JSON object with a version `v`")
-        known = {name: told.pop(name) for name in tuple(told) if name in cls.model_fields}
+        known = {name: record.pop(name) for name in tuple(record) if name in cls.model_fields}
         known.pop("extra", None)
         known.setdefault("epoch", "")
         try:
-            return cls(**known, extra=told)
+            return cls(**known, extra=record)
         except (ConfigurationError, TypeError) as error:
             raise ValueError(str(error)) from None
 
@@ -216,7 +216,7 @@ there for now (`Snapshot.stale`); a file of an earlier run, as the registry was 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of a service at a time."""
+    """The known instances of a service at one time."""
 
     service: str
     instances: tuple[ServiceInstance, ...] = ()

@@ -1,8 +1,8 @@
-"""What a heartbeat asks a server, and what its answer means.
+"""The call that a heartbeat makes, and the meaning of its response.
 
-`grpc.health.v1` is spoken by gRPC servers of any language, and its two messages have one field
-each, so they are written and read here by hand: no protobuf is needed. A server without that
-service answers UNIMPLEMENTED, which is an answer too: it lives.
+gRPC servers in all languages offer `grpc.health.v1`. Its two messages have one field each, so they
+are encoded and decoded here, without protobuf. A server without this service answers UNIMPLEMENTED,
+which also shows that it is alive.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rpcwheel.errors import ConfigurationError
 __all__ = ["ALIVE", "MARK", "UNANSWERED", "HealthProbe", "MethodProbe", "Probe", "ProbeResult"]
 
 MARK: Final = (("rpcwheel-heartbeat", "1"),)
-"""Metadata of each probe, by which a server can tell it from use."""
+"""Metadata of each probe, which distinguishes it from calls of users."""
 
 UNANSWERED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
-"""Statuses that a client makes up itself when nobody answers. Every other one is an answer."""
+"""Statuses that the client itself sets without an answer. Every other status is an answer."""
 
 SERVING: Final = 1
 NOT_SERVING: Final = 2
@@ -26,12 +26,12 @@ SERVICE_UNKNOWN: Final = 3
 
 
 class ProbeResult(NamedTuple):
-    """What an answer means."""
+    """The meaning of a response."""
 
     alive: bool
-    """Whether it counts as an answer."""
+    """Whether the response shows that the server is alive."""
     serving: bool | None = None
-    """What the server says of itself; None if it says nothing."""
+    """The serving status in the response; None if it has none."""
 
 
 ALIVE: Final = ProbeResult(alive=True)
@@ -39,29 +39,30 @@ ALIVE: Final = ProbeResult(alive=True)
 
 @runtime_checkable
 class Probe(Protocol):
-    """A question to a server: one small unary call. Write your own for a method of your own."""
+    """One small unary call to a server. Implement it to probe with your own method."""
 
     @property
     def method(self) -> str:
-        """In full: `"/shop.Orders/Ping"`."""
+        """The full name of the method: `"/shop.Orders/Ping"`."""
 
     @property
     def request(self) -> bytes:
-        """The request message, serialised."""
+        """The request message, serialized."""
 
     def judge(self, response: bytes) -> ProbeResult:
-        """Say what an answer with status OK means; on a worker, or on the loop: don't block."""
+        """Interpret a response with status OK. Must not block; runs on a worker or on the loop."""
 
 
 class MethodProbe:
-    """Calls a method of the server's own; any answer will do, an error status too.
+    """Calls a method of the server. Each answer counts, also an error status.
 
     Args:
-        method: In full: `"/shop.Orders/Ping"`. Unary; cheap and without effect on the server.
-        request: The request message, serialised: `Ping().SerializeToString()`.
+        method: The full name of a unary method: `"/shop.Orders/Ping"`. It should be cheap, and
+            without effect on the server.
+        request: The request message, serialized: `Ping().SerializeToString()`.
 
     Raises:
-        TypeError, ConfigurationError: The method is no such name; the request is not bytes.
+        TypeError, ConfigurationError: The method is not a full name; the request is not bytes.
     """
 
     __slots__ = ("method", "request")
@@ -76,14 +77,14 @@ class MethodProbe:
             )
         if not isinstance(request, bytes):
             raise TypeError(
-                "request must be the serialised message (bytes; of a protobuf message, what "
+                "request must be the serialized message (bytes; of a protobuf message, what "
                 f"SerializeToString() gives), not {request!r}"
             )
         self.method = method
         self.request = request
 
     def judge(self, response: bytes) -> ProbeResult:
-        """Any answer means that it lives."""
+        """Return `ALIVE`, whatever the response is."""
         return ALIVE
 
     def __repr__(self) -> str:
@@ -91,15 +92,15 @@ class MethodProbe:
 
 
 class HealthProbe:
-    """Asks `grpc.health.v1.Health/Check`, as a server of any language may offer it.
+    """Calls `grpc.health.v1.Health/Check`, the standard health check.
 
     Args:
-        service: Whose health; `""` for the server as a whole.
-        require_serving: Whether NOT_SERVING counts as no answer, so that a connection to a server
-            that says so for the whole timeout is dead. By default any answer means that it lives.
+        service: The service to check; `""` for the whole server.
+        require_serving: Whether NOT_SERVING counts as no answer, so that the connection is dead if
+            the server returns it for the whole timeout. By default, each answer counts.
 
     Raises:
-        TypeError: The service is no string.
+        TypeError: The service is not a string.
     """
 
     __slots__ = ("request", "require_serving", "service")
@@ -117,7 +118,7 @@ class HealthProbe:
         self.request = b"\x0a" + _varint(len(name)) + name if name else b""
 
     def judge(self, response: bytes) -> ProbeResult:
-        """Read the serving status; what can't be read is alive but says nothing of itself."""
+        """Read the serving status. A response that cannot be decoded is alive, without a status."""
         status = _field_1(response)
         if status == SERVING:
             return ProbeResult(alive=True, serving=True)
@@ -129,7 +130,7 @@ class HealthProbe:
         return f"HealthProbe({self.service!r}, require_serving={self.require_serving})"
 
 
-# The wire form of protobuf, as far as these two messages go
+# The encoding of protobuf, as far as these two messages need it
 
 
 def _varint(number: int) -> bytes:
@@ -142,7 +143,7 @@ def _varint(number: int) -> bytes:
 
 
 def _field_1(message: bytes) -> int | None:
-    """The last varint with number 1; 0 (the default) if there is none, None if it is garbage."""
+    """The last varint with number 1; 0 (the default) if there is none, None if it is invalid."""
     value, place = 0, 0
     try:
         while place < len(message):
@@ -166,7 +167,7 @@ def _field_1(message: bytes) -> int | None:
 
 
 def _read_varint(message: bytes, place: int) -> tuple[int, int]:
-    """The number at a place, and where it ends; IndexError if it does not end."""
+    """The number at an offset, and the offset of its end; IndexError if it does not end."""
     number = shift = 0
     while True:
         byte = message[place]

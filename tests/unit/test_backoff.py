@@ -119,12 +119,12 @@ def test_a_negative_answer_of_a_wait_object_is_at_once():
 
 def test_an_answer_of_a_wait_object_that_is_no_time_raises():
     for answer in [None, "1", True]:
-        with pytest.raises(TypeError, match="what the wait object answered must be seconds"):
+        with pytest.raises(TypeError, match="the result of the wait object must be seconds"):
             delay(Backoff(lambda _, answer=answer: answer))
 
 
 def test_an_answer_of_nan_raises():
-    with pytest.raises(ConfigurationError, match="what the wait object answered is NaN"):
+    with pytest.raises(ConfigurationError, match="the result of the wait object is NaN"):
         delay(Backoff(lambda _: float("nan")))
 
 
