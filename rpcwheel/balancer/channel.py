@@ -375,8 +375,8 @@ class WaitingCall(CallAttempts):
             request = copy_of(request)  # its caller may change it before it is sent
         details = Details(method.name, timeout, metadata, credentials, False, compression)
         config = state.configs.config_for(method.name)
-        opened = config, now_ns, deadline_ns, deadline_ns
-        super().__init__(ClientCall(state, method.kind, _none, details, request, opened))
+        begun = config, now_ns, deadline_ns, deadline_ns
+        super().__init__(ClientCall(state, method.kind, _none, details, request, begun))
         self._method = method
         self._name = name
         self._given = request, metadata, credentials, compression

@@ -1,19 +1,18 @@
-"""Calls of `grpc.aio` that may need more than one attempt, or another end than their failure.
+"""Calls of `grpc.aio` and their attempts, for the channels, the interceptors and failback.
 
-A `CallFactory` begins the calls of one method. It gives the caller one of two objects:
+A `CallFactory` begins the calls of one method. The caller gets one of two objects:
 
-* If the policies of the method set no more than a deadline: what gRPC itself gives.
-* Otherwise a `RetryingCall`, a `grpc.aio.Call` of the same kind that owns the attempts. It retries,
-  answers with a default, hands the call to failback, watches slow calls and silent streams.
+* If the method needs only a deadline: gRPC's own call.
+* Otherwise a `RetryingCall`, a `grpc.aio.Call` of the same kind. It makes the attempts, returns
+  default responses, passes calls to failback, and watches for slow calls and stalled streams.
 
-How an attempt is begun is the caller's matter: `start(request, timeout=..., metadata=...,
-wait_for_ready=...)` gives a call (a multicallable of a channel does), or a coroutine that gives one
-(a client interceptor does; further interceptors may run in it). Only for a coroutine, and only from
-the second attempt on, is there a task.
+The user of a factory provides `start(request, timeout=..., metadata=..., wait_for_ready=...)`,
+which begins an attempt. It returns a call, as a multicallable does, or a coroutine that returns a
+call, as the continuation of an interceptor does. For a coroutine, attempts after the first one need
+a task.
 
-Everything runs on the loop. The timer calls in through the loop. What decides is pure, in `config`
-and `retry`. Code of users (iterators, predicates, wait objects) runs in a copy of the caller's
-context.
+All code runs on the event loop; the timer's thread submits to it. Code of users (iterators,
+predicates, wait objects) runs in the context of the caller.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ from rpcwheel._grpc.aio_finished import (
     CANCELLED_HERE,
     OK,
     failed_call,
+    failed_with,
     finished_call,
     refused_by,
     status_of,
 )
 from rpcwheel._grpc.aio_relay import (
-    MADE_UP_DETAILS,
-    STATUS_CHECK_DELAYS_S,
     AwaitedRelay,
     ReadRelay,
     Relay,
@@ -47,7 +45,6 @@ from rpcwheel._grpc.aio_relay import (
     WrittenRelay,
     failure_of,
     has_ended,
-    has_made_up_status,
 )
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
@@ -58,17 +55,18 @@ from .aio_requests import RequestStream
 from .config import (
     ANSWER_KEY,
     CALL_OPTIONS,
-    GATHER_S,
-    LOOK_INTERVAL_S,
-    Outcome,
-    answered_by,
+    READ_TIMEOUT_S,
+    TIMER_CHECK_INTERVAL_S,
+    MethodConfig,
     copy_of,
-    kept_metadata,
-    kept_request,
+    delivery_timeout,
     messages_of,
-    resend_timeout,
+    queued_metadata,
+    queued_request,
+    response_source,
     seconds_left,
 )
+from .policy import DefaultResponsePolicy
 from .retry import COMMITTED, NO_TIME, TIMER_STOPPED, result_of, with_attempt
 
 if TYPE_CHECKING:
@@ -76,19 +74,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rpcwheel._grpc.aio_finished import FinishedCall
+    from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.timer import Timeout
 
-    from .config import ClientState, MethodConfig
+    from .config import ClientState
     from .retry import Metadata, RetryPlan
 
 __all__ = ["CallFactory", "RetryingCall", "Start"]
 
 Start: TypeAlias = "Callable[..., Any]"
-"""Begins an attempt: `start(request, timeout=..., metadata=..., wait_for_ready=...)` gives a call,
-or a coroutine that gives one."""
+"""Begins an attempt: `start(request, timeout=..., metadata=..., wait_for_ready=...)` returns a
+call, or a coroutine that returns a call."""
 
 TIMER_GRACE_S: Final = 1.0
-"""How late a timer may be, within the deadline, before the loop goes on without it."""
+"""How late a timer may be, within the deadline, before the loop continues without it."""
+
+LATE: Final = f"Deadline Exceeded before the call began: {NO_TIME.reason}"
+
+NO_POLICY: Final = MethodConfig()
 
 
 class CallFactory:
@@ -102,29 +105,31 @@ class CallFactory:
         waiting: weakref.WeakSet[RetryingCall] | None = None,
         config: MethodConfig | None = None,
     ) -> None:
-        """Note what follows from the method's configuration.
+        """Make the factory.
 
         Args:
-            state: What all calls of the client share.
-            method: The full name.
-            kind: Which of the four.
-            waiting: Calls are added to it when they wait for their next attempt.
-            config: Another configuration than the method has by the policies of the client.
+            state: The state of the client.
+            method: The full name of the method.
+            kind: The kind of call.
+            waiting: Calls add themselves here while they wait for their next attempt.
+            config: The configuration; None for that of the client's policies.
         """
         self.state = state
         self.method = method
         self.kind = kind
         self.waiting = waiting
         config = self.config = state.configs.config_for(method) if config is None else config
-        self.has_other_end = config.failback is not None or config.default_response is not None
-        silent = kind.streams_responses and config.has_message_timeout
+        self.has_final_policy = config.failback is not None or config.default_response is not None
+        stalls = kind.streams_responses and config.has_message_timeout
         hedged = config.hedging is not None and kind is Kind.UNARY_UNARY
-        self.is_native = not (config.recovers or hedged or silent or config.slow_ns != NEVER)
+        self.is_native = not (
+            config.handles_failures or hedged or stalls or config.slow_ns != NEVER
+        )
         self.call_class: type[RetryingCall] = _HedgedCall if hedged else _CALLS[kind]
 
     def _in_context(self) -> CallFactory:
-        """The factory for calls that follow the `call_options` of the running context."""
-        config = self.state.config_of(self.method)
+        """Make a factory with the `call_options` of the running context."""
+        config = self.state.current_config(self.method)
         return CallFactory(self.state, self.method, self.kind, self.waiting, config)
 
     def begin(
@@ -140,22 +145,22 @@ class CallFactory:
         Args:
             start: Begins an attempt.
             request: The request, an iterator of requests, or None if they will be written.
-            timeout: Seconds, as the caller gave it.
-            metadata: As the caller gave it.
-            wait_for_ready: As the caller gave it.
+            timeout: As given by the caller, in seconds.
+            metadata: As given by the caller.
+            wait_for_ready: As given by the caller.
 
         Returns:
-            What the caller holds. If `start` gives coroutines: that, or a coroutine that gives it.
+            The call for the caller; or a coroutine that returns it, if `start` returns a coroutine.
 
         Raises:
-            Exception: What `start` raised.
+            Exception: Whatever `start` raised.
         """
         calls = self if CALL_OPTIONS.get() is None else self._in_context()
         config = calls.config
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-        now_ns, deadline_ns, attempt_ns = self.state.open(config, own_ns)
+        now_ns, deadline_ns, attempt_ns = self.state.begin(config, own_ns)
         is_late = now_ns >= deadline_ns
-        if is_late and not calls.has_other_end:
+        if is_late and not calls.has_final_policy:
             return _late(self.kind)
         left_s = seconds_left(attempt_ns, now_ns)
         if wait_for_ready is None:
@@ -170,19 +175,19 @@ class CallFactory:
 
 
 class RetryingCall(Relay):
-    """A call, and its attempts one after the other.
+    """A call that makes its attempts one after the other.
 
-    Made for every call, and most succeed: what only a failed attempt needs is looked up then.
+    Most calls succeed, so values that only a failed attempt needs are computed after a failure.
     """
 
-    # Defaults of the class: a call that succeeds sets few of them.
-    _requests: RequestStream | None = None  # from an iterator, and may be sent again
-    _plan: RetryPlan | None = None  # once an attempt has failed
+    # Class attributes are the initial values: a call that succeeds sets few of them.
+    _requests: RequestStream | None = None  # an iterator of requests that may be sent again
+    _plan: RetryPlan | None = None  # set after the first failure
     _attempts = 1
-    _failed: tuple[Any, grpc.RpcError, NextAttempt] | None = None  # while it waits for the next
+    _failed: tuple[Any, grpc.RpcError, NextAttempt] | None = None  # during a wait for a retry
     _timeout: Timeout | None = None  # of that wait
-    _timer_check: asyncio.TimerHandle | None = None  # whether the timer is late or was stopped
-    _task: asyncio.Task[None] | None = None  # that begins an attempt, or that reads the requests
+    _timer_check: asyncio.TimerHandle | None = None  # checks whether the timer is late or stopped
+    _task: asyncio.Task[None] | None = None  # begins an attempt, or reads the requests
 
     def __init__(
         self,
@@ -209,32 +214,32 @@ class RetryingCall(Relay):
         self._started_ns = started_ns
         self._deadline_ns = deadline_ns
         self._context = copy_context()
-        self._slow = factory.state.watch(factory.method, config)
-        if config.resends or config.hedging is not None:
+        self._slow = factory.state.watch_slow_call(factory.method, config)
+        if config.keeps_requests or config.hedging is not None:
             if self.kind.streams_requests:
-                if request is not None and config.keep_bytes is not None:
-                    self._requests = RequestStream(request, config.keep_bytes)
+                if request is not None and config.buffer_bytes is not None:
+                    self._requests = RequestStream(request, config.buffer_bytes)
             elif request.__class__ is not bytes:
-                request = copy_of(request)  # the caller may change it; 2 µs for a small message
+                request = copy_of(request)  # 2 µs for a small message
         self._request = request
 
     def time_remaining(self) -> float | None:
-        """Seconds until the deadline of all attempts together; None without a deadline."""
+        """Return the seconds until the deadline of all attempts; None without a deadline."""
         return seconds_left(self._deadline_ns, self._state.now_ns())
 
     def end_waiting(self) -> None:
-        """Cancel the call if no attempt runs, and make no more: its channel is closed."""
+        """Cancel the call if no attempt runs, because its channel is closed."""
         if self.is_current(None):
             self.cancel()
 
     # --- The first attempt ---
 
     def first_attempt(self, timeout: float | None) -> Any:
-        """Make it. Returns this call, or a coroutine that gives it."""
+        """Make the first attempt. Returns this call, or a coroutine that returns it."""
         try:
             metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
             attempt = self._begin_attempt(timeout, metadata)
-        except BaseException:  # such as `UsageError` of a channel that is closed
+        except BaseException:  # such as `UsageError` of a closed channel
             self._release()
             raise
         if isinstance(attempt, CoroutineType):
@@ -245,7 +250,7 @@ class RetryingCall(Relay):
     async def _first_awaited(self, attempt: Any) -> RetryingCall:
         try:
             call = await attempt
-        except grpc.RpcError as error:  # of an interceptor below, that has awaited it
+        except grpc.RpcError as error:  # of an inner interceptor that awaited the call
             call = failed_call(self.kind, error)
         except BaseException:
             self._release()
@@ -256,9 +261,7 @@ class RetryingCall(Relay):
     def fail_late(self) -> RetryingCall:
         """End the call without an attempt: its deadline had passed before it began."""
         self._attempts = 0
-        call = _late(self.kind)
-        assert call.error is not None  # noqa: S101 - for mypy
-        self._conclude(call, status_of(call.error))
+        self._end_failed(_late(self.kind), failed_with(grpc.StatusCode.DEADLINE_EXCEEDED, LATE))
         return self
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
@@ -275,38 +278,38 @@ class RetryingCall(Relay):
         if error is None:
             try:
                 error = failure_of(call)
-            except WouldBlockError:  # a foreign call, whose `done()` is true too early
+            except WouldBlockError:  # `done()` of another interceptor's call is true too early
                 self.finish(call)
                 return
         if error is None:
             self.finish(call)
         elif not isinstance(error, grpc.RpcError):
             self.finish(call if has_ended(call) else failed_call(self.kind, error))
-        elif not self._config.recovers:
+        elif not self._config.handles_failures:
             self._fail(call, error)
-        else:  # not here: this is deep inside of grpc, and in no caller's context
+        else:  # later: this runs inside of grpc, and not in the caller's context
             soon = asyncio.get_running_loop().call_soon
-            soon(self._judge, call, error, context=self._context)
+            soon(self._decide, call, error, context=self._context)
 
-    def _judge(self, call: Any, error: grpc.RpcError) -> None:
-        """Decide what follows an attempt that failed with a status."""
+    def _decide(self, call: Any, error: grpc.RpcError) -> None:
+        """Decide what follows an attempt that has failed with a status."""
         if not self.is_current(call):
             return  # canceled meanwhile
         state, config = self._state, self._config
         if self._plan is None:
-            self._plan = state.resumed(config, self._started_ns, self._deadline_ns)
+            self._plan = state.retry_plan(config, self._started_ns, self._deadline_ns)
         result = result_of(error, committed=self.received or not self._can_resend)
-        step = state.after(self.method, config, self._plan, result, self._attempts)
+        step = state.next_step(self.method, config, self._plan, result, self._attempts)
         if isinstance(step, NextAttempt):
             self.pause()
             self._failed = call, error, step
-            self._wait_for_time(step)
+            self._wait_until_due(step)
         else:
-            self._conclude(call, error)
+            self._end_failed(call, error)
 
     @property
     def _was_written(self) -> bool:
-        """Whether the caller writes the requests, of which nothing is kept."""
+        """Whether the caller writes the requests, which are then not kept."""
         return bool(self.kind.streams_requests) and self._request is None
 
     @property
@@ -317,7 +320,7 @@ class RetryingCall(Relay):
 
     # --- The next attempt ---
 
-    def _wait_for_time(self, step: NextAttempt) -> None:
+    def _wait_until_due(self, step: NextAttempt) -> None:
         wait_ns = step.at_ns - self._state.now_ns()
         if wait_ns <= 0:
             self._next_attempt()
@@ -326,12 +329,12 @@ class RetryingCall(Relay):
             self._factory.waiting.add(self)
         loop, wait_s = asyncio.get_running_loop(), wait_ns / 1e9
         resume = partial(self._context.run, self._resume)
-        self._timeout = self._state.wake(lambda _: call_on_loop(loop, resume), wait_s, "retry")
+        self._timeout = self._state.schedule(lambda _: call_on_loop(loop, resume), wait_s, "retry")
         if self._timeout is None:
-            self._stop_waiting(TIMER_STOPPED)
+            self._abandon_retry(TIMER_STOPPED)
         else:
             left_s = self.time_remaining()
-            late_s = min(wait_s, LOOK_INTERVAL_S) + TIMER_GRACE_S
+            late_s = min(wait_s, TIMER_CHECK_INTERVAL_S) + TIMER_GRACE_S
             self._check_later(late_s if left_s is None else min(late_s, left_s), step)
 
     def _check_later(self, delay_s: float, step: NextAttempt) -> None:
@@ -340,16 +343,16 @@ class RetryingCall(Relay):
         self._timer_check = later(delay_s, check, context=self._context)
 
     def _check_timer(self, timer: Any, step: NextAttempt) -> None:
-        """Go on without the timer if it is late; end the call if it was stopped."""
+        """Continue without the timer if it is late; end the call if it was stopped."""
         if timer.stopped:
-            self._stop_waiting(TIMER_STOPPED)
+            self._abandon_retry(TIMER_STOPPED)
         elif self._state.now_ns() >= step.at_ns:
             self._resume()
-        else:  # a timer whose time is set by hand
+        else:  # a `ManualTimer`
             self._check_later(TIMER_GRACE_S, step)
 
     def _resume(self) -> None:
-        if self._timeout is not None:  # else it was given up, or has ended
+        if self._timeout is not None:  # the wait has not ended
             self._end_wait()
             self._next_attempt()
 
@@ -361,22 +364,23 @@ class RetryingCall(Relay):
             self._timer_check.cancel()
             self._timer_check = None
 
-    def _stop_waiting(self, why: Stop) -> None:
-        """End the call although a retry was decided; `why` is for an event."""
-        assert self._failed is not None  # noqa: S101 - for mypy
+    def _abandon_retry(self, why: Stop) -> None:
+        """End the call without the planned retry."""
+        if self._failed is None:
+            return
         call, error, _ = self._failed
         self._end_wait()
         self._failed = None
         code = status_of(error).code().name
         emit(RetryStopped(self.method, self._attempts, code, why.reason))
-        self._conclude(call, error)
+        self._end_failed(call, error)
 
     def _next_attempt(self) -> None:
-        """Make it, unless too many requests have been read since it was decided."""
+        """Make the next attempt, unless the buffer of the requests has overflowed since."""
         if self._failed is None or self.done():
             return
         if not self._can_resend:
-            self._stop_waiting(COMMITTED)
+            self._abandon_retry(COMMITTED)
             return
         step = self._failed[2]
         self._failed = None
@@ -385,7 +389,7 @@ class RetryingCall(Relay):
         metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
         try:
             attempt = self._begin_attempt(left_s, metadata)
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:  # noqa: BLE001 - for the caller
             attempt = self._failed_to_begin(error)
         if isinstance(attempt, CoroutineType):
             self._task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
@@ -396,10 +400,10 @@ class RetryingCall(Relay):
         try:
             call = await attempt
         except asyncio.CancelledError as error:
-            if self._task is None:  # by `_release`
+            if self._task is None:  # canceled by `_release`
                 raise
             call = failed_call(self.kind, error)
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:  # noqa: BLE001 - for the caller
             call = self._failed_to_begin(error)
         self._task = None
         if self.done():
@@ -408,7 +412,7 @@ class RetryingCall(Relay):
             self.begin(call)
 
     def _failed_to_begin(self, error: Exception) -> FinishedCall:
-        if isinstance(error, grpc.aio.UsageError):  # the channel was closed meanwhile
+        if isinstance(error, grpc.aio.UsageError):  # the channel was closed
             return finished_call(self.kind, CANCELLED, CANCELLED_HERE)
         return failed_call(self.kind, error)
 
@@ -427,101 +431,104 @@ class RetryingCall(Relay):
         if self._requests is not None:
             self._requests.close()
 
-    def _conclude(self, call: Any, error: grpc.RpcError) -> None:
-        """End the call with the failure of its last attempt, or as its policies say instead."""
-        config = self._config
-        outcome = self._state.outcome(
+    def _end_failed(self, call: Any, error: grpc.RpcError) -> None:
+        """End the call after its last attempt has failed, as its policies say."""
+        policy = self._state.final_policy(
             self.method,
-            config,
+            self._config,
             error,
             attempts=self._attempts,
             started_ns=self._started_ns,
             received=self.received,
         )
-        match outcome:
-            case Outcome.FAIL:
-                self._fail(call, error)
-            case Outcome.DEFAULT_RESPONSE:
-                assert config.default_response is not None  # noqa: S101 - for mypy
-                self._answer(outcome, error, config.default_response.default)
-            case Outcome.ENQUEUE if self.kind.streams_requests:
-                self._enqueue_stream(call, error)
-            case Outcome.ENQUEUE:
-                self._enqueue(call, error, kept_request(self._request))
+        if policy is None:
+            self._fail(call, error)
+        elif isinstance(policy, DefaultResponsePolicy):
+            self._respond(policy, error)
+        elif self.kind.streams_requests:
+            self._enqueue_stream(policy, call, error)
+        else:
+            self._enqueue(policy, call, error, queued_request(self._request))
 
     def _fail(self, call: Any, error: grpc.RpcError) -> None:
-        """End as the attempt has ended; grpc.aio may yet change the status of a request stream."""
+        """End with the failure of the attempt."""
         if self.kind.streams_requests:
+            # grpc.aio may replace the status of `call` later
             self.finish(failed_call(self.kind, error), source=call)
         else:
             self.finish(call)
 
-    def _answer(self, outcome: Outcome, error: grpc.RpcError, default: object) -> None:
-        """End with OK and a default."""
-        status = status_of(error)
-        by, details = answered_by(outcome, status.code().name, status.details())
+    def _respond(
+        self, policy: FailbackPolicy | DefaultResponsePolicy, error: grpc.RpcError
+    ) -> None:
+        """End with status OK and the default of a policy."""
+        status, default = status_of(error), policy.default
+        source, details = response_source(policy, status.code().name, status.details())
         call = finished_call(
             self.kind,
             OK,
             details,
             result=messages_of(default) if self.kind.streams_responses else default,
             initial=status.initial_metadata(),
-            trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, by)),
+            trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, source)),
         )
         self.finish(call)
 
     # --- Failback ---
 
-    def _enqueue_stream(self, call: Any, error: grpc.RpcError) -> None:
-        """Queue the call, once its requests are known to their end.
+    def _enqueue_stream(self, policy: FailbackPolicy, call: Any, error: grpc.RpcError) -> None:
+        """Queue the call when all its requests were read.
 
-        If responses come as a stream, the requests may depend on them, and are not read on.
+        If the responses are a stream too, the requests may depend on them, so the rest is not read.
         """
         requests = self._requests
         is_known = requests is not None and requests.is_known
-        if not is_known and not self._state.queues(self.method, self._config, error):
+        if not is_known and not self._state.is_queued(self.method, self._config, error):
             self._fail(call, error)
             return
         if requests is not None and requests.is_plain and not is_known:
             requests.read_plain_rest()
         if requests is None or requests.is_over or self.kind.streams_responses:
-            self._enqueue_known(call, error)
+            self._enqueue_read(policy, call, error)
             return
         self.pause()
-        rest = self._read_rest(requests, call, error)
+        rest = self._read_rest(requests, policy, call, error)
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(rest, context=self._context.copy())
 
-    async def _read_rest(self, requests: RequestStream, call: Any, error: grpc.RpcError) -> None:
+    async def _read_rest(
+        self, requests: RequestStream, policy: FailbackPolicy, call: Any, error: grpc.RpcError
+    ) -> None:
         left_s = self.time_remaining()
-        with contextlib.suppress(Exception):  # the user's iterator raised; then it is not known
-            async with asyncio.timeout(GATHER_S if left_s is None else min(GATHER_S, left_s)):
+        with contextlib.suppress(Exception):  # of the user's iterator
+            async with asyncio.timeout(
+                READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, left_s)
+            ):
                 await requests.read_rest()
         self._task = None
-        self._enqueue_known(call, error)
+        self._enqueue_read(policy, call, error)
 
-    def _enqueue_known(self, call: Any, error: grpc.RpcError) -> None:
+    def _enqueue_read(self, policy: FailbackPolicy, call: Any, error: grpc.RpcError) -> None:
         if self._requests is not None and self._requests.is_known:
-            self._enqueue(call, error, *self._requests.buffer.messages)
+            self._enqueue(policy, call, error, *self._requests.buffer.messages)
             return
-        why = "were written" if self._was_written else "are not all known"
-        error.add_note(f"{self.method}: not queued by failback, its requests {why}")
+        why = "its requests were written" if self._was_written else "not all requests are known"
+        error.add_note(f"{self.method}: not queued by failback, as {why}")
         self._fail(call, error)
 
-    def _enqueue(self, call: Any, error: grpc.RpcError, *requests: object) -> None:
-        config, policy = self._config, self._config.failback
-        assert policy is not None  # noqa: S101 - for mypy
+    def _enqueue(
+        self, policy: FailbackPolicy, call: Any, error: grpc.RpcError, *requests: object
+    ) -> None:
         delivery = Delivery(
-            self.method,
-            self.kind,
+            self._factory,
             self._start,
-            timeout=resend_timeout(self._own_timeout, config),
-            metadata=kept_metadata(self._metadata, policy),
+            timeout=delivery_timeout(self._own_timeout, self._config),
+            metadata=queued_metadata(self._metadata, policy),
             wait_for_ready=self._wait_for_ready,
             attempts=self._attempts,
         )
         try:
-            queue = self._state.queue_of(policy, config.queue)
+            queue = self._state.queue_of(policy, self._config.queue)
             queued = queue.park(error, delivery, *requests)
         except FailbackError as refusal:
             self.finish(failed_call(self.kind, refused_by(refusal, error)))
@@ -530,29 +537,29 @@ class RetryingCall(Relay):
             emit(CallbackFailed(self.method, "failback", raised))
             queued = False
         if queued:
-            self._answer(Outcome.ENQUEUE, error, policy.default)
+            self._respond(policy, error)
         else:
             self._fail(call, error)
 
-    # --- Silent response streams ---
+    # --- message_timeout ---
 
     def _limit_silence(self, call: Any) -> _SilenceLimit | None:
-        """Limit the wait for a message; the result is to be canceled when the wait is over."""
+        """Limit the wait for a message; see `Relay`."""
         if not self._config.has_message_timeout:
             return None
         limit = _SilenceLimit()
         loop = asyncio.get_running_loop()
         end = partial(self._end_silence, call, limit)
         delay_s = to_seconds(self._config.message_timeout_ns)
-        wake = self._state.wake
-        limit.timeout = wake(lambda _: call_on_loop(loop, end), delay_s, "message_timeout")
+        schedule = self._state.schedule
+        limit.timeout = schedule(lambda _: call_on_loop(loop, end), delay_s, "message_timeout")
         return limit
 
     def _end_silence(self, call: Any, limit: _SilenceLimit) -> None:
-        """End an attempt that sent nothing for too long."""
+        """End an attempt whose message has not arrived in time."""
         if limit.over or not self.is_current(call):
             return
-        details = self._state.silent(self.method, self._config)
+        details = self._state.report_stall(self.method, self._config)
         self.begin(finished_call(self.kind, grpc.StatusCode.DEADLINE_EXCEEDED, details))
         call.cancel()
 
@@ -564,7 +571,7 @@ class _UnaryUnary(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
 class _HedgedCall(_UnaryUnary):
     """A unary call whose attempts may run at the same time (gRFC A6).
 
-    It shows no attempt while they run, and ends with the one that decides.
+    As a relay it has no running attempt; it ends with the attempt that decides the call.
     """
 
     _last: tuple[Any, grpc.RpcError] | None = None  # the attempt that failed last
@@ -573,10 +580,8 @@ class _HedgedCall(_UnaryUnary):
         super().__init__(*args)
         self._running: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        hedges = self._state.hedged(self._config, self._started_ns, self._deadline_ns)
-        assert hedges is not None  # noqa: S101 - for mypy
-        self._hedges = hedges
-        self._tried: list[object] = []  # subchannels, by the balancer
+        self._hedges = self._state.hedging_plan(self._config, self._started_ns, self._deadline_ns)
+        self._tried: list[object] = []  # subchannels, appended by the balancer
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
         token = TRIED.set(self._tried)
@@ -599,7 +604,7 @@ class _HedgedCall(_UnaryUnary):
         return self
 
     def _follow(self, attempt: Any) -> None:
-        """Wait for the end of an attempt, or for the coroutine that gives it."""
+        """Wait for the end of an attempt, or for the coroutine that returns the attempt."""
         if isinstance(attempt, CoroutineType):
             task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
             self._tasks.add(task)
@@ -608,14 +613,14 @@ class _HedgedCall(_UnaryUnary):
             attempt.cancel()
         else:
             self._running.append(attempt)
-            if has_ended(attempt):  # one that an interceptor has answered takes no callbacks
-                self._hedge_ended(attempt, None)
+            if has_ended(attempt):  # a response of an inner interceptor takes no callbacks
+                self._on_hedge_done(attempt, None)
             else:
-                attempt.add_done_callback(partial(self._hedge_ended, attempt))
+                attempt.add_done_callback(partial(self._on_hedge_done, attempt))
 
     def _has_begun(self, attempt: Any, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        attempt.close()  # it was not started if the task was canceled before its first step
+        attempt.close()  # for a task that was canceled before its first step
 
     async def _begin_awaited(self, attempt: Any) -> None:
         try:
@@ -624,7 +629,7 @@ class _HedgedCall(_UnaryUnary):
             if self.done():
                 raise
             call = failed_call(self.kind, error)
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:  # noqa: BLE001 - for the caller
             call = self._failed_to_begin(error)
         self._follow(call)
 
@@ -633,17 +638,17 @@ class _HedgedCall(_UnaryUnary):
         if not self._running and not self._tasks:
             self.cancel()
 
-    def _hedge_ended(self, attempt: Any, _: Any) -> None:
+    def _on_hedge_done(self, attempt: Any, _: Any) -> None:
         if self.done() or attempt not in self._running:
             return
         self._running.remove(attempt)
         try:
             error = failure_of(attempt)
-        except BaseException as raised:  # noqa: BLE001 - an interceptor's below; the caller gets it
+        except BaseException as raised:  # noqa: BLE001 - of an inner interceptor, for the caller
             error = raised
         if error is None:
             self.finish(attempt)
-        else:  # not here: this is deep inside of grpc, and in no caller's context
+        else:  # later: this runs inside of grpc, and not in the caller's context
             soon = asyncio.get_running_loop().call_soon
             soon(self._hedge_failed, attempt, error, context=self._context)
 
@@ -660,7 +665,7 @@ class _HedgedCall(_UnaryUnary):
             self._send_due()
 
     def _send_due(self) -> None:
-        """Send the attempts that are due, have the next one sent in time, or end the call."""
+        """Make the attempts that are due, schedule the next one, or end the call."""
         while not self.done() and (step := self._hedges.due(self._state.now_ns())) is not None:
             self._attempts = step.number
             emit(HedgeSent(self.method, step.number))
@@ -668,7 +673,7 @@ class _HedgedCall(_UnaryUnary):
             metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
             try:
                 attempt = self._begin_attempt(left_s, metadata)
-            except Exception as error:  # noqa: BLE001 - the caller gets it
+            except Exception as error:  # noqa: BLE001 - for the caller
                 attempt = self._failed_to_begin(error)
             self._follow(attempt)
         if self.done():
@@ -683,12 +688,12 @@ class _HedgedCall(_UnaryUnary):
         loop = asyncio.get_running_loop()
         delay_s = max(0, self._hedges.next_ns - self._state.now_ns()) / 1e9
         send = partial(self._context.run, self._send_due)
-        self._timeout = self._state.wake(lambda _: call_on_loop(loop, send), delay_s, "hedging")
+        self._timeout = self._state.schedule(lambda _: call_on_loop(loop, send), delay_s, "hedging")
         check = partial(self._check_hedges, self._state.timer)
         self._timer_check = loop.call_later(delay_s + TIMER_GRACE_S, check, context=self._context)
 
     def _check_hedges(self, timer: Any) -> None:
-        """Go on without the timer if it is late; end the call if it was stopped, and none runs."""
+        """Continue without the timer if it is late; end the call if it was stopped."""
         self._timer_check = None
         if self.done() or self._hedges.next_ns == NEVER:
             return
@@ -702,10 +707,10 @@ class _HedgedCall(_UnaryUnary):
             self._timer_check = later(TIMER_GRACE_S, check, context=self._context)
 
     def _end_hedging(self) -> None:
-        """End the call after its last attempt, which failed."""
-        assert self._last is not None  # noqa: S101 - for mypy
+        """End the call after its last attempt has failed."""
         self._cancel_running()  # before the call is queued: it must not succeed as well
-        self._conclude(*self._last)
+        if self._last is not None:
+            self._end_failed(*self._last)
 
     def _cancel_running(self) -> None:
         running, self._running = self._running, []
@@ -741,7 +746,7 @@ _CALLS: Final[dict[Kind, type[RetryingCall]]] = {
 
 
 class _SilenceLimit:
-    """A wait for a message that may last for so long only."""
+    """A limit of the wait for a message."""
 
     __slots__ = ("over", "timeout")
 
@@ -750,29 +755,20 @@ class _SilenceLimit:
         self.timeout: Timeout | None = None
 
     def cancel(self) -> None:
-        """The message has come, or the wait was given up."""
+        """The wait has ended."""
         self.over = True
         if self.timeout is not None:
             self.timeout.cancel()
 
 
 class Delivery:
-    """Makes a queued call again, in one attempt. Called by failback with the call's requests."""
+    """Makes a queued call again, in one attempt. Failback calls it with the requests."""
 
-    __slots__ = (
-        "_attempts",
-        "_kind",
-        "_metadata",
-        "_start",
-        "_timeout",
-        "_wait_for_ready",
-        "label",
-    )
+    __slots__ = ("_attempts", "_metadata", "_timeout", "_wait_for_ready", "calls", "label", "start")
 
     def __init__(
         self,
-        method: str,
-        kind: Kind,
+        calls: CallFactory,
         start: Start,
         *,
         timeout: float,
@@ -780,77 +776,48 @@ class Delivery:
         wait_for_ready: bool | None,
         attempts: int,
     ) -> None:
-        """Keep what an attempt is made with.
+        """Store the arguments of an attempt.
 
         Args:
-            method: The full name.
-            kind: Of the call.
+            calls: The factory of the method's calls.
             start: Begins an attempt.
-            timeout: Seconds for each attempt.
-            metadata: Of the caller, as far as it is sent again.
-            wait_for_ready: Of the call.
-            attempts: How many attempts there were.
+            timeout: The timeout of each delivery in seconds.
+            metadata: The metadata of the caller that deliveries are sent with.
+            wait_for_ready: As given by the caller.
+            attempts: The number of attempts so far.
         """
-        self.label = method
-        """What failback calls it in events."""
-        self._kind = kind
-        self._start = start
+        self.label = calls.method
+        """The name of the call in failback's events."""
+        self.calls = calls
+        self.start = start
         self._timeout = timeout
         self._metadata = metadata
         self._wait_for_ready = wait_for_ready
         self._attempts = attempts
 
     async def __call__(self, *requests: Any) -> Any:
-        """Make an attempt, and wait for its end; raises how it failed."""
+        """Make an attempt and wait for its end; raises its failure."""
         self._attempts += 1
-        streams = self._kind.streams_requests
-        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, self._attempts))
-        request = list(requests) if streams else requests[0]
-        call = self._start(
-            request,
-            timeout=self._timeout,
-            metadata=metadata,
-            wait_for_ready=self._wait_for_ready,
-        )
+        call = _CALLS[self.calls.kind](
+            self.calls,
+            NO_POLICY,
+            self.start,
+            requests if self.calls.kind.streams_requests else requests[0],
+            self._timeout,
+            with_attempt(self._metadata, self._attempts),
+            self._wait_for_ready,
+            started_ns=0,
+            deadline_ns=NEVER,
+        ).first_attempt(self._timeout)
         if isinstance(call, CoroutineType):
             call = await call
-        statuses = _Statuses(call) if streams else None
-        try:
-            if not self._kind.streams_responses:
-                return await call
-            async for _ in call:
-                pass
-        except grpc.aio.AioRpcError as error:
-            if statuses is None or error.details() != MADE_UP_DETAILS:
-                raise
-            raise await statuses.own() or error from None
-
-
-class _Statuses:
-    """The statuses of an attempt: the first may be made up by gRPC, before the server's own."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._own: grpc.aio.AioRpcError | None = None
-        call.add_done_callback(self._note)
-
-    def _note(self, call: Any) -> None:
-        with contextlib.suppress(Exception):  # a foreign call's; what it raises comes out of it
-            failure = failure_of(call)
-            if isinstance(failure, grpc.aio.AioRpcError) and not has_made_up_status(call):
-                self._own = self._own or failure
-
-    async def own(self) -> grpc.aio.AioRpcError | None:
-        """The server's, if it comes in time."""
-        for delay_s in STATUS_CHECK_DELAYS_S:
-            self._note(self._call)
-            if self._own is not None:
-                break
-            await asyncio.sleep(delay_s)
-        return self._own
+        if not self.calls.kind.streams_responses:
+            return await call
+        async for _ in call:
+            pass
+        return None
 
 
 def _late(kind: Kind) -> FinishedCall:
-    """What the caller gets if the deadline had passed before the call began."""
-    details = f"Deadline Exceeded before the call began: {NO_TIME.reason}"
-    return finished_call(kind, grpc.StatusCode.DEADLINE_EXCEEDED, details)
+    """Make the end of a call whose deadline had passed before it began."""
+    return finished_call(kind, grpc.StatusCode.DEADLINE_EXCEEDED, LATE)

@@ -1,10 +1,10 @@
-"""A request stream that is read once and may be sent several times, on an event loop.
+"""A request stream of `grpc.aio` that is read once and may be sent by several attempts.
 
-Each attempt gets an iterator of its own: first what the buffer has, then what follows. Only the
-newest iterator asks for more and gets it, so an older attempt that still waits takes no message
-away. An asynchronous iterator of the user's is read by a task of its own, when an attempt asks for
-more: canceling an attempt must not cancel the user's `__anext__`, which would lose a message or end
-a generator for good. A plain iterator is read as grpc.aio reads it, on the loop.
+Each attempt has its own iterator, which returns the messages of the buffer and then new ones. Only
+the newest iterator reads new messages, so an earlier attempt that still waits does not consume any.
+A task reads the user's asynchronous iterator, one message at a time when an attempt needs one: if
+the attempt itself called the user's `__anext__`, canceling the attempt would lose a message or end
+a generator. A plain iterator is read directly on the loop, as grpc.aio does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["RequestStream"]
 
 
 class RequestStream:
-    """The requests of one call."""
+    """The requests of one call, from an iterator of the user."""
 
     def __init__(self, given: Any, limit_bytes: int) -> None:
-        """Begin, without reading anything.
+        """Make the stream; reads nothing yet.
 
         Args:
-            given: The caller's iterator, of either sort.
-            limit_bytes: How much is kept.
+            given: The caller's plain or asynchronous iterator.
+            limit_bytes: The size of the buffer.
         """
         self.buffer = ReplayBuffer(limit_bytes)
         self._plain: Iterator[Any] | None = None
@@ -48,61 +48,61 @@ class RequestStream:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of it can be read without waiting."""
+        """Whether the rest can be read without waiting."""
         return self._plain is not None
 
     @property
     def is_known(self) -> bool:
-        """Whether all requests were read, and kept."""
+        """Whether all requests were read and are in the buffer."""
         return self.buffer.complete and self.buffer.whole
 
     @property
     def is_over(self) -> bool:
-        """Whether reading on is of no use: all was read, or too much to keep."""
+        """Whether all requests were read, or the buffer has overflowed."""
         return self.buffer.complete or not self.buffer.whole
 
     def replay(self) -> _Replay:
-        """What the next attempt sends; older ones end."""
+        """Return the iterator of a new attempt. Those of earlier attempts end."""
         if self._replay is not None:
-            self._replay.retire()
+            self._replay.end()
         self._replay = _Replay(self)
         return self._replay
 
     async def read_rest(self) -> None:
-        """Read and keep the rest; stops when it has become too much."""
+        """Read the rest into the buffer; stops if the buffer overflows."""
         async for _ in self.replay():
             if not self.buffer.whole:
                 return
 
     def read_plain_rest(self) -> None:
-        """The same, of a plain iterator."""
+        """Do the same with a plain iterator."""
         self.replay()
-        while self._error is None and not self.is_over:
-            self._read_plain()
+        while self._plain is not None and self._error is None and not self.is_over:
+            self._read_plain(self._plain)
 
     def close(self) -> None:
-        """Read no more: the call has ended."""
+        """Stop reading: the call has ended."""
         if self._reader is not None:
             self._reader.cancel()
         if self._replay is not None:
-            self._replay.retire()
+            self._replay.end()
 
-    # --- Between the caller's iterator and an attempt's ---
+    # --- For the iterators of attempts ---
 
-    def check(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the caller's iterator has ended.
 
         Raises:
-            BaseException: What it raised.
+            BaseException: Whatever it raised.
         """
         if self._error is not None:
             raise self._error
         return self.buffer.complete
 
-    def want(self) -> None:
-        """Get one more message for the newest attempt: now, or soon."""
+    def read_one(self) -> None:
+        """Read one more message for the newest attempt: now, or in the task that reads."""
         if self._plain is not None:
-            self._read_plain()
+            self._read_plain(self._plain)
         elif self._async is not None and self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._read_all(self._async))
         else:
@@ -111,7 +111,7 @@ class RequestStream:
     def _add(self, message: object) -> None:
         self.buffer.add(message)
         if self._replay is not None:
-            self._replay.give(message)
+            self._replay.add(message)
 
     def _end(self, error: BaseException | None) -> None:
         self._error = error
@@ -119,13 +119,12 @@ class RequestStream:
         if self._replay is not None:
             self._replay.wake()
 
-    def _read_plain(self) -> None:
-        assert self._plain is not None  # noqa: S101 - for mypy
+    def _read_plain(self, plain: Iterator[Any]) -> None:
         try:
-            message = next(self._plain)
+            message = next(plain)
         except StopIteration:
             self._end(None)
-        except Exception as error:  # noqa: BLE001 - raised again where grpc reads
+        except Exception as error:  # noqa: BLE001 - raised again in `has_ended`
             self._end(error)
         else:
             self._add(message)
@@ -135,44 +134,44 @@ class RequestStream:
             async for message in source:
                 self._add(message)
                 await self._wanted.wait()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised where grpc reads
-            self._end(error)  # if `close` has canceled it, nothing waits
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised in `has_ended`
+            self._end(error)
         else:
             self._end(None)
 
 
 class _Replay:
-    """What one attempt sends. An asynchronous iterator."""
+    """The requests of one attempt; an asynchronous iterator."""
 
     def __init__(self, requests: RequestStream) -> None:
         self._requests = requests
         self._ready: deque[Any] = deque(requests.buffer.messages)
-        self._live = True
-        self._came = Signal()
+        self._is_newest = True
+        self._changed = Signal()
 
-    def give(self, message: object) -> None:
+    def add(self, message: object) -> None:
         self._ready.append(message)
-        self._came.notify()
+        self._changed.notify()
 
     def wake(self) -> None:
-        self._came.notify()
+        self._changed.notify()
 
-    def retire(self) -> None:
-        """End: the attempt is over, or the whole call."""
-        self._live = False
+    def end(self) -> None:
+        """End: there is a newer attempt, or the call has ended."""
+        self._is_newest = False
         self._ready.clear()
-        self._came.notify()
+        self._changed.notify()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        while self._live:
+        while self._is_newest:
             if self._ready:
                 return self._ready.popleft()
-            if self._requests.check():
+            if self._requests.has_ended():
                 break
-            self._requests.want()
-            if not self._ready and not self._requests.check():
-                await self._came.wait()
+            self._requests.read_one()
+            if not self._ready and not self._requests.has_ended():
+                await self._changed.wait()
         raise StopAsyncIteration

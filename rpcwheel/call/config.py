@@ -2,19 +2,18 @@
 
 The clients of both worlds use it in this order::
 
-    config = state.config_of(method)                # policies of the method, and `call_options`
-    now, deadline, attempt = state.open(config, ...)  # the first attempt is made with these
-    plan = state.resumed(config, now, deadline)     # only if it failed
-    step = state.after(..., plan, ...)              # NextAttempt or Stop
-    outcome = state.outcome(..., error, ...)        # after the last attempt
+    config = state.current_config(method)              # policies of the method, and call_options
+    now, deadline, attempt = state.begin(config, ...)  # then make the first attempt
+    plan = state.retry_plan(config, now, deadline)     # only if it failed
+    step = state.next_step(..., plan, ...)             # NextAttempt or Stop
+    policy = state.final_policy(..., error, ...)       # after the last attempt
 
-Nothing in here waits or does I/O. Any thread may use it.
+Nothing in this module waits or does I/O. Any thread may use it.
 """
 
 from __future__ import annotations
 
 import copy
-import enum
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,7 +40,13 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .hedging import HedgingConfig, HedgingPlan
-from .policy import DeadlinePolicy, MethodPolicy, RetryThrottling, checked_calls
+from .policy import (
+    DeadlinePolicy,
+    DefaultResponsePolicy,
+    MethodPolicy,
+    RetryThrottling,
+    checked_calls,
+)
 from .retry import (
     Budget,
     BudgetKey,
@@ -49,7 +54,7 @@ from .retry import (
     RetryConfig,
     RetryPlan,
     RetryThrottle,
-    cut_short,
+    attempt_deadline_ns,
 )
 
 if TYPE_CHECKING:
@@ -62,95 +67,87 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .policy import CallPolicy, DefaultResponsePolicy
+    from .policy import CallPolicy
 
 __all__ = [
     "ANSWER_KEY",
     "CALL_OPTIONS",
-    "GATHER_S",
-    "LOOK_INTERVAL_S",
-    "MOST_METHODS",
+    "MAX_METHODS",
+    "READ_TIMEOUT_S",
+    "TIMER_CHECK_INTERVAL_S",
     "ClientState",
     "FailbackQueue",
     "MethodConfig",
     "MethodConfigs",
-    "Outcome",
-    "answered_by",
     "call_options",
     "copy_of",
-    "kept_metadata",
-    "kept_request",
+    "delivery_timeout",
     "messages_of",
-    "resend_timeout",
+    "queued_metadata",
+    "queued_request",
+    "response_source",
     "seconds_left",
 ]
 
 ANSWER_KEY: Final = "rpcwheel-answer"
-"""In the trailing metadata of a response that no server gave: what made it."""
+"""The key in the trailing metadata of a response that is not from a server; see
+`response_source`."""
 
-LOOK_INTERVAL_S: Final = 1.0
-"""How often a thread that waits on a timer checks whether the timer was stopped."""
+TIMER_CHECK_INTERVAL_S: Final = 1.0
+"""How often a thread that waits for a timer checks whether the timer was stopped."""
 
-EARLY_NS: Final = 10_000_000
-"""An attempt that its caller did not cancel, and that ends with CANCELLED no earlier than this
-before its deadline, has reached its deadline: grpc-go resets a stream then, and the reset may
-arrive first (4 of 280 calls to grpc-go 1.76 on the same machine)."""
+DEADLINE_TOLERANCE_NS: Final = 10_000_000
+"""An attempt that ends with CANCELLED, was not canceled by its caller, and ends no earlier than
+this before its deadline, counts as DEADLINE_EXCEEDED. A server of grpc-go resets the stream at the
+deadline, and the reset may arrive first (4 of 280 calls to grpc-go 1.76 on the same machine)."""
 
-WAIT_FAILED: Final = Stop("its wait strategy raised")
+BACKOFF_RAISED: Final = Stop("its `backoff` raised")
 
-KEPT_BYTES: Final = 1 << 20
-"""How much of a request stream is kept for failback, where no retry policy says it."""
+DEFAULT_BUFFER_BYTES: Final = 1 << 20
+"""The size of the buffer of a request stream for failback, without a retry policy."""
 
-MOST_METHODS: Final = 4096
-"""Methods whose configuration is kept. A proxy may call any name that its clients send."""
+MAX_METHODS: Final = 4096
+"""Methods whose configuration is cached. A proxy may call any name that its clients send."""
 
-GATHER_S: Final = 1.0
-"""How long to wait for the rest of a request stream that failback is to queue."""
+READ_TIMEOUT_S: Final = 1.0
+"""How long to read the rest of a request stream before failback queues the call."""
 
-RESEND_TIMEOUT_S: Final = 60.0
-"""The deadline of one delivery, where neither the caller nor the policy gave one."""
+DELIVERY_TIMEOUT_S: Final = 60.0
+"""The timeout of one delivery if neither the caller nor the policy sets one."""
 
 
 class FailbackQueue(Protocol):
-    """Delivers failed calls later; a `FailbackInvoker` of the same world."""
+    """Delivers failed calls in the background; a `FailbackInvoker` of the same world."""
 
     def park(self, error: Any, function: Callable[..., object], /, *requests: Any) -> bool:
-        """Queue a call that failed; False if its failure is not one that the policy names."""
-
-
-class Outcome(enum.Enum):
-    """What the caller gets of a call whose last attempt has failed."""
-
-    FAIL = enum.auto()
-    DEFAULT_RESPONSE = enum.auto()
-    ENQUEUE = enum.auto()
+        """Queue a failed call; False if the policy does not apply to its failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodConfig:
-    """All that holds for the calls of one method. Times are nanoseconds, `NEVER` where not set."""
+    """The settings of one method. Times are nanoseconds, `NEVER` if not set."""
 
     timeout_ns: int = NEVER
     message_timeout_ns: int = NEVER
     slow_ns: int = NEVER
     propagate_deadline: bool = True
     wait_for_ready: bool | None = None
-    """For calls whose caller does not give it; None for gRPC's default."""
+    """For calls whose caller does not set it; None for gRPC's default."""
     retry: RetryConfig | None = None
     hedging: HedgingConfig | None = None
     """For calls with one request and one response."""
     default_response: DefaultResponsePolicy | None = None
     failback: FailbackPolicy | None = None
     queue: str = "*"
-    """The name of the queue of a failback policy without a name: the pattern where it stands."""
-    excused: Matcher | None = None
-    """What `default_response.on` means."""
-    queued: Matcher | None = None
-    """What `failback.retry_on` means; None if no failure is queued."""
+    """The name of the failback queue if its policy has none: the pattern that has the policy."""
+    default_matcher: Matcher | None = None
+    """Matches the failures of `default_response.on`."""
+    failback_matcher: Matcher | None = None
+    """Matches the failures of `failback.retry_on`; None if no failure is queued."""
 
     @classmethod
     def from_policy(cls, policy: MethodPolicy, queue: str = "*") -> MethodConfig:
-        """Make it of what the user has set."""
+        """Make the settings from the policy of the method."""
         retry, hedging, default = policy.retry, policy.hedging, policy.default_response
         deadline = policy.timeout or DeadlinePolicy()
         failback = policy.failback
@@ -172,33 +169,33 @@ class MethodConfig:
             default_response=default,
             failback=failback,
             queue=queue,
-            excused=None if default is None else Matcher(default.on),
-            queued=Matcher(failback.retry_on) if failback and queues else None,
+            default_matcher=None if default is None else Matcher(default.on),
+            failback_matcher=Matcher(failback.retry_on) if failback and queues else None,
         )
 
     @property
     def budget(self) -> BudgetKey | None:
-        """What the target's budget for further attempts is made with; None for no limit."""
+        """The key of the budget for further attempts; None for no limit."""
         limited = self.retry or self.hedging
         return None if limited is None else limited.budget
 
     @property
-    def resends(self) -> bool:
-        """Whether a request may be sent again, hedging apart, so that it must be kept."""
+    def keeps_requests(self) -> bool:
+        """Whether requests are kept because a retry or failback may send them again."""
         retried = self.retry is not None and self.retry.idempotent
         return self.failback is not None or retried
 
     @property
-    def recovers(self) -> bool:
-        """Whether a failed call may end in another way than with its failure, hedging apart."""
+    def handles_failures(self) -> bool:
+        """Whether a retry, a default response or failback may follow a failure."""
         return not (self.retry is None and self.failback is None and self.default_response is None)
 
     @property
-    def keep_bytes(self) -> int | None:
-        """How much is kept of a request stream; None where it is never sent again."""
-        if not self.resends:
+    def buffer_bytes(self) -> int | None:
+        """The size of the buffer of a request stream; None if requests are not kept."""
+        if not self.keeps_requests:
             return None
-        return KEPT_BYTES if self.retry is None else self.retry.replay_buffer_bytes
+        return DEFAULT_BUFFER_BYTES if self.retry is None else self.retry.replay_buffer_bytes
 
     @property
     def has_message_timeout(self) -> bool:
@@ -206,12 +203,12 @@ class MethodConfig:
         return self.message_timeout_ns != NEVER
 
     def deadline_ns(self, now_ns: int, own_ns: int | None, left_ns: int | None) -> int:
-        """When a call ends that begins now.
+        """Return the deadline of a call that begins now.
 
         Args:
-            now_ns: Now.
-            own_ns: The timeout that the caller gave, None if none.
-            left_ns: What is left of the deadline of the call being served, None if there is none.
+            now_ns: The time now.
+            own_ns: The timeout that the caller gave; None without one.
+            left_ns: The time until the deadline of the call being served; None without one.
         """
         least_ns = self.timeout_ns
         if own_ns is not None and own_ns < least_ns:
@@ -220,23 +217,9 @@ class MethodConfig:
             least_ns = left_ns
         return min(now_ns + least_ns, NEVER)
 
-    def outcome(self, error: BaseException, *, attempts: int, elapsed_ns: int) -> Outcome:
-        """Decide what the caller gets after the last attempt has failed.
-
-        Raises:
-            Exception: What a predicate in `default_response.on` raised.
-        """
-        if self.failback is not None:
-            return Outcome.ENQUEUE
-        if self.excused is not None and self.excused(
-            error, attempt=attempts, elapsed_ns=elapsed_ns
-        ):
-            return Outcome.DEFAULT_RESPONSE
-        return Outcome.FAIL
-
 
 class MethodConfigs:
-    """The configuration of each method, made when it is first called. Any thread may use it."""
+    """The configuration of each method, made at its first call. Any thread may use it."""
 
     __slots__ = ("_configs", "_policy")
 
@@ -245,23 +228,23 @@ class MethodConfigs:
         self._configs: dict[str, MethodConfig] = {}
 
     def config_for(self, method: str) -> MethodConfig:
-        """The configuration of a method, given in full: `"/shop.Orders/Get"`."""
+        """Return the configuration of a method; `method` is its full name, `"/shop.Orders/Get"`."""
         config = self._configs.get(method)
         if config is None:
-            if len(self._configs) >= MOST_METHODS:
+            if len(self._configs) >= MAX_METHODS:
                 self._configs.clear()
             config = self._configs[method] = self._make(self._policy.policy_for(method))
         return config
 
     def overridden(self, method: str, options: MethodPolicy) -> MethodConfig:
-        """The same, with what `options` sets. Made anew each time."""
+        """Make the configuration of a method with other settings in place of its own."""
         return self._make(options.over(self._policy.policy_for(method)))
 
     def _make(self, policy: MethodPolicy) -> MethodConfig:
-        return MethodConfig.from_policy(policy, self._place_of(policy.failback))
+        return MethodConfig.from_policy(policy, self._pattern_of(policy.failback))
 
-    def _place_of(self, failback: FailbackPolicy | None) -> str:
-        """The first pattern that has this policy; `"*"` for the general one."""
+    def _pattern_of(self, failback: FailbackPolicy | None) -> str:
+        """Return the first pattern that has this policy; `"*"` for the policy of all methods."""
         if failback is self._policy.failback:
             return "*"
         methods = self._policy.methods.items()
@@ -269,7 +252,7 @@ class MethodConfigs:
 
 
 class CallOptions:
-    """What `call_options` sets for the calls that are begun inside it."""
+    """The settings of a `call_options` block."""
 
     __slots__ = ("_configs", "policy")
 
@@ -278,28 +261,28 @@ class CallOptions:
         self._configs: dict[tuple[int, str], tuple[MethodConfigs, MethodConfig]] = {}
 
     def config(self, configs: MethodConfigs, method: str) -> MethodConfig:
-        """The configuration of a method with these options."""
-        key = id(configs), method  # the object is kept too, or its id could be another's
+        """Return the configuration of a method with these options."""
+        key = id(configs), method  # the value keeps `configs` alive, so its id is not reused
         known = self._configs.get(key)
         if known is None:
-            if len(self._configs) >= MOST_METHODS:
+            if len(self._configs) >= MAX_METHODS:
                 self._configs.clear()
             known = self._configs[key] = configs, configs.overridden(method, self.policy)
         return known[1]
 
 
 CALL_OPTIONS: Final[ContextVar[CallOptions | None]] = ContextVar("rpcwheel_options", default=None)
-"""What the `call_options` around the caller set; None outside of them."""
+"""The innermost `call_options` block around the caller; None outside of such blocks."""
 
 
 @contextmanager
 def call_options(**options: Any) -> Iterator[None]:
-    """Set other policies for the calls that are begun in a `with` block, in both worlds.
+    """Set other policies for the calls that begin in a `with` block, sync and aio.
 
-    The options are a context variable: tasks that are made inside see them, threads do not unless
-    they run in a copy of the context. They hold for calls through channels and interceptors of
-    rpcwheel. What the caller gives to the call itself (`timeout=`) still counts. Inside another
-    block, an option that is not given here is taken from there.
+    Applies to calls through channels and interceptors of rpcwheel. An argument of the call itself
+    (`timeout=`) still counts. Inside another block, options that are not given are those of the
+    outer block. The options are stored in a context variable: a task that is created in the block
+    has them, a thread only if it runs in a copy of the context.
 
     Example::
 
@@ -309,7 +292,7 @@ def call_options(**options: Any) -> Iterator[None]:
     Args:
         **options: The settings of `MethodPolicy`, such as `timeout`, `retry`, `hedging`,
             `default_response`, `failback` and `idempotent`. None switches a policy off. Each
-            `FailbackPolicy` has a queue of its own, so make it once, outside of the block.
+            `FailbackPolicy` object has its own queue, so create it once, outside of the block.
 
     Raises:
         TypeError, ConfigurationError: An option is unknown, of a wrong type or out of range.
@@ -324,9 +307,9 @@ def call_options(**options: Any) -> Iterator[None]:
 
 
 def messages_of(default: Any) -> Sequence[Any]:
-    """The messages of a response stream that is answered with a default.
+    """Return the messages of a response stream from a default response.
 
-    None is an empty stream, a list or tuple the messages, anything else is one message.
+    None is an empty stream. A list or tuple has the messages. Any other value is one message.
     """
     if default is None:
         return ()
@@ -353,16 +336,16 @@ class ClientState:
         timer: Timer | None,
         queue_of: Callable[[FailbackPolicy, str], FailbackQueue],
     ) -> None:
-        """Begin without a call made.
+        """Make the state of a client.
 
         Args:
-            policy: What holds for which method.
-            timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
-            queue_of: Gives the queue of a failback policy, made when first asked for; its second
-                argument is the queue's name if the policy has none.
+            policy: The policies of all methods.
+            timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
+            queue_of: Returns the queue of a failback policy. The second argument is the name of the
+                queue if the policy has none.
 
         Raises:
-            TypeError: `policy` is no `CallPolicy`, or `timer` no timer.
+            TypeError: `policy` is not a `CallPolicy`, or `timer` is not a timer.
         """
         self.configs = MethodConfigs(checked_calls(policy))
         self.queue_of = queue_of
@@ -371,15 +354,15 @@ class ClientState:
         """The clock of the timer in use."""
         self._slow: dict[tuple[str, int], tuple[Callable[[Timeout], object], float]] = {}
         self._budgets: dict[BudgetKey, Budget] = {}
-        self._bare: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def timer(self) -> Timer:
         """The timer in use."""
         return shared_timer() if self._timer is None else self._timer
 
-    def config_of(self, method: str) -> MethodConfig:
-        """The configuration of a method for a call that begins now, in this context."""
+    def current_config(self, method: str) -> MethodConfig:
+        """Return the configuration of a method in this context, with its `call_options`."""
         options = CALL_OPTIONS.get()
         return (
             self.configs.config_for(method)
@@ -387,42 +370,48 @@ class ClientState:
             else options.config(self.configs, method)
         )
 
-    def open(self, config: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
-        """Begin a call whose caller gave a timeout of `own_ns`, or none.
+    def begin(self, config: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
+        """Begin a call. Creates no plan: most calls need only their first attempt.
 
-        There is no plan yet: most calls need no more than their first attempt.
+        Args:
+            config: The configuration of its method.
+            own_ns: The timeout that the caller gave; None without one.
 
         Returns:
-            Now, the call's deadline, and that of its first attempt. If the deadline has passed,
-            there is no first attempt: the call has not begun.
+            The time now, the deadline of the call, and the deadline of its first attempt. If the
+            deadline has passed, the first attempt must not be made.
         """
         now_ns = self.now_ns()
         deadline_ns = attempt_ns = config.deadline_ns(now_ns, own_ns, _left_ns())
         if (config.retry is not None or config.hedging is not None) and now_ns < deadline_ns:
-            attempt_ns = cut_short(config.retry, now_ns, deadline_ns)
+            attempt_ns = attempt_deadline_ns(config.retry, now_ns, deadline_ns)
             budget = self.budget_of(config)
             if budget is not None:
                 budget.call(now_ns)
         return now_ns, deadline_ns, attempt_ns
 
-    def resumed(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> RetryPlan:
-        """The plan of a call that was begun by `open`, after its first attempt."""
+    def retry_plan(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> RetryPlan:
+        """Make the plan of a call whose first attempt has failed."""
         return RetryPlan(started_ns, deadline_ns, config.retry, self.budget_of(config))
 
-    def hedged(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> HedgingPlan | None:
-        """The plan of a call that was begun by `open`, if it is hedged."""
+    def hedging_plan(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> HedgingPlan:
+        """Make the plan of a hedged call whose first attempt was made.
+
+        Raises:
+            ValueError: The method is not hedged.
+        """
         if config.hedging is None:
-            return None
+            raise ValueError("the method is not hedged")
         return HedgingPlan(started_ns, deadline_ns, config.hedging, self.budget_of(config))
 
     def budget_of(self, config: MethodConfig) -> Budget | None:
-        """The budget that a method's further attempts are taken from."""
+        """Return the budget for further attempts of a method; None for no limit."""
         key = config.budget
         if key is None:
             return None
         return self._budgets.get(key) or self._budgets.setdefault(key, _budget(key))
 
-    def after(
+    def next_step(
         self,
         method: str,
         config: MethodConfig,
@@ -430,19 +419,26 @@ class ClientState:
         result: AttemptResult,
         attempts: int,
     ) -> NextAttempt | Stop:
-        """Decide what follows after the `attempts`-th attempt has failed, and emit its event.
+        """Decide what follows a failed attempt, and emit the event of a retry.
 
-        Not for an attempt that its caller has canceled. May run a wait object of the user's; if
-        that raises, the call is not retried.
+        Runs the user's wait object; if that raises, the call is not retried. Not for attempts that
+        the caller canceled.
+
+        Args:
+            method: The full name of the method, for the event.
+            config: The configuration of the method.
+            plan: The plan of the call.
+            result: The result of the attempt.
+            attempts: The number of attempts so far.
         """
         now_ns = self.now_ns()
-        if result.code == "CANCELLED" and now_ns >= plan.attempt_ns - EARLY_NS:
+        if result.code == "CANCELLED" and now_ns >= plan.attempt_ns - DEADLINE_TOLERANCE_NS:
             result = replace(result, code="DEADLINE_EXCEEDED")
         try:
             step = plan.ended(now_ns, result)
         except Exception as error:  # noqa: BLE001 - a user's wait object
             emit(CallbackFailed(method, "retry.backoff", error))
-            step = WAIT_FAILED
+            step = BACKOFF_RAISED
         if isinstance(step, NextAttempt):
             delay_s = max(0, step.at_ns - now_ns) / 1e9
             emit(RetryScheduled(method, attempts, result.code, delay_s))
@@ -450,7 +446,7 @@ class ClientState:
             emit(RetryStopped(method, attempts, result.code, step.reason))
         return step
 
-    def outcome(
+    def final_policy(
         self,
         method: str,
         config: MethodConfig,
@@ -459,48 +455,56 @@ class ClientState:
         attempts: int,
         started_ns: int,
         received: bool = False,
-    ) -> Outcome:
-        """Decide what the caller gets after a failure with a status that no attempt follows.
+    ) -> FailbackPolicy | DefaultResponsePolicy | None:
+        """Return the policy for a failed call that is not retried; None: the caller gets the error.
+
+        A failback policy is returned for every error; its queue decides whether it takes the call.
+        If a default response applies, emits its event. Runs the user's predicate in
+        `default_response.on`; if that raises, there is no default response.
 
         Args:
-            method: Its name, for the event.
-            config: The method's.
-            error: How the last attempt failed.
-            attempts: How many attempts there were.
-            started_ns: When the first one began, by `now_ns`.
-            received: Whether the caller has messages of the failed call: then only the failure may
-                follow them.
+            method: The full name of the method, for the events.
+            config: The configuration of the method.
+            error: The status of the last attempt.
+            attempts: The number of attempts.
+            started_ns: When the first attempt began.
+            received: Whether the caller has received messages; then only the error may follow.
         """
         if received:
-            return Outcome.FAIL
+            return None
+        if config.failback is not None:
+            return config.failback
+        if config.default_matcher is None:
+            return None
         elapsed_ns = self.now_ns() - started_ns
         try:
-            outcome = config.outcome(error, attempts=attempts, elapsed_ns=elapsed_ns)
+            matches = config.default_matcher(error, attempt=attempts, elapsed_ns=elapsed_ns)
         except Exception as raised:  # noqa: BLE001 - a user's predicate
             emit(CallbackFailed(method, "default_response.on", raised))
-            return Outcome.FAIL
-        if outcome is Outcome.DEFAULT_RESPONSE:
-            emit(DefaultResponseUsed(method, error))
-        return outcome
+            return None
+        if not matches:
+            return None
+        emit(DefaultResponseUsed(method, error))
+        return config.default_response
 
     @staticmethod
-    def queues(method: str, config: MethodConfig, error: BaseException) -> bool:
-        """Whether failback queues this failure; asked before requests are gathered for it.
+    def is_queued(method: str, config: MethodConfig, error: BaseException) -> bool:
+        """Whether failback queues this failure, to know it before the request stream is read.
 
-        May run a predicate of the user's; if that raises, the answer is no.
+        Runs the user's predicate in `failback.retry_on`; if that raises, the call is not queued.
         """
-        if config.queued is None:
+        if config.failback_matcher is None:
             return False
-        try:
-            return config.queued(error, attempt=1, elapsed_ns=0)  # as `FailbackInvoker.park` asks
+        try:  # with the arguments of `FailbackInvoker.park`
+            return config.failback_matcher(error, attempt=1, elapsed_ns=0)
         except Exception as raised:  # noqa: BLE001 - a user's predicate
             emit(CallbackFailed(method, "failback", raised))
             return False
 
-    def watch(self, method: str, config: MethodConfig) -> Timeout | None:
-        """Emit `CallSlow` if a call that begins now runs for too long; cancel that at its end.
+    def watch_slow_call(self, method: str, config: MethodConfig) -> Timeout | None:
+        """Set a timeout that emits `CallSlow`; the caller cancels it at the end of the call.
 
-        If the timer takes no more timeouts (stopped, full), the call goes on without that.
+        None if the method has no threshold, or the timer takes no timeout.
         """
         slow_ns = config.slow_ns
         if slow_ns == NEVER:
@@ -508,15 +512,21 @@ class ClientState:
         key = method, slow_ns
         known = self._slow.get(key)
         if known is None:
-            if len(self._slow) >= MOST_METHODS:
+            if len(self._slow) >= MAX_METHODS:
                 self._slow.clear()
             event = CallSlow(method, "client", to_seconds(slow_ns))
-            # The same float each time: the timer has a shorter way for a delay that it knows.
+            # The same float object each time: the timer is faster for a delay that it knows.
             known = self._slow[key] = partial(_report_slow, event), event.elapsed_s
-        return self.wake(*known, "slow_call_threshold")
+        return self.schedule(*known, "slow_call_threshold")
 
-    def wake(self, task: Callable[[Timeout], object], delay_s: float, what: str) -> Timeout | None:
-        """Run `task` later; None (and an event that names it) if the timer takes no more."""
+    def schedule(
+        self, task: Callable[[Timeout], object], delay_s: float, what: str
+    ) -> Timeout | None:
+        """Run a task on the timer's thread after a delay.
+
+        If the timer takes no timeout (it is stopped or full), returns None and emits
+        `ExecutorRejected`, in which `what` names the task.
+        """
         try:
             timer = self._timer
             return (shared_timer() if timer is None else timer).new_timeout(task, delay_s)
@@ -524,22 +534,22 @@ class ClientState:
             emit(ExecutorRejected(type(self.timer).__name__, what, error))
             return None
 
-    def note_bare(self, method: str) -> None:
-        """Emit, once for each method, that no policy but the deadline can hold for it."""
-        if method in self._bare:
+    def report_plain_iterator(self, method: str) -> None:
+        """Emit, once for each method, that only the deadline applies to its calls."""
+        if method in self._reported:
             return
-        if len(self._bare) >= MOST_METHODS:
-            self._bare.clear()
-        self._bare.add(method)
+        if len(self._reported) >= MAX_METHODS:
+            self._reported.clear()
+        self._reported.add(method)
         why = (
-            "it gives an iterator in place of a call: no retry, default response, failback or "
-            "message_timeout"
+            "it returns an iterator in place of a call, so there is no retry, default response, "
+            "failback or message_timeout"
         )
-        emit(CallbackFailed(method, "interceptor inside", TypeError(why)))
+        emit(CallbackFailed(method, "inner interceptor", TypeError(why)))
 
     @staticmethod
-    def silent(method: str, config: MethodConfig) -> str:
-        """Emit that a stream sent nothing for too long, and give the details of its status."""
+    def report_stall(method: str, config: MethodConfig) -> str:
+        """Emit that a stream has exceeded its message_timeout, and return the status details."""
         silent_s = to_seconds(config.message_timeout_ns)
         emit(StreamStalled(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
@@ -551,49 +561,57 @@ def _report_slow(event: CallSlow, _: Timeout) -> None:
 
 
 def _left_ns() -> int | None:
-    """What is left of the deadline of the call being served; None if there is none."""
+    """Return the time until the deadline of the call being served; None without a deadline."""
     deadline_ns = DEADLINE.get()
     return None if deadline_ns is None else deadline_ns - time.monotonic_ns()
 
 
 def seconds_left(deadline_ns: int, now_ns: int) -> float | None:
-    """What to give gRPC as `timeout=`; None for no limit, never negative."""
+    """Return the `timeout=` for gRPC until a deadline; None for no limit, never negative."""
     return None if deadline_ns == NEVER else max(0, deadline_ns - now_ns) / 1e9
 
 
-def answered_by(outcome: Outcome, code: str, details: str | None) -> tuple[str, str]:
-    """What answers in the server's place, and the details of the status that says so."""
-    if outcome is Outcome.ENQUEUE:
-        return "failback", f"queued by failback after {code}: {details}"
-    return "default-response", f"default response after {code}: {details}"
+def response_source(
+    policy: FailbackPolicy | DefaultResponsePolicy, code: str, details: str | None
+) -> tuple[str, str]:
+    """Return the value for `ANSWER_KEY` and the status details of a response of a policy.
+
+    Args:
+        policy: The policy that has the response.
+        code: The name of the status code of the failed call.
+        details: Its status details.
+    """
+    if isinstance(policy, DefaultResponsePolicy):
+        return "default-response", f"default response after {code}: {details}"
+    return "failback", f"queued by failback after {code}: {details}"
 
 
-def resend_timeout(own: Duration | None, config: MethodConfig) -> float:
-    """Seconds that one delivery may take: what the caller gave, else what the policy says.
+def delivery_timeout(own: Duration | None, config: MethodConfig) -> float:
+    """Return the timeout of one delivery in seconds: the caller's, or else the policy's.
 
-    What the caller gave may have been no limit, or none that leaves any time.
+    A timeout of the caller that is infinite or has passed does not count.
     """
     for limit_ns in (NEVER if own is None else to_ns(own), config.timeout_ns):
         if 0 < limit_ns < NEVER:
             return to_seconds(limit_ns)
-    return RESEND_TIMEOUT_S
+    return DELIVERY_TIMEOUT_S
 
 
-def kept_metadata(
+def queued_metadata(
     given: Iterable[tuple[str, str | bytes]] | None, policy: FailbackPolicy
 ) -> tuple[tuple[str, str | bytes], ...]:
-    """The metadata that is sent again: what the policy keeps."""
+    """Return the metadata that deliveries are sent with."""
     return tuple((key, value) for key, value in given or () if policy.keeps(key))
 
 
-def kept_request(request: Any) -> Any:
-    """A request as it is now. Failback itself keeps those of protobuf as bytes."""
+def queued_request(request: Any) -> Any:
+    """Return a request for a failback queue, which stores protobuf messages as bytes itself."""
     return request if hasattr(request, "SerializeToString") else copy_of(request)
 
 
 def copy_of(request: Any) -> Any:
-    """A request as it is now, whatever its caller does with it from now on."""
+    """Copy a request, because its caller may change it. One that can't be copied is returned."""
     try:
         return copy.deepcopy(request)
-    except Exception:  # noqa: BLE001 - a request that can't be copied must not be changed
+    except Exception:  # noqa: BLE001 - of a class of the user's
         return request

@@ -1,4 +1,4 @@
-"""The deadline of the work at hand: where it is kept, and how to give one to a piece of work."""
+"""The current deadline: that of the call being served, or of a `deadline_scope`."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ __all__ = ["Deadline", "current_deadline", "deadline_scope"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:
-    """A point in time, on the monotonic clock of this process."""
+    """A point in time on the monotonic clock of this process."""
 
     at_ns: int
-    """By `time.monotonic_ns()`."""
+    """On `time.monotonic_ns()`."""
 
     @classmethod
     def after(cls, timeout: Duration) -> Self:
-        """The deadline of what begins now and may take so long.
+        """Return the deadline that is `timeout` from now.
 
         Raises:
-            TypeError: `timeout` is no time.
+            TypeError: `timeout` is neither a number nor a `timedelta`.
             ConfigurationError: It is NaN.
         """
         return cls(min(time.monotonic_ns() + to_ns(timeout, what="timeout"), NEVER))
 
     def remaining(self) -> float:
-        """Seconds that are left; 0.0 when it has passed, never negative."""
+        """Return the seconds until the deadline; 0.0 if it has passed."""
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9
 
     def expired(self) -> bool:
-        """Whether it has passed: what is computed now reaches nobody."""
+        """Whether the deadline has passed."""
         return time.monotonic_ns() >= self.at_ns
 
 
 def current_deadline() -> Deadline | None:
-    """The deadline of the call that is being served, or of the scope; None if there is none.
+    """Return the deadline of the call being served, or of the scope; None without a deadline.
 
-    A context variable: what a handler calls sees it, tasks made by it too, threads do not unless
-    they run in a copy of its context (`asyncio.to_thread` does, a bare `ThreadPoolExecutor` not).
+    It is stored in a context variable: a task that the handler creates has it, a thread only if it
+    runs in a copy of the context (`asyncio.to_thread` does, a `ThreadPoolExecutor` does not).
     """
     at_ns = DEADLINE.get()
     return None if at_ns is None else Deadline(at_ns)
@@ -56,16 +56,16 @@ def current_deadline() -> Deadline | None:
 
 @contextmanager
 def deadline_scope(timeout: Duration) -> Iterator[Deadline]:
-    """Give all calls in a `with` block one deadline together.
+    """Give all calls in a `with` block one common deadline.
 
-    Inside another scope, or a call that is being served, the earlier deadline holds. It limits
-    calls made through rpcwheel's interceptors; other code may ask `current_deadline()`.
+    Inside another scope, or in a handler whose call has a deadline, the earlier deadline applies.
+    The scope limits calls through rpcwheel; other code can read `current_deadline()`.
 
     Args:
         timeout: Seconds from now, or a `timedelta`.
 
     Raises:
-        TypeError: `timeout` is no time.
+        TypeError: `timeout` is neither a number nor a `timedelta`.
         ConfigurationError: It is NaN.
     """
     deadline = Deadline.after(timeout)

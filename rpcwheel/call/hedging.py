@@ -1,4 +1,4 @@
-"""Decides about the attempts of one hedged call (gRFC A6). Pure: time comes in as nanoseconds."""
+"""The plan of the attempts of a hedged call (gRFC A6). Pure: times are arguments, in ns."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class HedgingConfig:
     max_attempts: int
     non_fatal: frozenset[str]
     budget: BudgetKey | None
-    """What the target's budget is made with; None for no limit."""
+    """The key of the budget for further attempts; None for no limit."""
     max_pushback_ns: int = NEVER
 
     @classmethod
     def from_policy(cls, policy: HedgingPolicy) -> HedgingConfig:
-        """Make it of what the user has set."""
+        """Make the settings from the user's policy."""
         return cls(
             delay_ns=to_ns(policy.delay),
             max_attempts=policy.max_attempts,
@@ -50,13 +50,13 @@ class HedgingPlan:
     def __init__(
         self, started_ns: int, deadline_ns: int, config: HedgingConfig, budget: Budget | None
     ) -> None:
-        """Go on with a call.
+        """Make the plan of a call whose first attempt was made.
 
         Args:
-            started_ns: When its first attempt was made.
+            started_ns: When the first attempt was made.
             deadline_ns: When all attempts must have ended; `NEVER` for no limit.
-            config: The method's.
-            budget: That of the call's target, which has counted the call; None is no limit.
+            config: The settings of the method.
+            budget: The budget of the target, in which the call was counted; None for no limit.
         """
         self._config = config
         self._budget = budget
@@ -73,7 +73,7 @@ class HedgingPlan:
         return not self._running and self.next_ns == NEVER
 
     def due(self, now_ns: int) -> NextAttempt | None:
-        """Begin the next attempt if it is due; it counts as running from now on."""
+        """Return the next attempt if it is due, and count it as running; None if none is due."""
         if now_ns < self.next_ns:
             return None
         if self._budget is not None and not self._budget.take(now_ns):
@@ -85,7 +85,7 @@ class HedgingPlan:
         return NextAttempt(self._number, now_ns, self._deadline_ns)
 
     def ended(self, now_ns: int, result: AttemptResult) -> bool:
-        """Count an attempt that has failed; True if the call ends with it."""
+        """Record the failure of an attempt; True if the call ends with it."""
         self._running -= 1
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
@@ -103,13 +103,13 @@ class HedgingPlan:
         return self.is_over
 
     def canceled(self, attempts: int) -> None:
-        """Count attempts that were canceled because the call has ended."""
+        """Record that running attempts were canceled because the call has ended."""
         if self._budget is not None:
             for _ in range(attempts):
                 self._budget.failed(by_server=False)
 
     def stop(self) -> None:
-        """Send no more attempts."""
+        """Make no more attempts."""
         self.next_ns = NEVER
         self._number = self._config.max_attempts
 

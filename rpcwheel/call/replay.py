@@ -1,8 +1,8 @@
-"""The buffer of a request stream, from which it can be sent again whole or not at all.
+"""The buffer of a request stream, from which the whole stream can be sent again.
 
-Pure, and without a lock: one sender at a time adds. Messages are kept as copies, because a user's
-generator may yield the same message object again and again with other contents. A buffer that grew
-beyond its limit, or got a message that can't be copied, drops all messages and stays empty.
+The buffer stores copies of messages, because a user's generator may yield the same object several
+times with other contents. If it exceeds its limit, or a message can't be copied, it drops all
+messages and stays empty. It has no lock: one sender at a time adds messages.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ __all__ = ["ReplayBuffer"]
 
 
 OVERHEAD: Final = 64
-"""Bytes that each message counts beside its own: without them a buffer of empty messages would grow
-without limit."""
+"""Bytes that are added to the size of each message, so that empty messages count too."""
 
 
 class ReplayBuffer:
-    """The messages of one request stream, from the first on, up to a number of bytes.
-
-    Each counts with `OVERHEAD`.
-    """
+    """The messages of one request stream, up to a number of bytes."""
 
     __slots__ = ("_bytes", "_limit", "complete", "messages", "whole")
 
@@ -31,14 +27,14 @@ class ReplayBuffer:
         self._limit = limit_bytes
         self._bytes = 0
         self.messages: list[Any] = []
-        """All that was sent so far; empty once it was too much."""
+        """Copies of all messages so far; empty after an overflow."""
         self.whole = True
-        """Whether `messages` is all of it: nothing was dropped."""
+        """Whether `messages` has all messages so far."""
         self.complete = False
-        """Whether the stream has ended: nothing comes after `messages`."""
+        """Whether the stream has ended."""
 
     def add(self, message: Any) -> None:
-        """Keep a copy of a message that is about to be sent. Never raises."""
+        """Store a copy of a message that is about to be sent. Never raises."""
         if not self.whole:
             return
         try:
@@ -46,14 +42,14 @@ class ReplayBuffer:
             if self._bytes <= self._limit:
                 self.messages.append(copy.deepcopy(message))
                 return
-        except Exception:  # noqa: BLE001, S110 - the stream goes on; it just can't be sent again
+        except Exception:  # noqa: BLE001, S110 - then the stream can't be sent again
             pass
         self.whole = False
         self.messages = []
 
 
 def size_of(message: Any) -> int:
-    """Bytes on the wire of a protobuf message, of bytes; in memory of anything else."""
+    """Return the size of a message in bytes: serialized for protobuf messages, else in memory."""
     if isinstance(message, (bytes, bytearray, memoryview)):
         return len(message)
     size = getattr(message, "ByteSize", None)

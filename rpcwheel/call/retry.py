@@ -1,23 +1,21 @@
-"""Decides about the attempts of one call: their deadlines, the retries, the retry budget.
+"""The plan of the attempts of one call, and the budgets that limit retries to one target.
 
-All attempts share one deadline: a retry gets the time that the attempts before it have left, and is
-not begun if the deadline would pass before it starts. Pure: time comes in as nanoseconds, the next
-step goes out.
+Pure: times are arguments, in nanoseconds. All attempts of a call share one deadline. A retry is not
+made if the deadline would pass before it starts.
 
-Two kinds of budget limit how many calls of one target are sent again. Any thread may use them,
-without a lock. Each counts calls that begin and attempts that failed, and is asked before
-a call is sent again.
+Both budgets may be used by any thread and have no lock. They count calls and failed attempts, and
+decide whether another attempt is allowed.
 
-A `RetryBudget` limits the retries to one target, so that retries do not overload a server that is
-down already. Finagle's and Envoy's rule: at most a share of the recent calls, and a small number
-always. It keeps one slot for each recent second, and no sums. A count that is lost because two
-threads wrote at once (only without the GIL) is forgotten with its slot. A retry is counted first
-and then judged: threads that ask at the same moment may get one retry too few, never one too many.
+`RetryBudget` has the rule of Finagle and Envoy: retries may be at most a share of the recent calls,
+and a minimum number is always allowed. It has one slot for each recent second and computes sums at
+each retry. Without the GIL, a count may be lost if two threads write at the same time; the error
+disappears with the slot. A retry is counted before it is allowed: threads that ask at the same time
+may get one retry too few, never one too many.
 
-A `RetryThrottle` is gRPC's own rule (gRFC A6). It counts an attempt as a success from its beginning
-and takes that back when the attempt fails, so that calls that succeed need not come back here. So
-calls that still run count as successes, and of calls that fail at the same time while the bucket is
-full each takes `token_ratio` too much.
+`RetryThrottle` has the rule of gRPC (gRFC A6). It counts each attempt as a success when it begins
+and corrects that when it fails, so that successful calls cost nothing at their end. Running calls
+therefore count as successes. If several calls fail while the bucket is full, each of them takes
+`token_ratio` too much.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from .policy import HedgingPolicy, RetryPolicy, RetryThrottling
 
 BudgetKey: TypeAlias = "tuple[float, int] | RetryThrottling"
-"""What a budget is made with: a share and a least number, or gRPC's throttling."""
+"""The settings of a budget: a share and a minimum number of retries, or gRPC's throttling."""
 
 __all__ = [
     "FORBID_NS",
@@ -46,8 +44,8 @@ __all__ = [
     "RetryConfig",
     "RetryPlan",
     "RetryThrottle",
+    "attempt_deadline_ns",
     "budget_key",
-    "cut_short",
     "pushback_ns",
     "result_of",
     "with_attempt",
@@ -55,26 +53,26 @@ __all__ = [
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
-# --- What client and server tell each other (gRFC A6) ---
+# --- Metadata of gRFC A6 ---
 
 ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
-"""Tells a server that a call is a retry (gRFC A6). Where gRPC's own retries are on, as they are by
-default, its core removes it."""
+"""The number of previous attempts (gRFC A6). gRPC's core removes it if its own retries are enabled,
+which is the default."""
 
 RETRY_KEY: Final = "x-retry-attempt"
-"""Tells it in any case: what go-grpc-middleware's retries send."""
+"""The same number; the key of go-grpc-middleware, which gRPC's core does not remove."""
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 FORBID_NS: Final = -1
 LONGEST_DIGITS: Final = 12
-"""Thirty years. Python refuses to read a number of thousands of digits, which a server may send."""
+"""Longer values are invalid (10**12 ms is 30 years): Python refuses to parse too many digits."""
 
 
 def with_attempt(given: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
-    """The metadata of the `number`-th attempt: from the second on it says how many preceded it.
+    """Return the metadata of an attempt. From the second on it has the number of previous ones.
 
-    It replaces what the caller gave: a server that passes on its metadata may itself have been
-    called by a retry.
+    Values that the caller gave are replaced, because a server may pass on the metadata of a call
+    that was itself a retry.
     """
     pairs = () if given is None else tuple((key, value) for key, value in given)
     if number <= 1:
@@ -85,9 +83,10 @@ def with_attempt(given: Iterable[tuple[str, str | bytes]] | None, number: int) -
 
 
 def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | None:
-    """How long a server asks a retry to wait; `FORBID_NS` for never, None if it does not ask.
+    """Return how long the server asks to wait; None if it does not ask.
 
-    A value that is no number means never (gRFC A6), and so does one of more than `LONGEST_DIGITS`.
+    `FORBID_NS` if it asks for no retry: by a negative or invalid value (gRFC A6), or one with more
+    than `LONGEST_DIGITS` digits.
     """
     for key, value in trailing or ():
         if key == PUSHBACK_KEY:
@@ -98,14 +97,12 @@ def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | Non
 
 
 def result_of(error: Any, *, committed: bool = False) -> AttemptResult:
-    """How an attempt ended that gave `error`, a `grpc.RpcError`.
-
-    Takes the finished calls of `grpc` and the errors of both worlds, whose methods return at once,
-    and errors of inner interceptors, which may have no more than a code, or none.
+    """Return the result of an attempt that failed with `error`.
 
     Args:
-        error: What the attempt gave.
-        committed: Whether it can't be made again.
+        error: A finished call of `grpc`, or an error of either world. An error of an inner
+            interceptor may have only a code, or no code.
+        committed: Whether the attempt can't be repeated.
     """
     code = getattr(_asked(error, "code"), "name", None)
     if code not in CODES:
@@ -119,51 +116,52 @@ def _asked(error: object, name: str) -> Any:
     return method() if callable(method) else None
 
 
-# --- What follows an attempt ---
+# --- The plan of a call ---
 
 RECENT_SECONDS: Final = 10
-"""Seconds that count as recent, the one that runs included."""
+"""Seconds that count as recent, including the current one."""
 
 SLOT_NS: Final = 1_000_000_000
 
 SECOND, CALLS, RETRIES = range(3)
 
 NO_TIME: Final = Stop("its deadline has passed")
-NOT_NAMED: Final = Stop("its status is not one that `retry_on` names")
-COMMITTED: Final = Stop("it can't be made again: messages were handed on")
+NOT_NAMED: Final = Stop("`retry_on` does not name its status")
+COMMITTED: Final = Stop(
+    "it can't be repeated: messages were received, or requests are not buffered"
+)
 NOT_IDEMPOTENT: Final = Stop(
     "its method is not marked idempotent; if the server may execute a call twice, set "
     "MethodPolicy(idempotent=True) for the method"
 )
-FORBIDDEN: Final = Stop("the server asked not to try again")
+FORBIDDEN: Final = Stop("the server asked for no retry")
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
 NO_TIME_LEFT: Final = Stop("its deadline would pass before the next attempt")
-TIMER_STOPPED: Final = Stop("its timer was stopped, or takes no more timeouts")
-NO_BUDGET: Final = Stop("too many of this target's calls are retries already")
+TIMER_STOPPED: Final = Stop("its timer was stopped or takes no more timeouts")
+NO_BUDGET: Final = Stop("the retry budget of the target is used up")
 
 
 @dataclass(frozen=True, slots=True)
 class RetryConfig:
-    """A retry policy as it applies to one method."""
+    """The retry settings of one method."""
 
     retry_on: frozenset[str]
     max_attempts: int
     backoff: Backoff
     attempt_timeout_ns: int
-    """`NEVER` for no limit of its own."""
+    """`NEVER` for no limit."""
     idempotent: bool
     max_pushback_ns: int
     """`NEVER` for no limit."""
     replay_buffer_bytes: int
     budget: BudgetKey | None
-    """What the target's budget is made with; None for no limit."""
+    """The key of the budget for further attempts; None for no limit."""
 
     @classmethod
     def from_policy(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
-        """Make them of what the user has set.
+        """Make the settings from the user's policy.
 
-        A call of a method that is not idempotent is never retried, so its one attempt has all the
-        time of the call.
+        A method that is not idempotent is never retried, so its attempt has no timeout of its own.
         """
         retry_on: frozenset[str] = policy.retry_on
         limit = policy.attempt_timeout if idempotent else None
@@ -180,22 +178,22 @@ class RetryConfig:
 
 
 def budget_key(policy: RetryPolicy | HedgingPolicy) -> BudgetKey | None:
-    """What the budget of a policy is made with. Policies with equal keys share one budget."""
+    """Return the key of the budget of a policy. Policies with equal keys share one budget."""
     limit = policy.retry_budget
     return (limit, policy.min_retries) if isinstance(limit, (int, float)) else limit
 
 
 class Budget(Protocol):
-    """Limits how many calls of one target are sent again."""
+    """Limits further attempts to one target."""
 
     def call(self, now_ns: int) -> None:
         """Count a call that begins."""
 
     def failed(self, *, by_server: bool) -> None:
-        """Count an attempt that failed, for a reason that says something of the server or not."""
+        """Count a failed attempt; `by_server` if the failure shows a problem of the server."""
 
     def take(self, now_ns: int) -> bool:
-        """Whether a call may be sent again; counts that."""
+        """Whether another attempt is allowed; counts it if so."""
 
 
 class RetryPlan:
@@ -210,27 +208,27 @@ class RetryPlan:
         config: RetryConfig | None,
         budget: Budget | None,
     ) -> None:
-        """Go on with a call.
+        """Make the plan of a call whose first attempt was made.
 
         Args:
-            started_ns: When its first attempt was made.
-            deadline_ns: When all must have ended; `NEVER` for no limit.
-            config: Which failures are followed by another attempt; None is no retry.
-            budget: That of the call's target, which has counted the call; None is no limit.
+            started_ns: When the first attempt was made.
+            deadline_ns: When all attempts must have ended; `NEVER` for no limit.
+            config: The retry settings of the method; None for no retries.
+            budget: The budget of the target, in which the call was counted; None for no limit.
         """
         self._started_ns = started_ns
         self._deadline_ns = deadline_ns
         self._config = config
         self._budget = budget
         self._number = 1
-        self.attempt_ns = cut_short(config, started_ns, deadline_ns)
-        """When the newest attempt must have ended."""
+        self.attempt_ns = attempt_deadline_ns(config, started_ns, deadline_ns)
+        """The deadline of the newest attempt."""
 
     def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
-        """Decide what follows after an attempt that has failed.
+        """Decide what follows a failed attempt.
 
         Raises:
-            Exception: What a wait strategy of the user's raised.
+            Exception: Whatever the user's `backoff` raised.
         """
         config = self._config
         if config is None:
@@ -252,11 +250,11 @@ class RetryPlan:
             return NO_BUDGET
         at_ns = now_ns + delay_ns
         self._number += 1
-        self.attempt_ns = cut_short(config, at_ns, self._deadline_ns)
+        self.attempt_ns = attempt_deadline_ns(config, at_ns, self._deadline_ns)
         return NextAttempt(self._number, at_ns, self.attempt_ns)
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
-        """Why this failure is not followed by another attempt, time and budget apart."""
+        """Return why this failure is not retried, apart from time and budget; None if it may be."""
         if result.code not in config.retry_on:
             return NOT_NAMED
         if result.committed:
@@ -269,7 +267,7 @@ class RetryPlan:
 
 
 def _refused_by(pushback_ns: int, config: RetryConfig) -> Stop | None:
-    """Why the wait that a server asks for ends the retries; None if it does not."""
+    """Return why the pushback of a server ends the retries; None if it does not."""
     if pushback_ns < 0:
         return FORBIDDEN
     if pushback_ns <= config.max_pushback_ns:
@@ -281,8 +279,8 @@ def _refused_by(pushback_ns: int, config: RetryConfig) -> Stop | None:
     )
 
 
-def cut_short(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:
-    """The deadline of an attempt that is made at `at_ns`, in a call that ends at `deadline_ns`."""
+def attempt_deadline_ns(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:
+    """Return the deadline of an attempt that is made at `at_ns`, within that of the call."""
     return deadline_ns if config is None else min(deadline_ns, at_ns + config.attempt_timeout_ns)
 
 
@@ -292,25 +290,25 @@ class RetryBudget:
     __slots__ = ("_min_retries", "_share", "_slots")
 
     def __init__(self, share: float, min_retries: int) -> None:
-        """Begin with nothing counted.
+        """Make a budget without counts.
 
         Args:
-            share: How many of the calls may be retries: 0.2 is one for every five calls.
-            min_retries: How many retries are allowed in any case.
+            share: Retries for each call: 0.2 allows one retry for every five calls.
+            min_retries: The number of retries that is always allowed.
         """
         self._share = share
         self._min_retries = min_retries
         self._slots: list[list[int]] = [[0, 0, 0] for _ in range(RECENT_SECONDS)]
 
     def call(self, now_ns: int) -> None:
-        """Count a call (not its retries)."""
+        """Count a call; retries are not calls."""
         self._slot(now_ns // SLOT_NS)[CALLS] += 1
 
     def failed(self, *, by_server: bool) -> None:
-        """Do nothing: calls and retries are counted, failures are not."""
+        """Do nothing: failures are not counted."""
 
     def take(self, now_ns: int) -> bool:
-        """Count a retry, if there is one left; False if not."""
+        """Whether a retry is allowed; counts it if so."""
         second = now_ns // SLOT_NS
         slot = self._slot(second)
         slot[RETRIES] += 1
@@ -322,9 +320,9 @@ class RetryBudget:
         return False
 
     def _slot(self, second: int) -> list[int]:
-        """Where to count what happens now; what its place held ten seconds ago is forgotten.
+        """Return the slot of a second; replaces the slot of ten seconds before.
 
-        A thread that read the clock long ago counts in the newer slot that it finds.
+        A thread that read the clock long ago gets the newer slot in that place.
         """
         slot = self._slots[second % RECENT_SECONDS]
         if slot[SECOND] < second:
@@ -333,18 +331,18 @@ class RetryBudget:
 
 
 class RetryThrottle:
-    """The tokens of one target."""
+    """The token bucket of one target."""
 
     __slots__ = ("_max", "_ratio", "_tokens")
 
     def __init__(self, max_tokens: int, token_ratio: float) -> None:
-        """Begin with a full bucket.
+        """Make a full bucket.
 
         Args:
-            max_tokens: Its size.
-            token_ratio: What a success puts back.
+            max_tokens: The size of the bucket.
+            token_ratio: How many tokens a success adds.
         """
-        self._max = max_tokens * 1000  # in thousandths, as gRFC A6 wants the ratio
+        self._max = max_tokens * 1000  # in thousandths, the precision of gRFC A6
         self._ratio = int(token_ratio * 1000 + 1e-6)
         self._tokens = self._max
 
@@ -353,11 +351,11 @@ class RetryThrottle:
         self._tokens = min(self._tokens, self._max) + self._ratio
 
     def failed(self, *, by_server: bool) -> None:
-        """Take back that success; and a token, if the failure says something of the server."""
+        """Remove the tokens of that success; also one token if the server has a problem."""
         self._tokens = max(0, self._tokens - self._ratio - (1000 if by_server else 0))
 
     def take(self, now_ns: int) -> bool:
-        """Whether the bucket is more than half full; if so, another attempt begins."""
+        """Whether the bucket is more than half full; counts another attempt if so."""
         if min(self._tokens, self._max) * 2 <= self._max:
             return False
         self.call(now_ns)

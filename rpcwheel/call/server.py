@@ -1,14 +1,15 @@
-"""What the server interceptors of both worlds decide about an incoming call.
+"""The decisions of the server interceptors of both worlds.
 
-That is its deadline, whether that has passed already, and whether the call is slow. Nothing in here
-waits or does I/O. There is one `ServedMethod` for each method, and no object for each call.
+They set the deadline of an incoming call, refuse a call whose deadline has passed, and report slow
+calls. Nothing in this module waits or does I/O. There is one `ServedMethod` for each method, and no
+object for each call.
 """
 
 from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
@@ -19,7 +20,7 @@ from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer
 
-from .config import MethodConfigs
+from .config import MAX_METHODS, MethodConfigs
 from .policy import CallPolicy, checked_calls
 
 if TYPE_CHECKING:
@@ -36,28 +37,25 @@ if TYPE_CHECKING:
 
 __all__ = ["ServedMethod", "ServerState", "WatchedResponses"]
 
-MOST_METHODS: Final = 4096
-"""Handlers kept. A generic handler may serve any name that clients send."""
-
 
 class ServerState:
-    """What the calls of one server share: the policy, and the wrapped handlers."""
+    """The state that the calls of one server share: the policy and the wrapped handlers."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
         self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
         self._timer = checked_timer(timer)
         self._made: dict[tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
 
-    def around(
+    def wrap(
         self,
         handler: grpc.RpcMethodHandler,
         method: str,
-        wrap: Callable[[Kind, Behavior, ServedMethod], Behavior],
+        wrap_behavior: Callable[[Kind, Behavior, ServedMethod], Behavior],
     ) -> grpc.RpcMethodHandler:
-        """The handler, with its behavior wrapped by `wrap`.
+        """Return the handler with a wrapped behavior.
 
-        Each handler is wrapped once: this runs on the one thread that accepts calls, under the
-        server's lock.
+        gRPC calls interceptors for each call, on the one thread that accepts calls and under the
+        server's lock. So each handler is wrapped only once.
         """
         key = method, id(handler)  # several servers may share one interceptor
         known = self._made.get(key)
@@ -67,8 +65,8 @@ class ServerState:
         if behavior is None:
             return handler
         served = ServedMethod(method, self._config.config_for(method), self._timer)
-        made = with_behavior(handler, wrap(kind_of(handler), behavior, served))
-        if len(self._made) >= MOST_METHODS:
+        made = with_behavior(handler, wrap_behavior(kind_of(handler), behavior, served))
+        if len(self._made) >= MAX_METHODS:
             self._made.clear()
         self._made[key] = handler, made
         return made
@@ -87,10 +85,10 @@ class ServedMethod:
         self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
 
     def begin(self, context: object) -> bool:
-        """Set the deadline of a call whose handler is about to run; False if it has passed.
+        """Set the deadline of a call before its handler runs; False if it has passed.
 
-        Sets `DEADLINE` in the current context, also to None: a server may have been started inside
-        a `deadline_scope`.
+        Sets `DEADLINE` in the current context. Without a deadline it is set to None, because the
+        server may have been started inside a `deadline_scope`.
         """
         left = time_left(context)
         if left is None:
@@ -104,24 +102,27 @@ class ServedMethod:
         return True
 
     def watch(self) -> Timeout | None:
-        """Emit `CallSlow` if a call that begins now runs for too long; cancel that at its end."""
+        """Set a timeout that emits `CallSlow`; the caller cancels it at the end of the call.
+
+        None if the method has no threshold, or the timer takes no timeout.
+        """
         slow = self._slow
         if slow is None:
             return None
         timer = shared_timer() if self._timer is None else self._timer
         try:
             return timer.new_timeout(self._report_slow, slow.elapsed_s)
-        except TimerError:  # stopped, or full: no reason to refuse a call
+        except TimerError:  # stopped or full; the call is served nevertheless
             return None
 
     def _report_slow(self, _: Timeout) -> None:
-        # On a worker: sinks and log handlers of users may block the timer's thread.
+        # On a worker, because sinks and log handlers of users may block.
         if self._slow is not None:
             EXECUTOR.submit(("slow", self._method), partial(emit, self._slow))
 
 
 class WatchedResponses:
-    """A response stream that `CallSlow` watches until its end."""
+    """A response stream whose `CallSlow` timeout is canceled at its end."""
 
     __slots__ = ("_step", "_timeout")
 
@@ -135,15 +136,15 @@ class WatchedResponses:
     def __next__(self) -> object:
         try:
             return self._step()
-        except BaseException:  # its end, too
+        except BaseException:  # also `StopIteration`
             self.unwatch()
             raise
 
     def __del__(self) -> None:
-        """GRPC dropped it before its end: the client has canceled the call."""
+        """GRPC drops the stream before its end if the client has canceled the call."""
         self.unwatch()
 
     def unwatch(self) -> None:
-        """End the watch. Idempotent, thread-safe."""
+        """Cancel the timeout. Idempotent, thread-safe."""
         if self._timeout is not None:
             self._timeout.cancel()

@@ -1,17 +1,19 @@
-"""The calls of `grpc` and their attempts: the one implementation for channels and interceptors.
+"""Calls of `grpc` and their attempts, for the channels, the interceptors and failback.
 
-A blocking call is carried out on its caller's thread, attempts and waits included (`run`). A call
-that the caller holds while it runs (`.future()`, response streams) is gRPC's own object if its
-configuration asks for no more than a deadline. Otherwise the caller holds a `RetryingCall`, and
-`CallAttempts` makes its attempts, one after the other or, hedged, at the same time.
+A blocking call runs on its caller's thread, including all attempts and the waits between them
+(`ClientCall.run`). For `.future()` and response streams there are two cases:
 
-Threads: gRPC's threads, which report how an attempt ended, record a success and leave all else
-to a worker. What follows may run users' wait objects, predicates and other interceptors, which must
-not block gRPC's threads. The timer's thread only hands over, too.
+* If the method needs only a deadline, the caller gets gRPC's own call.
+* Otherwise the caller gets a `RetryingCall`. `CallAttempts` makes its attempts one after the other;
+  `HedgedAttempts` makes them at the same time.
 
-`CallAttempts` has no reference to the `RetryingCall`: when the caller drops that, it is finalized
-and cancels the call, as gRPC's own calls do. Each call has one lock; nothing of gRPC's or the
-user's is called under it.
+Threads: gRPC's threads report the end of an attempt. They record a success and submit everything
+else to a worker, because users' wait objects and predicates, and other interceptors, may block. The
+timer's thread submits to a worker too.
+
+`CallAttempts` has no reference to the `RetryingCall`. When the caller drops the `RetryingCall`, its
+finalizer cancels the call, as with gRPC's own calls. Each call has one lock. No code of gRPC or of
+users is called under it.
 """
 
 from __future__ import annotations
@@ -47,16 +49,16 @@ from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 
 from .config import (
     ANSWER_KEY,
-    LOOK_INTERVAL_S,
-    Outcome,
-    answered_by,
+    TIMER_CHECK_INTERVAL_S,
     copy_of,
-    kept_metadata,
-    kept_request,
+    delivery_timeout,
     messages_of,
-    resend_timeout,
+    queued_metadata,
+    queued_request,
+    response_source,
     seconds_left,
 )
+from .policy import DefaultResponsePolicy
 from .retry import TIMER_STOPPED, result_of, with_attempt
 from .sync_requests import RequestStream
 
@@ -87,21 +89,21 @@ __all__ = [
     "with_readiness",
 ]
 
-BY_USER: Final = "Locally cancelled by application!"
-DROPPED: Final = "Cancelled upon garbage collection!"
+CANCELED_BY_CALLER: Final = "Locally cancelled by application!"
+DROPPED_BY_CALLER: Final = "Cancelled upon garbage collection!"
 
 READERS_TIMEOUT_S: Final = 0.5
-"""How long to wait, when an attempt has failed, for threads that still read its last message."""
+"""How long to wait, after an attempt has failed, for threads that still read its last message."""
 
 TRAILERS_TIMEOUT_S: Final = 0.02
-"""How long to wait, on empty initial metadata, for the failure that may follow them at once."""
+"""How long to wait, after empty initial metadata, for a failure that may follow immediately."""
 
 CHANNEL_CLOSED: Final = Stop("its channel was closed")
 NO_STATUS: Final = Stop("it failed without a status")
 
 
 def with_readiness(details: Any, config: MethodConfig) -> Any:
-    """Call details with the method's `wait_for_ready`, if the caller gave none."""
+    """Return call details with the `wait_for_ready` of the method, if the caller did not set it."""
     if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
         return details
     return details_of(details)._replace(wait_for_ready=config.wait_for_ready)
@@ -114,20 +116,20 @@ class WaitingCalls:
         self._lock = threading.Lock()
         self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def add(self, call: _Pause | _CallEnd) -> None:
-        """Note a call that begins to wait; it is forgotten when it is garbage."""
+    def add(self, call: _BackoffWait | _RetryingState) -> None:
+        """Add a call that begins to wait. The reference to it is weak."""
         with self._lock:
             self._calls.add(call)
 
     def end_waiting(self) -> None:
-        """Let them make their next attempt now, which ends them, as the channel is closed."""
+        """Make the next attempts now. The channel is closed, so this ends the calls."""
         with self._lock:
             calls = list(self._calls)
         for call in calls:
             call.end_waiting()
 
 
-class _Pause:
+class _BackoffWait:
     """The wait of a blocking call for its next attempt."""
 
     def __init__(self) -> None:
@@ -138,15 +140,15 @@ class _Pause:
 
 
 class ClientCall:
-    """One call of a client: how its attempts are made, and what follows them.
+    """One call of a client: makes its attempts and decides what follows them.
 
-    Not thread-safe: it has one owner at a time.
+    Not thread-safe: used by one thread at a time.
     """
 
     __slots__ = (
         "_attempts",
+        "_begun",
         "_details",
-        "_opened",
         "_plan",
         "_request",
         "_start",
@@ -165,65 +167,65 @@ class ClientCall:
         start: Start,
         details: Any,
         request: Any,
-        opened: tuple[MethodConfig, int, int, int] | None = None,
+        begun: tuple[MethodConfig, int, int, int] | None = None,
         waiting: WaitingCalls | None = None,
     ) -> None:
-        """Begin a call, or go on with one after its first attempt.
+        """Begin a call, or continue with a call whose first attempt was made.
 
         Args:
-            state: That of its client.
-            kind: Of its method.
-            start: Makes an attempt of call details and the request.
-            details: Those of the caller, or of an outer interceptor.
+            state: The state of the client.
+            kind: The kind of call.
+            start: Makes an attempt: `start(details, request)` returns a call.
+            details: The call details of the caller or of an outer interceptor.
             request: The message, or the iterator of messages.
-            opened: The configuration and what `ClientState.open` returned, if the first attempt was
+            begun: The configuration and the result of `ClientState.begin`, if the first attempt was
                 made; None if not.
-            waiting: The call is added to it while it waits for an attempt.
+            waiting: The call adds itself here while it waits for its next attempt.
         """
         self.state = state
         self.kind = kind
         self.waiting = waiting
         self.method: str = details.method
-        if opened is None:
-            config, timeout = state.config_of(self.method), details.timeout
+        if begun is None:
+            config, timeout = state.current_config(self.method), details.timeout
             own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-            opened = (config, *state.open(config, own_ns))
-        self.config = opened[0]
-        self._opened = opened[1:]
+            begun = (config, *state.begin(config, own_ns))
+        self.config = begun[0]
+        self._begun = begun[1:]
         self._plan: RetryPlan | None = None  # until the first attempt has failed
         self._start = start
         self._details = with_readiness(details, self.config)
         self._request = request
         self._attempts = 1
         self.requests: RequestStream | None = None
-        if kind.streams_requests and (limit := self.config.keep_bytes) is not None:
+        if kind.streams_requests and (limit := self.config.buffer_bytes) is not None:
             self.requests = RequestStream(request, limit)
 
     @property
     def is_late(self) -> bool:
-        """Whether its deadline had passed before it began: then no attempt is made."""
-        now_ns, deadline_ns, _ = self._opened
+        """Whether the deadline had passed before the call began, so that no attempt is made."""
+        now_ns, deadline_ns, _ = self._begun
         return now_ns >= deadline_ns
 
     def seconds_left(self) -> float | None:
-        """What is left of its deadline; None if it has none."""
-        return seconds_left(self._opened[1], self.state.now_ns())
+        """Return the time until the deadline; None without a deadline."""
+        return seconds_left(self._begun[1], self.state.now_ns())
 
     # --- Attempts ---
 
-    def first(self) -> AnyCall:
+    def first_attempt(self) -> AnyCall:
         """Make the first attempt."""
-        now_ns, _, attempt_ns = self._opened
+        now_ns, _, attempt_ns = self._begun
         details = details_with(self._details, seconds_left(attempt_ns, now_ns))
         return self._start(details, self._next_request())
 
     def keep_request(self) -> None:
-        """Keep the request as it is now: the caller may change it before the next attempt."""
+        """Copy the request, because the caller may change it before the next attempt."""
         config = self.config
-        if self.requests is None and (config.resends or config.hedging is not None):
+        if self.requests is None and (config.keeps_requests or config.hedging is not None):
             self._request = copy_of(self._request)
 
-    def make(self, attempt: NextAttempt) -> AnyCall:
+    def next_attempt(self, attempt: NextAttempt) -> AnyCall:
         """Make another attempt."""
         self._attempts = attempt.number
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
@@ -233,7 +235,7 @@ class ClientCall:
             return self._start(details, self._next_request())
         except ValueError as error:
             if is_channel_closed(error):
-                return _closed()
+                return _channel_closed()
             raise
 
     def _next_request(self) -> Any:
@@ -241,29 +243,29 @@ class ClientCall:
 
     @property
     def hedged(self) -> bool:
-        """Whether its attempts may run at the same time."""
+        """Whether several attempts may run at the same time."""
         return self.config.hedging is not None and self.kind is Kind.UNARY_UNARY
 
-    def hedging(self) -> HedgingPlan | None:
-        """The plan of its attempts after the first one, if it is hedged."""
+    def hedging_plan(self) -> HedgingPlan | None:
+        """Return the plan of the attempts after the first one; None if the call is not hedged."""
         if not self.hedged:
             return None
-        return self.state.hedged(self.config, *self._opened[:2])
+        return self.state.hedging_plan(self.config, *self._begun[:2])
 
-    def after(self, error: BaseException, *, received: bool = False) -> NextAttempt | Stop:
-        """Decide what follows after an attempt that failed. May run users' wait objects."""
+    def next_step(self, error: BaseException, *, received: bool = False) -> NextAttempt | Stop:
+        """Decide what follows a failed attempt. Runs users' wait objects."""
         if is_channel_closed(error):
             return CHANNEL_CLOSED
         if not has_status(error):
             return NO_STATUS
         if self._plan is None:
-            self._plan = self.state.resumed(self.config, *self._opened[:2])
+            self._plan = self.state.retry_plan(self.config, *self._begun[:2])
         committed = received or (self.requests is not None and not self.requests.replayable)
         result = result_of(error, committed=committed)
-        return self.state.after(self.method, self.config, self._plan, result, self._attempts)
+        return self.state.next_step(self.method, self.config, self._plan, result, self._attempts)
 
-    def stopped(self, error: BaseException) -> Stop:
-        """Report that a retry that was decided is not made, as the timer was stopped or is full."""
+    def abandon_retry(self, error: BaseException) -> Stop:
+        """Emit that a planned retry is not made because the timer was stopped or is full."""
         code = result_of(error).code
         emit(RetryStopped(self.method, self._attempts, code, TIMER_STOPPED.reason))
         return TIMER_STOPPED
@@ -271,41 +273,39 @@ class ClientCall:
     # --- The end ---
 
     def end(self, call: AnyCall, error: BaseException, *, received: bool = False) -> AnyCall:
-        """Give the call that the caller gets after a failure that no attempt follows.
+        """Return the call for the caller after a failure that is not retried.
 
-        May run users' predicates.
+        Runs users' predicates.
 
         Args:
             call: The failed attempt.
             error: How it failed.
-            received: Whether the caller has messages of it.
+            received: Whether the caller has received messages of it.
 
         Raises:
-            FailbackFull, FailbackClosed: The call is to be queued and can't be; from `error`, and
-                an error of grpc too.
+            FailbackFull, FailbackClosed: The call can't be queued. The exception is also a
+                `grpc.RpcError`; its cause is `error`.
         """
-        if is_channel_closed(error):  # grpc gives a blocking retry's as an outcome without status
-            return call if has_status(error) or self._attempts == 1 else _closed()
+        if is_channel_closed(error):  # the error of a blocking retry has no status
+            return call if has_status(error) or self._attempts == 1 else _channel_closed()
         if not has_status(error):
             return call
-        outcome = self.state.outcome(
+        policy = self.state.final_policy(
             self.method,
             self.config,
             error,
             attempts=self._attempts,
-            started_ns=self._opened[0],
+            started_ns=self._begun[0],
             received=received,
         )
-        match outcome:
-            case Outcome.DEFAULT_RESPONSE if self.config.default_response is not None:
-                return self._answered(outcome, error, self.config.default_response.default)
-            case Outcome.ENQUEUE if self.config.failback is not None:
-                if self._enqueue(self.config.failback, error):
-                    return self._answered(outcome, error, self.config.failback.default)
-        return call
+        if policy is None:
+            return call
+        if not isinstance(policy, DefaultResponsePolicy) and not self._enqueue(policy, error):
+            return call
+        return self._default_response(policy, error)
 
-    def late(self) -> AnyCall:
-        """Give the call that the caller gets where no attempt was made at all."""
+    def end_late(self) -> AnyCall:
+        """Return the call for the caller if the deadline had passed before the call began."""
         self._attempts = 0
         error = FinishedError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -314,40 +314,42 @@ class ClientCall:
         try:
             return self.end(error, error)
         except FailbackError as refusal:
-            return refusal  # a whole call, too
+            return refusal  # it is a call too
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of what the attempts used. Idempotent; any thread."""
+        """Release the request stream. Idempotent; any thread."""
         if self.requests is not None:
             self.requests.close()
 
-    def _answered(self, outcome: Outcome, error: Any, default: Any) -> FinishedResponse:
-        made_by, details = answered_by(outcome, error.code().name, error.details())
+    def _default_response(
+        self, policy: FailbackPolicy | DefaultResponsePolicy, error: Any
+    ) -> FinishedResponse:
+        source, details = response_source(policy, error.code().name, error.details())
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
-            messages_of(default) if streams else default,
+            messages_of(policy.default) if streams else policy.default,
             details,
             initial=metadata_of(error.initial_metadata()),
-            trailing=(*metadata_of(error.trailing_metadata()), (ANSWER_KEY, made_by)),
+            trailing=(*metadata_of(error.trailing_metadata()), (ANSWER_KEY, source)),
         )
 
     def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> bool:
-        """Queue the call for a later delivery; False if the caller gets its failure."""
+        """Queue the call for delivery in the background; False if the caller gets its failure."""
         if self.requests is None:
-            messages: list[Any] | None = [kept_request(self._request)]
-        elif self.requests.known or self.state.queues(self.method, self.config, error):
-            messages = self.requests.gather(self.method, self.seconds_left())
+            messages: list[Any] | None = [queued_request(self._request)]
+        elif self.requests.known or self.state.is_queued(self.method, self.config, error):
+            messages = self.requests.read_rest(self.method, self.seconds_left())
         else:
             return False
         if messages is None:
-            error.add_note(f"{self.method}: not queued by failback, its requests are not all known")
+            error.add_note(f"{self.method}: not queued by failback, as not all requests are known")
             return False
         given = details_of(self._details)
         details = given._replace(
-            timeout=resend_timeout(given.timeout, self.config),
-            metadata=kept_metadata(given.metadata, policy),
+            timeout=delivery_timeout(given.timeout, self.config),
+            metadata=queued_metadata(given.metadata, policy),
         )
         delivery = _Delivery(self.method, self.kind, self._start, details, self._attempts)
         try:
@@ -362,46 +364,46 @@ class ClientCall:
     # --- On the caller's thread ---
 
     def run(self, call: AnyCall = None) -> AnyCall:
-        """Carry the call out on this thread to its end; `call` is its first attempt, if made."""
+        """Run the call to its end on this thread; `call` is the first attempt, if it was made."""
         if self.is_late:
-            return self.late()
-        watch = self.state.watch(self.method, self.config)
+            return self.end_late()
+        watch = self.state.watch_slow_call(self.method, self.config)
         try:
-            return self.resume(self.first() if call is None else call)
+            return self.resume(self.first_attempt() if call is None else call)
         finally:
             if watch is not None:
                 watch.cancel()
             self.close()
 
     def resume(self, call: AnyCall) -> AnyCall:
-        """Wait for the end of an attempt, and make the attempts that follow it."""
+        """Wait for the end of an attempt and make the attempts that follow it."""
         while (error := failure_of(call)) is not None:
-            step = self.after(error)
+            step = self.next_step(error)
             if isinstance(step, NextAttempt) and not self._wait_until_due(step):
-                step = self.stopped(error)
+                step = self.abandon_retry(error)
             if isinstance(step, Stop):
                 return self.end(call, error)
-            call = self.make(step)
+            call = self.next_attempt(step)
         return call
 
     def _wait_until_due(self, attempt: NextAttempt) -> bool:
-        """Wait on this thread; False if the timer takes no more timeouts.
+        """Wait on this thread; False if the timer takes no timeout.
 
-        If a task blocks the timer's thread, this does not wait past the deadline for it.
+        Does not wait past the deadline, even if a task blocks the timer's thread.
         """
         state = self.state
         delay_s = (attempt.at_ns - state.now_ns()) / 1e9
         if delay_s <= 0:
             return True
-        pause = _Pause()
+        pause = _BackoffWait()
         if self.waiting is not None:
             self.waiting.add(pause)
-        timeout = state.wake(pause.end_waiting, delay_s, f"retry of {self.method}")
+        timeout = state.schedule(pause.end_waiting, delay_s, f"retry of {self.method}")
         if timeout is None:
             return False
         try:
             while not pause.over.wait(
-                min(LOOK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)
+                min(TIMER_CHECK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)
             ):
                 if state.timer.stopped:
                     return False
@@ -413,7 +415,7 @@ class ClientCall:
 
 
 class _Delivery:
-    """Makes a queued call again. Called by failback with the call's requests."""
+    """Makes a queued call again. Failback calls it with the requests."""
 
     __slots__ = ("_details", "_kind", "_number", "_start", "label")
 
@@ -421,14 +423,14 @@ class _Delivery:
         self, method: str, kind: Kind, start: Start, details: Details, attempts: int
     ) -> None:
         self.label = method
-        """What failback calls it in events."""
+        """The name of the call in failback's events."""
         self._kind = kind
         self._start = start
         self._details = details
         self._number = attempts
 
     def __call__(self, *requests: Any) -> Any:
-        """Give the call, whose end failback waits for; a response stream is read to its end."""
+        """Return the call, for whose end failback waits. Reads a response stream to its end."""
         self._number += 1
         metadata = with_attempt(self._details.metadata, self._number)
         request = iter(requests) if self._kind.streams_requests else requests[0]
@@ -440,70 +442,75 @@ class _Delivery:
         return None
 
 
-def _closed() -> FinishedError:
-    """The end of a call whose channel was closed between two attempts, as grpc ends one."""
+def _channel_closed() -> FinishedError:
+    """The end of a call whose channel was closed between two attempts, as in grpc."""
     return FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!")
 
 
-# --- Calls that the caller holds while they run ---
+# --- Calls of `.future()` and response streams ---
 
 
 def begin_unary(call: ClientCall, *, known: bool = True) -> AnyCall:
-    """Begin a call with one response by `.future()`, if it is `known` to be one."""
-    if not (call.config.recovers or call.hedged):
+    """Begin a call of `.future()` with one response.
+
+    Args:
+        call: The call.
+        known: Whether it is known that the caller does not block; see `_grpc.calls.blocks`.
+    """
+    if not (call.config.handles_failures or call.hedged):
         return _begin_plain(call)
     return _begin(call, RetryingCall, known=known)
 
 
 def begin_stream(call: ClientCall) -> AnyCall:
     """Begin a call with a response stream."""
-    if call.config.recovers or call.config.has_message_timeout:
+    if call.config.handles_failures or call.config.has_message_timeout:
         return _begin(call, RetryingStream, known=True)
     return _begin_plain(call)
 
 
 def _begin(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
     if call.is_late:
-        return call.late()
+        return call.end_late()
     if call.hedged:
         return copy_context().run(_begin_hedged, call, kind, known=known)
     return _begin_attempts(call, kind, known=known)
 
 
 def _begin_hedged(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
-    """In a context of its own, which its later attempts share: each goes to another server."""
+    """Begin in a new context, which all attempts share, so that each goes to another server."""
     TRIED.set([])
     return _begin_attempts(call, kind, known=known)
 
 
 def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
     try:
-        attempt = call.first()
+        attempt = call.first_attempt()
     except BaseException:
         call.close()
         raise
-    if not hasattr(attempt, "add_done_callback"):  # another interceptor's generator
-        call.state.note_bare(call.method)
+    if not hasattr(attempt, "add_done_callback"):  # a generator of an inner interceptor
+        call.state.report_plain_iterator(call.method)
         return attempt
-    if not known and has_ended(attempt):  # another interceptor's continuation may have blocked
+    if not known and has_ended(attempt):  # it has blocked in an inner interceptor
         return call.run(attempt)
     call.keep_request()
-    hedging = call.hedging()
+    hedging = call.hedging_plan()
     attempts = CallAttempts(call) if hedging is None else HedgedAttempts(call, hedging)
-    held = kind(attempts)
+    retrying = kind(attempts)
     attempts.start(attempt)
-    return held
+    return retrying
 
 
 def _begin_plain(call: ClientCall) -> AnyCall:
-    """Begin a call that is gRPC's own object, and report it if it is slow."""
+    """Begin a call that is gRPC's own; emits `CallSlow` if it is slow."""
     if call.is_late:
-        return call.late()
-    watch = call.state.watch(call.method, call.config)
+        return call.end_late()
+    watch = call.state.watch_slow_call(call.method, call.config)
     if watch is None:
-        return call.first()
+        return call.first_attempt()
     try:
-        attempt = call.first()
+        attempt = call.first_attempt()
     except BaseException:
         watch.cancel()
         raise
@@ -512,37 +519,37 @@ def _begin_plain(call: ClientCall) -> AnyCall:
 
 
 class RetryingCall(grpc.Call, grpc.Future):
-    """One call, whatever number of attempts it takes. Dropping it cancels it, as with gRPC's own.
+    """A call that may need several attempts. It is canceled when its caller drops it.
 
-    Methods block where those of gRPC's own calls do.
+    Its methods block where those of gRPC's own calls do.
     """
 
-    def __init__(self, attempts: _CallEnd) -> None:
+    def __init__(self, attempts: _RetryingState) -> None:
         self._attempts = attempts
 
     # --- grpc.Call ---
 
     def initial_metadata(self) -> Metadata:
-        """Wait for the initial metadata of the server."""
+        """Wait for the initial metadata."""
         return self._attempts.initial_metadata()
 
     def trailing_metadata(self) -> Metadata:
-        """Wait for the end, and give the metadata that came with it."""
+        """Wait for the end and return the trailing metadata."""
         metadata: Metadata = self._attempts.wait().trailing_metadata()
         return metadata
 
     def code(self) -> grpc.StatusCode:
-        """Wait for the end, and give its status code."""
+        """Wait for the end and return the status code."""
         code: grpc.StatusCode = self._attempts.wait().code()
         return code
 
     def details(self) -> str:
-        """Wait for the end, and give its status details."""
+        """Wait for the end and return the status details."""
         details: str = self._attempts.wait().details()
         return details
 
     def debug_error_string(self) -> str:
-        """Wait for the end, and give gRPC core's description of a failure."""
+        """Wait for the end and return the description of gRPC's core; "" if there is none."""
         describe = getattr(self._attempts.wait(), "debug_error_string", None)
         return "" if describe is None else describe()
 
@@ -550,17 +557,17 @@ class RetryingCall(grpc.Call, grpc.Future):
         return not self.done()
 
     def time_remaining(self) -> float | None:
-        """Seconds until its deadline, for all attempts together; None without one."""
+        """Return the seconds until the deadline of all attempts; None without a deadline."""
         return self._attempts.seconds_left()
 
     def add_callback(self, callback: Callable[[], object]) -> bool:
-        """Call `callback()` at the end, on a worker thread; False if it has ended."""
+        """Call `callback()` on a worker thread at the end; False if the call has ended."""
         return self._attempts.add_callback(callback)
 
     # --- grpc.Future ---
 
     def cancel(self) -> bool:
-        """End the call, during an attempt or between two; False if it has ended."""
+        """Cancel the call, during an attempt or between two; False if the call has ended."""
         return self._attempts.cancel()
 
     def cancelled(self) -> bool:
@@ -571,31 +578,31 @@ class RetryingCall(grpc.Call, grpc.Future):
         return not self.done()
 
     def done(self) -> bool:
-        self._attempts.look()
+        self._attempts.check_timer()
         return self._attempts.final is not None
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the end and give the response.
+        """Wait for the end and return the response.
 
         Raises:
-            grpc.FutureTimeoutError: It took longer than `timeout` seconds; the call goes on.
-            grpc.FutureCancelledError: It was canceled on this side.
-            grpc.RpcError: It failed.
+            grpc.FutureTimeoutError: The call has not ended within `timeout` seconds; it continues.
+            grpc.FutureCancelledError: The call was canceled on this side.
+            grpc.RpcError: The call failed.
         """
         return self._attempts.wait(timeout).result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and give the failure, None if it succeeded; raises as `result`."""
+        """Wait for the end and return the failure, None if the call succeeded."""
         error: BaseException | None = self._attempts.wait(timeout).exception()
         return error
 
     def traceback(self, timeout: float | None = None) -> TracebackType | None:
-        """Wait for the end and give the failure's traceback; raises as `result`."""
+        """Wait for the end and return the traceback of the failure."""
         traceback: TracebackType | None = self._attempts.wait(timeout).traceback()
         return traceback
 
     def add_done_callback(self, fn: Callable[[Self], object]) -> None:
-        """Call `fn(self)` at the end, on a worker thread; at once, on this one, if it has ended."""
+        """Call `fn(self)` on a worker thread at the end; now, on this thread, if it has ended."""
         if not self._attempts.add_callback(fn, self):
             fn(self)
 
@@ -610,7 +617,7 @@ class RetryingCall(grpc.Call, grpc.Future):
 
 
 class RetryingStream(RetryingCall):
-    """The same for a response stream: an iterator too."""
+    """A response stream that may need several attempts."""
 
     def __iter__(self) -> Self:
         return self
@@ -626,10 +633,10 @@ Callback = tuple["Callable[..., object]", tuple[object, ...]]
 
 
 def run_callbacks(method: str, callbacks: list[Callback]) -> None:
-    """Call what was added to a call that has ended, each group in order.
+    """Call the done-callbacks of a call that has ended.
 
-    Callbacks of ours run at once. Those of users run on a worker: one that blocks delays only
-    others of the same method.
+    Those of rpcwheel run on this thread. Those of users run on a worker, in their order; one that
+    blocks delays only those of calls of the same method.
     """
     users = []
     for callback, args in callbacks:
@@ -646,24 +653,24 @@ def _run_user_callbacks(method: str, callbacks: list[Callback]) -> None:
         run_callback(method, callback, *args, name="done callback", catch=BaseException)
 
 
-class _CallEnd:
-    """How a call ends that its caller holds: what retried and hedged calls have in common."""
+class _RetryingState:
+    """The state that retried and hedged calls have in common: their end."""
 
     def __init__(self, call: ClientCall) -> None:
         self.call = call
-        self._context = copy_context()  # of the caller: other interceptors may read it
+        self._context = copy_context()  # of the caller, for other interceptors
         self._changed = threading.Condition()
         self.final: AnyCall = None
-        self._answering = False  # the last attempt has failed: too late to cancel
+        self._ending = False  # the last attempt has failed; the call can't be canceled
         self._callbacks: list[Callback] = []
         self._timeout: Timeout | None = None
         self._watch: Timeout | None = None
 
     def wait(self, timeout: float | None = None) -> AnyCall:
-        """Wait for the end, and give the call whose outcome is the caller's.
+        """Wait for the end and return the call that has the caller's result.
 
         Raises:
-            grpc.FutureTimeoutError: It took longer than so many seconds.
+            grpc.FutureTimeoutError: The call has not ended within `timeout` seconds.
         """
         with self._changed:
             if not self._wait_for(lambda: self.final is not None, timeout):
@@ -671,68 +678,68 @@ class _CallEnd:
         return self.final
 
     def _wait_for(self, happened: Callable[[], bool], limit_s: float | None = None) -> bool:
-        """Wait under the lock until something has happened; False if it has not in time."""
+        """Wait under the lock until `happened()`; False after `limit_s` seconds."""
         until = None if limit_s is None else time.monotonic() + limit_s
         while True:
-            left_s = LOOK_INTERVAL_S
+            left_s = TIMER_CHECK_INTERVAL_S
             if until is not None:
                 left_s = min(left_s, until - time.monotonic())
             if self._changed.wait_for(happened, max(0, left_s)):
                 return True
-            if left_s < LOOK_INTERVAL_S:
+            if left_s < TIMER_CHECK_INTERVAL_S:
                 return False
-            self.look()
+            self.check_timer()
 
-    def look(self) -> None:
-        """Check what no event reports."""
+    def check_timer(self) -> None:
+        """Continue without the timer if it is late or was stopped."""
 
     def end_waiting(self) -> None:
-        """Wait for no further attempt: the channel is closed."""
+        """Stop to wait for the next attempt, because the channel is closed."""
         raise NotImplementedError
 
     def seconds_left(self) -> float | None:
-        """Until its deadline; None without one."""
+        """Return the seconds until the deadline; None without a deadline."""
         return self.call.seconds_left()
 
     def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
-        """Call a function at the end, a user's on a worker; False if the call has ended."""
+        """Call a function at the end, see `run_callbacks`; False if the call has ended."""
         with self._changed:
             if self.final is None:
                 self._callbacks.append((callback, args))
                 return True
         return False
 
-    def cancel(self, details: str = BY_USER) -> bool:
-        """End the call; False if it has ended, or is about to."""
+    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
+        """Cancel the call; False if it has ended, or its last attempt has failed."""
         raise NotImplementedError
 
     def drop(self) -> None:
-        """End the call because its caller has dropped it."""
+        """Cancel the call because its caller has dropped it."""
         if self.final is None:
-            self.cancel(DROPPED)
+            self.cancel(DROPPED_BY_CALLER)
 
     def initial_metadata(self) -> Metadata:
         """Wait for the server's initial metadata."""
         raise NotImplementedError
 
     def next_message(self) -> Any:
-        """Give the next message of a response stream."""
+        """Return the next message of a response stream."""
         raise NotImplementedError
 
     def _end(self, call: AnyCall, failure: BaseException, *, received: bool = False) -> None:
-        """End the call after its last attempt, which failed. On a worker."""
+        """End the call after its last attempt has failed. On a worker."""
         with self._changed:
             if self.final is not None:
                 return
-            self._answering = True
+            self._ending = True
         try:
             call = self.call.end(call, failure, received=received)
         except FailbackError as refusal:
-            call = refusal  # a whole call, too
+            call = refusal  # it is a call too
         self._finish(call)
 
     def _finish(self, final: AnyCall) -> bool:
-        """Let the call end with this; False if it has ended already."""
+        """End the call with the result of `final`; False if it has ended already."""
         with self._changed:
             if self.final is not None:
                 return False
@@ -753,55 +760,55 @@ class _CallEnd:
     def _run(self, job: Callable[[], object]) -> None:
         try:
             self._context.copy().run(job)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
-            self._finish(_broken(error))
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            self._finish(_raised(error))
 
 
-class CallAttempts(_CallEnd):
+class CallAttempts(_RetryingState):
     """The attempts of one call, one after the other."""
 
     def __init__(self, call: ClientCall) -> None:
         super().__init__(call)
-        self._attempt: Any = None  # the one that runs, or ended last
-        self._judging = False  # the attempt has failed, and it is not decided what follows
-        self._received = False  # the caller has a message or metadata of the attempt
+        self._attempt: Any = None  # the running attempt, or the last one
+        self._deciding = False  # the attempt has failed; the decision what follows is pending
+        self._received = False  # the caller has received a message or metadata of the attempt
         self._readers = 0  # threads that wait for a message of the attempt
-        self._stalled: Any = None  # the attempt that was canceled because it sent nothing
+        self._stalled: Any = None  # an attempt that was canceled by message_timeout
         self._reading: object = None  # the read that waits for a message
         self._backoff: tuple[Timer, NextAttempt, Callable[[], object]] | None = None
-        """While it waits for a retry: on which timer, which, and what to do if that is stopped."""
+        """Set during the wait for a retry: the timer, the retry, and the end if the timer stops."""
 
     # --- Attempts ---
 
     def start(self, attempt: AnyCall) -> None:
-        """Go on from the first attempt."""
-        self._watch = self.call.state.watch(self.call.method, self.call.config)
+        """Follow the first attempt."""
+        self._watch = self.call.state.watch_slow_call(self.call.method, self.call.config)
         self._follow(attempt)
 
     def _follow(self, attempt: AnyCall) -> None:
         with self._changed:
             self._attempt = attempt
             self._readers = 0
-            self._judging = False
+            self._deciding = False
             over = self.final is not None
             self._changed.notify_all()
         if over:
             attempt.cancel()  # the call was canceled while this attempt was made
-        attempt.add_done_callback(InternalCallback(self._ended, attempt))
+        attempt.add_done_callback(InternalCallback(self._on_done, attempt))
 
-    def _ended(self, attempt: AnyCall, _: object) -> None:  # a wrapped call gives what it wraps
-        """Record an attempt's end. On gRPC's thread, or on the thread that canceled it."""
+    def _on_done(self, attempt: AnyCall, _: object) -> None:  # a call below, if this one is wrapped
+        """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
         try:
             failure = failure_of(attempt)
-        except BaseException as error:  # noqa: BLE001 - of a foreign call; gRPC's thread must go on
+        except BaseException as error:  # noqa: BLE001 - of an inner interceptor
             failure = error
-        self._judge(attempt, failure)
+        self._attempt_ended(attempt, failure)
 
-    def _judge(self, attempt: AnyCall, failure: BaseException | None) -> None:
+    def _attempt_ended(self, attempt: AnyCall, failure: BaseException | None) -> None:
         with self._changed:
-            if self.final is not None or self._attempt is not attempt or self._judging:
+            if self.final is not None or self._attempt is not attempt or self._deciding:
                 return
-            self._judging = failure is not None
+            self._deciding = failure is not None
         if failure is None:
             self._finish(attempt)
         else:
@@ -813,7 +820,7 @@ class CallAttempts(_CallEnd):
         received = self._has_received()
         step: NextAttempt | Stop | None = None
         if has_status(failure):
-            step = self.call.after(failure, received=received)
+            step = self.call.next_step(failure, received=received)
         if isinstance(step, NextAttempt):
             end = partial(self._end_unretried, attempt, failure, received=received)
             with self._changed:
@@ -825,24 +832,27 @@ class CallAttempts(_CallEnd):
         self._end(attempt, failure, received=received)
 
     def _end_unretried(self, attempt: AnyCall, failure: BaseException, *, received: bool) -> None:
-        """End the call although a retry was decided: its timer was stopped or is full."""
-        self.call.stopped(failure)
+        """End the call without the planned retry: its timer was stopped or is full."""
+        self.call.abandon_retry(failure)
         self._end(attempt, failure, received=received)
 
     def _has_received(self) -> bool:
-        """Whether the caller has got something of the failed attempt, or is about to.
+        """Whether the caller has received, or is receiving, something of the failed attempt.
 
-        A thread of the caller's may have read a message that came before the failure, and not have
-        counted it yet. No thread begins to read now, and those that read need not wait for the
-        server, so they will soon be through. If one is not, it reads a foreign call, and its
-        message is dropped.
+        A thread of the caller may have read a message that arrived before the failure without
+        having recorded it. No other thread begins to read now, and the readers need not wait for
+        the server, so they finish soon. A reader that does not finish reads a call of another
+        interceptor; its message is dropped.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._readers, READERS_TIMEOUT_S)
             return self._received
 
     def _wait_until_due(self, step: NextAttempt, end: Callable[[], object]) -> bool:
-        """Make an attempt when it is due, or `end` if the timer is stopped; False if it is now."""
+        """Make an attempt when it is due, or call `end` if the timer was stopped.
+
+        False if the timer takes no timeout.
+        """
         state = self.call.state
         timer = state.timer
         delay_s = (step.at_ns - state.now_ns()) / 1e9
@@ -852,11 +862,11 @@ class CallAttempts(_CallEnd):
         self._backoff = (timer, step, end)
         if self.call.waiting is not None:
             self.call.waiting.add(self)
-        timeout = state.wake(partial(self._due, step), delay_s, f"retry of {self.call.method}")
+        timeout = state.schedule(partial(self._due, step), delay_s, f"retry of {self.call.method}")
         if timeout is None:
             with self._changed:
                 waited, self._backoff = self._backoff is not None, None
-            return not waited  # `look` has ended it meanwhile
+            return not waited  # False: `check_timer` has ended the wait meanwhile
         with self._changed:
             self._timeout = timeout
             over = self.final is not None
@@ -867,13 +877,13 @@ class CallAttempts(_CallEnd):
     def _due(self, step: NextAttempt, _: Timeout) -> None:
         with self._changed:
             backoff = self._backoff
-            if backoff is None or backoff[1] is not step:  # made already, as the timer was late
+            if backoff is None or backoff[1] is not step:  # the timer was late
                 return
             self._backoff = None
         self._run_on_worker(partial(self._make, step))
 
-    def look(self) -> None:
-        """Make a retry that the timer is late with; end the call if the timer was stopped."""
+    def check_timer(self) -> None:
+        """Make the retry if the timer is late with it; end the call if the timer was stopped."""
         backoff = self._backoff
         if backoff is None:
             return
@@ -888,7 +898,7 @@ class CallAttempts(_CallEnd):
             self._run_on_worker(job)
 
     def end_waiting(self) -> None:
-        """Make the next attempt now, if the call waits for one: its channel is closed."""
+        """Make the attempt that the call waits for now; its channel is closed."""
         with self._changed:
             backoff, self._backoff = self._backoff, None
         if backoff is not None:
@@ -896,7 +906,7 @@ class CallAttempts(_CallEnd):
 
     def _make(self, step: NextAttempt) -> None:
         if self.final is None:
-            self._follow(self.call.make(step))
+            self._follow(self.call.next_attempt(step))
 
     # --- The end ---
 
@@ -904,12 +914,12 @@ class CallAttempts(_CallEnd):
         self._backoff = None
         return super()._finish(final)
 
-    def cancel(self, details: str = BY_USER) -> bool:
-        """End the call; False if it has ended, or is about to."""
+    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
+        """Cancel the call; False if it has ended, or its last attempt has failed."""
         with self._changed:
-            if self.final is not None or self._answering:
+            if self.final is not None or self._ending:
                 return False
-            attempt = None if self._judging else self._attempt
+            attempt = None if self._deciding else self._attempt
         if attempt is not None:
             if attempt.cancel():
                 return self._finish(attempt)
@@ -918,50 +928,50 @@ class CallAttempts(_CallEnd):
         return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
 
     def wait(self, timeout: float | None = None) -> AnyCall:
-        """Wait for the end, as the base does; but never for a single-threaded stream."""
+        """Wait for the end. Refused for a single-threaded stream, which must be read to its end."""
         if self.final is None and is_single_threaded(self._attempt):
             raise grpc.experimental.UsageError(
-                "the end of a single-threaded stream is known when it was read to its end"
+                "a single-threaded stream has no end before it was read to its end"
             )
         return super().wait(timeout)
 
-    # --- What comes before the end ---
+    # --- Before the end ---
 
     def initial_metadata(self) -> Metadata:
-        """Wait for the server's initial metadata. If they are not empty, no retry follows."""
+        """Wait for the initial metadata. If it is not empty, no retry follows."""
         while True:
             attempt = self._current()
             if attempt is self.final:
                 return metadata_of(attempt.initial_metadata())
             metadata = metadata_of(attempt.initial_metadata())
             with self._changed:
-                if not metadata:  # a failure without any looks the same, until its status comes
+                if not metadata:  # a failure without metadata looks the same until its status
                     self._changed.wait_for(partial(self._is_closed, attempt), TRAILERS_TIMEOUT_S)
                 if self._is_open(attempt):
                     self._received = self._received or metadata != ()
                     return metadata
 
     def next_message(self) -> Any:
-        """Give the caller the next message, of whichever attempt it is to come from."""
+        """Wait for the next message of the current attempt, or of the one that follows it."""
         while True:
             attempt = self._current(reads=True)
             if attempt is self.final:
                 return next(attempt)
             try:
-                message, is_callers = self._read(attempt)
+                message, is_current = self._read(attempt)
             except (StopIteration, grpc.RpcError) as end:
-                if not has_ended(attempt):  # a foreign call, which does not know its own end
-                    self._judge(attempt, None if isinstance(end, StopIteration) else end)
+                if not has_ended(attempt):  # of another interceptor, without `done()`
+                    self._attempt_ended(attempt, None if isinstance(end, StopIteration) else end)
                 with self._changed:
                     self._wait_for(partial(self._is_settled, attempt))
                 if self.final is attempt:
                     raise
             else:
-                if is_callers:
+                if is_current:
                     return message
 
     def _current(self, *, reads: bool = False) -> AnyCall:
-        """The attempt that is worth waiting for, to read its messages or not, or the final call."""
+        """Wait for a running attempt or the end; `reads` counts this thread as a reader."""
         with self._changed:
             self._wait_for(lambda: self.final is not None or self._is_open(self._attempt))
             if self.final is not None:
@@ -970,8 +980,8 @@ class CallAttempts(_CallEnd):
             return self._attempt
 
     def _is_open(self, attempt: AnyCall) -> bool:
-        """Whether the caller gets the messages of this attempt, as far as is known."""
-        return attempt is not None and self._attempt is attempt and not self._judging
+        """Whether this attempt runs and has not failed, as far as is known."""
+        return attempt is not None and self._attempt is attempt and not self._deciding
 
     def _is_closed(self, attempt: AnyCall) -> bool:
         return not self._is_open(attempt)
@@ -980,26 +990,26 @@ class CallAttempts(_CallEnd):
         return self.final is not None or self._attempt is not attempt
 
     def _read(self, attempt: AnyCall) -> tuple[Any, bool]:
-        """Read the next message of an attempt; with whether the caller gets it."""
-        came = False
+        """Read the next message of an attempt. Returns it and whether the attempt is current."""
+        arrived = False
         try:
             message = self._next_in_time(attempt)
-            came = True
+            arrived = True
         finally:
-            is_callers = self._has_read(attempt, came=came)
-        return message, is_callers
+            is_current = self._record_read(attempt, arrived=arrived)
+        return message, is_current
 
-    def _has_read(self, attempt: AnyCall, *, came: bool) -> bool:
-        """Note a message that came; if the caller gets it, no retry follows."""
+    def _record_read(self, attempt: AnyCall, *, arrived: bool) -> bool:
+        """Record the end of a read. After a message for the caller, no retry follows."""
         with self._changed:
             if self._attempt is not attempt:
                 return False
             self._readers -= 1
-            is_callers = self.final in (None, attempt)
-            self._received = self._received or (came and is_callers)
-            if self._judging:
+            is_current = self.final in (None, attempt)
+            self._received = self._received or (arrived and is_current)
+            if self._deciding:
                 self._changed.notify_all()  # `_has_received` waits for the readers
-            return is_callers
+            return is_current
 
     # --- message_timeout ---
 
@@ -1008,7 +1018,7 @@ class CallAttempts(_CallEnd):
         if not call.config.has_message_timeout:
             return next(attempt)
         reading = self._reading = object()
-        timeout = call.state.wake(
+        timeout = call.state.schedule(
             lambda _: self._run_on_worker(partial(self._stall, attempt, reading)),
             to_seconds(call.config.message_timeout_ns),
             f"message_timeout of {call.method}",
@@ -1021,25 +1031,25 @@ class CallAttempts(_CallEnd):
                 timeout.cancel()
 
     def _stall(self, attempt: AnyCall, reading: object) -> None:
-        """Cancel an attempt whose reader has waited for too long."""
+        """Cancel an attempt whose reader has waited longer than message_timeout."""
         with self._changed:
             over = self.final is not None
             if self._reading is not reading or not self._is_open(attempt) or over:
                 return
             self._stalled = attempt
         if not attempt.cancel():
-            self._stalled = None  # it has just ended by itself
+            self._stalled = None  # the attempt has just ended
 
     def _stalled_error(self, attempt: AnyCall) -> FinishedError:
         call = self.call
         return FinishedError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            call.state.silent(call.method, call.config),
+            call.state.report_stall(call.method, call.config),
             initial=metadata_of(attempt.initial_metadata()),
         )
 
 
-class HedgedAttempts(_CallEnd):
+class HedgedAttempts(_RetryingState):
     """The attempts of one hedged unary call, several at the same time (gRFC A6)."""
 
     def __init__(self, call: ClientCall, plan: HedgingPlan) -> None:
@@ -1049,8 +1059,8 @@ class HedgedAttempts(_CallEnd):
         self._failed: tuple[AnyCall, BaseException] | None = None  # the attempt that failed last
 
     def start(self, attempt: AnyCall) -> None:
-        """Go on from the first attempt."""
-        self._watch = self.call.state.watch(self.call.method, self.call.config)
+        """Follow the first attempt."""
+        self._watch = self.call.state.watch_slow_call(self.call.method, self.call.config)
         if self.call.waiting is not None:
             self.call.waiting.add(self)
         self._follow(attempt)
@@ -1058,19 +1068,19 @@ class HedgedAttempts(_CallEnd):
 
     def _follow(self, attempt: AnyCall) -> None:
         with self._changed:
-            over = self.final is not None or self._answering
+            over = self.final is not None or self._ending
             if not over:
                 self._running.append(attempt)
         if over:
             attempt.cancel()
-        attempt.add_done_callback(InternalCallback(self._ended, attempt))
+        attempt.add_done_callback(InternalCallback(self._on_done, attempt))
 
     def _go_on(self) -> None:
-        """Send the attempts that are due, have the next one sent in time, or end the call."""
+        """Make the attempts that are due, schedule the next one, or end the call."""
         state, call = self.call.state, self.call
         while True:
             with self._changed:
-                if self.final is not None or self._answering:
+                if self.final is not None or self._ending:
                     return
                 step = self._plan.due(state.now_ns())
                 failed = self._failed if self._plan.is_over else None
@@ -1078,17 +1088,17 @@ class HedgedAttempts(_CallEnd):
             if step is None:
                 break
             emit(HedgeSent(call.method, step.number))
-            self._follow(call.make(step))
+            self._follow(call.next_attempt(step))
         if failed is not None:
             self._end(*failed)
         elif next_ns != NEVER:
             self._wake_at(next_ns)
 
     def _wake_at(self, at_ns: int) -> None:
-        """Have the next attempt sent in time; send no more if the timer takes no timeouts."""
+        """Schedule the next attempt; make no more if the timer takes no timeout."""
         state = self.call.state
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
-        timeout = state.wake(self._due, delay_s, f"hedging of {self.call.method}")
+        timeout = state.schedule(self._due, delay_s, f"hedging of {self.call.method}")
         if timeout is None:
             with self._changed:
                 self._plan.stop()
@@ -1106,8 +1116,8 @@ class HedgedAttempts(_CallEnd):
     def _due(self, _: Timeout) -> None:
         self._run_on_worker(self._go_on)
 
-    def look(self) -> None:
-        """Go on without the timer if it is late or was stopped, and no attempt runs."""
+    def check_timer(self) -> None:
+        """Continue without the timer if it is late or was stopped, and no attempt runs."""
         with self._changed:
             next_ns = self._plan.next_ns
             waits = self.final is None and not self._running and next_ns != NEVER
@@ -1118,21 +1128,21 @@ class HedgedAttempts(_CallEnd):
             self._run_on_worker(self._go_on if failed is None else partial(self._end, *failed))
 
     def end_waiting(self) -> None:
-        """Send no more attempts, and end the call if none runs: its channel is closed."""
+        """Make no more attempts, and end the call if none runs; its channel is closed."""
         with self._changed:
             self._plan.stop()
             over = self._plan.is_over
         if over:
-            self._finish(_closed())
+            self._finish(_channel_closed())
 
-    def _ended(self, attempt: AnyCall, _: object) -> None:
-        """Record an attempt's end. On gRPC's thread, or on the thread that canceled it."""
+    def _on_done(self, attempt: AnyCall, _: object) -> None:
+        """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
         try:
             failure = failure_of(attempt)
-        except BaseException as error:  # noqa: BLE001 - of a foreign call; gRPC's thread must go on
+        except BaseException as error:  # noqa: BLE001 - of an inner interceptor
             failure = error
         with self._changed:
-            if self.final is not None or self._answering or attempt not in self._running:
+            if self.final is not None or self._ending or attempt not in self._running:
                 return
             self._running.remove(attempt)
         if failure is None:
@@ -1152,9 +1162,9 @@ class HedgedAttempts(_CallEnd):
 
     def _end(self, call: AnyCall, failure: BaseException, *, received: bool = False) -> None:
         with self._changed:
-            if self._answering:  # several attempts may have failed at the same moment
+            if self._ending:  # several attempts may have failed at the same moment
                 return
-            self._answering = True
+            self._ending = True
         self._cancel_running()  # before the call is queued: it must not succeed as well
         super()._end(call, failure, received=received)
 
@@ -1171,19 +1181,19 @@ class HedgedAttempts(_CallEnd):
         for attempt in running:
             attempt.cancel()
 
-    def cancel(self, details: str = BY_USER) -> bool:
-        """End the call; False if it has ended, or is about to."""
+    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
+        """Cancel the call; False if it has ended, or its last attempt has failed."""
         with self._changed:
-            if self.final is not None or self._answering:
+            if self.final is not None or self._ending:
                 return False
         return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
 
     def initial_metadata(self) -> Metadata:
-        """Wait for the end: before that it is not known which attempt is the caller's."""
+        """Wait for the end, which decides whose metadata the caller gets."""
         return metadata_of(self.wait().initial_metadata())
 
 
-def _broken(error: BaseException) -> FinishedError:
-    """The call that ends with an error of no status, as grpc makes it of an interceptor's."""
+def _raised(error: BaseException) -> FinishedError:
+    """A call that ends with an exception, as grpc ends one whose interceptor raised."""
     details = f"Exception raised while intercepting the RPC: {error}"
     return FinishedError(grpc.StatusCode.INTERNAL, details, error=error)

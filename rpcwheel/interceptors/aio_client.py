@@ -16,7 +16,7 @@ import grpc
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import AioDetails
 from rpcwheel.call.aio_call import CallFactory
-from rpcwheel.call.config import MOST_METHODS
+from rpcwheel.call.config import MAX_METHODS
 from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class _Interceptor:
 
     def _add(self, method: bytes | str) -> CallFactory:
         name = method.decode() if isinstance(method, bytes) else method
-        if len(self._calls) >= MOST_METHODS:
+        if len(self._calls) >= MAX_METHODS:
             self._calls.clear()
         calls = self._calls[method] = CallFactory(self._state, name, self.kind)
         return calls

@@ -77,7 +77,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
-        return self._state.around(handler, details.method, _wrapped)
+        return self._state.wrap(handler, details.method, _wrapped)
 
 
 def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:

@@ -58,20 +58,20 @@ class ClientInterceptor(
             return begin_unary(make(client_call_details, request), known=blocking is not None)
         # Most calls need no more than their first attempt, so it is made with only its timeout.
         state, method = self._state, client_call_details.method
-        config, timeout = state.config_of(method), client_call_details.timeout
+        config, timeout = state.current_config(method), client_call_details.timeout
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
-        opened = config, now_ns, deadline_ns, attempt_ns
+        now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
+        begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
-            return make(client_call_details, request, opened).late()
-        watch = state.watch(method, config)
+            return make(client_call_details, request, begun).end_late()
+        watch = state.watch_slow_call(method, config)
         try:
             details = with_readiness(client_call_details, config)
             left_s = seconds_left(attempt_ns, now_ns)
             call = continuation(details_with(details, left_s), request)
             if failure_of(call) is None:
                 return call
-            return make(client_call_details, request, opened).resume(call)
+            return make(client_call_details, request, begun).resume(call)
         finally:
             if watch is not None:
                 watch.cancel()
@@ -214,10 +214,10 @@ class _Multicallable:
             return error
 
     def _call(
-        self, start: Continuation, request: Any, options: tuple[Any, ...], opened: Any = None
+        self, start: Continuation, request: Any, options: tuple[Any, ...], begun: Any = None
     ) -> ClientCall:
         details = Details(self._method, *options)
-        return ClientCall(self._state, self._kind, start, details, request, opened, self._waiting)
+        return ClientCall(self._state, self._kind, start, details, request, begun, self._waiting)
 
 
 class _Succeeded:
@@ -266,23 +266,23 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
         """
         state, timeout = self._state, options[0]
         overridden = CALL_OPTIONS.get() is not None
-        config = state.config_of(self._method) if overridden else self._config
+        config = state.current_config(self._method) if overridden else self._config
         if config.hedging is not None:
             return self._wait_hedged(name, request, *options)
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
-        now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
-        opened = config, now_ns, deadline_ns, attempt_ns
+        now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
+        begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
-            return _result(name, self._call(self._attempt, request, options, opened).late())
+            return _result(name, self._call(self._attempt, request, options, begun).end_late())
         if config.wait_for_ready is not None and options[3] is None:
             options = (*options[:3], config.wait_for_ready, *options[4:])
-        watch = state.watch(self._method, config)
+        watch = state.watch_slow_call(self._method, config)
         try:
             return getattr(self._below, name)(
                 request, seconds_left(attempt_ns, now_ns), *options[1:]
             )
         except grpc.RpcError as error:
-            call = self._call(self._attempt, request, options, opened).resume(error)
+            call = self._call(self._attempt, request, options, begun).resume(error)
         finally:
             if watch is not None:
                 watch.cancel()

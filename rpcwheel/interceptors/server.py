@@ -58,7 +58,7 @@ class _Interceptor(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        return self._state.around(handler, handler_call_details.method, _wrapped)
+        return self._state.wrap(handler, handler_call_details.method, _wrapped)
 
 
 def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:

@@ -402,7 +402,7 @@ async def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, ow
     await aio_wait_until(
         lambda: (
             [event.reason for event in events if isinstance(event, RetryStopped)]
-            == ["its timer was stopped, or takes no more timeouts"] * 2
+            == ["its timer was stopped or takes no more timeouts"] * 2
         )
     )
 

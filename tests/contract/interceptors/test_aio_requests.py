@@ -62,7 +62,7 @@ async def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, own, events, k
             assert (await refused(ending)).code() is grpc.StatusCode.UNAVAILABLE
         assert [seen.requests for seen in shop.calls] == [messages] * attempts
     await aio_wait_until(lambda: any(isinstance(event, RetryStopped) for event in events))
-    assert "can't be made again" in events[-1].reason
+    assert "can't be repeated" in events[-1].reason
 
 
 async def test_who_gave_an_iterator_may_not_write(doors):
@@ -91,7 +91,7 @@ async def test_written_requests_are_not_sent_again(shop, own, events):
     assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
     assert len(shop.calls) == 1
     await aio_wait_until(lambda: any(isinstance(event, RetryStopped) for event in events))
-    assert "can't be made again" in events[-1].reason
+    assert "can't be repeated" in events[-1].reason
 
 
 async def test_written_requests_are_not_queued_by_failback(shop, own):

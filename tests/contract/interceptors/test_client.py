@@ -162,7 +162,7 @@ def test_a_server_can_forbid_the_retry(shop, client, events):
     refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
     assert len(shop.calls) == 1
     wait_until(lambda: events)
-    assert events[0].reason == "the server asked not to try again"
+    assert events[0].reason == "the server asked for no retry"
 
 
 @pytest.mark.parametrize("style", ["blocking", "future"])

@@ -214,7 +214,7 @@ def test_a_generator_of_an_interceptor_inside_is_handed_through_and_told_once(
         assert list(channel.unary_stream(UNARY_STREAM)(b"ab")) == [b"a", b"b"]
     wait_until(lambda: any(isinstance(one, CallbackFailed) for one in events))
     (event,) = [one for one in events if isinstance(one, CallbackFailed)]
-    assert (event.subject, event.callback) == (UNARY_STREAM, "interceptor inside")
+    assert (event.subject, event.callback) == (UNARY_STREAM, "inner interceptor")
     assert "no retry" in str(event.error)
 
 

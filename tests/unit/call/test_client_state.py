@@ -1,4 +1,4 @@
-"""What all calls of one client share."""
+"""The state of a client: clock, deadlines, budgets, and the decisions after a failure."""
 
 import time
 
@@ -6,11 +6,17 @@ import pytest
 import tenacity
 
 from rpcwheel.call import DeadlinePolicy, RetryPolicy, deadline_scope
-from rpcwheel.call.config import ANSWER_KEY, ClientState, Outcome, answered_by, seconds_left
+from rpcwheel.call.config import ANSWER_KEY, ClientState, response_source, seconds_left
 from rpcwheel.call.policy import CallPolicy, DefaultResponsePolicy, MethodPolicy
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped
-from rpcwheel.events import ExecutorRejected, RetryScheduled, RetryStopped
+from rpcwheel.events import (
+    CallbackFailed,
+    DefaultResponseUsed,
+    ExecutorRejected,
+    RetryScheduled,
+    RetryStopped,
+)
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.rpc import DEADLINE, AttemptResult, NextAttempt, Stop
 from rpcwheel.timer import ManualTimer, shared_timer
@@ -24,7 +30,7 @@ FAILED = AttemptResult("UNAVAILABLE")
 
 @pytest.fixture
 def make(timer):
-    """Makes a client's state on the manual timer, and the rules of its method."""
+    """Makes the state of a client on the manual timer, and the configuration of its method."""
 
     def make(**settings):
         state = ClientState(
@@ -38,7 +44,7 @@ def make(timer):
 # --- Time ---
 
 
-def test_the_time_is_that_of_the_timer_in_use(make, timer):
+def test_the_clock_is_that_of_the_timer_in_use(make, timer):
     state, _ = make()
     assert state.timer is timer
     assert state.now_ns() == 0
@@ -46,7 +52,7 @@ def test_the_time_is_that_of_the_timer_in_use(make, timer):
     assert state.now_ns() == 2_500_000_000
 
 
-def test_without_a_timer_it_is_the_shared_one_and_real_time():
+def test_without_a_timer_the_shared_timer_is_used():
     state = ClientState(CallPolicy(), timer=None, queue_of=lambda *_: None)
     before = time.monotonic_ns()
     assert before <= state.now_ns() <= time.monotonic_ns()
@@ -64,27 +70,27 @@ def test_without_a_timer_it_is_the_shared_one_and_real_time():
         (S, 9 * S, 0.0),
     ],
 )
-def test_what_grpc_is_given_as_timeout_is_never_negative(deadline_ns, now_ns, left):
+def test_the_timeout_for_grpc_is_never_negative(deadline_ns, now_ns, left):
     assert seconds_left(deadline_ns, now_ns) == left
 
 
-# --- The plan ---
+# --- Deadlines and plans ---
 
 
 def begun(state, config, own_ns=None):
-    now_ns, deadline_ns, attempt_ns = state.open(config, own_ns)
+    now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
     late = now_ns >= deadline_ns
     return Stop("its deadline has passed") if late else NextAttempt(1, now_ns, attempt_ns)
 
 
-def test_a_plan_begins_now_with_the_callers_timeout(make, timer):
+def test_a_call_begins_now_with_the_earlier_of_both_timeouts(make, timer):
     state, config = make(timeout=5)
     timer.advance(2)
     assert begun(state, config) == NextAttempt(1, 2 * S, 7 * S)
     assert begun(state, config, 3 * S) == NextAttempt(1, 2 * S, 5 * S)
 
 
-def test_the_deadline_of_the_call_being_served_holds_though_its_clock_is_another(make, timer):
+def test_the_deadline_of_the_call_being_served_applies_on_any_clock(make, timer):
     state, config = make(timeout=500)
     timer.advance(2)
     with deadline_scope(100):
@@ -93,7 +99,7 @@ def test_the_deadline_of_the_call_being_served_holds_though_its_clock_is_another
     assert begun(state, config).deadline_ns == 502 * S
 
 
-def test_a_served_call_whose_deadline_has_passed_makes_none(make):
+def test_no_attempt_is_made_if_the_deadline_of_the_call_being_served_has_passed(make):
     state, config = make()
     token = DEADLINE.set(time.monotonic_ns() - 1)
     try:
@@ -102,38 +108,38 @@ def test_a_served_call_whose_deadline_has_passed_makes_none(make):
         DEADLINE.reset(token)
 
 
-def test_a_policy_that_does_not_propagate_is_not_limited_by_the_call_being_served(make):
+def test_without_propagation_the_call_being_served_does_not_limit_the_deadline(make):
     state, config = make(timeout=DeadlinePolicy(timeout=500, propagate_deadline=False))
     with deadline_scope(0):
         assert begun(state, config).deadline_ns == 500 * S
 
 
-def test_a_plan_that_is_made_late_goes_on_from_the_first_try(make, timer):
+def test_a_plan_that_is_made_after_the_failure_counts_the_first_attempt(make, timer):
     state, config = make(
         retry=RetryPolicy(
             retry_on="UNAVAILABLE", max_attempts=2, backoff=0.25, retry_budget=0.0, min_retries=1
         )
     )
-    now_ns, deadline_ns, _ = state.open(config, None)
-    plan = state.resumed(config, now_ns, deadline_ns)
+    now_ns, deadline_ns, _ = state.begin(config, None)
+    plan = state.retry_plan(config, now_ns, deadline_ns)
     timer.advance(1)
-    assert state.after(M, config, plan, FAILED, 1) == NextAttempt(2, 1_250_000_000, NEVER)
-    assert isinstance(state.after(M, config, plan, FAILED, 2), Stop)
+    assert state.next_step(M, config, plan, FAILED, 1) == NextAttempt(2, 1_250_000_000, NEVER)
+    assert isinstance(state.next_step(M, config, plan, FAILED, 2), Stop)
 
 
 # --- The budget ---
 
 
-def test_each_call_is_counted_once(make):
+def test_the_budget_counts_each_call_once_and_late_calls_not_at_all(make):
     policy = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=1.0, min_retries=0)
     state, config = make(retry=policy, timeout=5)
     for _ in range(4):
-        state.resumed(config, *state.open(config, None)[:2])
-    state.open(config, 0)  # is late: makes no try
+        state.retry_plan(config, *state.begin(config, None)[:2])
+    state.begin(config, 0)  # late: no attempt is made
     assert sum(state.budget_of(config).take(0) for _ in range(9)) == 4
 
 
-def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(make):
+def test_methods_with_equal_budget_settings_share_a_budget(make):
     other = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=0.5)
     free = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=None)
     state, config = make(
@@ -152,7 +158,7 @@ def test_methods_of_one_retry_policy_share_a_budget_and_others_have_their_own(ma
     assert state.budget_of(state.configs.config_for("/a/None")) is None
 
 
-def test_the_budget_is_made_with_the_share_and_the_reserve_of_the_policy(make):
+def test_the_budget_has_the_share_and_the_minimum_of_the_policy(make):
     state, config = make(retry=RetryPolicy(retry_on="UNAVAILABLE", retry_budget=0.5, min_retries=3))
     budget = state.budget_of(config)
     assert sum(budget.take(0) for _ in range(9)) == 3
@@ -161,62 +167,62 @@ def test_the_budget_is_made_with_the_share_and_the_reserve_of_the_policy(make):
     assert sum(budget.take(0) for _ in range(99)) == 7
 
 
-def test_all_calls_of_a_client_take_their_retries_from_one_budget(make):
+def test_all_calls_of_a_client_use_one_budget(make):
     state, config = make(
         retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0, retry_budget=0.0, min_retries=3)
     )
     steps = []
     for _ in range(5):
-        plan = state.resumed(config, *state.open(config, None)[:2])
+        plan = state.retry_plan(config, *state.begin(config, None)[:2])
         steps.append(plan.ended(0, FAILED))
     assert [isinstance(step, NextAttempt) for step in steps] == [True] * 3 + [False] * 2
 
 
-def test_two_clients_have_two_budgets(make):
+def test_each_client_has_its_own_budget(make):
     (one, config), (other, _) = make(retry=RETRY), make(retry=RETRY)
     assert one.budget_of(config) is not other.budget_of(config)
 
 
-# --- After a failed try ---
+# --- After a failed attempt ---
 
 
 def after(state, config, outcome, attempts=1):
-    plan = state.resumed(config, *state.open(config, None)[:2])
-    return state.after(M, config, plan, outcome, attempts)
+    plan = state.retry_plan(config, *state.begin(config, None)[:2])
+    return state.next_step(M, config, plan, outcome, attempts)
 
 
 @pytest.mark.parametrize(
     ("ago_s", "retried"),
     [(2.5, True), (1.995, True), (1.9, False)],  # the server's clock may be ahead by an instant
 )
-def test_a_try_that_is_cancelled_at_its_deadline_came_to_it(make, timer, ago_s, retried):
+def test_an_attempt_that_the_server_cancels_at_its_deadline_counts_as_deadline_exceeded(
+    make, timer, ago_s, retried
+):
     state, config = make(retry=CUT_SHORT, idempotent=True)
-    plan = state.resumed(config, *state.open(config, None)[:2])
+    plan = state.retry_plan(config, *state.begin(config, None)[:2])
     timer.advance(ago_s)
-    step = state.after(M, config, plan, AttemptResult("CANCELLED"), 1)
+    step = state.next_step(M, config, plan, AttemptResult("CANCELLED"), 1)
     assert isinstance(step, NextAttempt) is retried
-    if retried:  # the second try has two seconds of its own
+    if retried:  # the second attempt has two seconds of its own
         timer.advance(1.0)
-        assert isinstance(state.after(M, config, plan, AttemptResult("CANCELLED"), 2), Stop)
+        assert isinstance(state.next_step(M, config, plan, AttemptResult("CANCELLED"), 2), Stop)
 
 
-def test_a_retry_is_told_with_its_wait(make, timer, events):
+def test_the_event_of_a_retry_has_its_delay(make, timer, events):
     state, config = make(retry=RETRY)
     timer.advance(1)
     assert after(state, config, FAILED).at_ns == 1_250_000_000
     assert events == [RetryScheduled(M, 1, "UNAVAILABLE", 0.25)]
 
 
-def test_a_failure_of_a_code_that_is_retried_but_not_this_time_is_told_with_the_reason(
-    make, events
-):
+def test_the_event_of_a_retry_that_is_refused_has_the_reason(make, events):
     state, config = make(retry=RETRY, idempotent=False)
     step = after(state, config, AttemptResult("UNAVAILABLE"), attempts=2)
     assert events == [RetryStopped(M, 2, "UNAVAILABLE", step.reason)]
     assert "not marked idempotent" in step.reason
 
 
-def test_a_failure_of_another_code_is_not_worth_an_event(make, events):
+def test_a_code_that_is_not_retried_causes_no_event(make, events):
     state, config = make(retry=RETRY)
     assert isinstance(after(state, config, AttemptResult("INTERNAL")), Stop)
     state, config = make()
@@ -224,34 +230,50 @@ def test_a_failure_of_another_code_is_not_worth_an_event(make, events):
     assert events == []
 
 
-# --- The answer ---
+# --- The policy for a failed call ---
 
 
-def answer(state, config, error, **more):
-    return state.outcome(M, config, error, **{"attempts": 1, "started_ns": 0} | more)
+def final_policy(state, config, error, **more):
+    return state.final_policy(M, config, error, **{"attempts": 1, "started_ns": 0} | more)
 
 
-def test_failsafe_is_told_how_often_and_how_long_it_was_tried(make, timer):
+def test_a_default_response_applies_to_the_errors_that_it_names(make, events):
+    policy = DefaultResponsePolicy(on=ConnectionError)
+    state, config = make(default_response=policy)
+    error = ConnectionResetError()
+    assert final_policy(state, config, error) is policy
+    assert events == [DefaultResponseUsed(M, error)]
+    assert final_policy(state, config, OSError()) is None
+    assert final_policy(state, config, KeyboardInterrupt()) is None
+
+
+def test_a_predicate_of_a_default_response_gets_attempts_and_elapsed_time(make, timer):
     seen = []
 
-    class Look(tenacity.retry_base):
+    class Predicate(tenacity.retry_base):
         def __call__(self, state):
-            seen.append((state.attempt_number, state.outcome_timestamp))
+            seen.append((state.attempt_number, state.outcome_timestamp, state.outcome.exception()))
             return True
 
-    state, config = make(default_response=DefaultResponsePolicy(on=Look()))
+    state, config = make(default_response=DefaultResponsePolicy(on=Predicate()))
     timer.advance(3)
-    answer(state, config, OSError(), attempts=4, started_ns=S)
-    assert seen == [(4, 2.0)]
+    error = OSError()
+    final_policy(state, config, error, attempts=4, started_ns=S)
+    assert seen == [(4, 2.0, error)]
 
 
-def test_a_failure_that_is_raised_or_parked_is_told_by_others(make, events):
-    assert (
-        answer(*make(default_response=DefaultResponsePolicy(on=ConnectionError)), OSError())
-        is Outcome.FAIL
-    )
-    assert answer(*make(failback=FailbackPolicy(retry_on=OSError)), OSError()) is Outcome.ENQUEUE
-    assert answer(*make(), OSError()) is Outcome.FAIL
+def test_a_predicate_of_a_default_response_that_raises_is_reported(make, events):
+    state, config = make(default_response=DefaultResponsePolicy(on=lambda _: 1 / 0))
+    assert final_policy(state, config, OSError()) is None
+    (event,) = events
+    assert isinstance(event, CallbackFailed)
+
+
+def test_a_failback_policy_is_returned_for_every_error(make, events):
+    policy = FailbackPolicy(retry_on=ConnectionError)
+    for error in (ConnectionError(), OSError()):
+        assert final_policy(*make(failback=policy), error) is policy
+    assert final_policy(*make(), OSError()) is None
     assert events == []
 
 
@@ -262,38 +284,38 @@ def test_a_failure_that_is_raised_or_parked_is_told_by_others(make, events):
         {"failback": FailbackPolicy(retry_on=OSError)},
     ],
 )
-def test_what_follows_messages_that_the_caller_has_is_the_failure(make, events, settings):
-    assert answer(*make(**settings), OSError(), received=True) is Outcome.FAIL
+def test_after_received_messages_no_policy_applies(make, events, settings):
+    assert final_policy(*make(**settings), OSError(), received=True) is None
     assert events == []
 
 
-def test_an_answer_says_who_made_it_and_why():
+def test_a_response_names_its_source_and_the_failure():
     assert ANSWER_KEY == "rpcwheel-answer"
-    assert answered_by(Outcome.ENQUEUE, "UNAVAILABLE", "gone") == (
+    assert response_source(FailbackPolicy(retry_on=OSError), "UNAVAILABLE", "gone") == (
         "failback",
         "queued by failback after UNAVAILABLE: gone",
     )
-    assert answered_by(Outcome.DEFAULT_RESPONSE, "INTERNAL", "broken") == (
+    assert response_source(DefaultResponsePolicy(on=OSError), "INTERNAL", "broken") == (
         "default-response",
         "default response after INTERNAL: broken",
     )
 
 
-# --- Slow and silent calls ---
+# --- Timeouts ---
 
 
-def test_a_method_that_may_be_slow_costs_no_timeout(make, timer):
+def test_a_method_without_slow_call_threshold_needs_no_timeout(make, timer):
     state, config = make(timeout=5)
-    assert state.watch(M, config) is None
+    assert state.watch_slow_call(M, config) is None
     assert timer.pending == 0
 
 
-def test_a_timer_that_takes_no_more_fails_no_call_and_is_told(events):
+def test_a_timer_that_takes_no_timeout_is_reported(events):
     with ManualTimer() as stopped:
         policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2))
         state = ClientState(policy, timer=stopped, queue_of=print)
-    assert state.watch(M, state.configs.config_for(M)) is None
-    assert state.wake(print, 1.0, "a retry") is None
-    for told, what in zip(events, ["slow_call_threshold", "a retry"], strict=True):
-        assert (type(told), told.timer, told.task) == (ExecutorRejected, "ManualTimer", what)
-        assert isinstance(told.error, TimerStopped)
+    assert state.watch_slow_call(M, state.configs.config_for(M)) is None
+    assert state.schedule(print, 1.0, "a retry") is None
+    for event, what in zip(events, ["slow_call_threshold", "a retry"], strict=True):
+        assert (type(event), event.timer, event.task) == (ExecutorRejected, "ManualTimer", what)
+        assert isinstance(event.error, TimerStopped)

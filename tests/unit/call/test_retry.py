@@ -125,16 +125,16 @@ def test_without_rules_there_is_one_try():
     assert made.ended(0, failed()).reason == NOT_NAMED
 
 
-NOT_NAMED = "its status is not one that `retry_on` names"
+NOT_NAMED = "`retry_on` does not name its status"
 NOT_IDEMPOTENT = (
     "its method is not marked idempotent; if the server may execute a call twice, set "
     "MethodPolicy(idempotent=True) for the method"
 )
-COMMITTED = "it can't be made again: messages were handed on"
-FORBIDDEN = "the server asked not to try again"
+COMMITTED = "it can't be repeated: messages were received, or requests are not buffered"
+FORBIDDEN = "the server asked for no retry"
 NO_ATTEMPTS = "no attempts left"
 NO_TIME = "its deadline would pass before the next attempt"
-NO_BUDGET = "too many of this target's calls are retries already"
+NO_BUDGET = "the retry budget of the target is used up"
 
 
 @pytest.mark.parametrize(

@@ -49,22 +49,22 @@ def unchanged(kind, behavior, served):
 def test_a_handler_is_wrapped_once_however_often_it_is_called():
     state = ServerState(None, timer=None)
     original = handler("unary_unary", behavior)
-    first = state.around(original, METHOD, unchanged)
+    first = state.wrap(original, METHOD, unchanged)
     assert first is not original
-    assert state.around(original, METHOD, unchanged) is first
+    assert state.wrap(original, METHOD, unchanged) is first
     other = handler("unary_stream", behavior)
-    assert state.around(other, METHOD, unchanged).response_streaming
+    assert state.wrap(other, METHOD, unchanged).response_streaming
 
 
 def test_a_handler_without_its_behavior_is_left_alone():
     broken = handler("unary_unary", None)
-    assert ServerState(None, timer=None).around(broken, METHOD, unchanged) is broken
+    assert ServerState(None, timer=None).wrap(broken, METHOD, unchanged) is broken
 
 
 def test_the_handlers_of_methods_that_clients_make_up_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("rpcwheel.call.server.MOST_METHODS", 20)
+    monkeypatch.setattr("rpcwheel.call.server.MAX_METHODS", 20)
     state = ServerState(None, timer=None)
     original = handler("unary_unary", behavior)
     for number in range(30):
-        state.around(original, f"/a.B/{number}", unchanged)
+        state.wrap(original, f"/a.B/{number}", unchanged)
     assert len(state._made) <= 20

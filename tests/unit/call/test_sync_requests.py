@@ -22,7 +22,7 @@ def from_queue(source):
 
 
 def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_channel, monkeypatch):
-    monkeypatch.setattr("rpcwheel.call.sync_requests.GATHER_S", 0.05)
+    monkeypatch.setattr("rpcwheel.call.sync_requests.READ_TIMEOUT_S", 0.05)
     policy = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE"))
     source = queue.Queue()
     source.put(b"a")
@@ -31,7 +31,7 @@ def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_chan
         shop.then("UNAVAILABLE")
         with pytest.raises(grpc.RpcError) as caught:
             channel.stream_unary(STREAM_UNARY)(from_queue(source))
-        assert "its requests are not all known" in caught.value.__notes__[0]
+        assert "not all requests are known" in caught.value.__notes__[0]
         assert queues.pending == 0
     source.put(None)  # whoever reads lets go
 
@@ -88,4 +88,4 @@ def test_many_tries_one_after_the_other_lose_nothing():
     for count in (3, 50, 0, 199):
         assert list(itertools.islice(feed.for_attempt(), count)) == messages[:count]
     assert list(feed.for_attempt()) == messages
-    assert feed.gather("key") == messages
+    assert feed.read_rest("key") == messages

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rpcwheel.call import DeadlinePolicy, MethodPolicy
-from rpcwheel.call.config import MethodConfig, kept_metadata, kept_request, resend_timeout
+from rpcwheel.call.config import MethodConfig, delivery_timeout, queued_metadata, queued_request
 from rpcwheel.failback import FailbackPolicy
 
 PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
@@ -28,24 +28,24 @@ PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
 )
 def test_a_delivery_has_the_time_that_the_call_had(own, policy, seconds):
     timeout = None if policy is None else DeadlinePolicy(timeout=policy)
-    assert resend_timeout(own, MethodConfig.from_policy(MethodPolicy(timeout=timeout))) == seconds
+    assert delivery_timeout(own, MethodConfig.from_policy(MethodPolicy(timeout=timeout))) == seconds
 
 
 def test_metadata_is_kept_as_the_policy_says():
-    assert kept_metadata(PAIRS, FailbackPolicy(retry_on="UNAVAILABLE")) == (PAIRS[0], PAIRS[2])
+    assert queued_metadata(PAIRS, FailbackPolicy(retry_on="UNAVAILABLE")) == (PAIRS[0], PAIRS[2])
     some = FailbackPolicy(retry_on="UNAVAILABLE", metadata=("auth*", "authorization"))
-    assert kept_metadata(PAIRS, some) == (PAIRS[1],)
-    assert kept_metadata(None, some) == ()
+    assert queued_metadata(PAIRS, some) == (PAIRS[1],)
+    assert queued_metadata(None, some) == ()
 
 
 def test_a_request_is_kept_as_it_was():
     request = {"items": [1]}
-    kept = kept_request(request)
+    kept = queued_request(request)
     request["items"].append(2)
     assert kept == {"items": [1]}
-    assert kept_request(data := b"bytes") is data
+    assert queued_request(data := b"bytes") is data
 
 
 def test_what_can_not_be_copied_is_kept_itself():
     lock = threading.Lock()
-    assert kept_request(lock) is lock
+    assert queued_request(lock) is lock
