@@ -1,6 +1,6 @@
-"""The policy of a kit from a file, and from the environment.
+"""Settings of a kit from a file and from the environment, and their JSON schema.
 
-A file is TOML or YAML; its keys are the fields of `KitPolicy`, its tables the policies in them::
+A file is TOML or YAML. Its keys are the fields of `KitPolicy`, its tables the policies in them::
 
     timeout = 2.0
     retry = { retry_on = ["UNAVAILABLE"], max_attempts = 4, backoff = { initial = 0.1, max = 2.0 } }
@@ -8,20 +8,21 @@ A file is TOML or YAML; its keys are the fields of `KitPolicy`, its tables the p
     [methods."/shop.Orders/Get*"]
     idempotent = true
 
-A variable's name is the path of a setting, its value is JSON or a plain word. It changes what it
-names and leaves the rest of the file as it is::
+The name of a variable is the path of a setting. Its value is JSON or plain text. It overrides that
+setting of the file, and no other::
 
     RPCWHEEL_CONFIG=/etc/shop/rpcwheel.toml
     RPCWHEEL_TIMEOUT=5
     RPCWHEEL_RETRY__RETRY_ON=["UNAVAILABLE", "INTERNAL"]
 
-`false` stands for None, which TOML lacks: `retry = false` for a method switches it off there.
+`false` means None, which TOML lacks: `retry = false` for a method switches retries off there.
 
-Input is limited before anything expensive is done with it: the size of a file, how deep values are
-nested, the size of integers, and how many values YAML's aliases stand for.
+Input is limited before it can cost much time or memory: the size of a file, the depth of nesting,
+the size of integers, and the number of values, with YAML's aliases resolved.
 
-Not made with pydantic-settings (tried with 2.16): it leaves values as strings that our strict types
-refuse, ignores variables that name no setting, and knows nothing of where a wrong value came from.
+Not made with pydantic-settings (tried with 2.16): it leaves values as strings, which the strict
+types refuse, ignores variables that name no setting, and does not know where a wrong value came
+from.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ __all__ = [
     "settings_schema",
 ]
 
-NO_SETTINGS: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
-"""Variables of ours that say how to build and test."""
+OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
+"""Variables for building and testing rpcwheel."""
 
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
 
@@ -67,7 +68,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 """The largest file that is read."""
 
 MAX_LEVELS: Final = 50
-"""How many tables and lists may contain each other. The settings need five."""
+"""The deepest nesting of tables and lists. The settings need five levels."""
 
 MAX_BITS: Final = 64
 """The largest integer; a response's field of type `uint64` has as many bits."""
@@ -75,28 +76,28 @@ MAX_BITS: Final = 64
 _TOO_LARGE: Final = f"an integer may have at most {MAX_BITS} bits; give a smaller one"
 
 MAX_DOTS: Final = 200
-"""How many dots a line of TOML may have. The time that `tomllib` takes for a key of n names joined
-by dots grows with n squared (CPython 3.11: 5 s for 16,000 names)."""
+"""The most dots in a line of TOML. The time that `tomllib` takes for a key of n names, joined by
+dots, grows with n squared (CPython 3.11: 5 s for 16,000 names)."""
 
 MAX_VALUES: Final = 50_000
-"""How many values a YAML file may have, each alias counted as all that it stands for."""
+"""The most values in a YAML file, with its aliases resolved."""
 
-MAX_MISTAKES: Final = 20
-"""How many mistakes an error lists."""
+MAX_ERRORS: Final = 20
+"""The most mistakes that one error lists."""
 
-MAX_EXAMPLE: Final = 200
-"""How many characters of a variable are written as a list, as an example."""
+MAX_EXAMPLE_LENGTH: Final = 200
+"""The longest value of a variable that a message shows as a JSON list."""
 
 
 def policy_from_file(path: str | os.PathLike[str]) -> KitPolicy:
     """Read a policy from a TOML or YAML file.
 
     Args:
-        path: Its suffix tells which: `.toml`, `.yaml` or `.yml`. YAML needs `rpcwheel[config]`.
+        path: Ends with `.toml`, `.yaml` or `.yml`. YAML needs `rpcwheel[config]`.
 
     Raises:
-        ConfigurationError: The file can't be read, is not in its format, or a setting in it is
-            unknown, out of range, of a wrong type, or contradicts another; all in one message.
+        ConfigurationError: The file can't be read or parsed, or a setting in it is unknown, out of
+            range, of a wrong type, or contradicts another. The message lists all mistakes.
     """
     return _policy(_read(Path(path)), lambda _: str(path))
 
@@ -105,22 +106,23 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     """Read a policy from the environment, and from the file that `<prefix>CONFIG` names.
 
     Args:
-        prefix: How the variables' names begin. All that begin so must be settings; empty ones are
-            taken for not set.
-        environ: None takes `os.environ`.
+        prefix: How the names of the variables begin. Every variable with this prefix must name a
+            setting. Empty variables are ignored.
+        environ: None: `os.environ`.
 
     Raises:
-        ConfigurationError: As `policy_from_file`; a variable names no setting.
+        ConfigurationError: As `policy_from_file`; or a variable with this prefix names no setting.
     """
     if not prefix.endswith("_") or not prefix.isupper():
         raise ConfigurationError(
-            f"prefix must be capital letters and end with '_', such as 'SHOP_RPC_', not {prefix!r}"
+            f"prefix must be in capital letters and end with '_', such as 'SHOP_RPC_', not "
+            f"{prefix!r}"
         )
     environ = os.environ if environ is None else environ
     variables = {
         name: value
         for name, value in sorted(environ.items())
-        if name.startswith(prefix) and name not in NO_SETTINGS and value.strip()
+        if name.startswith(prefix) and name not in OTHER_VARIABLES and value.strip()
     }
     file = variables.pop(f"{prefix}CONFIG", None)
     tree = {} if file is None else _read(Path(file))
@@ -132,9 +134,9 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
         _merge(tree, checked_tree(_nested(place, value), name))
 
     def origin(place: Place) -> str:
-        """The variable that set it, or something in it, or else the file; for () all of them.
+        """Return the variable that gave a setting or a part of it, or else the file.
 
-        What no variable and no file set is missing where a variable set something else.
+        For the place () that is all of them. A missing setting is reported with its table.
         """
         if not place:
             return ", ".join(filter(None, (file, *origins.values())))
@@ -149,9 +151,9 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
 def settings_schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a settings file, TOML or YAML.
 
-    Editors complete and check a file with it. It describes each setting by itself. Settings that
-    contradict each other are found by `policy_from_file` only. Settings that only code can give,
-    such as `dead_letter`, are not in it.
+    Editors use it to complete and check a file. The JSON of variables, nested by the parts of their
+    names, has the same form. The schema does not find settings that contradict each other;
+    `policy_from_file` does. Settings that only code can give, such as `dead_letter`, are not in it.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -165,20 +167,20 @@ def settings_schema() -> dict[str, Any]:
 
 
 class _SettingsSchema(GenerateJsonSchema):
-    """The schema as a file has it: numbers for times, `false` for None, no types of Python."""
+    """The schema of a file: times are numbers, and `false` means None."""
 
     ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012 - as base
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """No titles: they repeat the names."""
+        """Leave out titles, which repeat the names."""
         return False
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
-        """No text for times."""
+        """Leave out `timedelta`, which pydantic would describe as text."""
         raise PydanticOmit
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        """Allow `false` where it stands for None: not for a count, and not for a yes or no."""
+        """Allow `false`, except for integers and booleans."""
         inner = self.generate_inner(schema["schema"])
         off: list[dict[str, Any]] = [{"type": "null"}]
         if inner.get("type") not in {"integer", "boolean"}:
@@ -186,7 +188,7 @@ class _SettingsSchema(GenerateJsonSchema):
         return {"anyOf": [*inner.get("anyOf", [inner]), *off]}
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
-        """Allow no key that is no pattern of methods."""
+        """Allow only patterns of methods as keys."""
         return super().dict_schema(schema) | {"additionalProperties": False}
 
 
@@ -194,21 +196,22 @@ def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
     try:
         return KitPolicy.model_validate(_without_false(tree, ()))
     except ValidationError as error:
-        said: dict[str, list[str]] = {}
-        for place, what in islice(messages_of(error, KitPolicy), MAX_MISTAKES):
-            said.setdefault(origin(tuple(map(str, place))), []).append(what)
-        others = error.error_count() - MAX_MISTAKES
+        messages: dict[str, list[str]] = {}
+        for place, message in islice(messages_of(error, KitPolicy), MAX_ERRORS):
+            messages.setdefault(origin(tuple(map(str, place))), []).append(message)
+        others = error.error_count() - MAX_ERRORS
     raise ConfigurationError(
-        "; ".join(f"{where}: {'; '.join(what)}" for where, what in said.items())
+        "; ".join(f"{where}: {'; '.join(these)}" for where, these in messages.items())
         + (f"; and {others:,} more" if others > 0 else "")
     )
 
 
 def checked_tree(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """The tree, if no value is nested too deep and no integer is too large.
+    """Return the tree of settings.
 
     Raises:
-        ConfigurationError: As above; `where` is the file or variable that the tree comes from.
+        ConfigurationError: A value is nested too deep, or an integer is too large; `where` is the
+            file or variable that the tree comes from.
     """
 
     def check(value: object, place: Place) -> None:
@@ -233,18 +236,19 @@ def _too_deep(where: str) -> str:
 
 
 def _without_false(tree: dict[str, Any], place: Place) -> dict[str, Any]:
-    """The tree with None for `false` where None is allowed, and a yes or no is not meant."""
+    """Replace `false` by None in settings that may be None."""
     cleared: dict[str, Any] = {}
     for name, value in tree.items():
         here = (*place, str(name))
         if isinstance(value, dict) and here[-1] != "default":
-            value = _without_false(value, here)  # noqa: PLW2901 - the same, cleared
-        cleared[name] = None if value is False and _may_be_off(here) else value
+            cleared[name] = _without_false(value, here)
+        else:
+            cleared[name] = None if value is False and _may_be_none(here) else value
     return cleared
 
 
-def _may_be_off(place: Place) -> bool:
-    """Whether `false` means None here: not for a count, where it could as well be 0."""
+def _may_be_none(place: Place) -> bool:
+    """Whether `false` means None here. Not for integers, where it could mean 0, and booleans."""
     _, field = field_at(KitPolicy, place)
     kinds = set() if field is None else set(types_in(field.annotation))
     return type(None) in kinds and not kinds & {int, bool}
@@ -265,10 +269,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, if it is not too large.
+    """Read a text file.
 
     Raises:
-        ConfigurationError: It can't be read, is too large, or no UTF-8.
+        ConfigurationError: It can't be read, is too large, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -300,7 +304,7 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
 
 
 def _yaml(text: str, path: Path) -> object:
-    """By ruamel.yaml: YAML 1.2, where the key `on` is a word. For PyYAML it is True."""
+    """Parse YAML 1.2 with ruamel.yaml. PyYAML parses YAML 1.1, where the key `on` is True."""
     try:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
@@ -314,27 +318,27 @@ def _yaml(text: str, path: Path) -> object:
     except ConfigurationError:
         raise
     except (YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # What does not fit its tag raises any of these: `!!int a`, `!!bool a`, `!!timestamp a`.
+        # A value that does not fit its tag raises any of these: `!!int a`, `!!timestamp a`.
         raise ConfigurationError(f"{path}: not valid YAML: {_reason(error)}") from error
     return {} if tree is None else tree
 
 
 def _reason(error: Exception) -> str:
-    """The parser's message; for CPython's limit of digits, which ends with wrong advice, ours."""
+    """Return the parser's message, except for CPython's limit of digits, whose advice is wrong."""
     return _TOO_LARGE if "sys.set_int_max_str_digits" in str(error) else str(error)
 
 
 def _check_events(events: Iterable[Any], path: Path) -> None:
-    """Check the events of a YAML parser, before values are made of them.
+    """Check the events of a YAML parser before values are constructed from them.
 
-    The parser needs time in proportion to the text. To make the values can take a time, and a
-    stack, that is exponential in it, because of aliases ("billion laughs") and merge keys.
+    Parsing takes time in proportion to the text. Constructing the values can take exponential time
+    and stack, because of aliases ("billion laughs") and merge keys.
 
     Raises:
-        ConfigurationError: Values are nested too deep, or the aliases stand for too many values,
-            or for a value that contains the alias.
+        ConfigurationError: Values are nested too deep, or aliases stand for too many values, or for
+            a value that contains the alias.
     """
-    sizes: dict[str | None, int | None] = {}  # by anchor: the values in what it marks, None: open
+    sizes: dict[str | None, int | None] = {}  # values by anchor; None: it has not ended yet
     begun: list[tuple[str | None, int]] = []
     values = 0
     for event in events:
@@ -380,7 +384,7 @@ def _place(name: str, prefix: str) -> Place:
 
 
 def _inner_paths() -> Iterator[str]:
-    """The settings of the policies in a `KitPolicy`, as variables name them."""
+    """Yield the settings of the policies in a `KitPolicy`, as variables name them."""
     for outer, field in KitPolicy.model_fields.items():
         for kind in types_in(field.annotation):
             if outer != "methods" and issubclass(kind, Policy):
@@ -388,7 +392,7 @@ def _inner_paths() -> Iterator[str]:
 
 
 def _value(text: str, name: str) -> object:
-    """A variable's value: JSON, or else the text itself."""
+    """Parse the value of a variable as JSON; if it is not JSON, return the text."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -398,13 +402,13 @@ def _value(text: str, name: str) -> object:
 
 
 def _as_list(text: str) -> str:
-    """How to write what looks like a list and is no JSON; nothing for a plain word."""
+    """Say how to write a text that looks like a list and is not JSON; "" for plain text."""
     parts = [part.strip(" []\"'") for part in text.split(",")]
     if len(parts) == 1 and not text.lstrip().startswith("["):
         return ""
     written = json.dumps([part for part in parts if part])
-    example = written if len(written) <= MAX_EXAMPLE else '["...", "..."]'
-    return f" (no JSON; a list is {example})"
+    example = written if len(written) <= MAX_EXAMPLE_LENGTH else '["...", "..."]'
+    return f" (not JSON; a list is written {example})"
 
 
 def _nested(place: Place, value: object) -> dict[str, Any]:
@@ -414,7 +418,7 @@ def _nested(place: Place, value: object) -> dict[str, Any]:
 
 
 def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> None:
-    """Put a change into a tree: tables are merged, all else is replaced."""
+    """Merge a change into a tree: tables are merged, other values are replaced."""
     for name, value in change.items():
         here = (*place, name)
         before, after = _table(here, tree.get(name)), _table(here, value)
@@ -426,7 +430,7 @@ def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> N
 
 
 def _table(place: Place, value: object) -> object:
-    """The value; for `timeout = 2.0` the table that it stands for."""
+    """Return the table that a number stands for, as in `timeout = 2.0`, or else the value."""
     _, field = field_at(KitPolicy, place)
     if field is None or isinstance(value, bool) or not isinstance(value, (int, float)):
         return value

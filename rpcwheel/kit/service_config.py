@@ -1,12 +1,13 @@
-"""The policy of a kit from gRPC's service config, which all languages of gRPC share.
+"""Settings of a kit from a service config of gRPC, which gRPC in all languages reads.
 
-The format is that of `grpc/service_config/service_config.proto` in JSON, with the rules of gRFC A2
-(names) and gRFC A6 (retries and hedging). What gRPC would refuse is refused. What this does not
-apply, such as `loadBalancingConfig`, is named in a warning, so that the same file loads here and in
-Go and Java.
+The format is the JSON form of `grpc/service_config/service_config.proto`, with the rules of gRFC A2
+(names) and gRFC A6 (retries and hedging). A config that gRPC refuses is refused. A warning names
+the parts that are not applied, such as `loadBalancingConfig`, so that Go and Java can read the same
+file.
 
-In gRPC only the most specific entry holds for a method, as a whole. Policies are inherited setting
-by setting. So each entry sets all that a service config can set, to None where it says nothing.
+In gRPC only the most specific entry applies to a method, as a whole, but policies are inherited
+setting by setting. Therefore each entry sets everything that a service config can set, to None
+where it has no value.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["policy_from_service_config"]
 
-MOST_ATTEMPTS: Final = 5
+MAX_ATTEMPTS: Final = 5
 """A higher `maxAttempts` counts as this (gRFC A6)."""
 
 NUMBERED_CODES: Final = (
@@ -86,7 +87,7 @@ def _seconds(value: object) -> float:
 
 
 def _code(value: object) -> str:
-    """The name of a status code: in any case, or a number."""
+    """Return the name of a status code, which is given by name, in any case, or by number."""
     name = value.upper() if isinstance(value, str) else None
     if type(value) is int and 0 <= value < len(NUMBERED_CODES):
         name = NUMBERED_CODES[value]
@@ -104,7 +105,7 @@ Code = Annotated[str, BeforeValidator(_code)]
 
 
 class _Part(BaseModel):
-    """A part of a service config. Keys that are not known here are in `model_extra`."""
+    """A part of a service config. Unknown keys are in `model_extra`."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True)
 
@@ -124,14 +125,14 @@ class _Name(_Part):
         for value, form in ((self.service, SERVICE), (self.method, METHOD)):
             if value and not form.fullmatch(value):
                 raise ConfigurationError(
-                    f"{short_repr(value)} is no name, such as "
-                    '{"service": "shop.Orders", "method": "Get"}; there are no patterns'
+                    f"{short_repr(value)} is not a valid name, such as "
+                    '{"service": "shop.Orders", "method": "Get"}; patterns are not allowed'
                 )
         return self
 
     @property
     def pattern(self) -> str:
-        """The methods it names, as policies write them."""
+        """The pattern of `methods` for this name."""
         if not self.service:
             return "*"
         return f"/{self.service}/{self.method or '*'}"
@@ -147,7 +148,7 @@ class _Retry(_Part):
     def policy(self, throttling: RetryThrottling | None) -> RetryPolicy:
         return RetryPolicy(
             retry_on=self.retryable_status_codes,
-            max_attempts=min(self.max_attempts, MOST_ATTEMPTS),
+            max_attempts=min(self.max_attempts, MAX_ATTEMPTS),
             backoff=_GrpcBackoff(
                 multiplier=self.initial_backoff,
                 max=self.max_backoff,
@@ -158,7 +159,7 @@ class _Retry(_Part):
 
 
 class _GrpcBackoff(wait_exponential):
-    """gRPC's wait before a retry: it grows to a maximum, and varies by 20 % (gRFC A6)."""
+    """gRPC's wait before a retry: exponential up to a maximum, varied by 20 % (gRFC A6)."""
 
     def __call__(self, retry_state: RetryCallState) -> float:
         return super().__call__(retry_state) * random.uniform(0.8, 1.2)
@@ -172,7 +173,7 @@ class _Hedging(_Part):
     def policy(self, throttling: RetryThrottling | None) -> HedgingPolicy:
         return HedgingPolicy(
             delay=self.hedging_delay,
-            max_attempts=min(self.max_attempts, MOST_ATTEMPTS),
+            max_attempts=min(self.max_attempts, MAX_ATTEMPTS),
             non_fatal_codes=self.non_fatal_status_codes,
             retry_budget=throttling,
         )
@@ -197,7 +198,7 @@ class _Method(_Part):
         return self
 
     def settings(self, throttling: RetryThrottling | None) -> dict[str, Any]:
-        """All that a service config can set, None for what it does not set here."""
+        """Everything that a service config can set; None for what this entry does not set."""
         retry, hedging = self.retry_policy, self.hedging_policy
         return {
             "timeout": self.timeout,
@@ -245,11 +246,12 @@ class _ServiceConfig(_Part):
 def policy_from_service_config(
     config: str | Mapping[str, Any] | os.PathLike[str], *, stacklevel: int = 2
 ) -> KitPolicy:
-    """Make a policy of gRPC's service config.
+    """Make a policy from a service config of gRPC.
 
     Args:
-        config: The JSON text, what it stands for, or the path of a file (no plain string).
-        stacklevel: Of the warning that names what is not applied.
+        config: The JSON text, the mapping that it stands for, or the path of a file (a
+            `pathlib.Path`, not a string).
+        stacklevel: Of the warning that names the parts that are not applied.
 
     Raises:
         ConfigurationError: It can't be read, or gRPC would refuse it.
@@ -260,22 +262,22 @@ def policy_from_service_config(
         parsed = _ServiceConfig.model_validate(_without_null(checked_tree(tree, where)))
         policy = parsed.policy()
     except ValidationError as error:
-        said = dict.fromkeys(said for _, said in messages_of(error, _ServiceConfig))
-        raise ConfigurationError(f"{where}: {'; '.join(said)}") from None
+        messages = dict.fromkeys(text for _, text in messages_of(error, _ServiceConfig))
+        raise ConfigurationError(f"{where}: {'; '.join(messages)}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from None
     ignored = ", ".join(_unknown(parsed, ()))
     if ignored:
         warnings.warn(
-            f"{where}: rpcwheel does not apply {ignored}; gRPC itself may, if the channel gets it "
-            "as its option 'grpc.service_config', without the timeouts and retries",
+            f"{where}: rpcwheel does not apply {ignored}; gRPC may apply it, if the channel gets "
+            "it as its option 'grpc.service_config', without the timeouts and retries",
             stacklevel=stacklevel + 1,
         )
     return policy
 
 
 def _read(config: object) -> tuple[str, dict[str, Any]]:
-    """What errors call it, and what it holds."""
+    """Return the name of a config for messages, and its content."""
     if isinstance(config, Mapping):
         return "service config", dict(config)
     if isinstance(config, str):
@@ -302,7 +304,7 @@ def _read(config: object) -> tuple[str, dict[str, Any]]:
 
 
 def _without_null(value: Any) -> Any:
-    """The value without what is null, which is as good as not given."""
+    """Return the value without nulls, which mean the same as keys that are not given."""
     if isinstance(value, dict):
         return {name: _without_null(part) for name, part in value.items() if part is not None}
     if isinstance(value, (list, tuple)):
@@ -311,7 +313,7 @@ def _without_null(value: Any) -> Any:
 
 
 def _unknown(part: _Part, place: tuple[str | int, ...]) -> Iterator[str]:
-    """The places of all keys that are not known here."""
+    """Yield the places of all unknown keys."""
     for name in part.model_extra or ():
         yield path_of((*place, name))
     for name in type(part).model_fields:

@@ -36,7 +36,7 @@ def through(request):
     return request.param
 
 
-async def test_each_call_has_the_kit_s_deadline_or_its_own_if_that_is_earlier(shop, through):
+async def test_the_deadline_is_the_earlier_of_policy_and_caller(shop, through):
     async with Kit(timeout=2 * WAIT_S) as kit, through(kit, shop) as channel:
         call = channel.unary_unary(UNARY_UNARY)
         for timeout in (None, WAIT_S, 500.0):
@@ -46,7 +46,7 @@ async def test_each_call_has_the_kit_s_deadline_or_its_own_if_that_is_earlier(sh
     assert 0.0 < left[1] < 1.1 * WAIT_S
 
 
-async def test_a_call_is_made_again_where_its_method_is_idempotent(shop, through):
+async def test_calls_of_idempotent_methods_are_retried(shop, through):
     methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
     async with Kit(retry=RETRY, methods=methods) as kit, through(kit, shop) as channel:
         shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -54,14 +54,14 @@ async def test_a_call_is_made_again_where_its_method_is_idempotent(shop, through
     assert len(shop.calls) == 3
 
 
-async def test_a_failsafe_answers_what_has_failed_for_good(shop):
+async def test_a_failed_call_gets_the_default_response(shop):
     default_response = DefaultResponsePolicy(on="INTERNAL", default=b"sorry")
     async with Kit(default_response=default_response) as kit, in_front(kit, shop) as channel:
         shop.then("INTERNAL")
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"sorry"
 
 
-async def test_a_call_that_failback_parks_is_delivered_and_counted(shop):
+async def test_a_queued_call_is_delivered_and_counted(shop):
     async with Kit(failback=QUICK) as kit, in_front(kit, shop) as channel:
         shop.then("UNAVAILABLE", "UNAVAILABLE")
         assert await channel.unary_unary(UNARY_UNARY)(b"a") is None
@@ -71,7 +71,7 @@ async def test_a_call_that_failback_parks_is_delivered_and_counted(shop):
     assert [seen.requests for seen in shop.calls] == [[b"a"]] * 3
 
 
-async def test_closing_a_kit_reports_what_was_not_delivered_once(shop):
+async def test_close_returns_undelivered_calls_once(shop):
     kit = Kit(failback=PATIENT)
     async with in_front(kit, shop) as channel:
         call = channel.unary_unary(UNARY_UNARY)
@@ -86,7 +86,7 @@ async def test_closing_a_kit_reports_what_was_not_delivered_once(shop):
         assert await call(b"c") == b"c"
 
 
-async def test_leaving_a_kit_delivers_what_waits_and_closes_it(shop):
+async def test_the_end_of_the_with_block_delivers_queued_calls_and_closes(shop):
     kit = Kit(failback=PATIENT)
     async with in_front(kit, shop) as channel:
         call = channel.unary_unary(UNARY_UNARY)
@@ -100,27 +100,7 @@ async def test_leaving_a_kit_delivers_what_waits_and_closes_it(shop):
             await call(b"b")
 
 
-async def test_each_channel_of_a_kit_has_its_own_budget_of_retries(shop):
-    retry = RetryPolicy(
-        retry_on="UNAVAILABLE", backoff=0, max_attempts=2, retry_budget=0.0, min_retries=1
-    )
-    async with (
-        Kit(retry=retry, idempotent=True) as kit,
-        in_front(kit, shop) as channel,
-        in_front(kit, shop) as another,
-    ):
-        one, other = (each.unary_unary(UNARY_UNARY) for each in (channel, another))
-        shop.then(*["UNAVAILABLE"] * 3)
-        with pytest.raises(grpc.RpcError):
-            await one(b"a")
-        with pytest.raises(grpc.RpcError):  # its one retry is spent
-            await one(b"b")
-        shop.then("UNAVAILABLE")
-        assert await other(b"c") == b"c"
-    assert len(shop.calls) == 5
-
-
-async def test_a_server_passes_on_the_deadline_of_the_call_that_it_serves(shop):
+async def test_a_handler_propagates_its_deadline(shop):
     async with Kit(timeout=2 * WAIT_S) as kit, in_front(kit, shop) as inner:
         onward = inner.unary_unary(UNARY_UNARY)
         seen = []
@@ -143,15 +123,3 @@ async def test_a_server_passes_on_the_deadline_of_the_call_that_it_serves(shop):
     assert seen[0].remaining() < 1.1 * WAIT_S
     assert 0 < shop.calls[0].time_remaining < 1.1 * WAIT_S
     assert 1.1 * WAIT_S < shop.calls[1].time_remaining < 2.1 * WAIT_S
-
-
-async def test_a_kit_s_timer_drives_what_it_does(shop, timer):
-    kit = Kit(failback=PATIENT, timer=timer)
-    async with in_front(kit, shop) as channel:
-        shop.then("UNAVAILABLE")
-        assert await channel.unary_unary(UNARY_UNARY)(b"a") is None
-        assert timer.pending == 1
-        timer.advance(60)
-        await aio_wait_until(lambda: kit.pending == 0)
-        assert await kit.close() == []
-    assert len(shop.calls) == 2

@@ -6,14 +6,12 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.proxy import Proxy
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import aio_wait_until
-from rpcwheel import ConfigurationError
-from rpcwheel.aio import HeartbeatPolicy, Kit
+from rpcwheel.aio import Kit
 from rpcwheel.balancer.aio_channel import BalancedChannel
-from rpcwheel.events import ConnectionAlive, ConnectionClosed, ConnectionDead
+from rpcwheel.events import ConnectionClosed
 from rpcwheel.heartbeat import HeartbeatState
 from rpcwheel.registry import ServiceInstance
 from rpcwheel.timer import ManualTimer
@@ -51,7 +49,7 @@ async def answers(call) -> bool:
         return False
 
 
-async def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
+async def test_closing_a_channel_ends_its_heartbeat(shop):
     with ManualTimer() as timer:
         async with Kit(heartbeat=10.0, timer=timer) as kit:
             channel = kit.channel(shop.target)
@@ -62,7 +60,7 @@ async def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
             assert timer.pending == 0
 
 
-async def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(shop):
+async def test_closing_a_kit_ends_heartbeats_and_leaves_channels_open(shop):
     with ManualTimer() as timer:
         kit = Kit(heartbeat=10.0, timer=timer)
         async with kit.channel(shop.target) as channel:
@@ -76,7 +74,7 @@ async def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(sh
             kit.channel(shop.target)
 
 
-async def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_comes_back(events):
+async def test_an_idle_connection_is_closed_and_its_client_reconnects(events):
     with ManualTimer() as timer:
         async with Kit(idle=60.0, timer=timer) as kit, serving(kit) as (server, port, _):
             detector = kit.detect_idle(server, port)
@@ -91,23 +89,8 @@ async def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_com
             assert detector.closed
 
 
-async def test_each_server_of_a_kit_has_a_table_of_its_own_which_its_detector_must_know():
-    async with Kit(idle=60.0) as kit, serving(kit) as one, serving(kit) as other:
-        with pytest.raises(ConfigurationError, match=r"2 servers .*connections=interceptors"):
-            kit.detect_idle(one[0], one[1])
-        detector = kit.detect_idle(one[0], one[1], connections=one[2][0])
-        assert detector.connections is one[2][0]
-        assert kit.detect_idle(other[0], other[1]).connections is other[2][0]
-
-
-async def test_a_kit_without_idle_looks_after_no_server():
-    async with Kit(timeout=2.0) as kit, serving(kit) as (server, port, _):
-        with pytest.raises(ConfigurationError, match=r"no `idle`"):
-            kit.detect_idle(server, port)
-
-
 @pytest.mark.parametrize("make", [ReconnectingChannel, grpc.aio.insecure_channel])
-async def test_a_channel_that_is_intercepted_has_one_heartbeat_until_it_is_closed(shop, make):
+async def test_an_intercepted_channel_has_one_heartbeat_until_it_is_closed(shop, make):
     with ManualTimer() as timer:
         async with Kit(heartbeat=10.0, timer=timer) as kit:
             mine = make(shop.target)
@@ -122,34 +105,7 @@ async def test_a_channel_that_is_intercepted_has_one_heartbeat_until_it_is_close
             await other.close()
 
 
-async def test_a_plain_channel_that_its_user_closes_has_no_heartbeat_any_more(shop):
-    with ManualTimer() as timer:
-        async with Kit(heartbeat=10.0, timer=timer) as kit:
-            async with grpc.aio.insecure_channel(shop.target) as plain:
-                kit.intercept_channel(plain)
-                assert len(kit.heartbeats) == 1
-            assert kit.heartbeats == ()
-
-
-async def test_a_plain_channel_is_probed_and_its_death_and_return_are_reported(shop, events):
-    with Proxy(shop.target) as proxy:
-        plain = grpc.aio.insecure_channel(proxy.target)
-        async with (
-            Kit(heartbeat=HeartbeatPolicy(interval=0.1, timeout=0.3)) as kit,
-            kit.intercept_channel(plain) as channel,
-        ):
-            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-            (heartbeat,) = kit.heartbeats
-            await aio_wait_until(lambda: heartbeat.answered)
-            proxy.blackhole()
-            await aio_wait_until(lambda: heartbeat.state is HeartbeatState.DEAD)
-            await aio_wait_until(lambda: any(isinstance(one, ConnectionDead) for one in events))
-            proxy.heal()
-            await aio_wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
-            await aio_wait_until(lambda: any(isinstance(one, ConnectionAlive) for one in events))
-
-
-async def test_interceptors_of_a_kit_with_a_heartbeat_warn_once():
+async def test_client_interceptors_warn_once_that_heartbeat_has_no_effect():
     async with Kit(heartbeat=10.0) as kit:
         with pytest.warns(RuntimeWarning, match="has no effect on this channel") as caught:
             kit.client_interceptors()

@@ -29,7 +29,7 @@ def kind(request):
     return request.param
 
 
-def test_a_kit_s_settings_are_those_of_a_kit_policy(kind):
+def test_a_kit_takes_the_settings_of_kit_policy(kind):
     methods = {"/a/*": MethodPolicy(idempotent=True)}
     settings = {
         "timeout": DeadlinePolicy(timeout=2.0),
@@ -53,7 +53,7 @@ def test_a_kit_s_settings_are_those_of_a_kit_policy(kind):
     }
 
 
-def test_by_default_a_kit_switches_nothing_on(kind):
+def test_by_default_all_settings_are_off(kind):
     kit = kind()
     assert kit.policy == KitPolicy()
     assert kit.heartbeats == ()
@@ -61,14 +61,14 @@ def test_by_default_a_kit_switches_nothing_on(kind):
     assert kit.stats() == {}
 
 
-def test_a_kit_can_be_made_of_a_policy(kind):
+def test_from_policy_takes_a_kit_policy(kind):
     policy = KitPolicy(timeout=2.0, heartbeat=10.0)
     kit = kind.from_policy(policy)
     assert type(kit) is kind
     assert kit.policy is policy
 
 
-def test_a_kit_can_be_made_of_a_policy_for_calls_alone(kind):
+def test_from_policy_takes_a_call_policy(kind):
     methods = {"/a/*": MethodPolicy(idempotent=True)}
     kit = kind.from_policy(CallPolicy(timeout=2.0, methods=methods))
     assert kit.policy == KitPolicy(timeout=2.0, methods=methods)
@@ -89,7 +89,7 @@ def test_policy_for_returns_the_effective_settings_of_a_method(kind):
         kit.policy_for("shop.Orders/Get")
 
 
-def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
+def test_from_file_reads_a_file(kind, tmp_path):
     path = tmp_path / "shop.toml"
     path.write_text('retry = { retry_on = ["UNAVAILABLE"], max_attempts = 4 }')
     kit = kind.from_file(path)
@@ -99,7 +99,7 @@ def test_a_kit_can_be_made_of_a_file(kind, tmp_path):
         kind.from_file(tmp_path / "none.toml")
 
 
-def test_a_kit_can_be_made_of_the_environment(kind, monkeypatch):
+def test_from_env_reads_the_environment(kind, monkeypatch):
     monkeypatch.setenv("RPCWHEEL_RETRY__RETRY_ON", '["UNAVAILABLE"]')
     monkeypatch.setenv("RPCWHEEL_RETRY__MAX_ATTEMPTS", "4")
     assert kind.from_env().policy == KitPolicy(retry=RETRY)
@@ -107,7 +107,7 @@ def test_a_kit_can_be_made_of_the_environment(kind, monkeypatch):
     assert kind.from_env("SHOP_RPC_").policy == KitPolicy(timeout={"timeout": 3.0})
 
 
-def test_a_kit_shows_what_is_switched_on_and_nothing_of_what_is_in_it(kind):
+def test_repr_names_the_settings_without_their_values(kind):
     secret = "swordfish"
     kit = kind(
         timeout=2.0,
@@ -119,7 +119,7 @@ def test_a_kit_shows_what_is_switched_on_and_nothing_of_what_is_in_it(kind):
     assert repr(kind()).endswith("Kit: nothing switched on>")
 
 
-def test_a_dead_letter_that_waits_is_for_the_world_that_can_await():
+def test_a_coroutine_function_as_dead_letter_is_refused_without_an_event_loop():
     async def letter(call):
         """Keep it."""
 
@@ -130,7 +130,7 @@ def test_a_dead_letter_that_waits_is_for_the_world_that_can_await():
             rpcwheel.Kit(**settings)
 
 
-def test_what_a_kit_refuses(kind):
+def test_invalid_settings_are_refused(kind):
     def given(words, error=ConfigurationError, **settings):
         return partial(kind, **settings), error, words
 

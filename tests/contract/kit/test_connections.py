@@ -53,7 +53,7 @@ def answers(call) -> bool:
         return False
 
 
-def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
+def test_closing_a_channel_ends_its_heartbeat(shop):
     with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
         channel = kit.channel(shop.target)
         assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
@@ -63,13 +63,13 @@ def test_a_channel_that_is_closed_has_no_heartbeat_any_more(shop):
         assert timer.pending == 0
 
 
-def test_a_kit_without_heartbeat_makes_channels_without_one(shop):
+def test_without_the_setting_channels_have_no_heartbeat(shop):
     with Kit(timeout=WAIT_S) as kit, kit.channel(shop.target, options=IMPATIENT) as channel:
         assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
         assert kit.heartbeats == ()
 
 
-def test_closing_a_kit_ends_its_heartbeats_and_leaves_its_channels_open(shop):
+def test_closing_a_kit_ends_heartbeats_and_leaves_channels_open(shop):
     with ManualTimer() as timer:
         kit = Kit(heartbeat=10.0, timer=timer)
         with kit.channel(shop.target) as channel:
@@ -90,7 +90,7 @@ def intercepted(channel):
 
 @pytest.mark.parametrize("make", [ReconnectingChannel, grpc.insecure_channel])
 @pytest.mark.parametrize("on_top", [lambda channel: channel, intercepted], ids=["bare", "more"])
-def test_a_channel_that_is_intercepted_has_one_heartbeat_until_it_is_closed(shop, make, on_top):
+def test_an_intercepted_channel_has_one_heartbeat_until_it_is_closed(shop, make, on_top):
     with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
         mine = make(shop.target)
         channel = kit.intercept_channel(on_top(mine))
@@ -104,7 +104,7 @@ def test_a_channel_that_is_intercepted_has_one_heartbeat_until_it_is_closed(shop
         other.close()
 
 
-def test_a_plain_channel_that_its_user_closes_has_no_heartbeat_any_more(shop):
+def test_closing_a_plain_channel_ends_its_heartbeat(shop):
     with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
         with grpc.insecure_channel(shop.target) as plain:
             kit.intercept_channel(plain)
@@ -112,7 +112,7 @@ def test_a_plain_channel_that_its_user_closes_has_no_heartbeat_any_more(shop):
         assert kit.heartbeats == ()
 
 
-def test_a_plain_channel_is_probed_and_its_death_and_return_are_reported(shop, events):
+def test_the_death_and_return_of_a_plain_channel_are_reported(shop, events):
     with (
         Kit(heartbeat=HeartbeatPolicy(interval=0.1, timeout=0.3)) as kit,
         Proxy(shop.target) as proxy,
@@ -129,7 +129,7 @@ def test_a_plain_channel_is_probed_and_its_death_and_return_are_reported(shop, e
         assert wait_until(lambda: any(isinstance(one, ConnectionAlive) for one in events))
 
 
-def test_interceptors_of_a_kit_with_a_heartbeat_warn_once(shop):
+def test_client_interceptors_warn_once_that_heartbeat_has_no_effect(shop):
     with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
         with pytest.warns(RuntimeWarning, match="has no effect on this channel") as caught:
             kit.client_interceptors()
@@ -162,14 +162,14 @@ def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop):
             another.intercept_channel(balanced)
 
 
-def test_a_closed_kit_with_a_heartbeat_intercepts_no_channel(shop):
+def test_a_closed_kit_refuses_to_probe_another_channel(shop):
     kit = Kit(heartbeat=10.0)
     kit.close()
     with grpc.insecure_channel(shop.target) as plain, pytest.raises(RuntimeError, match="closed"):
         kit.intercept_channel(plain)
 
 
-def test_a_heartbeat_asks_what_the_channel_was_made_with(shop):
+def test_a_heartbeat_uses_the_probe_of_its_channel(shop):
     probe = MethodProbe(UNARY_UNARY)
     with (
         ManualTimer() as timer,
@@ -188,14 +188,14 @@ def test_a_probe_without_a_heartbeat_is_refused():
         kit.channel("127.0.0.1:1", probe=MethodProbe(PING))
 
 
-def test_a_kit_that_was_set_to_idle_and_looked_after_no_server_says_so_at_its_end(events):
+def test_close_reports_servers_without_detect_idle(events):
     with Kit(idle=60.0) as kit:
         kit.server_interceptors()
     (limited,) = (one for one in events if isinstance(one, IdleDetectionLimited))
     assert "detect_idle(server) was not called for 1 of its servers" in limited.reason
 
 
-def test_options_of_a_server_may_be_given_in_place_of_the_kit_s():
+def test_server_options_override_those_of_the_heartbeat():
     kit = Kit(heartbeat=10.0)
     options = dict(kit.server_options(keepalive=30.0, connection_age=3600.0))
     assert options["grpc.keepalive_time_ms"] == 30_000
@@ -203,14 +203,14 @@ def test_options_of_a_server_may_be_given_in_place_of_the_kit_s():
     assert options["grpc.max_connection_age_ms"] == 3_600_000
 
 
-def test_a_target_that_is_none_is_refused_and_nothing_is_kept():
+def test_an_invalid_target_is_refused_and_gets_no_heartbeat():
     with Kit(heartbeat=10.0) as kit:
         with pytest.raises(TypeError, match="target must be a string"):
             kit.channel(50051)
         assert kit.heartbeats == ()
 
 
-def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_comes_back(events):
+def test_an_idle_connection_is_closed_and_its_client_reconnects(events):
     with (
         ManualTimer() as timer,
         Kit(idle=60.0, timer=timer) as kit,
@@ -226,7 +226,7 @@ def test_an_idle_connection_of_a_kit_s_server_is_closed_and_its_client_comes_bac
     assert detector.closed
 
 
-def test_each_server_of_a_kit_has_a_table_of_its_own_which_its_detector_must_know():
+def test_each_server_has_its_own_connection_table():
     with Kit(idle=60.0) as kit, serving(kit) as one, serving(kit) as other:
         with pytest.raises(ConfigurationError, match=r"2 servers .*connections=interceptors"):
             kit.detect_idle(one[0], one[1])
@@ -237,7 +237,7 @@ def test_each_server_of_a_kit_has_a_table_of_its_own_which_its_detector_must_kno
             kit.detect_idle(other[0], other[1])
 
 
-def test_a_kit_without_idle_looks_after_no_server():
+def test_detect_idle_without_the_setting_is_refused():
     with Kit(timeout=2.0) as kit:
         assert not any(isinstance(one, ConnectionTable) for one in kit.server_interceptors())
         server = grpc.server(ThreadPoolExecutor(1))
@@ -246,7 +246,7 @@ def test_a_kit_without_idle_looks_after_no_server():
         server.stop(None)
 
 
-def test_a_server_finds_dead_clients_as_fast_as_the_kit_s_heartbeat_finds_servers():
+def test_server_options_follow_the_heartbeat():
     for heartbeat, keepalive, answer in (
         (None, 60_000, 20_000),
         (10.0, 10_000, 20_000),

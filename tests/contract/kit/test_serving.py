@@ -24,7 +24,7 @@ def kit():
         yield kit
 
 
-def test_the_design_s_first_page_works_as_it_is_written(make_shop, tmp_path):
+def test_a_server_is_published_and_called_by_name(make_shop, tmp_path):
     url = f"sqlite://{tmp_path}/registry.db"
     kit = rpcwheel.Kit(timeout=WAIT_S, retry=RETRY, heartbeat=10.0, idle=180.0)
     shop = make_shop(interceptors=kit.server_interceptors(), options=kit.server_options())
@@ -56,13 +56,13 @@ def test_a_call_by_name_has_the_policies_of_the_kit(kit, make_shop, memory):
             assert channel.unary_unary(WHO)(b"") == b"a"
 
 
-def test_the_registry_s_policy_is_the_kit_s(kit, make_shop, memory):
+def test_a_registry_of_the_kit_has_its_policy(kit, make_shop, memory):
     published = kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK)
     assert published.registries[0].policy == RegistryPolicy(lease_ttl=60.0)
     published.stop()
 
 
-def test_a_channel_by_name_takes_what_only_a_name_can_have(kit, memory):
+def test_settings_for_channels_by_name_are_refused_for_an_address(kit, memory):
     settings = {"lb_policy": "least_request", "group": "blue", "version": "1", "zone": "eu-1"}
     with kit.channel(memory, service=SERVICE, balancer=BalancerPolicy(pick_timeout=1), **settings):
         pass
@@ -80,19 +80,19 @@ def test_a_channel_by_name_takes_what_only_a_name_can_have(kit, memory):
         ("http://127.0.0.1:50051", "no registry has the scheme 'http'"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_clearly(kit, target, said):
+def test_an_invalid_url_is_refused(kit, target, said):
     with pytest.raises(ConfigurationError, match=said):
         kit.channel(target)
 
 
-def test_a_closed_kit_gives_no_heartbeats(memory):
+def test_a_closed_kit_refuses_to_make_a_channel_with_heartbeats(memory):
     kit = Kit(heartbeat=10.0)
     kit.close()
     with pytest.raises(RuntimeError, match="closed"):
         kit.channel(f"{memory}/{SERVICE}")
 
 
-def test_idle_connections_of_a_served_server_are_looked_after_while_it_serves(make_shop, memory):
+def test_serve_runs_an_idle_detector_while_the_server_serves(make_shop, memory):
     with Kit(idle=180.0) as kit:
         shop = make_shop(interceptors=kit.server_interceptors())
         with kit.serve(shop.server, publish=memory, service=SERVICE, **QUICK):
@@ -104,7 +104,7 @@ def test_idle_connections_of_a_served_server_are_looked_after_while_it_serves(ma
             assert kit._detectors == [detector]
 
 
-def test_of_several_servers_it_is_to_be_said_which(make_shop, memory):
+def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory):
     with Kit(idle=180.0) as kit:
         interceptors = [kit.server_interceptors() for _ in "ab"]
         shops = [make_shop(interceptors=each) for each in interceptors]

@@ -34,9 +34,7 @@ def through(request):
     return request.param
 
 
-def test_each_call_has_the_kit_s_deadline_or_its_own_if_that_is_earlier(
-    shop, shop_channel, through
-):
+def test_the_deadline_is_the_earlier_of_policy_and_caller(shop, shop_channel, through):
     with Kit(timeout=2 * WAIT_S) as kit:
         call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
         for timeout in (None, WAIT_S, 500.0):
@@ -46,7 +44,7 @@ def test_each_call_has_the_kit_s_deadline_or_its_own_if_that_is_earlier(
     assert 0.0 < left[1] < 1.1 * WAIT_S
 
 
-def test_a_call_is_made_again_where_its_method_is_idempotent(shop, shop_channel, through):
+def test_calls_of_idempotent_methods_are_retried(shop, shop_channel, through):
     with Kit(retry=RETRY, methods={UNARY_UNARY: MethodPolicy(idempotent=True)}) as kit:
         call = through(kit, shop_channel).unary_unary(UNARY_UNARY)
         shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -54,14 +52,14 @@ def test_a_call_is_made_again_where_its_method_is_idempotent(shop, shop_channel,
     assert len(shop.calls) == 3
 
 
-def test_a_failsafe_answers_what_has_failed_for_good(shop, shop_channel):
+def test_a_failed_call_gets_the_default_response(shop, shop_channel):
     with Kit(default_response=DefaultResponsePolicy(on="INTERNAL", default=b"sorry")) as kit:
         call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
         shop.then("INTERNAL")
         assert call(b"a") == b"sorry"
 
 
-def test_a_call_that_failback_parks_is_delivered_and_counted(shop, shop_channel):
+def test_a_queued_call_is_delivered_and_counted(shop, shop_channel):
     with Kit(failback=QUICK) as kit:
         call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
         shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -72,7 +70,7 @@ def test_a_call_that_failback_parks_is_delivered_and_counted(shop, shop_channel)
     assert [seen.requests for seen in shop.calls] == [[b"a"]] * 3
 
 
-def test_closing_a_kit_reports_what_was_not_delivered_once(shop, shop_channel):
+def test_close_returns_undelivered_calls_once(shop, shop_channel):
     kit = Kit(failback=PATIENT)
     call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -86,7 +84,7 @@ def test_closing_a_kit_reports_what_was_not_delivered_once(shop, shop_channel):
     assert call(b"c") == b"c"
 
 
-def test_closing_a_kit_returns_what_was_queued_when_its_timer_was_stopped(shop, shop_channel):
+def test_close_returns_the_calls_that_were_queued_when_the_timer_was_stopped(shop, shop_channel):
     timer = WheelTimer()
     kit = Kit(failback=PATIENT, timer=timer)
     call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
@@ -100,7 +98,7 @@ def test_closing_a_kit_returns_what_was_queued_when_its_timer_was_stopped(shop, 
     assert [failed.reason for failed in kit.close()] == ["its timer was stopped"]
 
 
-def test_leaving_a_kit_delivers_what_waits_and_closes_it(shop, shop_channel):
+def test_the_end_of_the_with_block_delivers_queued_calls_and_closes(shop, shop_channel):
     with Kit(failback=PATIENT) as kit:
         call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
         shop.then("UNAVAILABLE")
@@ -121,7 +119,7 @@ def test_the_channels_of_a_kit_share_its_queues(shop, shop_channel):
         assert kit.flush(WAIT_S)
 
 
-def test_each_channel_of_a_kit_has_its_own_budget_of_retries(shop, shop_channel):
+def test_each_channel_has_its_own_retry_budget(shop, shop_channel):
     retry = RetryPolicy(
         retry_on="UNAVAILABLE", backoff=0, max_attempts=2, retry_budget=0.0, min_retries=1
     )
@@ -137,7 +135,7 @@ def test_each_channel_of_a_kit_has_its_own_budget_of_retries(shop, shop_channel)
     assert len(shop.calls) == 5
 
 
-def test_a_server_passes_on_the_deadline_of_the_call_that_it_serves(shop, shop_channel):
+def test_a_handler_propagates_its_deadline(shop, shop_channel):
     with Kit(timeout=2 * WAIT_S) as kit, ThreadPoolExecutor(2) as pool:
         onward = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
         seen = []
@@ -162,7 +160,7 @@ def test_a_server_passes_on_the_deadline_of_the_call_that_it_serves(shop, shop_c
     assert 1.1 * WAIT_S < shop.calls[1].time_remaining < 2.1 * WAIT_S
 
 
-def test_a_kit_s_timer_drives_what_it_does(shop, shop_channel, timer):
+def test_a_kit_uses_the_timer_that_it_was_given(shop, shop_channel, timer):
     kit = Kit(failback=PATIENT, timer=timer)
     call = kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)
     shop.then("UNAVAILABLE")

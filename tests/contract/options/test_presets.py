@@ -30,14 +30,14 @@ def states_of(channel):
     return states
 
 
-def test_each_preset_for_a_channel_fits_each_for_a_server():
+def test_each_channel_preset_fits_each_server_preset():
     for near, far in itertools.product(["any", "lan", "wan"], ["lan", "wan", None]):
         server = None if far is None else server_options(preset=far)
         found = check_options(channel_options(preset=near), server)
         assert bool(found) is (far is None and near != "any"), (near, far)
 
 
-def test_a_channel_has_by_default_what_any_server_bears():
+def test_the_default_channel_options_fit_any_server():
     assert channel_options() == [
         ("grpc.keepalive_time_ms", 330_000),
         ("grpc.http2.ping_timeout_ms", 20_000),
@@ -49,7 +49,7 @@ def test_a_channel_has_by_default_what_any_server_bears():
     ]
 
 
-def test_the_lan_is_quicker():
+def test_the_lan_and_wan_presets():
     assert channel_options(preset="lan") == [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 5_000),
@@ -63,7 +63,7 @@ def test_the_lan_is_quicker():
     assert dict(server_options(preset="lan"))["grpc.keepalive_time_ms"] == 10_000
 
 
-def test_a_server_has_by_default_what_our_channels_need():
+def test_the_default_server_options():
     assert server_options() == [
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.http2.ping_timeout_ms", 20_000),
@@ -72,7 +72,7 @@ def test_a_server_has_by_default_what_our_channels_need():
     ]
 
 
-def test_what_is_given_counts_more_than_the_preset():
+def test_arguments_override_the_preset():
     given = channel_options(
         preset="lan",
         keepalive=timedelta(seconds=2),
@@ -93,12 +93,12 @@ def test_what_is_given_counts_more_than_the_preset():
     ]
 
 
-def test_a_keepalive_of_for_ever_is_no_keepalive():
+def test_an_infinite_keepalive_switches_pings_off():
     assert not PING_OPTIONS & dict(channel_options(keepalive=float("inf"))).keys()
     assert dict(server_options(keepalive=float("inf")))["grpc.keepalive_time_ms"] == 2**31 - 1
 
 
-def test_what_gRPC_would_ignore_is_refused():  # noqa: N802 - its name
+def test_values_that_grpc_ignores_are_refused():
     for given, said in (
         ({"preset": "moon"}, "preset must be one of .*lan, wan, not 'moon'"),
         ({"keepalive": 0.9}, "keepalive must be at least 1 s"),
@@ -111,7 +111,7 @@ def test_what_gRPC_would_ignore_is_refused():  # noqa: N802 - its name
                 make(**given)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigurationError, match="is shorter than first_reconnect"):
         channel_options(first_reconnect=3, longest_reconnect=2)
     with pytest.raises(ConfigurationError, match="give both"):
@@ -122,7 +122,7 @@ def test_what_makes_no_sense_is_refused():
         server_options(while_idle="yes")
 
 
-def test_a_channel_goes_on_to_ping_while_nothing_is_called(raw_server, open_channel):
+def test_a_channel_pings_while_no_call_is_open(raw_server, open_channel):
     open_channel(raw_server.target, channel_options(**QUICK | {"ping_timeout": WAIT_S}))
     assert wait_until(lambda: len(raw_server.pings) >= 3)  # of itself gRPC sends two
     gaps = [after - before for before, after in itertools.pairwise(raw_server.pings)]
@@ -130,12 +130,12 @@ def test_a_channel_goes_on_to_ping_while_nothing_is_called(raw_server, open_chan
     assert (raw_server.goaways, raw_server.connections) == ([], 1)
 
 
-def test_a_server_bears_pings_as_often_as_it_permits(serve):
+def test_a_server_permits_pings_every_permit_every(serve):
     with raw_client(serve(*server_options(permit_every=0.1))) as connection:
         assert pings_borne(connection, count=6, every=0.15) == 6
 
 
-def test_a_black_hole_is_found_by_the_channel(serve, open_channel, open_proxy):
+def test_a_channel_detects_a_dead_server(serve, open_channel, open_proxy):
     proxy = open_proxy(serve(*server_options(permit_every=0.5)))
     states = states_of(open_channel(proxy.target, channel_options(**QUICK)))
     assert wait_until(lambda: READY in states)
@@ -143,7 +143,7 @@ def test_a_black_hole_is_found_by_the_channel(serve, open_channel, open_proxy):
     assert wait_until(lambda: states[-1] is not READY)
 
 
-def test_a_silent_client_is_found_by_the_server(serve):
+def test_a_server_detects_a_dead_client(serve):
     began = time.monotonic()
     with raw_client(serve(*server_options(keepalive=1.0, ping_timeout=1.0))) as silent:
         silent.sock.settimeout(WAIT_S)

@@ -19,7 +19,7 @@ def has(events, kind):
     return any(isinstance(event, kind) for event in tuple(events))
 
 
-def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
+def test_a_channel_reconnects_after_its_connection_froze(events):
     with (
         KillableServer() as server,
         Kit(
@@ -45,7 +45,7 @@ def test_a_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(
     assert kit.heartbeats == ()
 
 
-async def test_an_aio_channel_of_a_kit_outlives_a_frozen_connection_and_its_policies_go_on(events):
+async def test_an_aio_channel_reconnects_after_its_connection_froze(events):
     retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=100, backoff=0.2, retry_budget=None)
     with KillableServer() as server:
         target = server.target
@@ -66,7 +66,7 @@ async def test_an_aio_channel_of_a_kit_outlives_a_frozen_connection_and_its_poli
         assert kit.heartbeats == ()
 
 
-def test_a_frozen_server_is_not_called_until_it_answers_again(memory, events):
+def test_a_frozen_server_gets_no_calls_until_it_answers(memory, events):
     """Its heartbeat reports it before any call has failed."""
     frozen, other = KillableServer(), KillableServer()
     try:
@@ -98,7 +98,7 @@ def test_a_frozen_server_is_not_called_until_it_answers_again(memory, events):
         other.kill()
 
 
-async def test_a_frozen_server_is_not_called_in_aio_until_it_answers_again(memory, events):
+async def test_a_frozen_server_gets_no_aio_calls_until_it_answers(memory, events):
     frozen, other = KillableServer(), KillableServer()
     try:
         async with aio.open_registry(memory) as registry, aio.Kit(heartbeat=0.6) as kit:

@@ -69,7 +69,7 @@ def file(tmp_path):
     return path
 
 
-def test_the_file_of_the_page_means_what_the_page_says(file):
+def test_the_example_file_has_its_documented_meaning(file):
     policy = policy_from_file(file)
     assert bare(policy) == bare(MEANT)
     assert (policy.retry.backoff.multiplier, policy.retry.backoff.max) == (0.05, 1.0)
@@ -78,7 +78,7 @@ def test_the_file_of_the_page_means_what_the_page_says(file):
     assert policy.policy_for("/shop.Orders/Watch").timeout.slow_call_threshold == 1.0
 
 
-def test_the_variables_of_the_page_mean_what_the_page_says(file):
+def test_the_example_variables_have_their_documented_meaning(file):
     environ = dict(line.split("=", 1) for line in block("The environment").splitlines())
     policy = policy_from_env(environ=environ | {"RPCWHEEL_CONFIG": str(file)})
     assert policy.timeout == DeadlinePolicy(timeout=5.0, slow_call_threshold=2.5)
@@ -88,7 +88,7 @@ def test_the_variables_of_the_page_mean_what_the_page_says(file):
     assert policy.policy_for("/shop.Audit/Push").timeout.timeout == 0.5
 
 
-def test_each_setting_stands_on_the_page_with_its_default():
+def test_each_setting_is_documented_with_its_default():
     kinds = (
         CallPolicy,
         DeadlinePolicy,
@@ -129,7 +129,7 @@ def missing_or_wrong(kind):
             yield f"{kind.__name__}.{name}: {cell}"
 
 
-def test_each_event_stands_on_its_page_with_its_logger_level_and_fields():
+def test_each_event_is_documented_with_its_logger_level_and_fields():
     said = {}
     for logger, rows in re.findall(
         r"^## [^\n]*`(rpcwheel\.\w+)`\n(.*?)(?=^## |\Z)", EVENTS, re.DOTALL | re.MULTILINE
@@ -147,7 +147,7 @@ def test_each_event_stands_on_its_page_with_its_logger_level_and_fields():
         assert said[name] == (line.logger.name, level, [field.name for field in fields(kind)])
 
 
-def test_the_readme_leads_to_each_page():
+def test_the_readme_links_each_page():
     readme = (ROOT / "README.md").read_text()
     pages = ("policies", "registries", "semantics", "events", "grpcio")
     assert [page for page in pages if f"(docs/{page}.md)" not in readme] == []

@@ -49,7 +49,7 @@ def test_an_empty_service_config_sets_nothing():
         assert of(policy, "/a/b") == (None, None, None, None, False)
 
 
-def test_text_a_mapping_and_a_file_mean_the_same(tmp_path):
+def test_text_a_mapping_and_a_file_give_the_same_policy(tmp_path):
     tree = {"methodConfig": [{"name": [GET], "timeout": "2s", "waitForReady": True}]}
     path = tmp_path / "service_config.json"
     path.write_text(json.dumps(tree))
@@ -61,7 +61,7 @@ def test_text_a_mapping_and_a_file_mean_the_same(tmp_path):
         assert dict(policy.methods) == {"/shop.Orders/Get": expected}
 
 
-def test_a_retry_policy_means_a_retry_of_idempotent_calls():
+def test_retry_policy_becomes_retry_of_an_idempotent_method():
     policy = methods({"name": [ORDERS], "retryPolicy": RETRY}).policy_for("/shop.Orders/Get")
     assert policy.idempotent
     assert policy.retry.retry_on == {"UNAVAILABLE"}
@@ -75,7 +75,7 @@ def test_more_than_five_attempts_count_as_five():
     assert hedging.max_attempts == 5
 
 
-def test_a_hedging_policy_means_hedging_of_idempotent_calls():
+def test_hedging_policy_becomes_hedging_of_an_idempotent_method():
     given = {"maxAttempts": 3, "hedgingDelay": "0.5s", "nonFatalStatusCodes": ["INTERNAL", 14]}
     policy = methods({"name": [{}], "hedgingPolicy": given})
     assert policy.idempotent
@@ -84,12 +84,12 @@ def test_a_hedging_policy_means_hedging_of_idempotent_calls():
     )
 
 
-def test_hedging_without_a_delay_sends_all_at_once_and_every_failure_is_fatal():
+def test_hedging_defaults_are_no_delay_and_no_non_fatal_codes():
     hedging = methods({"name": [{}], "hedgingPolicy": {"maxAttempts": 3}}).hedging
     assert (hedging.delay, hedging.non_fatal_codes) == (0.0, frozenset())
 
 
-def test_throttling_holds_for_all_retries_and_hedges():
+def test_retry_throttling_applies_to_all_retries_and_hedges():
     entries = (
         {"name": [GET], "retryPolicy": RETRY},
         {"name": [{}], "hedgingPolicy": {"maxAttempts": 2}},
@@ -101,7 +101,7 @@ def test_throttling_holds_for_all_retries_and_hedges():
     assert policy.hedging.retry_budget == expected
 
 
-def test_only_the_most_specific_entry_holds_and_inherits_nothing():
+def test_only_the_most_specific_entry_applies_to_a_method():
     policy = methods(
         {"name": [{}], "timeout": "1s", "waitForReady": True, "retryPolicy": RETRY},
         {"name": [ORDERS], "timeout": "2s"},
@@ -123,7 +123,7 @@ def test_names_match_precisely():
     assert timeouts == dict(zip(timeouts, (2.0, None, 2.0, None, None), strict=True))
 
 
-def test_null_and_an_empty_name_are_as_good_as_not_given():
+def test_null_and_an_empty_name_are_ignored():
     entries = ({"name": [{"service": "s", "method": None}], "timeout": None, "waitForReady": None},)
     policy = methods(*entries, {"name": [{"service": ""}], "timeout": "1s"}, retryThrottling=None)
     assert of(policy, "/s/M") == (None, None, None, None, False)
@@ -153,7 +153,7 @@ def test_status_codes_are_names_in_any_case_or_numbers(codes):
     most=st.floats(0.001, 100),
     multiplier=st.floats(0.1, 10),
 )
-def test_the_backoff_grows_to_its_maximum_and_varies_by_a_fifth(attempt, initial, most, multiplier):
+def test_the_backoff_is_exponential_and_varied_by_20_percent(attempt, initial, most, multiplier):
     settings = {"initialBackoff": f"{initial:.9f}s", "maxBackoff": f"{most:.9f}s"}
     backoff = retry_of(**settings, backoffMultiplier=multiplier).backoff
     seconds = backoff(failed_state(attempt, elapsed_ns=0, error=OSError()))
@@ -180,9 +180,9 @@ def refused(config, *said):
         ({"waitForReady": "yes"}, "waitForReady: it must be true or false, not 'yes'"),
         ({"name": {}}, ".name: "),
         ({"name": [{"method": "Get"}]}, "a method needs a service"),
-        ({"name": [{"service": "/shop.Orders"}]}, "'/shop.Orders' is no name"),
-        ({"name": [{"service": "shop.*"}]}, "there are no patterns"),
-        ({"name": [{"service": "s", "method": "Get*"}]}, "there are no patterns"),
+        ({"name": [{"service": "/shop.Orders"}]}, "'/shop.Orders' is not a valid name"),
+        ({"name": [{"service": "shop.*"}]}, "patterns are not allowed"),
+        ({"name": [{"service": "s", "method": "Get*"}]}, "patterns are not allowed"),
         ({"retryPolicy": {}}, "`maxAttempts` is missing"),
         ({"retryPolicy": RETRY | {"maxAttempts": 1}}, "retryPolicy.maxAttempts: "),
         ({"retryPolicy": RETRY | {"maxAttempts": True}}, "retryPolicy.maxAttempts: "),
@@ -201,7 +201,7 @@ def refused(config, *said):
         ),
     ],
 )
-def test_what_grpc_refuses_is_refused_with_its_place(entry, said):
+def test_an_error_names_the_place_of_what_grpc_refuses(entry, said):
     refused({"methodConfig": [{"name": [{}]} | entry]}, 'service config: methodConfig["0"]', said)
 
 
@@ -221,7 +221,7 @@ def test_throttling_out_of_range_is_refused(throttling):
     refused({"retryThrottling": throttling}, "retryThrottling")
 
 
-def test_text_that_is_no_service_config_is_refused():
+def test_invalid_json_is_refused():
     refused("service_config.json", "not valid JSON", "for a file give a pathlib.Path")
     refused("[]", "it must be an object")
     refused("[" * 100_000, "not valid JSON")
@@ -241,7 +241,7 @@ def test_all_mistakes_are_reported_at_once():
     refused({"methodConfig": entries}, 'methodConfig["0"].timeout', 'methodConfig["1"].waitForRead')
 
 
-def test_a_warning_names_what_is_not_applied():
+def test_a_warning_names_the_keys_that_are_not_applied():
     config = {
         "loadBalancingConfig": [{"round_robin": {}}],
         "healthCheckConfig": {"serviceName": "shop"},
@@ -264,7 +264,7 @@ def test_a_warning_names_what_is_not_applied():
     assert of(policy, "/a/b")[0] == 1.0
 
 
-def test_without_anything_else_there_is_no_warning():
+def test_a_config_that_is_applied_as_a_whole_gives_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         methods({"name": [GET], "retryPolicy": RETRY, "timeout": "1s", "waitForReady": False})

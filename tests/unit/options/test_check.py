@@ -34,7 +34,7 @@ def test_options_that_fit_give_no_finding():
     assert check_options(channel_options(preset="lan"), server_options(preset="wan")) == []
 
 
-def test_a_finding_reads_as_a_sentence_of_what_is_so_and_what_to_do():
+def test_str_of_a_finding_has_problem_and_remedy():
     (finding,) = check_options([("grpc.keepalive_time", 10)])
     assert isinstance(finding, Finding)
     assert str(finding) == (
@@ -54,7 +54,7 @@ def test_pings_more_often_than_the_server_permits_end_the_connection():
     assert f"('{FLOOR}', 9000)" in finding.remedy
 
 
-def test_a_server_of_somebody_else_permits_one_in_five_minutes_and_none_without_calls():
+def test_without_server_options_the_defaults_of_grpc_are_assumed():
     assert [one.option for one in check_options(GOOD, None)] == [TIME, WITHOUT_CALLS]
     patient = [(TIME, 330_000), *without(GOOD, TIME, WITHOUT_CALLS)]
     assert check_options(patient, None) == []
@@ -77,7 +77,7 @@ def test_a_server_without_strikes_refuses_nothing():
     assert "after 7 pings" in finding.problem
 
 
-def test_faster_than_a_second_counts_as_a_second():
+def test_a_keepalive_below_a_second_counts_as_a_second():
     fast = [(TIME, 500), *GOOD[1:]]
     assert found(fast, [(FLOOR, 900), (WITHOUT_CALLS, 1)]) == [("note", "channel", TIME)]
 
@@ -94,7 +94,7 @@ def test_keepalive_timeout_ms_alone_does_nothing(side):
     assert found(**{side: both}) == [("note", side, old)]
 
 
-def test_a_name_that_grpc_does_not_know_is_an_error_with_what_was_meant():
+def test_an_unknown_name_is_an_error_with_a_suggestion():
     for name, meant in [
         ("grpc.http2.min_recv_ping_interval_without_data_ms", FLOOR),
         ("grpc.http2.min_time_between_pings_ms", TIME),
@@ -108,11 +108,11 @@ def test_a_name_that_grpc_does_not_know_is_an_error_with_what_was_meant():
         assert meant in finding.remedy
 
 
-def test_a_name_like_no_other_may_be_meant_so():
+def test_an_unknown_name_without_a_similar_one_is_a_warning():
     assert found([("my.own.number", 1)]) == [("warning", "channel", "my.own.number")]
 
 
-def test_an_option_of_the_other_side_does_nothing():
+def test_an_option_of_the_other_side_is_an_error():
     for side, option in [
         ("channel", (FLOOR, 5_000)),
         ("channel", ("grpc.max_connection_idle_ms", 5_000)),
@@ -138,17 +138,17 @@ def test_a_value_of_another_type_is_an_error():
         )  # it counts as not given
 
 
-def test_strings_and_objects_are_right_where_they_are_wanted():
+def test_options_that_take_strings_are_accepted():
     assert found([("grpc.service_config", "{}"), ("grpc.primary_user_agent", b"shop")]) == []
     assert found([(WITHOUT_CALLS, "yes")]) == [("error", "channel", WITHOUT_CALLS)]
 
 
-def test_what_is_no_pair_is_an_error():
+def test_an_option_that_is_not_a_pair_is_an_error():
     for option in ["grpc.census", ("grpc.census",), ("grpc.census", 1, 2), 5]:
         assert found([option]) == [("error", "channel", repr(option))]
 
 
-def test_the_first_of_two_counts_and_the_other_is_told():
+def test_the_second_of_two_equal_names_is_a_warning():
     twice = [*GOOD, (TIME, 1_000)]
     assert found(twice, GOOD_SERVER) == [("warning", "channel", TIME)]
 
@@ -162,35 +162,35 @@ def test_a_name_in_bytes_is_the_same_name():
 # What is hardly meant so
 
 
-def test_a_few_milliseconds_were_rather_meant_as_seconds():
+def test_a_few_milliseconds_are_a_warning():
     (finding,) = check_options((), [("grpc.max_connection_age_ms", 30)])
     assert (finding.severity, finding.remedy) == ("warning", "if 30 s were meant, give 30000")
     assert found([("grpc.initial_reconnect_backoff_ms", 50)]) == []
 
 
-def test_a_keepalive_of_zero_is_not_off():
+def test_a_keepalive_of_zero_is_a_warning():
     (finding,) = check_options([(TIME, 0), *GOOD[1:]], [(FLOOR, 500), (WITHOUT_CALLS, 1)])
     assert (finding.severity, finding.option) == ("warning", TIME)
     assert "pings every second" in finding.problem
 
 
-def test_leave_to_ping_without_keepalive_is_no_ping():
+def test_permit_without_calls_without_keepalive_is_a_warning():
     assert found([(WITHOUT_CALLS, 1)]) == [("warning", "channel", WITHOUT_CALLS)]
 
 
-def test_after_two_pings_without_data_there_is_one_a_minute():
+def test_a_limit_of_pings_without_data_is_a_warning():
     assert found(without(GOOD, WITHOUT_DATA), GOOD_SERVER) == [("warning", "channel", TIME)]
     five = [*without(GOOD, WITHOUT_DATA), (WITHOUT_DATA, 5)]
     assert found(five, GOOD_SERVER) == [("warning", "channel", WITHOUT_DATA)]
 
 
-def test_a_short_least_backoff_is_a_short_time_to_connect():
+def test_a_short_min_reconnect_backoff_is_a_warning():
     short = [("grpc.min_reconnect_backoff_ms", 50)]
     assert found(short) == [("warning", "channel", "grpc.min_reconnect_backoff_ms")]
     assert found([("grpc.min_reconnect_backoff_ms", 5_000)]) == []
 
 
-def test_a_channel_that_idles_before_its_ping_never_pings_idle():
+def test_a_client_idle_timeout_below_keepalive_is_a_warning():
     idle = ("grpc.client_idle_timeout_ms", 9_000)
     assert found([*GOOD, idle], GOOD_SERVER) == [("warning", "channel", idle[0])]
     assert found([*without(GOOD, WITHOUT_CALLS), idle], GOOD_SERVER) == []
@@ -199,16 +199,16 @@ def test_a_channel_that_idles_before_its_ping_never_pings_idle():
 # Good to know
 
 
-def test_without_ping_timeout_an_answer_may_take_a_minute():
+def test_keepalive_without_ping_timeout_is_a_note():
     assert found(without(GOOD, PING_TIMEOUT), GOOD_SERVER) == [("note", "channel", TIME)]
 
 
-def test_a_server_that_does_not_ping_idle_clients_keeps_the_dead_ones():
+def test_server_keepalive_without_calls_off_is_a_note():
     server = [(TIME, 10_000), (PING_TIMEOUT, 5_000)]
     assert found((), server) == [("note", "server", TIME)]
 
 
-def test_pings_do_not_hold_off_the_idle_limit_of_a_server():
+def test_max_connection_idle_is_a_note():
     idle = ("grpc.max_connection_idle_ms", 60_000)
     assert found((), [idle]) == [("note", "server", idle[0])]
     assert found(GOOD, [*GOOD_SERVER, idle]) == [
@@ -220,14 +220,14 @@ def test_pings_do_not_hold_off_the_idle_limit_of_a_server():
 # All of it
 
 
-def test_the_worst_comes_first_and_each_once():
+def test_findings_are_sorted_by_severity_and_unique():
     bad = [*without(GOOD, WITHOUT_DATA, PING_TIMEOUT), ("grpc.nope_ms", 1), ("grpc.nope_ms", 1)]
     severities = [one.severity for one in check_options(bad, None)]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
     assert len(set(check_options(bad, None))) == len(severities)
 
 
-def test_what_is_no_list_of_options_is_refused():
+def test_options_that_are_not_iterable_are_refused():
     with pytest.raises(TypeError):
         check_options(5)
 
@@ -244,7 +244,7 @@ def test_what_is_no_list_of_options_is_refused():
     ) | some.none(),
 )  # fmt: skip
 @settings(max_examples=60)
-def test_whatever_is_given_is_judged_and_never_an_error(channel, server):
+def test_any_list_of_options_is_checked_without_an_exception(channel, server):
     for finding in check_options(channel, server):
         assert finding.problem
         assert finding.remedy

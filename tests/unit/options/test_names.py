@@ -39,23 +39,23 @@ def of_a_newer_grpcio() -> bool:
 
 
 @pytest.mark.skipif(not of_a_newer_grpcio(), reason="an older grpcio knows fewer")
-def test_every_name_that_is_known_stands_in_the_binary(names):
+def test_each_known_name_is_in_the_binary_of_grpcio(names):
     """Else gRPC has retired one: it moves to `RETIRED`, with what does it now."""
     assert not KNOWN - names - {OF_PYTHON}
 
 
-def test_a_retired_name_does_not_stand_in_the_binary_and_its_heir_is_known(names):
+def test_a_retired_name_is_not_in_the_binary_and_its_replacement_is_known(names):
     assert not RETIRED.keys() & names
     assert set(RETIRED.values()) <= KNOWN
 
 
 @pytest.mark.skipif(not of_a_newer_grpcio(), reason="the list is of another version")
-def test_no_name_of_time_in_the_binary_is_unknown(names):
+def test_each_time_option_in_the_binary_is_known(names):
     """Those that end in `_ms` are all options: a new one is to be added to `KNOWN`."""
     new = {name for name in names if name.endswith("_ms")} - KNOWN
     assert not new
 
 
-def test_what_one_side_ignores_is_known():
+def test_options_of_one_side_are_known():
     assert OF_CHANNELS | OF_SERVERS <= KNOWN
     assert not OF_CHANNELS & OF_SERVERS
