@@ -1,4 +1,4 @@
-"""The server of the examples: prints what arrives, in a process of its own that can be killed."""
+"""The server of the examples: a separate process that prints each request and can be killed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from audit_pb2_grpc import AuditServicer, add_AuditServicer_to_server
 
 
 class AuditServer:
-    """Starts, freezes, kills and starts again this file as a program, on one port."""
+    """Runs this file as a server process that can be frozen, killed and restarted on its port."""
 
     def __init__(self, name: str = "server") -> None:
-        self._name = name  # before each line that it prints
-        # Below the ephemeral ports, one of which a knocking client may be given as its own.
+        self._name = name  # printed before each request
+        # Below the ephemeral ports: a client that tries to connect may get one of those as its own.
         self._port = random.randrange(20_000, 32_768)
         self.target = f"127.0.0.1:{self._port}"
 
@@ -33,7 +33,7 @@ class AuditServer:
         self._process = subprocess.Popen(  # noqa: S603 - this file
             command,
             stdin=subprocess.PIPE,
-            process_group=0,  # so the system ends it, even frozen, should this process die
+            process_group=0,  # so that the system ends it with this process
         )
         while self._process.poll() is None:
             with socket.socket() as probe:
@@ -43,12 +43,12 @@ class AuditServer:
         raise RuntimeError(f"the server on {self.target} ended with {self._process.returncode}")
 
     def freeze(self) -> None:
-        """Stop it with SIGSTOP: its connections stay open, and nothing answers."""
+        """Send SIGSTOP: its connections stay open, and it does not answer."""
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # or it may answer once more
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # otherwise it may still answer a call
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Send SIGKILL."""
         with self._process:
             self._process.kill()
 
@@ -61,7 +61,7 @@ class AuditServer:
 
 
 class Audit(AuditServicer):
-    """Yours does more."""
+    """Prints the lines that it gets."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -73,7 +73,7 @@ class Audit(AuditServicer):
 
 
 def main() -> None:
-    """Serve on the target given until stdin ends: when the example that started this does."""
+    """Serve on the given target until stdin ends, when the parent process ends."""
     server = grpc.server(futures.ThreadPoolExecutor(4))
     add_AuditServicer_to_server(Audit(), server)
     server.add_insecure_port(sys.argv[1])

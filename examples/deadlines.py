@@ -1,6 +1,7 @@
 """One deadline for a whole chain of calls; run it: python examples/deadlines.py.
 
-A calls B with one second. B works for a while and calls C, without a timeout: C has what is left.
+A calls B with a timeout of one second. B works for a while and calls C without a timeout. The call
+to C gets what is left of the second.
 """
 
 import sys
@@ -15,25 +16,25 @@ from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
 
 from rpcwheel import Kit, current_deadline
 
-KIT = Kit()  # to pass deadlines on needs no setting
+KIT = Kit()  # deadlines are passed on without a setting
 TIMEOUT, WORK = 1.0, 0.3
 
 
 class B(AuditServicer):
-    """Works, then asks C."""
+    """Works, then calls C."""
 
     def __init__(self, c: AuditStub) -> None:
         self._c = c
 
     def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
         deadline = current_deadline()
-        print(f"B has {deadline.remaining():.2f} s" if deadline else "B may take for ever")
+        print(f"B has {deadline.remaining():.2f} s" if deadline else "B has no deadline")
         time.sleep(WORK)
         return self._c.Push(request)
 
 
 class C(AuditServicer):
-    """Answers with the milliseconds that it has."""
+    """Returns the time until its deadline, in milliseconds."""
 
     def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
         print(f"C has {context.time_remaining():.2f} s")
@@ -42,7 +43,7 @@ class C(AuditServicer):
 
 @contextmanager
 def serving(servicer: AuditServicer) -> Iterator[AuditStub]:
-    """Start a server, and give a stub of it."""
+    """Start a server; yield a stub for it."""
     server = grpc.server(ThreadPoolExecutor(1), interceptors=KIT.server_interceptors())
     add_AuditServicer_to_server(servicer, server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -1,6 +1,7 @@
 """One deadline for a whole chain of aio calls; run it: python examples/deadlines_aio.py.
 
-A calls B with one second. B works for a while and calls C, without a timeout: C has what is left.
+A calls B with a timeout of one second. B works for a while and calls C without a timeout. The call
+to C gets what is left of the second.
 """
 
 import asyncio
@@ -16,25 +17,25 @@ from rpcwheel import current_deadline
 from rpcwheel.aio import Kit
 
 Context = grpc.aio.ServicerContext[Line, Receipt]
-KIT = Kit()  # to pass deadlines on needs no setting
+KIT = Kit()  # deadlines are passed on without a setting
 TIMEOUT, WORK = 1.0, 0.3
 
 
 class B(AuditServicer):
-    """Works, then asks C."""
+    """Works, then calls C."""
 
     def __init__(self, c: AuditStub) -> None:
         self._c = c
 
     async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: D102, N802
         deadline = current_deadline()
-        print(f"B has {deadline.remaining():.2f} s" if deadline else "B may take for ever")
+        print(f"B has {deadline.remaining():.2f} s" if deadline else "B has no deadline")
         await asyncio.sleep(WORK)
         return await self._c.Push(request)
 
 
 class C(AuditServicer):
-    """Answers with the milliseconds that it has."""
+    """Returns the time until its deadline, in milliseconds."""
 
     async def Push(self, request: Line, context: Context) -> Receipt:  # noqa: D102, N802
         print(f"C has {context.time_remaining():.2f} s")
@@ -43,7 +44,7 @@ class C(AuditServicer):
 
 @asynccontextmanager
 async def serving(servicer: AuditServicer) -> AsyncIterator[AuditStub]:
-    """Start a server, and give a stub of it."""
+    """Start a server; yield a stub for it."""
     server = grpc.aio.server(interceptors=KIT.server_interceptors())
     add_AuditServicer_to_server(servicer, server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -54,7 +55,7 @@ async def serving(servicer: AuditServicer) -> AsyncIterator[AuditStub]:
 
 
 async def main() -> int:
-    """Be A."""
+    """Make the call of A."""
     async with serving(C()) as c, serving(B(c)) as b:
         print(f"A gives {TIMEOUT:.2f} s")
         left = (await b.Push(Line(text="order 1"), timeout=TIMEOUT)).number / 1000

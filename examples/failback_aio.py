@@ -1,4 +1,4 @@
-"""Failback round your own aio stub; run it: python examples/failback_aio.py."""
+"""Failback around your own aio stub; run it: python examples/failback_aio.py."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from rpcwheel import with_failback
 
 
 async def main() -> None:
-    """Call a server that is up, killed, and up again."""
+    """Call a server before it is killed, while it is down, and after its restart."""
     with AuditServer() as server:
         async with grpc.aio.insecure_channel(server.target) as channel:
             stub = AuditStub(channel)

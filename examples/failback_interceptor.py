@@ -1,7 +1,7 @@
-"""Failback on your own channel, stubs unchanged; run it: python examples/failback_interceptor.py.
+"""Failback on your own channel and stubs; run it: python examples/failback_interceptor.py.
 
-The server is killed: calls are answered at once, with a default, and wait. It comes back: they are
-delivered.
+While the server is down, calls return a default response at once and are queued. After its restart
+they are delivered.
 """
 
 import sys
@@ -19,7 +19,7 @@ FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE", max_attempts=101, backoff=0.25
 
 
 def main() -> int:
-    """Call a server that is up, killed, and up again."""
+    """Call a server before it is killed, while it is down, and after its restart."""
     kit = Kit(timeout=2.0, methods={"/shop.Audit/Push": MethodPolicy(failback=FAILBACK)})
     with AuditServer() as server, kit, grpc.insecure_channel(server.target) as mine:
         audit = AuditStub(grpc.intercept_channel(mine, *kit.client_interceptors()))
@@ -31,7 +31,7 @@ def main() -> int:
             took = f"{(time.perf_counter() - began) * 1e3:.1f} ms"
             print(f"killed: queued={answer is QUEUED} after {took}; waiting: {kit.pending}")
         server.start()
-        print("up again: what waits is delivered, in any order")
+        print("up again: the queue is delivered, in any order")
         delivered = kit.flush(timeout=20.0)
         print("all delivered:", delivered)
     return 0 if delivered else 1

@@ -1,4 +1,4 @@
-"""Failback round your own stub; run it: python examples/failback_sync.py."""
+"""Failback around your own stub; run it: python examples/failback_sync.py."""
 
 import time
 
@@ -11,7 +11,7 @@ from rpcwheel import with_failback
 
 
 def main() -> None:
-    """Call a server that is up, killed, and up again."""
+    """Call a server before it is killed, while it is down, and after its restart."""
     with AuditServer() as server, grpc.insecure_channel(server.target) as channel:
         stub = AuditStub(channel)
 

@@ -1,7 +1,7 @@
-"""A frozen server is noticed and replaced, in aio; run it: python examples/heartbeat_aio.py.
+"""A frozen server is detected and replaced, in aio; run it: python examples/heartbeat_aio.py.
 
-Two servers have one name. The first is frozen: its connection stays open, and gRPC would wait for
-an answer for ever. Heartbeats notice, end the call, and connect to the second.
+One target has two servers. The first one is frozen: its connection stays open, and gRPC would wait
+forever. Heartbeats detect it, end the call, and the channel connects to the second server.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from rpcwheel.heartbeat import HeartbeatState
 from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
 from rpcwheel.transport.aio import ReconnectingChannel
 
-INTERVAL, TIMEOUT = 0.4, 1.2  # a minute and three of them, if nothing is said
+INTERVAL, TIMEOUT = 0.4, 1.2  # the defaults are 60 s and 180 s
 
 
-def told(_: Heartbeat, old: HeartbeatState, new: HeartbeatState) -> None:
-    """Print what became of the connection."""
+def print_state(_: Heartbeat, old: HeartbeatState, new: HeartbeatState) -> None:
+    """Print the new state of the connection."""
     print(f"    connection: {old.name} -> {new.name}")
 
 
 async def main() -> int:
-    """Call before, while, and after the first server is frozen."""
+    """Make a call before, during and after the freeze of the first server."""
     with AuditServer("one") as one, AuditServer("two") as two:
         async with (
             ReconnectingChannel(f"ipv4:{one.target},{two.target}") as channel,
             HeartbeatManager(interval=INTERVAL, timeout=TIMEOUT) as heartbeats,
         ):
-            heartbeats.attach(channel).add_listener(told)
-            audit = AuditStub(channel)  # made once: it goes on after the replacement
+            heartbeats.attach(channel).add_listener(print_state)
+            audit = AuditStub(channel)  # still works after the replacement
             await audit.Push(Line(text="order 1"))
             one.freeze()
             took, began = 0.0, time.monotonic()
@@ -44,7 +44,7 @@ async def main() -> int:
                 print(f"order 2: {error.code().name} after {took:.1f} s,", error.details())
             receipt = await audit.Push(Line(text="order 3"))
             print(f"order 3: answered on connection {channel.number}")
-    return 0 if receipt.number == 1 and took < 10 * TIMEOUT else 1  # the first of the second
+    return 0 if receipt.number == 1 and took < 10 * TIMEOUT else 1  # server two's first call
 
 
 if __name__ == "__main__":

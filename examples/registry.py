@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import grpc
 from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
-from registry_process import Server, when_parent_is_gone
+from registry_process import Server, when_parent_has_ended
 
 import rpcwheel
 
@@ -22,7 +22,7 @@ class Audit(AuditServicer):
     """Sends the name of its server in the trailing metadata."""
 
     def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: N802
-        """Take one line."""
+        """Accept one line."""
         context.set_trailing_metadata((("server", sys.argv[1]),))
         return Receipt(number=1)
 
@@ -33,7 +33,7 @@ def serve(url: str) -> None:
         server = grpc.server(pool, interceptors=kit.server_interceptors())
         add_AuditServicer_to_server(Audit(), server)
         with kit.serve(server, publish=url, port=0, host="127.0.0.1", lame_duck=0.3) as served:
-            when_parent_is_gone(served.begin_stop)
+            when_parent_has_ended(served.begin_stop)
             server.wait_for_termination()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
-from registry_process import Server, when_parent_is_gone
+from registry_process import Server, when_parent_has_ended
 
 import rpcwheel.aio
 
@@ -22,7 +22,7 @@ class Audit(AuditServicer):
     """Sends the name of its server in the trailing metadata."""
 
     async def Push(self, request: Line, context: Any) -> Receipt:  # noqa: N802
-        """Take one line."""
+        """Accept one line."""
         context.set_trailing_metadata((("server", sys.argv[1]),))
         return Receipt(number=1)
 
@@ -35,7 +35,7 @@ async def serve(url: str) -> None:
         async with kit.serve(
             server, publish=url, port=0, host="127.0.0.1", lame_duck=0.3
         ) as served:
-            when_parent_is_gone(served.begin_stop)
+            when_parent_has_ended(served.begin_stop)
             await server.wait_for_termination()
 
 

@@ -21,7 +21,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process, and do not wait: it is in the registry when it serves."""
+        """Start the process. It is published in the registry as soon as it serves."""
         self._forget()
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)  # noqa: S603 - ours
 
@@ -55,7 +55,7 @@ class Server:
             self._process.communicate()
 
 
-def when_parent_is_gone(end: Callable[[], object]) -> None:
+def when_parent_has_ended(end: Callable[[], object]) -> None:
     """Call `end` when the parent process has ended."""
 
     def wait() -> None:

@@ -1,8 +1,8 @@
 """Retries within one deadline; run it: python examples/retry.py.
 
-A server fails twice and then answers: its caller sees the answer. Then it fails for good: the call
-ends as soon as the next try could not begin in time, with the error of the last one. Only methods
-marked idempotent are retried: here `Push`, whose lines the server knows by their text.
+A server fails twice and then succeeds, so the first call succeeds. Then the server always fails:
+the second call ends with the error of its last attempt, as soon as the next attempt could not begin
+before the deadline. Only methods marked idempotent are retried: here `Push`.
 """
 
 import sys
@@ -19,12 +19,12 @@ TIMEOUT = 1.75
 KIT = Kit(
     timeout=TIMEOUT,
     retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=10, backoff=0.5),
-    methods={"/*/Push": MethodPolicy(idempotent=True)},  # without it: made once
+    methods={"/*/Push": MethodPolicy(idempotent=True)},  # otherwise a call is made once
 )
 
 
 class Failing(AuditServicer):
-    """Fails as often as it is told to."""
+    """Fails a given number of times."""
 
     failures = 2
 
@@ -39,7 +39,7 @@ class Failing(AuditServicer):
 
 
 def main() -> int:
-    """Call it in both moods."""
+    """Make one call that succeeds at last, and one that does not."""
     servicer, server = Failing(), grpc.server(ThreadPoolExecutor(1))
     add_AuditServicer_to_server(servicer, server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

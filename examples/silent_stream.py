@@ -1,6 +1,6 @@
-"""A response stream that falls silent is cut; run it: python examples/silent_stream.py.
+"""A response stream that becomes silent is ended; run it: python examples/silent_stream.py.
 
-The server sends three lines, and then nothing, without ending the call. gRPC would wait for ever.
+The server sends three lines, then nothing, and does not end the call. gRPC would wait forever.
 """
 
 import sys
@@ -14,11 +14,11 @@ from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
 
 from rpcwheel import DeadlinePolicy, Kit
 
-KIT = Kit(timeout=DeadlinePolicy(message_timeout=2.0))  # the stream may go on for days
+KIT = Kit(timeout=DeadlinePolicy(message_timeout=2.0))  # the stream itself has no deadline
 
 
 class Silent(AuditServicer):
-    """Falls silent, and waits until its client has gone."""
+    """Sends three lines, then waits until its client has gone."""
 
     left = threading.Event()
 
@@ -30,7 +30,7 @@ class Silent(AuditServicer):
 
 
 def main() -> int:
-    """Follow it for as long as it speaks."""
+    """Read the stream until it ends."""
     server = grpc.server(ThreadPoolExecutor(1))
     add_AuditServicer_to_server(Silent(), server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -42,10 +42,10 @@ def main() -> int:
                 print("received:", line.text)
         except grpc.RpcError:
             print(f"cut: {lines.code().name}, {lines.details()}")
-        told = Silent.left.wait(5.0)
-        print("the server was told:", told)
+        ended = Silent.left.wait(5.0)
+        print("the server has ended the call:", ended)
     server.stop(None).wait()
-    return 0 if told else 1
+    return 0 if ended else 1
 
 
 if __name__ == "__main__":

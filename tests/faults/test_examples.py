@@ -81,7 +81,7 @@ def test_a_silent_stream_is_cut_on_both_sides() -> None:
     assert lines[:3] == [f"received: order {number}" for number in (1, 2, 3)]
     assert lines[3:] == [
         "cut: DEADLINE_EXCEEDED, no message for 2 s (message_timeout)",
-        "the server was told: True",
+        "the server has ended the call: True",
     ]
 
 
