@@ -214,7 +214,7 @@ class HeartbeatBase(HeartbeatView):
     def _arm(self, delay: float) -> None:
         timer: Any = self._timer
         try:  # the place in the timer that it has just left is still its own
-            submit = getattr(timer, "readmit", timer.new_timeout)
+            submit = getattr(timer, "resubmit", timer.new_timeout)
             self._timeout = submit(self._expired, delay)
         except Exception as error:  # noqa: BLE001 - stopped, full, no thread: told, and it ends
             name = str(getattr(timer, "name", type(timer).__name__))

@@ -1,37 +1,42 @@
 # cython: language_level=3, annotation_typing=False
 # cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
-"""Timeouts, the slots they wait in, and what every queue does alike.
+"""Timeouts, slots, and the base class of all queues.
 
-One source, two forms. As it stands this is the pure form; built under a second name, with its types
-in `_base_c.pxd`, it is the compiled one; `_wheel.py`, `_sparse.py` and `_front.py` are built the
-same way. They reach each other through module names (`base.Slot`), which the `.pxd` files point to
-the compiled neighbour.
+This source exists in two forms. Imported as it is, it is the pure form. Built under the name
+`_base_c`, with the types in `_base_c.pxd`, it is the compiled form. `_wheel.py`, `_sparse.py` and
+`_front.py` are built in the same way. They refer to each other by module (`base.Slot`); the `.pxd`
+files replace the module by its compiled form.
 
-**Ground rules.** No queue takes a lock. The driver alone calls `pop`, `advance`, `next_wake` and
-`drain`, one at a time; any thread, any finalizer and any signal handler may call `schedule`,
-`cancel` and `reschedule` at any moment, in the middle of one another too. What makes that safe is
-that each change of the structure is a *straight line*: loads, compares and stores, without a call
-and without a loop. CPython hands over to another thread, a finalizer or a signal handler only at a
-call, at the end of a loop's round or at the start of a function, and no reference is released for
-the last time in such a line. So nobody ever sees half a change. What was computed before a straight
-line (a slot, from the cursor) is checked in it (`_epoch`), and computed again if it went stale. In
-the compiled form whole methods run that way. A lock would cost more than all the rest, and would
-deadlock with a finalizer that cancels. (All this leans on the GIL.) `_walk.py` has the invariants.
+**Threads.** No queue takes a lock. Only the timer itself calls `pop`, `advance`, `next_wake` and
+`drain`, one at a time. Any thread, finalizer and signal handler may call `schedule`, `cancel` and
+`reschedule` at any time, also while another such call is in progress. This is safe because each
+change of the structure is an *atomic section*: loads, compares and stores, without a call and
+without a loop. CPython switches to another thread, a finalizer or a signal handler only at a call,
+at the end of a loop's iteration or at the start of a function, and no atomic section releases the
+last reference to an object. So no other code sees half of a change. A value that was computed
+before an atomic section, such as a slot, is checked in it (`_epoch`), and computed again if it is
+out of date. In the compiled form whole methods are atomic. A lock would cost more than everything
+else, and would deadlock with a finalizer that cancels a timeout. All of this relies on the GIL.
 
-**Never early**, said once, here: `due_tick = ceil(deadline / tick)`, counted from the clock's zero,
-and due when `due_tick <= floor(now / tick)`. So `deadline <= due_tick * tick <= now`.
+**Never early.** `due_tick = ceil(deadline / tick)`, counted from the clock's zero, and a timeout is
+due when `due_tick <= floor(now / tick)`. So `deadline <= due_tick * tick <= now`.
+
+**Invariants**, which `TimerQueue.check` asserts: each pending timeout is in exactly one slot, and
+nothing else is in a slot; `len` is their number; a slot's `bound` is at most the tick of each
+timeout in it; a slot with a timeout has its bit in `occupied`; no timeout's tick is before the
+cursor.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import rpcwheel.timer._collector as collector
 from rpcwheel.durations import Duration, to_ns
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.timer._walk import audit, drain, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,19 +47,19 @@ EXPIRED = 1
 CANCELLED = 2
 NEVER = (1 << 63) - 1
 MAX_NS = 1 << 62
-BITS = 63  # of a tick
-LONG_S = 1e9  # seconds, 31 years: below it, a float delay needs no further check
+BITS = 63  # bits of a tick
+LONG_S = 1e9  # 31 years: a shorter float delay needs no further check
 LONG_NS = 10**18
-MOVES = 256  # timeouts that one `pop` moves to another slot at most: some tens of microseconds
+MOVES = 256  # the most timeouts that one `pop` moves to another slot: some tens of microseconds
 
 
 class Timeout:
-    """The handle of one task that waits. Its methods are O(1) and safe from anywhere."""
+    """The handle of one scheduled task. Its methods are O(1) and safe on any thread."""
 
-    __slots__ = ("_deadline_ns", "_hub", "_next", "_prev", "_state", "_task", "_tick")
+    __slots__ = ("_deadline_ns", "_next", "_prev", "_state", "_task", "_tick", "_timer_state")
 
     _deadline_ns: int
-    _hub: Hub
+    _timer_state: TimerState
     _next: Timeout
     _prev: Timeout
     _state: int
@@ -62,24 +67,25 @@ class Timeout:
     _tick: int
 
     def __cinit__(self) -> None:  # compiled only
-        collector.untrack(self)  # a million would cost each collection 100 ms and more
+        collector.untrack(self)  # each garbage collection would take 100 ms for a million
         self._state = CANCELLED  # until a timer makes it pending
 
     def __reduce__(self) -> str:
-        """Refuse: a copy would be a second handle on one place in a slot."""
+        """Raise TypeError: two handles cannot share one place in a slot."""
         raise TypeError("a Timeout can't be copied or pickled")
 
     def cancel(self) -> bool:
-        """Cancel and let go of the task; True if and only if this call prevented it from starting.
+        """Cancel the task and release it; True if and only if this call prevents it from starting.
 
-        A timeout that `stop()` returned is cancelled already: this drops its task, and is False.
+        A timeout that `stop()` returned is cancelled already: this releases its task and returns
+        False.
         """
-        if self._state:  # not pending; straight from here to the call at the end
+        if self._state:  # not pending; atomic from here to the call at the end
             if self._state == CANCELLED:
                 self._let_go()
             return False
         self._state = CANCELLED
-        self._hub.queue._gone += 1
+        self._timer_state.queue._gone += 1
         before = self._prev
         if before is not None:
             after = self._next
@@ -87,18 +93,18 @@ class Timeout:
             after._prev = before
             self._prev = None  # type: ignore[assignment]
             self._next = None  # type: ignore[assignment]
-        task = self._task  # noqa: F841 - a finalizer runs at the end, and finds the task gone
+        task = self._task  # noqa: F841 - released at the end: its finalizer may call `cancel`
         self._task = None
         return True
 
     def _let_go(self) -> object:
-        """Hand out the task, to be dropped: a finalizer must find it gone (C stores drop first)."""
+        """Return the task and remove it: in C, a store would release it before it is removed."""
         task = self._task
         self._task = None
         return task
 
     def _keep_task(self, task: object) -> None:
-        """Leave the queue with the task, which may refer to it: show it to the cycle collector."""
+        """Keep the task outside the queue, where the garbage collector tracks the timeout."""
         self._task = task
         if collector.COMPILED:
             collector.track(self)
@@ -106,17 +112,18 @@ class Timeout:
     def reschedule(self, delay: Duration) -> bool:
         """Let it expire `delay` from now instead; False if it has expired or was cancelled.
 
-        Later is one write (its old slot files it again when due: tokio's lazy reset), earlier a
-        move. Takes and raises what `new_timeout` does for delays; then nothing has changed.
+        A later deadline is one write: the old slot moves the timeout when it is due (tokio's lazy
+        reset). An earlier one moves it now. `delay` is as for `new_timeout`; if it is refused,
+        nothing changes.
         """
         if self._state:
             return False
-        hub = self._hub
-        deadline_ns = hub.deadline(delay)
-        if not hub.queue.reschedule(self, deadline_ns):
+        state = self._timer_state
+        deadline_ns = state.deadline(delay)
+        if not state.queue.reschedule(self, deadline_ns):
             return False
-        if deadline_ns < hub.armed_ns:
-            hub.wake(deadline_ns)
+        if deadline_ns < state.armed_ns:
+            state.wake(deadline_ns)
         return True
 
     def cancelled(self) -> bool:
@@ -124,23 +131,23 @@ class Timeout:
         return self._state == CANCELLED
 
     def expired(self) -> bool:
-        """Whether its time has come: the task runs, ran, or was handed to an executor."""
+        """Whether it was due: the task runs, has run, or was submitted to an executor."""
         return self._state == EXPIRED
 
     @property
     def timer(self) -> object:
-        """The timer that made it; None once that timer was dropped."""
-        hub: Hub | None = self._hub
-        return None if hub is None else hub.owner()
+        """The timer that made it; None if that timer no longer exists."""
+        state: TimerState | None = self._timer_state
+        return None if state is None else state.owner()
 
     @property
     def task(self) -> object:
-        """The task; None after it ran or was cancelled. What `stop()` returns keeps its task."""
+        """The task; None after it ran or was cancelled, except by the timer's `stop()`."""
         return self._task
 
     @property
     def deadline(self) -> float:
-        """When it is due, in seconds on the timer's clock, `time.monotonic()`; may be infinite."""
+        """When it is due: seconds on the timer's clock (`time.monotonic()`), or infinity."""
         return float("inf") if self._deadline_ns == NEVER else self._deadline_ns / 1e9
 
     def __repr__(self) -> str:
@@ -149,7 +156,7 @@ class Timeout:
 
 
 class Slot(Timeout):
-    """The anchor of a circular list of timeouts: those due at one tick, or in a range of ticks."""
+    """The head of a circular list of timeouts that are due at one tick, or in a range of ticks."""
 
     __slots__ = ("bit", "bound", "level")
 
@@ -159,12 +166,12 @@ class Slot(Timeout):
         self._prev = self
         self._next = self
         self.level = level
-        self.bit = bit  # in `level.occupied`; 0: the level keeps no bitmap
+        self.bit = bit  # in `level.occupied`; 0: the level has no bitmap
         self.bound = NEVER
 
 
 class Level:
-    """Slots of one width, and a bitmap of those in use (an empty one may keep its bit a while)."""
+    """Slots of one width, and a bitmap of slots in use. An empty slot may still have its bit."""
 
     __slots__ = ("occupied", "shift", "slots")
 
@@ -175,51 +182,51 @@ class Level:
 
 
 class TimerQueue:
-    """The contract of a queue, and what all share. It reads no clock, locks nothing, runs no task.
+    """The base class of all queues. It reads no clock, takes no lock and runs no task.
 
-    Times come in as integer nanoseconds. A subclass says in which slot a tick belongs (`_slot`),
-    which slots there are (`_slots`), and what comes next (`pop`, `next_wake`).
+    All times are integer nanoseconds. A subclass defines the slot of a tick (`_slot`), the list of
+    slots (`_slots`), and the next timeout (`pop`, `next_wake`).
     """
 
     def __init__(self, tick_ns: int) -> None:
         self._tick_ns = tick_ns
-        self._cursor = 0  # every tick before it is done
-        self._epoch = 0  # changes whenever a slot that was computed before may be the wrong one
-        self._filed = 0  # timeouts taken in, ever
+        self._cursor = 0  # all earlier ticks are done
+        self._epoch = 0  # changes when a slot computed before may be wrong
+        self._filed = 0  # timeouts added, ever
         self._refiled = 0  # moves from slot to slot, ever
         self._gone = 0  # timeouts that expired or were cancelled, ever
         self._capacity = NEVER  # how many may be pending; -1: closed
-        self._limit = NEVER  # at that value of `_filed`, look closer at the capacity
+        self._limit = NEVER  # at this value of `_filed`, check the capacity
         self._never = Slot(Level(0, 0, False), 0)
-        self._recent = self._never  # the slot that was filed into last, for the tick
-        self._recent_tick = 0  # of the deadlines
-        self._after = NEVER  # after this one
-        self._until = 0  # and up to this one
+        self._recent = self._never  # the slot of the last added timeout ...
+        self._recent_tick = 0  # ... its tick ...
+        self._after = NEVER  # ... and the deadlines of that tick: after this
+        self._until = 0  # ... and up to this
         self._attached = False
 
     def attach(self) -> None:
-        """Give it to one timer, for good; ConfigurationError if it has one already."""
+        """Reserve the queue for one timer; ConfigurationError if it has one already."""
         if self._attached or self._tick_ns < 1:
             name = type(self).__name__
             raise ConfigurationError(f"this {name} belongs to a timer already; make one for each")
         self._attached = True
 
     def limit(self, capacity: int) -> None:
-        """Let so many be pending at most; -1 refuses everything from now on."""
+        """Set the maximum of pending timeouts; -1 closes the queue."""
         self._capacity = capacity
         self._limit = -1
 
     def schedule(self, timeout: Timeout) -> bool:
-        """Take a pending timeout in; False if the queue is full or closed. O(1)."""
+        """Add a pending timeout; False if the queue is full or closed. O(1)."""
         return self._file(timeout, True, False)
 
     def cancel(self, timeout: Timeout) -> bool:
-        """Let go of it, cancelled; False if it isn't pending. O(1)."""
+        """Cancel a timeout and remove it; False if it is not pending. O(1)."""
         return timeout.cancel()
 
     def reschedule(self, timeout: Timeout, deadline_ns: int) -> bool:
-        """Give it another deadline: a write if later, or a move; False if not pending. O(1)."""
-        if timeout._state != PENDING:  # straight to the write
+        """Change the deadline: a write if later, else a move; False if it is not pending. O(1)."""
+        if timeout._state != PENDING:  # atomic to the write
             return False
         timeout._deadline_ns = deadline_ns
         tick = timeout._tick
@@ -228,7 +235,7 @@ class TimerQueue:
         return self._file(timeout, False, False)
 
     def advance(self, now_ns: int, limit: int = NEVER) -> list[Timeout]:
-        """Take out at most `limit` due timeouts, expired, in order."""
+        """Expire and return at most `limit` due timeouts, in order."""
         due: list[Timeout] = []
         while len(due) < limit:
             timeout = self.pop(now_ns)
@@ -239,37 +246,74 @@ class TimerQueue:
         return due
 
     def pop(self, now_ns: int) -> Timeout | None:
-        """Take out the next due timeout, expired; if None, `next_wake()` says when to ask again."""
+        """Expire and return the next due timeout. If None, call again at `next_wake()`."""
         raise NotImplementedError
 
     def next_wake(self) -> int:
-        """When to call `pop`, which may be in the past; `NEVER` if nothing will be due."""
+        """Return when to call `pop`; may be in the past. `NEVER`: no timeout will be due."""
         raise NotImplementedError
 
     def drain(self) -> list[Timeout]:
-        """Take everything out, cancelled but with its task, by deadline."""
-        return drain(self)
+        """Cancel and return all timeouts, by deadline; they keep their tasks."""
+        drained = []
+        for slot in self._slots():
+            while (timeout := slot._next) is not slot and timeout is not None:  # None: forgotten
+                task = timeout._task
+                if timeout.cancel():
+                    timeout._keep_task(task)
+                    drained.append(timeout)
+        drained.sort(key=attrgetter("_deadline_ns"))
+        return drained
 
     def __len__(self) -> int:
         return self._filed - self._gone
 
     def __iter__(self) -> Iterator[Timeout]:
-        return iter(walk(self))
+        pending = []
+        for slot in self._slots():
+            timeout: Timeout | None = slot._next
+            while timeout is not None and type(timeout) is not Slot:  # moved to another slot's list
+                if timeout._state == PENDING:
+                    pending.append(timeout)
+                timeout = timeout._next
+        return iter(pending)
 
     def check(self) -> None:
-        """Audit the whole structure, at rest; AssertionError if it is broken. For tests; O(n)."""
-        audit(self)
+        """Check the invariants while no other thread uses the queue. O(n), for tests.
+
+        Raises:
+            AssertionError: An invariant does not hold.
+        """
+        count = 0
+        for slot in self._slots():
+            timeout: Timeout = slot._next
+            before: Timeout = slot
+            while timeout is not slot:
+                tick = timeout._tick
+                assert timeout._prev is before, "broken list"
+                assert timeout._state == PENDING, f"{timeout!r} is in a slot"
+                assert slot.bound <= tick, f"bound {slot.bound} is after {tick}"
+                assert self._cursor <= tick, f"{tick} is before cursor {self._cursor}"
+                late = self._due(timeout._deadline_ns) < tick and tick != self._cursor
+                assert not late, f"{timeout!r} is late in its slot, at {tick}"
+                self._check_slot(slot, tick)
+                timeout, before = timeout._next, timeout
+                count += 1
+            assert slot._prev is before, "broken list"
+            in_use = slot._next is not slot and slot.bit
+            assert not in_use or slot.level.occupied & slot.bit, "a slot in use has no bit"
+        assert count == len(self), f"{count} timeouts are in slots, {len(self)} counted"
 
     def _check_slot(self, slot: Slot, tick: int) -> None:
-        """Audit that the tick belongs in this slot."""
+        """Assert that the tick belongs to this slot."""
         raise NotImplementedError
 
     def _slots(self) -> list[Slot]:
-        """Every slot that may hold a timeout."""
+        """Return every slot that may hold a timeout."""
         raise NotImplementedError
 
     def _slot(self, tick: int, cursor: int) -> Slot:
-        """The slot of a tick that is not before the cursor."""
+        """Return the slot of a tick that is not before the cursor."""
         raise NotImplementedError
 
     def _due(self, deadline_ns: int) -> int:
@@ -278,7 +322,11 @@ class TimerQueue:
         return (deadline_ns + self._tick_ns - 1) // self._tick_ns
 
     def _file(self, timeout: Timeout, fresh: bool, first: bool) -> bool:
-        """Put it, from where it is, into the slot of its deadline, as the last there (or first)."""
+        """Move a timeout into the slot of its deadline, as the last there or as the first.
+
+        `fresh`: it is in no slot yet. Returns False if the queue is full or closed, or the timeout
+        is no longer pending.
+        """
         while True:
             epoch = self._epoch
             cursor = self._cursor
@@ -288,7 +336,7 @@ class TimerQueue:
                 tick = cursor
             slot = self._never if tick == NEVER else self._slot(tick, cursor)
             until = tick * self._tick_ns if tick != NEVER else 0
-            if epoch != self._epoch or deadline_ns != timeout._deadline_ns:  # straight from here on
+            if epoch != self._epoch or deadline_ns != timeout._deadline_ns:  # atomic from here on
                 continue
             if fresh:
                 if self._filed >= self._limit:
@@ -327,9 +375,9 @@ class TimerQueue:
             return True
 
     def _expire(self, timeout: Timeout, tick: int) -> bool:
-        """Take it out, expired, if it is due at this tick; False if it was put off or cancelled."""
+        """Expire and remove a timeout; False if it is due later now, or was cancelled."""
         if timeout._state != PENDING or timeout._deadline_ns > tick * self._tick_ns:
-            return False  # straight from the line before to the end
+            return False  # atomic from the line before to the end
         timeout._state = EXPIRED
         self._gone += 1
         before = timeout._prev
@@ -342,8 +390,8 @@ class TimerQueue:
         return True
 
     def _move_cursor(self, tick: int, filed: int) -> bool:
-        """Go on to a tick, unless something was filed since the sum of both counts was `filed`."""
-        if self._filed + self._refiled != filed:  # straight from here to the end
+        """Set the cursor; False if a timeout was added or moved since the counts were `filed`."""
+        if self._filed + self._refiled != filed:  # atomic from here to the end
             return False
         if tick > self._cursor:
             self._cursor = tick
@@ -352,10 +400,10 @@ class TimerQueue:
         return True
 
 
-class Hub:
-    """What a timeout knows of its timer, which owns the hub and is only weakly known to it.
+class TimerState:
+    """The part of a timer to which its timeouts refer.
 
-    So a timer that the program drops is freed, though its queue and timeouts hold each other.
+    It refers to the timer weakly, so an unused timer is freed although timeouts are pending.
     """
 
     __slots__ = ("armed_ns", "last_delay", "last_ns", "manual_ns", "owner", "queue")
@@ -363,17 +411,17 @@ class Hub:
     def __init__(self, queue: TimerQueue, owner: ReferenceType[object], manual: bool) -> None:
         self.queue = queue
         self.owner = owner
-        self.manual_ns = 0 if manual else -1  # the time, if it is moved by hand
-        self.armed_ns = NEVER  # when the driver will look next; 0: it is looking
-        self.last_delay: object = Hub  # the delay converted last: programs have one, or a few
+        self.manual_ns = 0 if manual else -1  # the time of a `ManualTimer`
+        self.armed_ns = NEVER  # the next wake-up; 0: the timer runs
+        self.last_delay: object = TimerState  # the last converted delay
         self.last_ns = 0
 
     def now(self) -> int:
-        """Nanoseconds on the timer's clock."""
+        """Return the nanoseconds on the timer's clock."""
         return time.monotonic_ns() if self.manual_ns < 0 else self.manual_ns
 
     def deadline(self, delay: Duration) -> int:
-        """When a delay that begins now will be over; raises if it is no time."""
+        """Return the deadline of a delay that begins now; raises as `to_ns`."""
         seconds = delay if type(delay) is float else -1.0
         if 0.0 <= seconds < LONG_S:
             delay_ns = math.floor(seconds * 1e9 + 0.5)
@@ -386,25 +434,25 @@ class Hub:
         now_ns = self.now()
         if delay_ns >= MAX_NS - now_ns:
             return MAX_NS
-        plain = type(delay) is float or type(delay) is int  # what has no finalizer, may be kept
+        plain = type(delay) is float or type(delay) is int  # no finalizer
         if plain and self.manual_ns < 0 and delay_ns < LONG_NS:
-            self.last_delay = delay  # straight to the next line
+            self.last_delay = delay  # atomic to the next line
             self.last_ns = delay_ns
         return now_ns + delay_ns
 
     def wake(self, deadline_ns: int) -> None:
-        """Tell the driver of a deadline that is earlier than its next look."""
+        """Wake the timer up for a deadline before its next wake-up."""
         self.armed_ns = deadline_ns
         owner = self.owner()
         if owner is not None:
             owner._wake(deadline_ns)  # type: ignore[attr-defined]  # a `TimerCore`
 
     def arm(self) -> int:
-        """Decide when the driver looks next; whoever files something earlier after it wakes it."""
+        """Set and return the next wake-up. An earlier timeout that is added later calls `wake`."""
         queue = self.queue
         while True:
             filed = queue._filed + queue._refiled
             wake_ns = queue.next_wake()
-            if filed == queue._filed + queue._refiled:  # straight to the write
+            if filed == queue._filed + queue._refiled:  # atomic to the write
                 self.armed_ns = wake_ns
                 return wake_ns

@@ -14,7 +14,7 @@ cdef class Timeout:
     cdef public Timeout _prev
     cdef public Timeout _next
     cdef public object _task
-    cdef public Hub _hub
+    cdef public TimerState _timer_state
     cdef public int64_t _deadline_ns
     cdef public int64_t _tick
     cdef public int _state
@@ -79,7 +79,7 @@ cdef class TimerQueue:
 
 
 @cython.final
-cdef class Hub:
+cdef class TimerState:
     cdef public TimerQueue queue
     cdef public object owner
     cdef public int64_t manual_ns

@@ -1,14 +1,13 @@
-"""What compiled timeouts and slots ask of the cycle collector; pure ones ask nothing.
+"""Compiled timeouts and Python's garbage collector. In the pure form these functions do nothing.
 
-A compiled timeout is hidden from the collector while it waits in a queue: a million of them would
-cost each collection 100 ms and more. It stays hidden when it has run or was cancelled, because it
-has dropped its task by then. A timeout that leaves the queue with its task is shown to the
-collector again (`Timeout._keep_task`): `stop()`, `aclose()` and the end of a dropped timer take it
-out, or an executor gets it. Slots are always shown.
+A compiled timeout is not tracked by the collector while it is in a queue: a million of them would
+make each collection take 100 ms and more. After it ran or was cancelled it stays untracked, as it
+has released its task. A timeout that leaves the queue with its task is tracked again
+(`Timeout._keep_task`): `stop()`, `aclose()`, the finalizer of a timer and an executor need that.
+Slots are always tracked.
 
-So one thing is never collected in the compiled form: a timer that is forgotten without `stop()`
-while a waiting task of the user's refers to the timer itself. (`Timeout`, `PeriodicTask` and
-`RetryTask` refer to it weakly.)
+Consequence: in the compiled form, a timer that is not stopped is never collected if a pending task
+of the user's refers to it. (`Timeout`, `PeriodicTask` and `RetryTask` refer to it weakly.)
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ COMPILED = False
 
 
 def track(timeout: object) -> None:
-    """Show a slot or a timeout to the cycle collector; in compiled code only."""
+    """Let the garbage collector track a slot or a timeout; in compiled code only."""
 
 
 def untrack(timeout: object) -> None:
-    """Hide a timeout from the cycle collector; in compiled code only."""
+    """Stop tracking a timeout; in compiled code only."""

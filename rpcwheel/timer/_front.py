@@ -1,6 +1,6 @@
 # cython: language_level=3, annotation_typing=False
 # cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
-"""The front door of every timer; also built as `_front_c`, see `_base.py` for how."""
+"""The base class of all timers: `new_timeout`. Also built as `_front_c`, as `_base.py` says."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import TaskLike
 
 
-class Front:
-    """Takes timeouts in. A driver sets `_hub`, and gives `_wake` and `_refuse`."""
+class TimerBase:
+    """Adds timeouts to the queue. A subclass sets `_timer_state`, and has `_wake` and `_refuse`."""
 
-    _hub: base.Hub
+    _timer_state: base.TimerState
 
     def new_timeout(self, task: TaskLike, delay: Duration) -> base.Timeout:
         """Run `task` once, not before `delay` has passed.
 
         Args:
-            task: Called as `task(timeout)`, or an object with `run(timeout)`, on the timer's thread
-                or loop, or on its executor if it has one. It must not block a thread or a loop.
-            delay: Seconds or a `timedelta`. Zero or less: as soon as possible, never inline.
-                Infinite: never, but counted and cancellable. Beyond 146 years it saturates.
+            task: Called as `task(timeout)`, or an object with `run(timeout)`. Runs on the timer's
+                thread or event loop, which it must not block, or on the timer's executor.
+            delay: Seconds or a `timedelta`. Zero or less: as soon as possible, but not in this
+                call. Infinite: never; the timeout is pending until it is cancelled. The maximum is
+                146 years.
 
         Returns:
-            A handle. `handle.cancel()` is True if and only if the task will never start.
+            A handle. `handle.cancel()` returns True if and only if the task will never start.
 
         Raises:
-            TypeError: `task` can't be called, or `delay` is no time; nothing was counted.
-            ConfigurationError: `delay` is NaN; nothing was counted.
-            TimerStopped: After `stop()`; nothing was counted.
-            TooManyTimeouts: `max_pending` timeouts wait already; nothing was counted.
+            TypeError: `task` is not callable, or `delay` is no time.
+            ConfigurationError: `delay` is NaN.
+            TimerStopped: The timer was stopped.
+            TooManyTimeouts: `max_pending` timeouts are pending.
 
-        O(1). Safe from any thread, finalizer and signal handler. Never early; late by less than one
-        tick and the wake-up of the thread or loop.
+        O(1). Safe in any thread, finalizer and signal handler. The task never starts early. It is
+        late by less than one tick plus the wake-up of the thread or loop.
         """
-        hub = self._hub
-        if delay is hub.last_delay:  # straight from here to the read of `last_ns`
-            deadline_ns = hub.last_ns + time.monotonic_ns()
+        state = self._timer_state
+        if delay is state.last_delay:  # atomic from here to the read of `last_ns`
+            deadline_ns = state.last_ns + time.monotonic_ns()
         else:
-            deadline_ns = hub.deadline(delay)
+            deadline_ns = state.deadline(delay)
         if not callable(task) and not callable(getattr(task, "run", None)):
             raise TypeError(
-                f"task must be callable as task(timeout), or have run(timeout); not {task!r}"
+                f"task must be callable as task(timeout), or have run(timeout), not {task!r}"
             )
         timeout = base.Timeout()
         timeout._task = task
         timeout._deadline_ns = deadline_ns
-        timeout._hub = hub
+        timeout._timer_state = state
         timeout._state = base.PENDING
-        queue = hub.queue
+        queue = state.queue
         if queue._after < deadline_ns <= queue._until and queue._filed < queue._limit:
-            slot = queue._recent  # a stream of equal delays; straight from the comparison on
+            slot = queue._recent  # equal delays; atomic from the comparison on
             queue._filed += 1
             last = slot._prev
             timeout._tick = queue._recent_tick
@@ -68,14 +69,14 @@ class Front:
                 slot.level.occupied |= slot.bit
         elif not queue.schedule(timeout):
             self._refuse()
-        if deadline_ns < hub.armed_ns:
+        if deadline_ns < state.armed_ns:
             try:
-                hub.wake(deadline_ns)
+                state.wake(deadline_ns)
             except BaseException:
                 timeout.cancel()
                 raise
         return timeout
 
     def _refuse(self) -> None:
-        """Raise what tells why the queue took nothing in."""
+        """Raise the reason why the queue did not accept the timeout."""
         raise NotImplementedError

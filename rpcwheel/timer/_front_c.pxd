@@ -5,10 +5,10 @@ cimport rpcwheel.timer._base_c as base
 from libc.stdint cimport int64_t
 
 
-cdef class Front:
-    cdef public base.Hub _hub
+cdef class TimerBase:
+    cdef public base.TimerState _timer_state
 
-    @cython.locals(deadline_ns=int64_t, hub=base.Hub, queue=base.TimerQueue, timeout=base.Timeout,
+    @cython.locals(deadline_ns=int64_t, state=base.TimerState, queue=base.TimerQueue, timeout=base.Timeout,
                    slot=base.Slot, last=base.Timeout)
     cpdef object new_timeout(self, task, delay)
     cpdef object _refuse(self)

@@ -1,8 +1,8 @@
-"""A binary heap of deadlines: the answer of asyncio and of the JDK's ScheduledThreadPoolExecutor.
+"""A binary heap of deadlines, as in asyncio and in the JDK's `ScheduledThreadPoolExecutor`.
 
-Kept as the oracle and the yardstick, and for deadlines exact to the nanosecond. O(log n) to start;
-a cancelled timeout lets go of its task at once, but its entry stays until it is due or until half
-of the entries are dead: that clean-up is the stall that the wheels don't have.
+For deadlines exact to the nanosecond, and to compare the wheels with. Starting a timeout is
+O(log n). A cancelled timeout releases its task at once, but its entry stays until it is due or
+until half of the entries are dead. The wheels have no such clean-up, which can take long.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ else:
 
 __all__ = ["HeapRules"]
 
-STALE = 64  # so many dead entries too many are never worth a clean-up
+STALE = 64  # dead entries that are tolerated in addition to half of the entries
 
 
 class HeapRules(Base):
-    """The rules of the heap, to be put before either form of `TimerQueue`."""
+    """The heap as a mixin, for the pure and the compiled `TimerQueue`."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -37,21 +37,21 @@ class HeapRules(Base):
         self._count = itertools.count()
 
     def schedule(self, timeout: Timeout) -> bool:
-        if self._filed - self._gone >= self._capacity:  # straight to the count
+        if self._filed - self._gone >= self._capacity:  # atomic to the count
             return False
         self._filed += 1
         timeout._prev = None  # type: ignore[assignment]  # it will be in no slot
         self._push(timeout)
         if self._capacity >= 0 or not timeout.cancel():
             return True
-        self._filed -= 1  # closed meanwhile, and `drain` did not have it: nothing was counted
+        self._filed -= 1  # closed meanwhile, and not seen by `drain`
         self._gone -= 1
         return False
 
     def pop(self, now_ns: int) -> Timeout | None:
         while True:
             filed = self._filed + self._refiled
-            entries = self._entries  # nobody else takes anything out of a list, so it has a first
+            entries = self._entries  # no other thread removes an entry
             if not entries or entries[0][0] > now_ns:
                 if self._move_cursor(now_ns, filed):
                     return None
@@ -72,12 +72,12 @@ class HeapRules(Base):
             if not entry[2].cancelled() and not entry[2].expired():
                 return entry[0]
             removed = heappop(entries)
-            if removed is not entry:  # another thread was faster by an earlier one
+            if removed is not entry:  # another thread has just added an earlier one
                 self._put(removed)
 
     def _push(self, timeout: Timeout) -> None:
         deadline_ns = NEVER + 1
-        while timeout._deadline_ns < deadline_ns:  # pulled forward while it was put, perhaps
+        while timeout._deadline_ns < deadline_ns:  # it may be rescheduled meanwhile
             deadline_ns = timeout._deadline_ns
             timeout._tick = max(deadline_ns, self._cursor)
             self._put((timeout._tick, next(self._count), timeout))
@@ -85,25 +85,25 @@ class HeapRules(Base):
             self._clean_up()
 
     def _put(self, entry: tuple[int, int, Timeout]) -> None:
-        """Put it on the heap, and count it only then.
+        """Add an entry to the heap, and count it afterwards.
 
-        So `Hub.arm` and `_clean_up`, which read the count before and after they read the heap, find
-        that it has changed.
+        `TimerState.arm` and `_clean_up` read the count before and after they read the heap, to
+        notice a change.
         """
         while True:
             entries = self._entries
             heappush(entries, entry)
-            self._refiled += 1  # straight to the comparison
+            self._refiled += 1  # atomic to the comparison
             if entries is self._entries:
                 return
-            # cleaned up meanwhile, perhaps without this one; twice does no harm
+            # cleaned up meanwhile, perhaps without this entry; a second entry is harmless
 
     def _clean_up(self) -> None:
-        """Leave the dead entries behind; in vain if another thread puts one in meanwhile."""
+        """Remove the dead entries, unless another thread adds an entry meanwhile."""
         entries, refiled = self._entries, self._refiled
         live = [e for e in entries.copy() if not e[2].cancelled() and not e[2].expired()]
         heapify(live)
-        if entries is self._entries and refiled == self._refiled:  # straight to the end
+        if entries is self._entries and refiled == self._refiled:  # atomic to the end
             self._entries = live
 
     def _file(self, timeout: Timeout, fresh: bool, first: bool) -> bool:
@@ -114,7 +114,7 @@ class HeapRules(Base):
 
     def drain(self) -> list[Timeout]:
         drained = []
-        for timeout in self:  # each once, though it may have several entries
+        for timeout in self:  # each once, also with several entries
             task = timeout._task
             if timeout.cancel():
                 timeout._keep_task(task)
@@ -134,7 +134,7 @@ class HeapRules(Base):
         for index in range(1, len(entries)):
             assert entries[(index - 1) >> 1] <= entries[index], "not a heap"
         live = list(self)
-        assert len(live) == len(self), f"{len(live)} timeouts are filed, {len(self)} counted"
+        assert len(live) == len(self), f"{len(live)} timeouts have entries, {len(self)} counted"
         for timeout in live:
             assert any(entry[2] is timeout and entry[0] == timeout._tick for entry in entries), (
                 "no entry at its tick"

@@ -1,6 +1,6 @@
 # cython: language_level=3, annotation_typing=False
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""The sparse wheel; also built as `_sparse_c`, see `_base.py` for how and for the ground rules."""
+"""The sparse wheel. Also built as `_sparse_c`; `_base.py` has the rules of threads."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from heapq import heappop, heappush
 import rpcwheel.timer._base as base
 from rpcwheel.durations import Duration, positive_ns
 
-STALE = 4096  # so many ticks too many in the heap are not worth a clean-up
+STALE = 4096  # unused ticks that are tolerated in the heap
 
 
 class SparseWheel(base.TimerQueue):
-    """A slot for each tick that holds something, found by its tick, and a heap of those ticks.
+    """A dict with a slot for each tick that has timeouts, and a heap of those ticks.
 
-    No levels, no rounds and no empty slots: wake-ups are exact, and a jump costs what is due. The
-    fastest wheel in pure Python, whose dicts do the work. (Kafka turns its wheel by such a heap.)
+    It has no levels and no rounds, and empty slots are removed: wake-ups are exact, and after a
+    long wait only due timeouts cost time. The fastest wheel in pure Python. (Kafka advances its
+    wheel by such a heap.)
 
     Args:
-        tick: Seconds or a `timedelta`; timeouts fire up to that much late.
+        tick: Seconds or a `timedelta`. Timeouts fire up to one tick late.
     """
 
     def __init__(self, tick: Duration = 0.001) -> None:
         super().__init__(positive_ns(tick, what="tick"))
         self._by_tick: dict[int, base.Slot] = {}
-        self._ticks: list[int] = []  # a heap; may hold ticks whose slot is gone
+        self._ticks: list[int] = []  # a heap; may have ticks whose slot was removed
         self._pushes = 0
-        self._emptied = base.Slot(self._never.level, 0)  # says that there is more to forget
-        self._made: deque[int] = deque()  # the slots' ticks, as `_sweep` will look at them
+        self._emptied = base.Slot(self._never.level, 0)  # `_first` returns it to be called again
+        self._made: deque[int] = deque()  # the slots' ticks, in the order of `_sweep`
 
     def pop(self, now_ns: int) -> base.Timeout | None:
-        """As `TimerQueue.pop`; files a bounded number of put-off timeouts again on the way."""
+        """As `TimerQueue.pop`; moves at most `MOVES` rescheduled timeouts."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
@@ -48,7 +49,7 @@ class SparseWheel(base.TimerQueue):
             if not self._move_cursor(tick, filed):
                 continue
             timeout = slot._next
-            if timeout is not slot and timeout is not None:  # None: forgotten meanwhile
+            if timeout is not slot and timeout is not None:  # None: removed meanwhile
                 if self._expire(timeout, tick):
                     return timeout
                 self._file(timeout, False, False)
@@ -56,20 +57,20 @@ class SparseWheel(base.TimerQueue):
         return None
 
     def next_wake(self) -> int:
-        """As `TimerQueue.next_wake`: exact, unless what is due first was put off."""
+        """As `TimerQueue.next_wake`: exact, unless the first timeout was rescheduled."""
         slot = self._first()
         if slot is None:
             return base.NEVER
-        if slot._next is slot:  # more of the same to forget: at once, but in another call
+        if slot._next is slot:  # more empty slots to remove: now, but in another call
             return self._cursor * self._tick_ns
         return slot.bound * self._tick_ns
 
     def _first(self) -> base.Slot | None:
-        """The earliest slot that holds something; forgets a bounded number of empty ones before."""
+        """Return the earliest slot with timeouts; removes at most `MOVES` empty slots before it."""
         if not len(self._by_tick) <= len(self._ticks) <= 8 * len(self._by_tick) + STALE:
             pushes = self._pushes
             ticks = sorted(self._by_tick)  # a heap too
-            if pushes == self._pushes:  # straight to the end
+            if pushes == self._pushes:  # atomic to the end
                 self._ticks = ticks
         slot = None
         for _ in range(base.MOVES):
@@ -79,7 +80,7 @@ class SparseWheel(base.TimerQueue):
             slot = self._by_tick.get(tick)
             if slot is None:
                 other = heappop(self._ticks)
-                if other != tick:  # another thread has put an earlier one in front
+                if other != tick:  # another thread has added an earlier one
                     heappush(self._ticks, other)
             elif slot._next is not slot:
                 return slot
@@ -97,17 +98,17 @@ class SparseWheel(base.TimerQueue):
             slot = self._by_tick.setdefault(tick, fresh)
             if slot is fresh:
                 self._made.append(tick)
-        if slot._tick != tick:  # its maker, or whoever is faster: what is filed must be found
+        if slot._tick != tick:  # this thread or another that uses the slot adds its tick
             self._pushes += 1
             ticks = self._ticks
             heappush(ticks, tick)
-            if ticks is not self._ticks:  # sorted anew meanwhile, perhaps without this one:
-                heappush(self._ticks, tick)  # twice does no harm
+            if ticks is not self._ticks:  # sorted again meanwhile, perhaps without this tick:
+                heappush(self._ticks, tick)  # a duplicate is harmless
             slot._tick = tick
         return slot
 
     def _sweep(self) -> None:
-        """Forget those of two slots that are empty, two for each slot made: that bounds memory."""
+        """Remove empty slots, looking at two for each new slot: this bounds the memory."""
         for _ in range(2):
             try:
                 tick = self._made.popleft()
@@ -120,7 +121,7 @@ class SparseWheel(base.TimerQueue):
                     self._made.append(tick)
 
     def _forget(self, slot: base.Slot) -> None:
-        if slot._next is slot:  # straight from here to the end
+        if slot._next is slot:  # atomic from here to the end
             self._epoch += 1
             self._after = base.NEVER
             slot._prev = None  # type: ignore[assignment]

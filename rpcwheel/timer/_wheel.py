@@ -1,6 +1,6 @@
 # cython: language_level=3, annotation_typing=False
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""The two wheels; also built as `_wheel_c`, see `_base.py` for how and for the ground rules.
+"""The two wheels. Also built as `_wheel_c`; `_base.py` has the rules of threads.
 
 Sources: Varghese & Lauck 1987 (scheme 6, hashed; scheme 7, hierarchical); Netty's and Dubbo's
 `HashedWheelTimer` (one ring, rounds); Kafka's `TimingWheel` (levels on demand); tokio's
@@ -15,24 +15,24 @@ from rpcwheel.errors import ConfigurationError
 
 
 class HierarchicalWheel(base.TimerQueue):
-    """Levels of 64 slots, a slot of each level as wide as the whole level below; no delay too long.
+    """Levels of 64 slots. A slot is as wide as the whole level below; any delay fits.
 
-    A timeout is filed by the highest digit (to base 64) in which its tick differs from the cursor.
-    So nothing on a level is due before anything on a lower one, and no level wraps around. Levels
-    are made when needed, 6 KB each.
+    The level of a timeout is the highest digit (in base 64) in which its tick differs from the
+    cursor. So all timeouts of a level are due before those of higher levels, and no level wraps
+    around. Levels are created when needed, 6 KB each.
 
     Args:
-        tick: Seconds or a `timedelta`; timeouts fire up to that much late.
+        tick: Seconds or a `timedelta`. Timeouts fire up to one tick late.
     """
 
     def __init__(self, tick: Duration = 0.001) -> None:
         super().__init__(positive_ns(tick, what="tick"))
         self._levels = [base.Level(0, 64, True)]
-        self._moving: base.Slot | None = None  # its timeouts move down a level before all else
+        self._moving: base.Slot | None = None  # its timeouts are to be moved down a level first
         self._start = 0  # second result of `_find`
 
     def pop(self, now_ns: int) -> base.Timeout | None:
-        """As `TimerQueue.pop`; moves a bounded number of timeouts down a level on the way."""
+        """As `TimerQueue.pop`; moves at most `MOVES` timeouts down a level."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
@@ -61,7 +61,7 @@ class HierarchicalWheel(base.TimerQueue):
         return None
 
     def next_wake(self) -> int:
-        """As `TimerQueue.next_wake`: exact, unless what was due first was cancelled or put off."""
+        """As `TimerQueue.next_wake`: exact, unless the first timeout was cancelled or moved."""
         slot = self._find()
         if slot is None:
             return base.NEVER
@@ -70,7 +70,7 @@ class HierarchicalWheel(base.TimerQueue):
         return max(slot.bound, self._start) * self._tick_ns
 
     def _find(self) -> base.Slot | None:
-        """The slot to be served next; `_start` is the tick from which it is to be served."""
+        """Return the next slot with timeouts, and set `_start` to its first tick."""
         slot = self._moving
         if slot is not None:
             if slot._next is not slot:
@@ -81,7 +81,7 @@ class HierarchicalWheel(base.TimerQueue):
             while level.occupied:
                 index = _lowest(level.occupied)
                 slot = level.slots[index]
-                if slot._next is slot:  # straight: what was in it was cancelled, or moved
+                if slot._next is slot:  # atomic: its timeouts were cancelled or moved
                     level.occupied &= ~slot.bit
                     continue
                 above = level.shift + 6
@@ -105,7 +105,7 @@ class HierarchicalWheel(base.TimerQueue):
         levels = self._levels
         more = [base.Level(6 * index, 64, True) for index in range(len(levels), depth + 1)]
         taller = levels + more
-        if self._levels is levels:  # straight; else another thread was faster
+        if self._levels is levels:  # atomic; else another thread has added levels
             self._levels = taller
 
     def _slots(self) -> list[base.Slot]:
@@ -120,13 +120,13 @@ class HierarchicalWheel(base.TimerQueue):
 
 
 class HashedWheel(base.TimerQueue):
-    """One ring of slots; what is due in a later round waits in its slot. Netty's and Dubbo's wheel.
+    """One ring of slots, as in Netty and Dubbo. Timeouts of later rounds stay in their slots.
 
-    Unlike theirs it visits only slots that hold something due: each knows the earliest of its own.
+    Unlike theirs, it visits only slots with a due timeout, as each slot knows its earliest tick.
 
     Args:
-        tick: Seconds or a `timedelta`, the width of a slot; timeouts fire up to that much late.
-        slots: How many; rounded up to a power of two.
+        tick: Seconds or a `timedelta`, the width of a slot. Timeouts fire up to one tick late.
+        slots: The number of slots, rounded up to a power of two.
     """
 
     def __init__(self, tick: Duration = 0.1, slots: int = 512) -> None:
@@ -135,11 +135,11 @@ class HashedWheel(base.TimerQueue):
         level = base.Level(0, count, False)
         self._ring = level.slots
         self._mask = len(level.slots) - 1
-        self._visiting: base.Slot | None = None  # the slot being served, at the cursor's tick
-        self._later = base.Slot(level, 0)  # what of it is due in a later round, in order
+        self._visiting: base.Slot | None = None  # the slot of the cursor, while it is visited
+        self._later = base.Slot(level, 0)  # its timeouts that are due in a later round, in order
 
     def pop(self, now_ns: int) -> base.Timeout | None:
-        """As `TimerQueue.pop`; sets a bounded number of later rounds' timeouts aside on the way."""
+        """As `TimerQueue.pop`; moves at most `MOVES` timeouts of later rounds to `_later`."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
@@ -169,7 +169,7 @@ class HashedWheel(base.TimerQueue):
         return None
 
     def next_wake(self) -> int:
-        """As `TimerQueue.next_wake`: exact, unless what was due first was cancelled or put off."""
+        """As `TimerQueue.next_wake`: exact, unless the first timeout was cancelled or moved."""
         slot = self._visiting
         if slot is not None:
             if slot._next is not slot:
@@ -179,7 +179,7 @@ class HashedWheel(base.TimerQueue):
         return base.NEVER if tick == base.NEVER else tick * self._tick_ns
 
     def _earliest(self) -> int:
-        """A bound of the next due tick; the first slot with something for this round ends it."""
+        """Return a lower bound of the next due tick; exact if it is in this round."""
         cursor = self._cursor
         best = base.NEVER
         for offset in range(self._mask + 1):
@@ -194,7 +194,7 @@ class HashedWheel(base.TimerQueue):
     def _set_aside(self, slot: base.Slot) -> None:
         """Move the slot's first timeout to `_later`, if it is due in a later round."""
         timeout = slot._next
-        if timeout is slot or timeout._tick <= self._cursor:  # straight from here to the end
+        if timeout is slot or timeout._tick <= self._cursor:  # atomic from here to the end
             return
         after = timeout._next
         slot._next = after
@@ -209,9 +209,9 @@ class HashedWheel(base.TimerQueue):
         later._prev = timeout
 
     def _leave(self, slot: base.Slot) -> None:
-        """End the visit of an empty slot: what was set aside goes back into it."""
+        """End the visit of an empty slot, and put the timeouts in `_later` back into it."""
         later = self._later
-        if slot._next is not slot:  # straight from here to the end; here: filed meanwhile
+        if slot._next is not slot:  # atomic to the end; true if a timeout was added meanwhile
             return
         self._visiting = None
         self._after = base.NEVER

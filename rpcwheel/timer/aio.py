@@ -1,4 +1,4 @@
-"""The timer on an event loop: one armed handle of the loop's for all its timeouts."""
+"""The timer on an event loop, which uses one handle of the loop for all its timeouts."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ __all__ = ["AsyncWheelTimer"]
 
 
 class AsyncWheelTimer(TimerCore):
-    """A timer on the running loop, asyncio's or uvloop's; tasks run on the loop's thread.
+    """A timer on the running event loop (asyncio or uvloop), on which its tasks run.
 
-    A task may be a coroutine function: it becomes an asyncio task when its time has come.
-    `new_timeout` and `cancel` may be called from any thread; a thread that brings an earlier
-    deadline wakes the loop.
+    A task may be a coroutine function; its coroutine runs as an asyncio task. `new_timeout` and
+    `cancel` may be called on any thread, and wake the loop if necessary.
 
     Args:
         queue: As for `WheelTimer`.
         max_pending: As for `WheelTimer`.
-        on_error: Called on the loop as `on_error(timeout, error)`, for coroutines too; by default
-            a log.
+        on_error: Called on the loop as `on_error(timeout, error)`, also for coroutines. By default
+            a `TaskFailed` event is emitted.
 
     Close it with `await timer.aclose()`, or use it in an `async with` statement.
 
     Raises:
-        RuntimeError: No loop is running; make it inside a coroutine.
-        TypeError, ConfigurationError: An argument makes no sense.
+        RuntimeError: No loop is running.
+        TypeError, ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -54,31 +53,31 @@ class AsyncWheelTimer(TimerCore):
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             raise RuntimeError(
-                "AsyncWheelTimer must be made while its loop runs: inside a coroutine"
+                "no event loop is running; create an AsyncWheelTimer inside a coroutine"
             ) from None
         super().__init__(queue, max_pending=max_pending, on_error=on_error)
         self._handle: asyncio.Handle | None = None
         self._serving = False
         self._tasks: set[asyncio.Task[object]] = set()
-        # libuv rounds delays to milliseconds, half a one to nothing: the remainder of an early
-        # wake-up would spin.
+        # libuv rounds delays to milliseconds, less than half a millisecond to 0: the loop would
+        # run without a pause until the deadline.
         self._whole_ms = not type(self._loop).__module__.startswith("asyncio.")
-        self._enlist()
+        self._register()
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop()` was called, or its loop is closed, so that nothing runs any more.
+        """Whether `stop()` was called, or the loop is closed.
 
-        On a closed loop a new timeout that is due before all others raises `TimerStopped`; one that
-        is due later is taken as ever, as to ask the loop each time would double what a start costs.
+        If the loop is closed, `new_timeout` raises `TimerStopped` only for a timeout that is due
+        before all others: a check of the loop in each call would double its cost.
         """
         return self._stopped or self._loop.is_closed()
 
     def stop(self) -> list[Timeout]:
-        """Stop for good; coroutines that run go on. Idempotent.
+        """Stop the timer; running coroutines continue. Idempotent.
 
         Returns:
-            The timeouts not delivered, by deadline, all cancelled; they keep their tasks.
+            The pending timeouts, by deadline. They are cancelled and keep their tasks.
 
         Raises:
             RuntimeError: Called by a task of this timer (a coroutine may call it).
@@ -87,7 +86,7 @@ class AsyncWheelTimer(TimerCore):
             self._forbid_inside_task()
         self._stopped = True
         while self._serving and not self._running:
-            time.sleep(0.0005)  # on another thread the loop is just taking something out
+            time.sleep(0.0005)  # the loop, on another thread, reads the queue
         undelivered = self._end()
         handle, self._handle = self._handle, None
         if handle is not None and not self._loop.is_closed():
@@ -98,7 +97,7 @@ class AsyncWheelTimer(TimerCore):
         return undelivered
 
     async def aclose(self) -> list[Timeout]:
-        """Stop as `stop()` does, cancel the coroutines that run, and wait for their end."""
+        """Stop as `stop()` does, cancel running coroutines, and wait until they have ended."""
         undelivered = self.stop()
         running = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in running:
@@ -120,9 +119,9 @@ class AsyncWheelTimer(TimerCore):
             self._stopped = True
             pending = self.pending
             self._end()
-            if pending:  # at last: a warning may be an error
+            if pending:  # last: a warning may raise
                 warnings.warn(
-                    f"{self!r} was dropped with {pending} timeouts pending; "
+                    f"{self!r} was not stopped and has {pending} pending timeouts; "
                     "call `await timer.aclose()`",
                     ResourceWarning,
                     source=self,
@@ -131,47 +130,47 @@ class AsyncWheelTimer(TimerCore):
 
     def _wake(self, deadline_ns: int) -> None:
         if running_loop() is self._loop:
-            self._aim(deadline_ns)
+            self._schedule_wakeup(deadline_ns)
             return
-        if not call_on_loop(self._loop, _turn, weakref.ref(self)):
-            self._hub.armed_ns = NEVER
+        if not call_on_loop(self._loop, _on_wakeup, weakref.ref(self)):
+            self._timer_state.armed_ns = NEVER
             raise TimerStopped(
-                "the loop of this timer is closed; make a new timer on a running loop"
+                "the event loop of this timer is closed; create a timer on a running loop"
             )
 
-    def _aim(self, wake_ns: int) -> None:
-        """Have the loop call at that time, instead of later."""
+    def _schedule_wakeup(self, wake_ns: int) -> None:
+        """Schedule the next wake-up, in place of a later one."""
         if self._handle is not None:
             self._handle.cancel()
-        delay = max(wake_ns - self._hub.now(), 0) / 1e9
+        delay = max(wake_ns - self._timer_state.now(), 0) / 1e9
         if self._whole_ms:
             delay = max(math.ceil(delay * 1e3), 1) / 1e3
-        self._handle = self._loop.call_later(delay, _turn, weakref.ref(self))
-        armed_ns = self._hub.armed_ns
-        if 0 < armed_ns < wake_ns:  # by a finalizer, or a signal handler, meanwhile
-            self._aim(armed_ns)
+        self._handle = self._loop.call_later(delay, _on_wakeup, weakref.ref(self))
+        armed_ns = self._timer_state.armed_ns
+        if 0 < armed_ns < wake_ns:  # set by a finalizer or a signal handler meanwhile
+            self._schedule_wakeup(armed_ns)
 
     def _serve(self) -> None:
-        """Run what is due, a batch at most, and leave the rest to the loop's next round."""
+        """Run at most `BATCH` due tasks; the others run in the next iteration of the loop."""
         self._wakeups += 1
-        hub = self._hub
-        hub.armed_ns = 0
+        state = self._timer_state
+        state.armed_ns = 0
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self._serving = True
         try:
             self._run_due(BATCH)
-            wake_ns = NEVER if self._stopped else hub.arm()
+            wake_ns = NEVER if self._stopped else state.arm()
         finally:
             self._serving = False
         if self._stopped:
             return
-        if wake_ns <= hub.now():
-            hub.armed_ns = 0
-            self._handle = self._loop.call_soon(_turn, weakref.ref(self))
+        if wake_ns <= state.now():
+            state.armed_ns = 0
+            self._handle = self._loop.call_soon(_on_wakeup, weakref.ref(self))
         elif wake_ns != NEVER:
-            self._aim(wake_ns)
+            self._schedule_wakeup(wake_ns)
 
     def _finish(self, timeout: Timeout, result: object) -> None:
         if not inspect.isawaitable(result):
@@ -185,13 +184,13 @@ class AsyncWheelTimer(TimerCore):
     async def _watch(self, expired: Timeout, work: object, result: Awaitable[object]) -> None:
         try:
             await result
-        except Exception as error:  # noqa: BLE001 - reported like any task's error
+        except Exception as error:  # noqa: BLE001 - the user's coroutine
             expired._task = work
             self._report(expired, error)
             expired._let_go()
 
 
-def _turn(timer_ref: weakref.ref[AsyncWheelTimer]) -> None:
+def _on_wakeup(timer_ref: weakref.ref[AsyncWheelTimer]) -> None:
     timer = timer_ref()
     if timer is not None and not timer.stopped:
         timer._serve()

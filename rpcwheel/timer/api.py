@@ -1,4 +1,4 @@
-"""The words of a timer: what a task is, what a timer tells of itself."""
+"""The types of a timer's interface: tasks, and the counts of a timer."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["LATENESS_BOUNDS_S", "Lateness", "TaskLike", "Timer", "TimerStats", "
 
 @runtime_checkable
 class TimerTask(Protocol):
-    """A task with a name and a state of its own; a plain callable `task(timeout)` does as well.
+    """A task as an object; a callable `task(timeout)` is a task too.
 
-    If its class also has a method `timer_stopped(timeout)`, that is called when the timer ends
-    while the task waits in it: on the thread that stops the timer, so it must not block. What it
-    raises is reported as a task's error.
+    If its class has a method `timer_stopped(timeout)`, the method is called when the timer stops
+    while the task is pending. It runs on the thread that stops the timer, so it must not block. Its
+    exceptions are reported as those of tasks.
     """
 
     def run(self, timeout: Timeout, /) -> object:
-        """Do the work; called once, when the timeout has expired."""
+        """Run the task; called once, when the timeout has expired."""
 
 
 TaskLike = Callable[["Timeout"], object] | TimerTask
-"""What `new_timeout` takes: a callable of one argument, or an object with `run(timeout)`."""
+"""A callable of one argument, or an object with `run(timeout)`."""
 
 
 class Timer(Protocol):
-    """What the components ask of a timer, and every driver gives."""
+    """The interface of a timer that other packages of rpcwheel use."""
 
     @property
     def stopped(self) -> bool:
@@ -40,7 +40,7 @@ class Timer(Protocol):
 
     @property
     def pending(self) -> int:
-        """How many timeouts wait."""
+        """The number of pending timeouts."""
 
     def new_timeout(self, task: TaskLike, delay: float | timedelta, /) -> Timeout:
         """Run `task` once, not before `delay` seconds have passed."""
@@ -52,21 +52,22 @@ LATENESS_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after their deadlines tasks were started; `buckets` as `LATENESS_BOUNDS_S` says."""
+    """A histogram of the times between deadlines and starts of tasks."""
 
     count: int
     sum_s: float
     max_s: float
     buckets: tuple[int, ...]
+    """The counts of the buckets of `LATENESS_BOUNDS_S`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerStats:
-    """A timer's counts since it was made; `started == pending + fired + cancelled`.
+    """A timer's counts since its creation; `started == pending + fired + cancelled`.
 
-    `cancelled` includes what `stop()` returned, `failed` the tasks that raised, `refused` the
-    hand-offs that an executor would not take; both are among the fired. `rejected` were never
-    started.
+    `cancelled` includes the timeouts that `stop()` returned. `failed` counts tasks that raised,
+    `refused` tasks that the executor did not accept; `fired` includes both. `rejected` counts calls
+    of `new_timeout` that raised.
     """
 
     pending: int

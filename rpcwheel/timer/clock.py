@@ -1,4 +1,4 @@
-"""Which clock a component reads, and whether what it was given is a timer."""
+"""The clock of a timer, and the check of a `timer=` argument."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ __all__ = ["checked_timer", "clock_of"]
 
 
 def clock_of(timer: Timer | None) -> Callable[[], int]:
-    """The clock by which a timer's times are measured, in nanoseconds.
-
-    It is `time.monotonic_ns` itself, but for a `ManualTimer`, which has its own.
-    """
-    return timer._hub.now if isinstance(timer, ManualTimer) else time.monotonic_ns
+    """Return the nanosecond clock of a timer: `time.monotonic_ns`, or that of a `ManualTimer`."""
+    return timer._timer_state.now if isinstance(timer, ManualTimer) else time.monotonic_ns
 
 
 def checked_timer(timer: Timer | None) -> Timer | None:
-    """Give `timer` back.
+    """Return `timer`.
 
     Raises:
-        TypeError: It is neither a timer nor None.
+        TypeError: `timer` is neither a timer nor None.
     """
     if timer is not None and not callable(getattr(timer, "new_timeout", None)):
         raise TypeError(

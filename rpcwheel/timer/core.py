@@ -1,7 +1,7 @@
-"""What all timers do alike: limits, running what is due, errors, counts, the end.
+"""The part of a timer that is the same for all: limits, running tasks, errors, counts, stop.
 
-No thread, no loop, no sleep: a driver subclasses `TimerCore`, and says how it is woken (`_wake`)
-and what it does with a task's result.
+`TimerCore` has no thread and no event loop. A subclass defines how it is woken up (`_wake`) and
+what it does with the result of a task (`_finish`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.events.hub import emit
 from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness, TimerStats
-from rpcwheel.timer.queue import Front, Hub, TimerQueue, default_queue
+from rpcwheel.timer.queue import TimerBase, TimerQueue, TimerState, default_queue
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -30,20 +30,19 @@ __all__ = ["BATCH", "LIVE_LIMIT", "SLOW_NS", "OnError", "TimerCore"]
 
 OnError = Callable[["Timeout", BaseException], object]
 
-BATCH = 256  # tasks run before the driver looks up: for a stop, for its loop's other work
-# a task that holds the timer's thread for longer is reported (Netty's default tick)
-SLOW_NS = 100_000_000
-LIVE_LIMIT = 64  # Netty's HashedWheelTimer warns from there on: one shared timer serves them all
+BATCH = 256  # tasks run before a timer checks for a stop and for other work of its loop
+SLOW_NS = 100_000_000  # a task that blocks the timer's thread for longer is reported
+LIVE_LIMIT = 64  # the number of timers from which Netty's HashedWheelTimer warns
 _BOUNDS_NS = [int(bound * 1e9) for bound in LATENESS_BOUNDS_S]
 
 _live: weakref.WeakSet[TimerCore] = weakref.WeakSet()
 _warned: list[int] = []
 
 
-class TimerCore(Front):
-    """The part of a timer that does not depend on what drives it."""
+class TimerCore(TimerBase):
+    """The base class of `WheelTimer`, `AsyncWheelTimer` and `ManualTimer`."""
 
-    _on_users_thread = True  # False: on a thread where nobody waits for a KeyboardInterrupt
+    _on_users_thread = True  # whether a KeyboardInterrupt of a task is raised to the user's code
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class TimerCore(Front):
         _check(max_pending, executor, on_error)
         queue.attach()
         self.name = name
-        self._hub = Hub(queue, weakref.ref(self), manual)
+        self._timer_state = TimerState(queue, weakref.ref(self), manual)
         self._executor = executor
         self._on_error = on_error
         self._max_pending = max_pending
@@ -71,12 +70,12 @@ class TimerCore(Front):
         self._slowest_task: str | None = None
         if max_pending is not None:
             queue.limit(max_pending)
-        queue.advance(self._hub.now())
+        queue.advance(self._timer_state.now())
 
     @property
     def pending(self) -> int:
-        """How many timeouts wait; one that runs has left."""
-        return len(self._hub.queue)
+        """The number of pending timeouts, without the one that runs."""
+        return len(self._timer_state.queue)
 
     @property
     def stopped(self) -> bool:
@@ -84,8 +83,8 @@ class TimerCore(Front):
         return self._stopped
 
     def stats(self) -> TimerStats:
-        """The counts so far, and how late the tasks were."""
-        queue = self._hub.queue
+        """Return the counts so far, and how late tasks were started."""
+        queue = self._timer_state.queue
         gone, started = queue._gone, queue._filed
         lateness = Lateness(
             self._fired, self._late_ns / 1e9, self._max_late_ns / 1e9, tuple(self._buckets)
@@ -109,27 +108,28 @@ class TimerCore(Front):
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else f"{self.pending} pending"
-        return f"<{type(self).__name__} {self.name!r} {type(self._hub.queue).__name__} {state}>"
+        queue = type(self._timer_state.queue).__name__
+        return f"<{type(self).__name__} {self.name!r} {queue} {state}>"
 
     def _wake(self, deadline_ns: int) -> None:
-        """A deadline came in that is earlier than the driver's next look."""
+        """Wake up earlier than planned, for a new deadline."""
         raise NotImplementedError
 
     def _refuse(self) -> None:
-        """The queue didn't take a timeout: say why."""
+        """Count and raise that the queue did not accept a timeout."""
         self._rejected += 1
-        if self._stopped or self._hub.queue._capacity < 0:
+        if self._stopped or self._timer_state.queue._capacity < 0:
             raise TimerStopped(f"{self.name} was stopped; make a new timer, or use shared_timer()")
         raise TooManyTimeouts(
-            f"{self.name} holds {self._max_pending} timeouts already (max_pending); "
+            f"{self.name} has {self._max_pending} pending timeouts (max_pending); "
             "cancel some, or raise the limit"
         )
 
     def _run_due(self, limit: int) -> bool:
-        """Run what is due now, at most `limit` tasks; False if nothing was due."""
-        hub = self._hub
-        pop = hub.queue.pop
-        now_ns = hub.now()
+        """Run at most `limit` tasks that are due; False if none was due."""
+        state = self._timer_state
+        pop = state.queue.pop
+        now_ns = state.now()
         for count in range(limit):
             timeout = None if self._stopped else pop(now_ns)
             if timeout is None:
@@ -138,11 +138,11 @@ class TimerCore(Front):
         return True
 
     def _fire(self, timeout: Timeout, now_ns: int) -> int:
-        """Run one task, or hand it off; returns the time afterwards."""
+        """Run one task, or submit it to the executor; returns the time afterwards."""
         self._count_lateness(now_ns - timeout._deadline_ns)
         if self._executor is not None:
-            self._hand_off(timeout, self._executor)
-            return self._hub.now()
+            self._submit(timeout, self._executor)
+            return self._timer_state.now()
         self._running = True
         try:
             self._run(timeout)
@@ -151,7 +151,7 @@ class TimerCore(Front):
             raise
         finally:
             self._running = False
-        after_ns = self._hub.now()
+        after_ns = self._timer_state.now()
         took_ns = after_ns - now_ns
         if took_ns > self._slowest_ns or took_ns >= SLOW_NS:
             self._note_duration(timeout, took_ns)
@@ -167,10 +167,10 @@ class TimerCore(Front):
         except BaseException as error:
             self._report(timeout, error)
             if self._on_users_thread and not isinstance(error, Exception):
-                raise  # Ctrl-C, sys.exit(): for the user's thread, not for a timer's or a pool's
+                raise
 
     def _finish(self, timeout: Timeout, result: object) -> None:
-        """Take what a task returned. A coroutine needs a loop, and a thread has none."""
+        """Handle the result of a task. A coroutine cannot run without an event loop."""
         close = getattr(result, "close", None)
         if hasattr(result, "__await__") and close is not None:
             close()
@@ -178,22 +178,22 @@ class TimerCore(Front):
                 f"{callable_name(timeout._task)} is a coroutine function; use an AsyncWheelTimer"
             )
 
-    def _hand_off(self, timeout: Timeout, executor: Executor) -> None:
-        timeout._keep_task(timeout._task)  # an executor that is shut down never runs it
+    def _submit(self, timeout: Timeout, executor: Executor) -> None:
+        timeout._keep_task(timeout._task)  # an executor that is shut down keeps it forever
         try:
-            executor.submit(self._run_elsewhere, timeout)
-        except Exception as error:  # noqa: BLE001 - whatever it raises, it didn't take the task
+            executor.submit(self._run_on_executor, timeout)
+        except Exception as error:  # noqa: BLE001 - any executor
             self._refused += 1
             emit(ExecutorRejected(self.name, callable_name(timeout._task), error))
             try:
                 refused = getattr(timeout._task, "refused", None)
                 if refused is not None:
                     refused(timeout, error)
-            except Exception as second:  # noqa: BLE001 - the user's; reported as a task's is
+            except Exception as second:  # noqa: BLE001 - the user's method
                 self._report(timeout, second)
             timeout._let_go()
 
-    def _run_elsewhere(self, timeout: Timeout) -> None:
+    def _run_on_executor(self, timeout: Timeout) -> None:
         self._run(timeout)
         timeout._let_go()
 
@@ -204,7 +204,7 @@ class TimerCore(Front):
             return
         try:
             self._on_error(timeout, error)
-        except BaseException as second:  # noqa: BLE001 - the user's hook, reported as a task is
+        except BaseException as second:  # noqa: BLE001 - the user's callback
             emit(TaskFailed(self.name, callable_name(self._on_error), second))
 
     def _count_lateness(self, late_ns: int) -> None:
@@ -221,54 +221,51 @@ class TimerCore(Front):
         if took_ns >= SLOW_NS:
             emit(TaskSlow(self.name, name, took_ns / 1e9))
 
-    def readmit(self, task: TaskLike, delay: float) -> Timeout:
-        """As `new_timeout`, for a task that comes again: the place it just left is still its own.
+    def resubmit(self, task: TaskLike, delay: float) -> Timeout:
+        """As `new_timeout`, for a task that just ran: `max_pending` does not apply.
 
-        So a periodic task does not end because the timer is full (`max_pending`) for a moment.
+        So a periodic task does not end because `max_pending` is reached for a moment.
         """
-        queue = self._hub.queue
+        queue = self._timer_state.queue
         if self._max_pending is None:
             return self.new_timeout(task, delay)
-        if queue._capacity >= 0:  # straight to the end of the block
+        if queue._capacity >= 0:  # atomic to the end of the block
             queue._capacity = queue._limit = NEVER
         try:
             return self.new_timeout(task, delay)
         finally:
-            if queue._capacity >= 0:  # straight; else it was closed meanwhile
+            if queue._capacity >= 0:  # atomic; else closed meanwhile
                 queue._capacity = self._max_pending
                 queue._limit = -1
 
     def _end(self) -> list[Timeout]:
-        """Refuse what comes, take out what waits. Nothing of the timer runs meanwhile."""
-        queue = self._hub.queue
+        """Close the queue and return its timeouts. No task runs meanwhile."""
+        queue = self._timer_state.queue
         queue.limit(-1)
         _live.discard(self)
         undelivered = queue.drain()
         if not sys.is_finalizing():
             for timeout in undelivered:
-                self._tell_stopped(timeout)
+                self._call_timer_stopped(timeout)
         return undelivered
 
-    def _tell_stopped(self, timeout: Timeout) -> None:
-        """Call `timer_stopped(timeout)` of a task whose class has it: the task will never run.
-
-        It must not block: any thread stops a timer, and a finalizer may too.
-        """
-        tell = getattr(type(timeout._task), "timer_stopped", None)
-        if tell is not None:
+    def _call_timer_stopped(self, timeout: Timeout) -> None:
+        """Call `timer_stopped(timeout)` of the task, if its class has that method."""
+        timer_stopped = getattr(type(timeout._task), "timer_stopped", None)
+        if timer_stopped is not None:
             try:
-                tell(timeout._task, timeout)
-            except Exception as error:  # noqa: BLE001 - reported as a task's is
+                timer_stopped(timeout._task, timeout)
+            except Exception as error:  # noqa: BLE001 - the user's method
                 self._report(timeout, error)
 
     def _forbid_inside_task(self) -> None:
         if self._running:
             raise RuntimeError(
-                f"{self.name}: a task can't stop the timer that runs it; do it from another thread"
+                f"{self.name}: a task cannot stop the timer that runs it; use another thread"
             )
 
-    def _enlist(self) -> None:
-        """Count among the living, and warn of too many, once."""
+    def _register(self) -> None:
+        """Count this timer. Emits `TooManyTimers` once."""
         _live.add(self)
         live = len(_live)
         if live > LIVE_LIMIT and not _warned:

@@ -1,4 +1,4 @@
-"""A timer whose time is moved by hand: for tests, and for simulations."""
+"""A timer whose clock is advanced by calls, for tests and simulations."""
 
 from __future__ import annotations
 
@@ -17,59 +17,56 @@ __all__ = ["ManualTimer"]
 
 
 class ManualTimer(TimerCore):
-    """A timer that starts at 0 seconds and moves only when told.
+    """A timer whose clock starts at 0 seconds and moves only in `advance`.
 
-    Everything runs on the thread that calls `advance`, in the order of the due ticks; time stands
-    at each tick while its tasks run, so what they start is due as exactly as in a world without
-    delays.
+    Tasks run on the thread that calls `advance`, in the order of their due ticks. The clock stops
+    at each tick while its tasks run, so timeouts that they start have exact deadlines.
     """
 
     def __init__(self, queue: TimerQueue | None = None) -> None:
         super().__init__(queue, name="manual-timer", manual=True)
-        self._hub.armed_ns = 0
+        self._timer_state.armed_ns = 0
 
     @property
     def now(self) -> float:
-        """Seconds since the timer was made."""
-        return self._hub.manual_ns / 1e9
+        """The time on the timer's clock, in seconds."""
+        return self._timer_state.manual_ns / 1e9
 
     def advance(self, seconds: float | timedelta) -> int:
-        """Let time pass, and run what falls due, step by step.
+        """Advance the clock, and run the tasks that become due.
 
         Args:
-            seconds: How long; 0 runs what is due already.
+            seconds: Seconds or a `timedelta`; 0 runs tasks that are due already.
 
         Returns:
-            How many tasks ran.
+            The number of tasks that ran.
 
         Raises:
-            TypeError, ConfigurationError: Not a finite time of zero or more.
+            TypeError, ConfigurationError: `seconds` is not a finite time of zero or more.
             RuntimeError: Called by a task of this timer.
         """
         step_ns = to_ns(seconds, what="seconds")
         if step_ns < 0 or step_ns == NEVER:
             raise ConfigurationError(f"seconds must be finite and not negative, not {seconds!r}")
         if self._running:
-            raise RuntimeError(
-                "advance() can't be called by a task: time is being advanced already"
-            )
-        hub, fired = self._hub, self._fired
-        target_ns = min(hub.manual_ns + step_ns, MAX_NS)
+            raise RuntimeError("a task cannot call advance() of the timer that runs it")
+        state, fired = self._timer_state, self._fired
+        target_ns = min(state.manual_ns + step_ns, MAX_NS)
         while not self._stopped:
-            wake_ns = hub.queue.next_wake()
+            wake_ns = state.queue.next_wake()
             if wake_ns > target_ns:
                 break
-            hub.manual_ns = max(hub.manual_ns, wake_ns)
+            state.manual_ns = max(state.manual_ns, wake_ns)
             self._run_due(1)
-        hub.manual_ns = target_ns
+        state.manual_ns = target_ns
         self._run_due(1)
         return self._fired - fired
 
     def stop(self) -> list[Timeout]:
-        """Stop for good. Idempotent.
+        """Stop the timer. Idempotent.
 
         Returns:
-            The timeouts not delivered, by deadline, all cancelled; they keep their tasks.
+            The pending timeouts, by deadline. They are cancelled and keep their tasks.
 
         Raises:
             RuntimeError: Called by a task of this timer.
@@ -79,7 +76,7 @@ class ManualTimer(TimerCore):
         return self._end()
 
     def __del__(self) -> None:
-        """Let go of what waits: the collector would not find it in the compiled form."""
+        """Release the pending tasks, which the garbage collector does not see in compiled form."""
         if not getattr(self, "_stopped", True):
             self._stopped = True
             self._end()
@@ -88,4 +85,4 @@ class ManualTimer(TimerCore):
         self.stop()
 
     def _wake(self, deadline_ns: int) -> None:
-        """Nobody sleeps: `advance` looks for itself."""
+        """Do nothing: `advance` reads the queue."""

@@ -1,9 +1,9 @@
-"""Jobs that come again: each a one-shot task that submits itself once more when it has run.
+"""Repeated tasks: `PeriodicTask` and `RetryTask`.
 
-So a slow run can't pile up, as it does where a scheduler fires at fixed times whatever happens.
-Dubbo's `AbstractTimerTask` is the model, with its worst leak mended: there the owner kept the
-first handle only, and cancel did nothing after the first re-submission (dubbo 12022). Here the
-task owns its current timeout.
+Each is a one-shot task that submits itself again after it has run. So a run never starts before the
+previous one has ended. The model is Dubbo's `AbstractTimerTask`, without its defect: there the
+owner kept only the first handle, so `cancel` had no effect after the first run (dubbo 12022). Here
+the task keeps its current timeout.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ __all__ = ["PeriodicTask", "RetryTask"]
 
 
 class _Resubmitting:
-    """The states of a task that submits itself again: idle, armed, running, done, cancelled."""
+    """The base class; its states are idle, armed, running, done and cancelled."""
 
     def __init__(self, timer: Timer, run: Callable[[], object]) -> None:
         if not callable(getattr(timer, "new_timeout", None)):
             raise TypeError(f"timer must have new_timeout(), as WheelTimer has; not {timer!r}")
         if not callable(run):
             raise TypeError(f"run must be callable without arguments, not {run!r}")
-        self._timer: Callable[[], Timer | None] = lambda: timer  # weakly, once it waits there
+        self._timer: Callable[[], Timer | None] = lambda: timer  # later a weak reference
         self._work = run
         self._state = "idle"
         self._timeout: Timeout | None = None
-        self._lock = threading.RLock()  # guards the two above; no user code runs under it
+        self._lock = threading.RLock()  # for `_state` and `_timeout`; no user code runs under it
 
     @property
     def state(self) -> str:
-        """`"idle"`, after `start()` `"armed"` or `"running"`, at last `"cancelled"` or `"done"`."""
+        """`"idle"`; after `start()` `"armed"` or `"running"`; finally `"cancelled"` or `"done"`."""
         return self._state
 
     def start(self) -> Self:
-        """Submit it for the first time; does nothing if it was started before.
+        """Submit the task for the first time. A second call does nothing.
 
         Raises:
-            TimerStopped, TooManyTimeouts: The timer doesn't take it; it stays idle.
+            TimerStopped, TooManyTimeouts: The timer did not accept the task, which stays idle.
         """
         with self._lock:
             if self._state == "idle":
@@ -63,9 +63,9 @@ class _Resubmitting:
         return self
 
     def cancel(self) -> bool:
-        """End it for good; False if it had ended. Never waits: a run that has begun goes on.
+        """Cancel the task; False if it had ended. Does not wait for a running run.
 
-        Works before the start, between runs, while it runs, from inside, and from any thread.
+        May be called at any time, by any thread, and by the task itself.
         """
         with self._lock:
             if self._state in {"cancelled", "done"}:
@@ -77,7 +77,7 @@ class _Resubmitting:
         return True
 
     def run(self, timeout: Timeout) -> object:
-        """Do one run and submit the next; what the timer calls. A coroutine is awaited first."""
+        """Run once and submit the next run; called by the timer. A coroutine is awaited first."""
         with self._lock:
             if self._state != "armed" or timeout is not self._timeout:
                 return None
@@ -94,11 +94,12 @@ class _Resubmitting:
         return None
 
     def refused(self, timeout: Timeout, error: BaseException) -> None:
-        """The executor didn't take the run: wait for the next one."""
+        """Submit the next run, as the executor did not accept this one; called by the timer."""
         with self._lock:
-            if self._state == "armed" and timeout is self._timeout:
-                self._state = "running"
-        self._resubmit(self._after(timeout, None))
+            if self._state != "armed" or timeout is not self._timeout:
+                return
+            self._state = "running"
+        self._resubmit(self._after_refusal(timeout, error))
 
     async def _run_async(self, expired: Timeout, awaitable: Awaitable[object]) -> None:
         try:
@@ -109,7 +110,7 @@ class _Resubmitting:
             self._resubmit(delay_ns)
 
     def _resubmit(self, delay_ns: int | None) -> None:
-        """Arm again after a run, or end if there is no delay."""
+        """Submit the next run, or end if `delay_ns` is None."""
         with self._lock:
             if self._state != "running":
                 return
@@ -124,48 +125,56 @@ class _Resubmitting:
     def _arm(self, delay_ns: int, *, again: bool = False) -> None:
         timer = self._timer()
         if timer is None:
-            raise TimerStopped("the timer of this task was dropped; keep it, or use shared_timer()")
+            raise TimerStopped(
+                "the timer of this task no longer exists; keep it, or use shared_timer()"
+            )
         submit = timer.new_timeout
-        if again:  # a timer that is not ours may have no such thing
-            submit = getattr(timer, "readmit", submit)
+        if again:  # a timer of another class may not have `resubmit`
+            submit = getattr(timer, "resubmit", submit)
         self._timeout = submit(self, to_seconds(max(delay_ns, 0)))
         self._state = "armed"
-        if not again:  # a timer that is dropped must be freed, though the task waits in it
-            with suppress(TypeError):  # not ours, and without weak references
+        if not again:  # the timer must be freed although the task is pending in it
+            with suppress(TypeError):  # a class without weak references
                 self._timer = weakref.ref(timer)
 
     def _first_delay_ns(self) -> int:
         raise NotImplementedError
 
     def _after(self, timeout: Timeout, result: object) -> int | None:
-        """The delay of the next submission after a run that returned; None ends it."""
+        """Return the delay after a run that returned; None ends the task."""
         raise NotImplementedError
 
     def _failed(self, timeout: Timeout, error: BaseException) -> None:
-        """Submit again, or not, after a run that raised; raises what the timer is to report."""
+        """Submit the next run, or end, after a run that raised; raises what the timer reports."""
+        raise NotImplementedError
+
+    def _after_refusal(self, timeout: Timeout, error: BaseException) -> int | None:
+        """Return the delay after a run that the executor did not accept."""
         raise NotImplementedError
 
 
 class PeriodicTask(_Resubmitting):
-    """Run a function again and again, a fixed time from start to start; never twice at once.
+    """Runs a function repeatedly, with a fixed interval from start to start.
 
-    A run that takes longer than the interval is followed by a whole interval, and the missed ones
-    are skipped. What it raises goes to the timer's `on_error`, and the task goes on.
+    Runs never overlap. If a run takes longer than the interval, the missed runs are skipped, and
+    the next one starts an interval after its end. Exceptions go to the timer's `on_error`, and the
+    task continues.
 
     Args:
-        timer: Where it waits. Its thread (or executor, or loop) runs it. A task that waits does
-            not keep its timer: drop the timer, and it stops.
-        interval: Seconds or a `timedelta`, above zero. It holds whatever the timer's tick is.
-        run: Called without arguments; on an `AsyncWheelTimer` it may be a coroutine function. If
-            it returns a number or a `timedelta`, that is the delay of the next run, from the end
+        timer: Runs the task on its thread, executor or loop. The task does not keep the timer
+            alive, and ends with it.
+        interval: Seconds or a `timedelta`, above zero. On average it is exact, whatever the tick
+            of the timer is.
+        run: Called without arguments. On an `AsyncWheelTimer` it may be a coroutine function. If
+            it returns a number or a `timedelta`, that is the delay of the next run after the end
             of this one.
-        initial_delay: Before the first run; the interval by default.
-        jitter: From 0 to 1: each delay (but an `initial_delay` that is given, and what `run`
-            returns) is made longer or shorter by up to this share of the interval, at random, so
-            that a thousand tasks spread out.
+        initial_delay: The delay of the first run; by default the interval.
+        jitter: From 0 to 1. Each delay changes at random by up to this share of the interval, so
+            that the runs of many tasks spread out. It does not change `initial_delay` and delays
+            that `run` returns.
 
     Raises:
-        TypeError, ConfigurationError: An argument makes no sense.
+        TypeError, ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -186,12 +195,10 @@ class PeriodicTask(_Resubmitting):
             raise TypeError(f"jitter must be a number from 0 to 1, not {jitter!r}")
         if not 0 <= jitter <= 1:
             raise ConfigurationError(
-                f"jitter is a share of the interval, from 0 to 1; not {jitter!r}"
+                f"jitter is a share of the interval, from 0 to 1, not {jitter!r}"
             )
         self._spread_ns = int(jitter * self._interval_ns)
-        self._due_ns: int | None = (
-            None  # when this run was due, but for jitter and the cost of arming
-        )
+        self._due_ns: int | None = None  # of this run, without jitter and the time of submission
 
     def _first_delay_ns(self) -> int:
         return (
@@ -199,7 +206,7 @@ class PeriodicTask(_Resubmitting):
         )
 
     def _after(self, timeout: Timeout, result: object) -> int:
-        now_ns = timeout._hub.now()
+        now_ns = timeout._timer_state.now()
         if result is not None:
             delay_ns = to_ns(result, what="the delay that run() returned")  # type: ignore[arg-type]
             self._due_ns = now_ns + max(delay_ns, 0)
@@ -214,29 +221,32 @@ class PeriodicTask(_Resubmitting):
         self._resubmit(self._after(timeout, None))
         raise error
 
+    def _after_refusal(self, timeout: Timeout, error: BaseException) -> int:
+        return self._after(timeout, None)
+
     def _jitter_ns(self) -> int:
         return random.randint(-self._spread_ns, self._spread_ns) if self._spread_ns else 0
 
 
 class RetryTask(_Resubmitting):
-    """Run a function until it succeeds: one-shot tasks, each submitted when the last has failed.
+    """Runs a function until it succeeds.
+
+    The error of the last attempt goes to the timer's `on_error`; earlier errors are in
+    `last_error`.
 
     Args:
-        timer: Where it waits. Its thread (or executor, or loop) runs it. A task that waits does
-            not keep its timer: drop the timer, and it stops.
-        run: Called without arguments; on an `AsyncWheelTimer` it may be a coroutine function.
-            Raising is failing.
-        attempts: How often it may run in all; None: until it succeeds, is cancelled, or `stop`
-            says so.
-        wait: Seconds or a `timedelta` from one run's end to the next, or a tenacity `wait_*`
-            object.
+        timer: Runs the task on its thread, executor or loop. The task does not keep the timer
+            alive, and ends with it.
+        run: Called without arguments. On an `AsyncWheelTimer` it may be a coroutine function. An
+            attempt fails if it raises.
+        max_attempts: The number of attempts, the first included. None: no limit.
+        backoff: The wait from the end of an attempt to the next one: seconds, a `timedelta` or a
+            tenacity `wait_*` object.
         stop: A tenacity `stop_*` object.
-        initial_delay: Before the first run, in seconds; none by default.
-
-    The last error goes to the timer's `on_error`, those before it are kept in `last_error`.
+        initial_delay: The delay of the first attempt; by default 0.
 
     Raises:
-        TypeError, ConfigurationError: An argument makes no sense.
+        TypeError, ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -244,14 +254,14 @@ class RetryTask(_Resubmitting):
         timer: Timer,
         run: Callable[[], object],
         *,
-        attempts: int | None = None,
-        wait: float | timedelta | WaitBaseT = 5.0,
+        max_attempts: int | None = None,
+        backoff: float | timedelta | WaitBaseT = 5.0,
         stop: StopBaseT | None = None,
         initial_delay: float | timedelta = 0.0,
     ) -> None:
         super().__init__(timer, run)
-        self._backoff = Backoff(wait=wait, stop=stop, max_attempts=attempts)
-        self._wait_alone = Backoff(wait=wait)
+        self._backoff = Backoff(wait=backoff, stop=stop, max_attempts=max_attempts)
+        self._backoff_without_end = Backoff(wait=backoff)
         self._initial_ns = to_ns(initial_delay, what="initial_delay")
         self._attempts = 0
         self._started_ns = 0
@@ -259,12 +269,12 @@ class RetryTask(_Resubmitting):
 
     @property
     def attempts(self) -> int:
-        """How often it has run to an end."""
+        """The number of attempts that have ended."""
         return self._attempts
 
     @property
     def last_error(self) -> BaseException | None:
-        """What the last run raised, if it failed."""
+        """The error of the last attempt, if it failed."""
         return self._last_error
 
     def _first_delay_ns(self) -> int:
@@ -275,7 +285,7 @@ class RetryTask(_Resubmitting):
         self._last_error = None
 
     def _failed(self, timeout: Timeout, error: BaseException) -> None:
-        now_ns = timeout._hub.now()
+        now_ns = timeout._timer_state.now()
         if self._attempts == 0:
             self._started_ns = timeout._deadline_ns
         self._attempts += 1
@@ -290,12 +300,6 @@ class RetryTask(_Resubmitting):
         if delay_ns is None:
             raise error
 
-    def refused(self, timeout: Timeout, error: BaseException) -> None:
-        """The executor didn't take the run: that is no attempt, but it waits as after one."""
-        with self._lock:
-            if self._state != "armed" or timeout is not self._timeout:
-                return
-            self._state = "running"
-        self._resubmit(
-            self._wait_alone.next_delay_ns(max(self._attempts, 1), elapsed_ns=0, error=error)
-        )
+    def _after_refusal(self, timeout: Timeout, error: BaseException) -> int | None:
+        attempts = max(self._attempts, 1)  # a refusal is no attempt
+        return self._backoff_without_end.next_delay_ns(attempts, elapsed_ns=0, error=error)

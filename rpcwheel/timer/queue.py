@@ -1,7 +1,7 @@
-"""The queues, in the form that this installation runs: compiled ("native"), or pure Python.
+"""The queues, in compiled ("native") or pure form.
 
-`RPCWHEEL_PURE=1` forces the pure form; without a compiler at install time there is no other. Both
-behave alike, and `load_form` gives either of them, for tests and benchmarks that compare.
+`RPCWHEEL_PURE=1` selects the pure form; without a C compiler at installation it is the only one.
+Both forms behave alike. `load_form` loads either, for tests and benchmarks.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ __all__ = [
     "FORM",
     "DeadlineHeap",
     "Form",
-    "Front",
     "HashedWheel",
     "HierarchicalWheel",
-    "Hub",
     "SparseWheel",
     "Timeout",
+    "TimerBase",
     "TimerQueue",
+    "TimerState",
     "default_queue",
     "load_form",
 ]
 
 if TYPE_CHECKING:
-    from rpcwheel.timer._base import Hub, Timeout, TimerQueue
-    from rpcwheel.timer._front import Front
+    from rpcwheel.timer._base import Timeout, TimerQueue, TimerState
+    from rpcwheel.timer._front import TimerBase
     from rpcwheel.timer._sparse import SparseWheel
     from rpcwheel.timer._wheel import HashedWheel, HierarchicalWheel
 
     class DeadlineHeap(HeapRules):
-        """The rules, on the chosen form's `TimerQueue`."""
+        """`HeapRules` on the selected `TimerQueue`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form of everything that exists in two."""
+    """The classes of one form."""
 
     name: Literal["native", "pure"]
     Timeout: type[Timeout]
@@ -50,15 +50,15 @@ class Form:
     HierarchicalWheel: type[HierarchicalWheel]
     SparseWheel: type[SparseWheel]
     DeadlineHeap: type[DeadlineHeap]
-    Hub: type[Hub]
-    Front: type[Front]
+    TimerState: type[TimerState]
+    TimerBase: type[TimerBase]
 
 
 def load_form(name: Literal["native", "pure"]) -> Form:
     """Load one form.
 
     Raises:
-        ImportError: The native form was not built (no C compiler when rpcwheel was installed).
+        ImportError: The native form was not built (no C compiler at installation).
     """
     suffix = "_c" if name == "native" else ""
     base, wheel, sparse, front = (
@@ -78,14 +78,13 @@ def load_form(name: Literal["native", "pure"]) -> Form:
         HierarchicalWheel=wheel.HierarchicalWheel,
         SparseWheel=sparse.SparseWheel,
         DeadlineHeap=heap,
-        Hub=base.Hub,
-        Front=front.Front,
+        TimerState=base.TimerState,
+        TimerBase=front.TimerBase,
     )
 
 
-def _choose() -> Form:
-    """The native form if it was built and is not ruled out. Loading it switches the GIL on."""
-    form = _first_form()
+def _selected_form() -> Form:
+    form = _native_form_or_pure()  # loading the native form switches the GIL on
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise ImportError(
             "rpcwheel's timer relies on the GIL: run this free-threaded Python with PYTHON_GIL=1"
@@ -93,7 +92,7 @@ def _choose() -> Form:
     return form
 
 
-def _first_form() -> Form:
+def _native_form_or_pure() -> Form:
     if os.environ.get("RPCWHEEL_PURE", "0") not in {"", "0"}:
         return load_form("pure")
     try:
@@ -102,7 +101,7 @@ def _first_form() -> Form:
         return load_form("pure")
 
 
-_form = _choose()
+_form = _selected_form()
 FORM = _form.name
 
 if not TYPE_CHECKING:
@@ -112,10 +111,10 @@ if not TYPE_CHECKING:
     HierarchicalWheel = _form.HierarchicalWheel
     SparseWheel = _form.SparseWheel
     DeadlineHeap = _form.DeadlineHeap
-    Hub = _form.Hub
-    Front = _form.Front
+    TimerState = _form.TimerState
+    TimerBase = _form.TimerBase
 
 
 def default_queue() -> TimerQueue:
-    """The fastest queue of this form: compiled the hierarchical wheel, pure the sparse one."""
+    """Return the fastest queue: compiled the hierarchical wheel, pure the sparse wheel."""
     return HierarchicalWheel() if FORM == "native" else SparseWheel()

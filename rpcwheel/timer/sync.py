@@ -1,4 +1,4 @@
-"""The timer on a thread of its own, and the one that a whole process shares."""
+"""The timer on a thread, and the shared timer of the process."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from rpcwheel.timer.core import BATCH, OnError, TimerCore, _live
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from rpcwheel.timer._base import Hub, Timeout, TimerQueue
+    from rpcwheel.timer._base import Timeout, TimerQueue, TimerState
 
 __all__ = ["WheelTimer", "shared_timer"]
 
-STOP_PATIENCE_S = 5.0  # how long `stop()` waits for the task that runs at that moment
-STOP_SLICES = 10  # ... in so many parts: a machine that stands still takes but one of them
+STOP_TIMEOUT_S = 5.0  # how long `stop()` waits for the running task ...
+STOP_STEPS = 10  # ... in this number of steps: a suspended process loses only one of them
 
 
 class WheelTimer(TimerCore):
     """A timer on one daemon thread, started by the first timeout that needs it.
 
-    The thread sleeps until the next deadline, for ever when there is none. A task runs on it, so
-    it must be short; with an `executor`, tasks run there. One timer serves a whole process: see
-    `shared_timer`.
+    The thread sleeps until the next deadline. Tasks run on it, so they must be short; with an
+    `executor` they run there. One timer is enough for a process: see `shared_timer`.
 
     Args:
-        queue: Which structure holds the timeouts; by default the fastest that this installation
-            has, with 1 ms ticks. `HashedWheel(tick=0.1, slots=512)` is Netty's and Dubbo's timer.
-        max_pending: At most so many timeouts wait; more raise `TooManyTimeouts`. None: no limit.
-        executor: Anything with `submit`, such as a `ThreadPoolExecutor`. What it refuses is an
-            event and counted.
-        name: Of the thread, in events and logs.
-        on_error: Called as `on_error(timeout, error)` on the thread of the task that raised; by
-            default a log.
+        queue: The queue of timeouts; by default the fastest, with ticks of 1 ms.
+            `HashedWheel(tick=0.1, slots=512)` is Netty's and Dubbo's timer.
+        max_pending: The maximum of pending timeouts; beyond it `new_timeout` raises
+            `TooManyTimeouts`. None: no limit.
+        executor: An object with `submit`, such as a `ThreadPoolExecutor`. If it does not accept a
+            task, an `ExecutorRejected` event is emitted.
+        name: The name of the timer and its thread, in events and log lines.
+        on_error: Called as `on_error(timeout, error)` on the thread of the task that raised. By
+            default a `TaskFailed` event is emitted.
 
-    A context manager: leaving it stops the timer. After `os.fork` the child starts with nothing
-    pending. A timer that is dropped unstopped while timeouts wait ends with a `ResourceWarning`.
+    A context manager, which stops the timer on exit. After `os.fork` the child's timer has no
+    pending timeouts. A timer that is garbage-collected with pending timeouts before `stop()` emits
+    a `ResourceWarning`.
 
     Raises:
-        TypeError, ConfigurationError: An argument makes no sense.
+        TypeError, ConfigurationError: An argument is invalid.
     """
 
     _on_users_thread = False
@@ -64,36 +65,34 @@ class WheelTimer(TimerCore):
         super().__init__(
             queue, max_pending=max_pending, executor=executor, name=name, on_error=on_error
         )
-        self._set_up()
-        self._enlist()
+        self._reset_thread()
+        self._register()
 
     def stop(self) -> list[Timeout]:
-        """Stop for good. Idempotent, thread-safe; waits for the task that runs, but 5 s at most.
+        """Stop the timer. Idempotent and thread-safe. Waits at most 5 s for the running task.
 
         Returns:
-            The timeouts not delivered, by deadline, all cancelled; they keep their tasks. Empty
-            the second time.
+            The pending timeouts, by deadline. They are cancelled and keep their tasks. The second
+            call returns an empty list.
 
         Raises:
             RuntimeError: Called by a task on the timer's own thread.
         """
         if self._thread is threading.current_thread():
             raise RuntimeError(
-                f"{self.name}: a task can't stop the timer that runs it; do it from another thread"
+                f"{self.name}: a task cannot stop the timer that runs it; use another thread"
             )
         self._stopped = True
-        self._hub.queue.limit(-1)
-        self._ring()
+        self._timer_state.queue.limit(-1)
+        self._wake_thread()
         thread = self._thread
         if thread is not None:
-            for _ in range(STOP_SLICES):
-                thread.join(STOP_PATIENCE_S / STOP_SLICES)
+            for _ in range(STOP_STEPS):
+                thread.join(STOP_TIMEOUT_S / STOP_STEPS)
                 if not thread.is_alive():
                     break
             else:
-                emit(
-                    TaskSlow(self.name, "the task that runs while the timer stops", STOP_PATIENCE_S)
-                )
+                emit(TaskSlow(self.name, "that runs while the timer stops", STOP_TIMEOUT_S))
         with self._ending:
             return self._end()
 
@@ -105,117 +104,119 @@ class WheelTimer(TimerCore):
             self._stopped = True
             pending = self.pending
             self._end()
-            self._ring()
-            if pending and self._warns_if_dropped:  # at last: a warning may be an error
+            self._wake_thread()
+            if pending and self._warns_if_dropped:  # last: a warning may raise
                 warnings.warn(
-                    f"{self!r} was dropped with {pending} timeouts pending; "
+                    f"{self!r} was not stopped and has {pending} pending timeouts; "
                     "call stop(), or use it in a with statement",
                     ResourceWarning,
                     source=self,
                     stacklevel=1,
                 )
 
-    def _set_up(self) -> None:
+    def _reset_thread(self) -> None:
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()  # held for ever by whoever starts the thread
-        self._ending = threading.RLock()  # a signal handler may stop what is being stopped
-        self._bell = threading.Lock()  # locked: nothing new; the thread sleeps in acquire()
-        self._bell.acquire()
+        self._starting = threading.Lock()  # acquired once, to start the thread
+        self._ending = threading.RLock()  # a signal handler may call `stop` during `stop`
+        self._wakeup = threading.Lock()  # the thread sleeps in acquire()
+        self._wakeup.acquire()
 
-    def _ring(self) -> None:
+    def _wake_thread(self) -> None:
         try:
-            self._bell.release()
+            self._wakeup.release()
         except RuntimeError:
-            """It rings already."""
+            """The thread is being woken already."""
 
     def _wake(self, deadline_ns: int) -> None:
         if self._thread is None and self._starting.acquire(blocking=False):
             thread = threading.Thread(
-                target=_turn,
-                args=(weakref.ref(self), self._hub, self._bell),
+                target=_run_thread,
+                args=(weakref.ref(self), self._timer_state, self._wakeup),
                 name=self.name,
                 daemon=True,
             )
             try:
                 thread.start()
             except BaseException:
-                self._hub.armed_ns = NEVER
+                self._timer_state.armed_ns = NEVER
                 self._starting.release()
                 raise
             self._thread = thread
         else:
-            self._ring()
+            self._wake_thread()
 
     def _serve(self) -> bool:
-        """Run all that is due; False to end the thread."""
+        """Run all due tasks; False if the thread is to end."""
         self._wakeups += 1
-        hub = self._hub
-        hub.armed_ns = 0
+        state = self._timer_state
+        state.armed_ns = 0
         while not self._stopped:
             try:
-                if not self._run_due(BATCH) and hub.arm() > hub.now():
+                if not self._run_due(BATCH) and state.arm() > state.now():
                     return True
-            except Exception as error:  # noqa: BLE001 - a bug of ours: told, and survived
+            except Exception as error:  # noqa: BLE001 - a bug in this package
                 emit(TaskFailed(self.name, "the timer itself", error))
                 time.sleep(0.05)
-            hub.armed_ns = 0
+            state.armed_ns = 0
         return False
 
     def _after_fork(self) -> None:
-        """In a child: the thread is gone, and what waits belongs to the parent."""
-        self._set_up()
+        """Reset the timer in a forked child, which has no thread and no timeouts of its parent."""
+        self._reset_thread()
         self._running = False
-        self._hub.armed_ns = NEVER
-        queue = self._hub.queue
+        self._timer_state.armed_ns = NEVER
+        queue = self._timer_state.queue
         queue.drain()
-        queue._filed = queue._gone  # a heap may have counted one that its thread never filed here
+        queue._filed = queue._gone  # a thread of the parent may have counted but not added one
 
 
-def _turn(timer_ref: weakref.ref[WheelTimer], hub: Hub, bell: threading.Lock) -> None:
-    """Be the thread. It holds the timer only while it works: one dropped meanwhile is freed."""
+def _run_thread(
+    timer_ref: weakref.ref[WheelTimer], state: TimerState, wakeup: threading.Lock
+) -> None:
+    """Run tasks on the thread, which refers to the timer only while tasks run."""
     timer = timer_ref()
     if timer is not None:
-        timer._thread = threading.current_thread()  # `stop()` sees it, or it sees `_stopped`
+        timer._thread = threading.current_thread()  # else `stop()` might not see it
     while True:
         timer = timer_ref()
-        if timer is None or timer._bell is not bell or not timer._serve():
-            return  # another bell: this is a forked child, whose thread is another
+        if timer is None or timer._wakeup is not wakeup or not timer._serve():
+            return  # another lock: this is a forked child, which has a new thread
         del timer
-        wake_ns = hub.armed_ns
+        wake_ns = state.armed_ns
         if wake_ns == NEVER:
-            bell.acquire()
+            wakeup.acquire()
         elif wake_ns:
-            bell.acquire(
+            wakeup.acquire(
                 timeout=min(max(wake_ns - time.monotonic_ns(), 0) / 1e9, threading.TIMEOUT_MAX)
             )
 
 
 class _SharedTimer(WheelTimer):
-    """The timer of `shared_timer()`. It lasts as long as the process."""
+    """The timer of `shared_timer()`, which is never stopped."""
 
     _warns_if_dropped = False
 
     def stop(self) -> list[Timeout]:
-        """Raise RuntimeError: the timer belongs to the whole process."""
+        """Raise RuntimeError: the whole process uses this timer."""
         raise RuntimeError(
-            "shared_timer() belongs to the whole process and can't be stopped; "
-            "to have a timer that you can stop, make a WheelTimer()"
+            "shared_timer() is used by the whole process and cannot be stopped; "
+            "use a WheelTimer() of your own"
         )
 
 
 class _Shared:
     timer: _SharedTimer | None = None
-    lock = threading.RLock()  # a finalizer may ask for the timer while it is being made
+    lock = threading.RLock()  # a finalizer may call `shared_timer` during `shared_timer`
 
 
 _shared = _Shared()
 
 
 def shared_timer() -> WheelTimer:
-    """Return the timer of this process, which each component uses that is given no other.
+    """Return the timer of this process, which all components use by default.
 
-    It is made when first asked for. `stop()` on it, and leaving it as a context manager, raise
-    RuntimeError. It ends with the process; a forked child has its own, with nothing pending.
+    It is created by the first call. It cannot be stopped: `stop()` and the exit of a `with`
+    statement raise RuntimeError. A forked child has its own, without pending timeouts.
     """
     timer = _shared.timer
     if timer is None:

@@ -82,7 +82,7 @@ def test_what_was_marked_is_not_closed_after_close(server, channel):
     echo(channel)
     server.wait_until_quiet()
     detector._look()
-    server.timer._hub.manual_ns += 31_000_000_000
+    server.timer._timer_state.manual_ns += 31_000_000_000
     assert detector._decide([])
     detector.close()
     detector._close_marked(told := [])
@@ -95,7 +95,7 @@ def test_a_change_while_a_round_decides_holds_for_what_it_closes(server, channel
     echo(channel)
     server.wait_until_quiet()
     detector._look()
-    server.timer._hub.manual_ns += 2_000_000_000
+    server.timer._timer_state.manual_ns += 2_000_000_000
     entries = detector.connections.entries
     changed = []
 
@@ -157,7 +157,7 @@ def test_a_call_between_the_decision_and_the_end_keeps_the_connection(server, ch
     echo(channel)
     server.wait_until_quiet()
     detector._look()
-    server.timer._hub.manual_ns += 31_000_000_000  # without a round of the timer's
+    server.timer._timer_state.manual_ns += 31_000_000_000  # without a round of the timer's
     told = []
     assert len(detector._decide(told)) == 1
     echo(channel)
@@ -174,7 +174,7 @@ def test_another_connection_from_the_port_of_a_marked_one_is_not_touched(server)
     first = server.raw(detector)
     here = first.getsockname()
     server.wait_until_quiet()
-    server.timer._hub.manual_ns += 31_000_000_000
+    server.timer._timer_state.manual_ns += 31_000_000_000
     assert len(detector._decide([])) == 1
     reset(first)
     again = connect_from(here, server.port)
@@ -285,7 +285,7 @@ def test_no_socket_is_held_while_the_server_has_its_moment(server, channel):
     echo(channel)
     server.wait_until_quiet()
     detector._look()
-    server.timer._hub.manual_ns += 31_000_000_000
+    server.timer._timer_state.manual_ns += 31_000_000_000
     held = []
 
     def settle() -> bool:
@@ -296,7 +296,7 @@ def test_no_socket_is_held_while_the_server_has_its_moment(server, channel):
     def close() -> bool:  # more than once, if the machine stands still after the server's moment
         detector._decide([])
         detector._close_marked([])
-        server.timer._hub.manual_ns += TRY_NS
+        server.timer._timer_state.manual_ns += TRY_NS
         return server.table.snapshot() == ()
 
     detector._settle = settle

@@ -324,7 +324,7 @@ def test_an_answered_call_frees_its_value_and_future_although_time_is_left(world
 def test_the_timers_task_knows_neither_future_nor_table(world, timer):
     calls = world.twin.PendingCalls(timer)
     future = world.do(calls.open, 7, timeout=1e6)
-    (waiting,) = timer._hub.queue
+    (waiting,) = timer._timer_state.queue
     held = gc.get_referents(waiting.task)
     assert calls not in held
     assert future not in held
@@ -365,9 +365,8 @@ def test_a_hundred_thousand_answered_calls_leave_nothing(world, calls, timer):
 
     world.do(flood)
     book = calls._book
-    assert [len(left) for left in (book._entries, book._of, book._gone, timer._hub.queue)] == [
-        0
-    ] * 4
+    left = (book._entries, book._of, book._gone, timer._timer_state.queue)
+    assert [len(part) for part in left] == [0] * 4
     assert calls.stats().answered == 100_000
 
 

@@ -55,14 +55,14 @@ class Calls:
         self.turns = 0
         self.made = []
         self.most = 0
-        turn = aio._turn
+        turn = aio._on_wakeup
 
         def counted(timer_ref):
             self.turns += 1
             turn(timer_ref)
 
-        monkeypatch.setattr(aio, "_turn", counted)
-        aim = AsyncWheelTimer._aim
+        monkeypatch.setattr(aio, "_on_wakeup", counted)
+        aim = AsyncWheelTimer._schedule_wakeup
 
         def aimed(timer, wake_ns):
             aim(timer, wake_ns)
@@ -70,7 +70,7 @@ class Calls:
             alive = [h for h in self.made if not h.cancelled() and not over(h)]
             self.most = max(self.most, len(alive))
 
-        monkeypatch.setattr(AsyncWheelTimer, "_aim", aimed)
+        monkeypatch.setattr(AsyncWheelTimer, "_schedule_wakeup", aimed)
 
 
 def over(handle) -> bool:
@@ -113,7 +113,7 @@ def test_a_thousand_timeouts_have_one_handle_in_the_loop(run, make_queue, calls)
             loop = asyncio.get_running_loop()
             scheduled = getattr(loop, "_scheduled", None)  # uvloop has no such list
             if scheduled is not None:
-                ours = [h for h in scheduled if h._callback is aio._turn and not h.cancelled()]
+                ours = [h for h in scheduled if h._callback is aio._on_wakeup and not h.cancelled()]
                 assert len(ours) == 1
             done = asyncio.Event()
             for n in range(20):
@@ -157,7 +157,7 @@ def test_on_uvloop_delays_are_whole_milliseconds_rounded_up():
             assert timer._whole_ms
             for delay_ns in (0, 1, 300_000, 499_999, 1_000_001, 2_400_000):
                 timer._loop = Loop()
-                timer._aim(timer._hub.now() + delay_ns)
+                timer._schedule_wakeup(timer._timer_state.now() + delay_ns)
             timer._loop = loop
         assert all(delay * 1e3 == pytest.approx(round(delay * 1e3)) for delay in asked)
         assert min(asked) >= 0.001
@@ -216,7 +216,7 @@ def test_threads_that_start_and_cancel_end_each_timeout_once(run, make_queue):
 
             await loop.run_in_executor(None, run_threads, churn, churn, churn)
             await aio_wait_until(lambda: not timer.pending)
-            timer._hub.queue.check()
+            timer._timer_state.queue.check()
         assert sorted(map(id, fired + won)) == sorted(map(id, started))
 
     run(main)
@@ -296,7 +296,7 @@ def test_a_plain_task_may_not_stop_its_own_timer(run):
             timer.new_timeout(lambda timeout: timer.stop(), 0)
             timer.new_timeout(lambda timeout: done.set(), 0.002)
             await done.wait()
-        assert "can't stop the timer that runs it" in str(seen[0][1])
+        assert "cannot stop the timer that runs it" in str(seen[0][1])
 
     run(main)
 
@@ -359,7 +359,7 @@ def test_limits_hold_on_a_loop_too(run):
 
 
 def test_it_is_made_while_a_loop_runs():
-    with pytest.raises(RuntimeError, match="must be made while its loop runs: inside a coroutine"):
+    with pytest.raises(RuntimeError, match="create an AsyncWheelTimer inside a coroutine"):
         AsyncWheelTimer()
 
 
@@ -375,7 +375,7 @@ def test_after_its_loop_is_closed_it_takes_nothing(run):
         assert timer.stopped
         assert "stopped" in repr(timer)
         for delay in (0, 60.0):
-            with pytest.raises(TimerStopped, match="loop of this timer is closed; make a new tim"):
+            with pytest.raises(TimerStopped, match="loop of this timer is closed; create"):
                 timer.new_timeout(print, delay)
         assert len(timer.stop()) == waiting
 
@@ -387,7 +387,7 @@ def test_a_timer_dropped_with_timeouts_pending_warns_and_frees_its_tasks(run):
         gone = weakref.ref(timer), weakref.ref(task)
         timeout = timer.new_timeout(task, 0.01)
         del task
-        with pytest.warns(ResourceWarning, match="1 timeouts pending; call `await timer.aclose"):
+        with pytest.warns(ResourceWarning, match="1 pending timeouts; call `await timer.aclose"):
             del timer
         assert timeout.cancelled()
         await asyncio.sleep(0.02)  # the handle is still in the loop, and does nothing

@@ -71,7 +71,7 @@ def test_aclose_leaves_tasks_to_the_collector():
     assert all_freed(asyncio.run(main()))
 
 
-@pytest.mark.filterwarnings("ignore:.* was dropped with:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:.* was not stopped:ResourceWarning")
 @pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
 def test_a_dropped_timer_leaves_tasks_to_the_collector(kind, start):
     timer = kind()
@@ -80,7 +80,7 @@ def test_a_dropped_timer_leaves_tasks_to_the_collector(kind, start):
     assert all_freed(tasks)
 
 
-@pytest.mark.filterwarnings("ignore:.* was dropped with:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:.* was not stopped:ResourceWarning")
 def test_a_dropped_aio_timer_leaves_tasks_to_the_collector(start):
     async def main():
         return start_all(start, AsyncWheelTimer())

@@ -113,11 +113,11 @@ def test_a_task_that_holds_the_thread_too_long_is_reported_and_the_slowest_kept(
 ):
     monkeypatch.setattr(core, "SLOW_NS", 1)
     timer, pass_time = make_timer()
-    hub = timer._hub
+    state = timer._timer_state
 
     def slow(timeout):
-        if hub.manual_ns >= 0:
-            hub.manual_ns += 10**6  # as long as a task of a manual timer can take
+        if state.manual_ns >= 0:
+            state.manual_ns += 10**6  # as long as a task of a manual timer can take
         else:
             sum(range(1000))
 
@@ -299,7 +299,7 @@ def test_a_task_may_cancel_its_sibling_of_the_same_tick_and_that_never_runs(make
     timer.advance(2.0)
     assert won == [True, False, False]
     assert ran == [siblings[1], siblings[3]]
-    timer._hub.queue.check()
+    timer._timer_state.queue.check()
     timer.stop()
 
 
@@ -333,7 +333,7 @@ def test_finalizers_of_tasks_may_start_cancel_and_reschedule_inside_a_fire(make_
             others.pop().cancel()
             others.pop().reschedule(2.0)
             timer.new_timeout(ran.append, 1.0)
-            timer._hub.queue.check()
+            timer._timer_state.queue.check()
 
     for _ in range(10):
         timer.new_timeout(Task(), 1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fixtures.timers import QUEUES
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.timer import ManualTimer, WheelTimer, sync
-from rpcwheel.timer.queue import Hub
+from rpcwheel.timer.queue import TimerState
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_the_same_delay_on_a_manual_timer_counts_from_its_own_time():
 
 
 def test_a_delay_is_rounded_to_the_nearest_nanosecond(timer):
-    hub = timer._hub
-    manual = Hub(hub.queue, lambda: None, True)
+    state = timer._timer_state
+    manual = TimerState(state.queue, lambda: None, True)
     for seconds, ns in ((1e-9, 1), (0.4e-9, 0), (0.6e-9, 1), (0.1, 10**8), (1.1, 1_100_000_000)):
         assert manual.deadline(seconds) == ns
 
@@ -131,7 +131,7 @@ def test_the_slot_of_the_last_timeout_is_not_used_again_when_the_cursor_has_move
         timer.advance(0.07)
         timer.new_timeout(lambda timeout: ran.append(1), 0.03)
         timer.new_timeout(lambda timeout: ran.append(2), 0.04)
-        timer._hub.queue.check()
+        timer._timer_state.queue.check()
         assert timer.advance(0.03) == 1
         assert ran == [1]
 
@@ -141,7 +141,7 @@ def test_the_slot_of_the_last_timeout_is_not_used_again_when_it_was_forgotten(ma
         timer.new_timeout(print, 0.1).cancel()
         timer.advance(0)
         timer.new_timeout(str, 0.1)
-        timer._hub.queue.check()
+        timer._timer_state.queue.check()
         assert timer.advance(0.1) == 1
 
 

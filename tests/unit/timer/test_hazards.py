@@ -124,14 +124,14 @@ async def test_an_earlier_deadline_that_comes_while_the_loop_is_aimed_is_not_los
 ) -> None:
     async with AsyncWheelTimer() as timer:
         again = [0.01]
-        aim = aio.AsyncWheelTimer._aim
+        aim = aio.AsyncWheelTimer._schedule_wakeup
 
         def interrupted(self: AsyncWheelTimer, wake_ns: int) -> None:
             if again:  # as a finalizer or a signal handler would
                 timer.new_timeout(nothing, again.pop())
             aim(self, wake_ns)
 
-        monkeypatch.setattr(aio.AsyncWheelTimer, "_aim", interrupted)
+        monkeypatch.setattr(aio.AsyncWheelTimer, "_schedule_wakeup", interrupted)
         timer.new_timeout(nothing, 100.0)
         assert timer._handle is not None
         assert timer._handle.when() - timer._loop.time() < 1.0  # type: ignore[attr-defined]
@@ -143,4 +143,4 @@ def test_a_periodic_task_keeps_its_place_in_a_full_timer() -> None:
     with timer:
         PeriodicTask(timer, 0.001, lambda: runs.append(1)).start()
         assert wait_until(lambda: len(runs) > 3)
-        assert timer._hub.queue._capacity == 1
+        assert timer._timer_state.queue._capacity == 1

@@ -60,7 +60,7 @@ def new(queue, at_ms):
     timeout = PURE.Timeout()
     timeout._task = print
     timeout._deadline_ns = at_ms * MS
-    timeout._hub = PURE.Hub(queue, lambda: None, True)
+    timeout._timer_state = PURE.TimerState(queue, lambda: None, True)
     timeout._prev = None
     timeout._state = 0
     return timeout
@@ -209,14 +209,14 @@ def test_what_is_filed_into_a_slot_whose_maker_has_not_told_its_tick_yet_is_foun
 
 
 def test_what_is_filed_while_the_driver_decides_how_long_to_sleep_is_heeded(queue):
-    hub = PURE.Hub(queue, lambda: None, True)
+    state = PURE.TimerState(queue, lambda: None, True)
     put(queue, 5000)
     queue.meddle("next_wake", lambda: put(queue, 20))
-    assert hub.arm() == 20 * MS
-    assert hub.armed_ns == 20 * MS
+    assert state.arm() == 20 * MS
+    assert state.armed_ns == 20 * MS
     pulled = put(queue, 6000)
     queue.meddle("next_wake", lambda: queue.reschedule(pulled, 10 * MS))
-    assert hub.arm() == 10 * MS
+    assert state.arm() == 10 * MS
 
 
 class Entries(list):
@@ -298,11 +298,11 @@ def test_who_decides_when_to_look_next_sees_what_goes_on_the_heap_meanwhile(monk
         pass
 
     queue = Heap()
-    hub = PURE.Hub(queue, object, manual=True)
+    state = PURE.TimerState(queue, object, manual=True)
     timeout = put(queue, 5000)
     looked, is_there = threading.Event(), threading.Event()
     queue.meddle("next_wake", lambda: (looked.set(), is_there.wait(WAIT_S)))
-    driver = threading.Thread(target=hub.arm)
+    driver = threading.Thread(target=state.arm)
     push = _heap.heappush
 
     def push_after_the_look(onto, entry):
@@ -318,7 +318,7 @@ def test_who_decides_when_to_look_next_sees_what_goes_on_the_heap_meanwhile(monk
         assert queue.reschedule(timeout, 20 * MS)
     is_there.set()
     driver.join(WAIT_S)
-    assert hub.armed_ns == 20 * MS
+    assert state.armed_ns == 20 * MS
 
 
 def test_what_is_pulled_forward_on_the_heap_while_it_is_being_put_off_is_found(monkeypatch):

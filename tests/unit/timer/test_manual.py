@@ -91,8 +91,8 @@ def test_a_task_may_not_advance_the_time_nor_stop_the_timer(timer):
 
     timer.new_timeout(task, 0.5)
     assert timer.advance(1) == 1
-    assert "can't be called by a task" in errors[0]
-    assert "can't stop the timer" in errors[1]
+    assert "a task cannot call advance" in errors[0]
+    assert "cannot stop the timer" in errors[1]
     assert not timer.stopped
     assert timer.now == 1
 

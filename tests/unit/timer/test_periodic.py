@@ -189,7 +189,7 @@ def test_an_interval_of_one_tick_is_one_tick_and_not_two():
 
 def test_the_time_that_runs_take_does_not_add_up(timer):
     def take_a_while():
-        timer._hub.manual_ns += 300_000_000
+        timer._timer_state.manual_ns += 300_000_000
 
     job = Job(timer, *[take_a_while] * 5)
     task = PeriodicTask(timer, 1.0, job).start()
@@ -200,7 +200,7 @@ def test_the_time_that_runs_take_does_not_add_up(timer):
 
 def test_a_slow_run_does_not_pile_up(timer):
     def slow():
-        timer._hub.manual_ns += 3_500_000_000
+        timer._timer_state.manual_ns += 3_500_000_000
 
     job = Job(timer, None, slow, None)
     task = PeriodicTask(timer, 1.0, job).start()
@@ -244,7 +244,7 @@ def test_arguments_that_make_no_sense_are_refused(timer):
         ((None, INF, print), {}, ConfigurationError, "interval must be"),
         ((None, "1", print), {}, TypeError, "interval must be"),
         ((None, 1, print), {"initial_delay": "x"}, TypeError, "initial_delay must be"),
-        ((None, 1, print), {"jitter": 1.5}, ConfigurationError, "from 0 to 1; not 1.5"),
+        ((None, 1, print), {"jitter": 1.5}, ConfigurationError, "from 0 to 1, not 1.5"),
         ((None, 1, print), {"jitter": -0.1}, ConfigurationError, "from 0 to 1"),
         ((None, 1, print), {"jitter": float("nan")}, ConfigurationError, "from 0 to 1"),
         ((None, 1, print), {"jitter": True}, TypeError, "jitter must be a number"),
@@ -315,7 +315,7 @@ async def test_a_coroutine_function_runs_again_when_its_last_run_has_ended():
 def test_a_retry_goes_on_until_it_succeeds(timer, failures):
     error = ValueError("no")
     job = Job(timer, error, error, "yes")
-    task = RetryTask(timer, job, wait=2.0)
+    task = RetryTask(timer, job, backoff=2.0)
     assert (task.state, task.attempts, task.last_error) == ("idle", 0, None)
     task.start()
     timer.advance(0)
@@ -329,7 +329,7 @@ def test_a_retry_goes_on_until_it_succeeds(timer, failures):
 def test_a_retry_gives_up_after_its_attempts_and_reports_the_last_error(timer, failures):
     errors = [ValueError(n) for n in range(5)]
     job = Job(timer, *errors)
-    task = RetryTask(timer, job, attempts=3, wait=1, initial_delay=0.5).start()
+    task = RetryTask(timer, job, max_attempts=3, backoff=1, initial_delay=0.5).start()
     timer.advance(60)
     assert job.at == [0.5, 1.5, 2.5]
     assert failures == [errors[2]]
@@ -341,7 +341,7 @@ def test_a_retry_takes_the_wait_and_stop_objects_of_tenacity(timer, failures):
     RetryTask(
         timer,
         job,
-        wait=tenacity.wait_exponential(multiplier=1, min=1, max=8),
+        backoff=tenacity.wait_exponential(multiplier=1, min=1, max=8),
         stop=tenacity.stop_after_delay(20),
     ).start()
     timer.advance(200)
@@ -363,7 +363,7 @@ def test_a_wait_that_raises_ends_the_retry_and_is_reported(timer, failures):
     def broken(state):
         raise ZeroDivisionError
 
-    task = RetryTask(timer, Job(timer, ValueError()), wait=broken).start()
+    task = RetryTask(timer, Job(timer, ValueError()), backoff=broken).start()
     timer.advance(10)
     assert [type(error) for error in failures] == [ZeroDivisionError]
     assert (task.state, timer.pending) == ("done", 0)
@@ -372,4 +372,4 @@ def test_a_wait_that_raises_ends_the_retry_and_is_reported(timer, failures):
 def test_a_retry_of_less_than_one_attempt_is_refused(timer):
     for wrong in (0, -1, True, "3", 1.5):
         with pytest.raises((TypeError, ConfigurationError), match=rf"attempts must be .*{wrong}"):
-            RetryTask(timer, print, attempts=wrong)
+            RetryTask(timer, print, max_attempts=wrong)

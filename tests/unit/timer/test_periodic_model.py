@@ -30,7 +30,7 @@ class Periodic(RuleBasedStateMachine):
 
     def run(self) -> object:
         assert self.task.state == "running"
-        now = self.timer._hub.manual_ns // MS
+        now = self.timer._timer_state.manual_ns // MS
         self.ran.append(now)
         kind, value = self.script.pop(0) if self.script else ("fine", None)
         if kind == "cancel":
@@ -38,7 +38,7 @@ class Periodic(RuleBasedStateMachine):
         elif kind == "raise":
             raise ValueError(value)
         elif kind == "slow":
-            self.timer._hub.manual_ns += min(value, self.target - now) * MS
+            self.timer._timer_state.manual_ns += min(value, self.target - now) * MS
         elif kind == "answer":
             return value / 1000
         return None
@@ -104,7 +104,7 @@ class Periodic(RuleBasedStateMachine):
         assert self.timer.pending == (self.due is not None)
         if self.due is not None:
             assert self.task._timeout._deadline_ns == self.due * MS
-        self.timer._hub.queue.check()
+        self.timer._timer_state.queue.check()
 
 
 TestPeriodic = Periodic.TestCase

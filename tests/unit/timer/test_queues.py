@@ -48,7 +48,7 @@ def make_timeout(form: Form, queue: Any, deadline_ns: int, task: object = print)
     timeout = form.Timeout()
     timeout._task = task
     timeout._deadline_ns = deadline_ns
-    timeout._hub = form.Hub(queue, lambda: None, True)
+    timeout._timer_state = form.TimerState(queue, lambda: None, True)
     timeout._prev = None
     timeout._state = 0
     return timeout

@@ -48,7 +48,7 @@ class Ledger:
         assert stats.cancelled == len(self.cancelled) + len(undelivered)
         for timeout in self.started:
             assert timeout.expired() != timeout.cancelled()
-        queue = timer._hub.queue
+        queue = timer._timer_state.queue
         queue.check()
         assert len(queue) == 0
 
@@ -286,7 +286,7 @@ def test_a_signal_handler_may_start_and_cancel_while_the_main_thread_does():
             signal.setitimer(signal.ITIMER_REAL, 0)
             wait_until(lambda: not timer.pending)
             assert timer.stop() == []
-            timer._hub.queue.check()
+            timer._timer_state.queue.check()
             assert sorted(map(id, fired)) == sorted(id(t) for t in mine + others if t.expired())
             assert timer.stats().started == len(mine) + len(others)
         print("fine")
@@ -335,7 +335,7 @@ def test_a_forked_child_starts_clean_and_its_parent_feels_nothing():
             for _ in range(6):
                 child = os.fork()
                 if not child:
-                    timer._hub.queue.check()
+                    timer._timer_state.queue.check()
                     fine = (timer.pending == 0 and kept.cancelled() and fires(timer)
                             and shared_timer().pending == 0 and fires(shared_timer())
                             and timer.stop() == [])
