@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, which prints its rows as a line of JSON."""
+"""Runs a measurement in a separate process, which prints its rows as a line of JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
 
 
-def told(
+def output_of(
     module: str, *arguments: str, patience_s: float, env: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]] | str:
-    """What `python -m MODULE ARGUMENTS` printed; or why it printed nothing."""
+    """The output of `python -m MODULE ARGUMENTS`; a string if it failed."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
@@ -41,8 +41,8 @@ def rows(
     patience_s: float,
     env: Mapping[str, str] | None = None,
 ) -> list[Row | Skipped]:
-    """Its rows; or that it was skipped, called `what`, and why."""
-    answer = told(module, *arguments, patience_s=patience_s, env=env)
+    """The rows of a module; or one `Skipped` with the name `what` and the reason."""
+    answer = output_of(module, *arguments, patience_s=patience_s, env=env)
     if isinstance(answer, str):
         return [Skipped(what, answer)]
     return [Row(**row) for row in answer]

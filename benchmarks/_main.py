@@ -19,16 +19,16 @@ from benchmarks.timer import machine
 DOCS = ROOT / "docs" / "benchmarks"
 
 
-class Told(Protocol):
-    """A row, as each benchmark has it."""
+class AnyRow(Protocol):
+    """A row of any benchmark."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The row as a dict for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One of them."""
+    """One benchmark program."""
 
     name: str
     about: str | None
@@ -36,7 +36,7 @@ class Program:
     steps: Collection[str]
 
     def parser(self) -> argparse.ArgumentParser:
-        """Of the options that all have."""
+        """The parser of the options that all programs have."""
         parser = argparse.ArgumentParser(prog=f"python -m {self._module}", description=self.about)
         parser.add_argument("--quick", action="store_true", help=f"less of all; {self.takes}")
         parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(self.steps)}")
@@ -45,7 +45,7 @@ class Program:
         return parser
 
     def asked(self, options: argparse.Namespace) -> frozenset[str] | None:
-        """The steps to run; None if some are unknown, which is told on stderr."""
+        """The steps to run; None if some are unknown, after a message on stderr."""
         only = frozenset(options.only.split(",")) if options.only else frozenset(self.steps)
         if unknown := sorted(only.difference(self.steps)):
             print(
@@ -56,10 +56,10 @@ class Program:
 
     @property
     def command(self) -> str:
-        """As it was called, but for where this machine has its files."""
+        """The command line, without the paths of files."""
         given, places = iter(sys.argv[1:]), ("--json", "--out")
-        told = [word for word in given if word not in places or not next(given, "")]
-        return " ".join([f"python -m {self._module}", *told])
+        words = [word for word in given if word not in places or not next(given, "")]
+        return " ".join([f"python -m {self._module}", *words])
 
     def place(self, options: argparse.Namespace, only: frozenset[str]) -> Path | None:
         """The directory for the page, made if need be; None: it is only printed."""
@@ -82,7 +82,7 @@ class Program:
         return f"benchmarks.{self.name}"
 
 
-def write_rows(options: argparse.Namespace, rows: Sequence[Told]) -> None:
+def write_rows(options: argparse.Namespace, rows: Sequence[AnyRow]) -> None:
     """Write all figures as JSON, if that was asked for."""
     if options.json is not None:
         options.json.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
@@ -102,10 +102,10 @@ def main(
     if only is None:
         return 2
     known, scale = facts(machine.load()), "quick" if options.quick else "full"
-    told = list(run(only, scale))
-    rows = tuple(each for each in told if isinstance(each, Row))
+    results = list(run(only, scale))
+    rows = tuple(each for each in results if isinstance(each, Row))
     write_rows(options, rows)
-    skipped = [each for each in told if isinstance(each, Skipped)]
+    skipped = [each for each in results if isinstance(each, Skipped)]
     show = partial(page, facts=known, skipped=skipped, command=program.command)
     program.publish(show(Results(rows), scales[scale]), program.place(options, only))
     return 0

@@ -1,4 +1,4 @@
-"""The far side of connections: it can be asked more, frozen and thawed; and room for sockets."""
+"""The server process of the benchmark, which can be frozen; and the limit of open files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.calls.server_process import ServerProcess
 
 LONG_S = 3600.0
-"""After so long connections are idle, unless said otherwise."""
+"""The default idle timeout."""
 
 
 class Far(ServerProcess):
@@ -27,7 +27,7 @@ class Far(ServerProcess):
         return self._process.pid
 
     def ask(self, question: str, *about: str) -> Any:
-        """Have a question answered; see `server.py`."""
+        """Send a request to the process and return its answer; see `server.py`."""
         return json.loads(self._ask("\t".join((question, *about))))
 
     def freeze(self) -> None:

@@ -1,8 +1,8 @@
-"""How long a server that is frozen (SIGSTOP) goes unnoticed, and until another one answers.
+"""How long it takes to detect a frozen server (SIGSTOP), and until another one answers.
 
-Its connections stay open and its kernel takes every byte; only silence tells. Each subject has a
-call with a long deadline under way when it happens, and makes another one when that has ended.
-Behind the same address, a relay's, there is another server by then.
+The connections stay open and the kernel accepts every byte. Each subject has a call with a long
+deadline in flight when the server is frozen, and makes another call when the first has ended. By
+then, a relay connects the same address with another server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Times = tuple[float, float] | None
 
 
 def measure(world: World, scale: Scale) -> list[Row]:
-    """A row for each subject; who does not find out the first time is not asked again."""
+    """A row for each subject. A subject that reaches the limit is not measured again."""
     taken: dict[str, list[Times]] = {name: [] for name in FINDERS}
     asked: Sequence[str] = FINDERS
     for _ in range(scale.freezes):

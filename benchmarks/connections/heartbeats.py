@@ -1,8 +1,8 @@
-"""A thousand channels that nobody uses: what it costs to know that their server lives.
+"""The cost of heartbeats of a thousand idle channels.
 
-All are used once, so that each has a connection; then the heartbeats begin, all at once. The first
-interval and a half are let go by, the next ones are measured: the CPU time of this process, its
-threads, and when the far side was asked.
+Each channel is used once, so that it has a connection. Then the heartbeats begin, all at the same
+time. After one and a half intervals the next ones are measured: the CPU time of this process, its
+threads, and the times at which the server got heartbeats.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TENTHS = 10
 TASKS = Path("/proc/self/task")
 SAMPLES_AN_INTERVAL = 20
 TRIALS = 10
-SKIPPED = 1.5  # intervals; not 1: who is on time would be counted at both ends
+SKIPPED = 1.5  # intervals; with 1, punctual heartbeats would be counted at both ends
 MISSES = 3  # intervals of silence, after which a connection is dead
 
 Sent = Callable[[], int]

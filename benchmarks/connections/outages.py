@@ -56,7 +56,7 @@ def measure(world: World, scale: Scale) -> list[Row]:
 
 
 def _sync(relay: Relay, scale: Scale) -> dict[str, float]:
-    # who is untouched has a connection of its own too, or it would keep that of GLOBAL alive
+    # the unchanged channel has its own connection too; otherwise it would keep that of GLOBAL open
     held = {name: Held(LOCAL if name == UNTOUCHED else name, relay.target) for name in SUBJECTS}
     for one in held.values():
         one.call()
@@ -64,7 +64,7 @@ def _sync(relay: Relay, scale: Scale) -> dict[str, float]:
         relay.cut()
         end = time.monotonic() + scale.outage_s
         list(pool.map(lambda one: _fail(one, end), held.values()))
-        relay.mend()
+        relay.accept_again()
         times = dict(zip(held, pool.map(_recover, held, held.values()), strict=True))
     for one in held.values():
         one.close()
@@ -94,7 +94,7 @@ async def _aio(relay: Relay, scale: Scale) -> dict[str, float]:
     relay.cut()
     end = time.monotonic() + scale.outage_s
     await asyncio.gather(*(_aio_fail(one, end) for one in held.values()))
-    relay.mend()
+    relay.accept_again()
     times = await asyncio.gather(*(_aio_recover(*item) for item in held.items()))
     for one in held.values():
         await one.close()

@@ -1,4 +1,4 @@
-"""A TCP relay, in a thread: who connects to it gets to a server that can be exchanged."""
+"""A TCP relay in a thread, which connects clients with a server that can be replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 
 
 class Relay:
-    """Connections that are there stay where they are; new ones go where it was told last."""
+    """Existing connections keep their server; new ones go to the target that was set last."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -22,27 +22,27 @@ class Relay:
         self._pipes: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._port = 0
-        self.mend()
+        self.accept_again()
 
     @property
     def target(self) -> str:
-        """Where it listens."""
+        """The address at which it listens."""
         return f"{HOST}:{self._port}"
 
     def to(self, target: str) -> None:
-        """Lead those who connect from now on there."""
+        """Connect new clients with this target."""
         self._target = target
 
     def cut(self) -> None:
-        """Refuse connections, and end those that are there."""
+        """Refuse connections, and close the existing ones."""
         self._run(self._cut())
 
-    def mend(self) -> None:
-        """Take connections again, on the same port."""
+    def accept_again(self) -> None:
+        """Accept connections again, on the same port."""
         self._run(self._listen())
 
     def close(self) -> None:
-        """End all."""
+        """Close all connections, and stop."""
         self._run(self._cut())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

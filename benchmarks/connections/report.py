@@ -51,8 +51,8 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    told = call_facts(load)
-    return told | {"Versions": told["Versions"].split(", ")[0]}  # of grpcio
+    found = call_facts(load)
+    return found | {"Versions": found["Versions"].split(", ")[0]}  # of grpcio
 
 
 def _tables(results: Results, side: Side, what: str) -> Iterator[str]:
@@ -151,12 +151,12 @@ def _columns(what: str, results: Results) -> Columns:
     )
 
 
-def _costs(yardstick: str) -> Columns:
+def _costs(baseline: str) -> Columns:
     return (
         ("CPU, µs", _value("cpu_us")),
-        (f"× {yardstick}", _ratio("cpu")),
+        (f"× {baseline}", _ratio("cpu")),
         ("wall, µs", _value("wall_us")),
-        (f"× {yardstick}", _ratio("wall")),
+        (f"× {baseline}", _ratio("wall")),
     )
 
 

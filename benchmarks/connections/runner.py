@@ -16,7 +16,7 @@ from benchmarks.connections.subjects import PSUTIL, WORLDS, beating, has_psutil
 PATIENCE_S = 600.0
 
 STEPS = ("heartbeats", "frozen", "calls", "replacing", "outages", "serving", "rounds", "churn")
-"""What can be asked for."""
+"""The steps."""
 
 AT_ONCE = (("heartbeats", "frozen"), ("outages",))
 """Of which all processes run at once, as they mostly wait; all others one after the other."""
@@ -62,6 +62,6 @@ def rows_of(job: Job) -> list[Row | Skipped]:
     """Run its process."""
     arguments = (job.step, job.world, job.scale, *job.who)
     what = " ".join((job.step, job.world, *job.who))
-    quiet = {"GRPC_VERBOSITY": "NONE"}  # it tells of each connection that is lost
+    quiet = {"GRPC_VERBOSITY": "NONE"}  # it logs each lost connection
     module = "benchmarks.connections.child"
     return _child.rows(what, module, arguments, patience_s=PATIENCE_S, env=quiet)

@@ -21,7 +21,7 @@ class Scale:
     freezes: int
     beat_s: float  # the interval of heartbeats and pings to a server that freezes
     dead_s: float  # after so much silence it is dead
-    patience_s: float  # how long who has not found that out is waited for
+    patience_s: float  # the limit for the detection
     connections: int  # of the server whose connections are looked at
     looks: int  # at all of them
     closings: int  # of half of them

@@ -51,10 +51,12 @@ def measure_rounds(world: World, scale: Scale) -> list[Row]:
         target = far.targets[DETECTOR]
         channels = [stack.enter_context(bare(target)) for _ in range(scale.connections)]
         _use(channels)
-        told = {LOOK: [far.ask("look", DETECTOR) for _ in range(scale.looks)]}
+        answers_by_name = {LOOK: [far.ask("look", DETECTOR) for _ in range(scale.looks)]}
         if has_psutil():
-            told[PSUTIL] = [far.ask("psutil") for _ in range(scale.looks)]
-        told[CLOSING] = [_close_half(far, channels, scale.idle_s) for _ in range(scale.closings)]
+            answers_by_name[PSUTIL] = [far.ask("psutil") for _ in range(scale.looks)]
+        answers_by_name[CLOSING] = [
+            _close_half(far, channels, scale.idle_s) for _ in range(scale.closings)
+        ]
     return [
         Row(
             "server",
@@ -63,7 +65,7 @@ def measure_rounds(world: World, scale: Scale) -> list[Row]:
             name,
             {key: median(each[key] for each in answers) for key in answers[0]},
         )
-        for name, answers in told.items()
+        for name, answers in answers_by_name.items()
     ]
 
 

@@ -16,7 +16,7 @@ BARE, NOOP = "bare channel", "one no-op interceptor"
 RECONNECTING = "rpcwheel: ReconnectingChannel"
 ATTACHED = "rpcwheel: the same, with a heartbeat"
 CALLERS = (BARE, NOOP, RECONNECTING, ATTACHED)
-"""Through whom unary calls are made."""
+"""The channels that make unary calls."""
 
 UNWATCHED = "no heartbeats"
 OURS = "rpcwheel: HeartbeatManager"

@@ -31,7 +31,7 @@ Listener = Callable[[rivals.Seen], None]
 
 
 class Tally:
-    """Counts who has seen what is waited for."""
+    """Counts the subscribers that have seen the awaited change."""
 
     def __init__(self, subscribers: int) -> None:
         self._subscribers = subscribers

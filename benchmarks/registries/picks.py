@@ -80,8 +80,8 @@ def _picker(name: str, size: int) -> Pick[Subchannel]:
 
 def _subchannels(name: str, size: int) -> tuple[list[Subchannel], list[int]]:
     subchannels = [Subchannel(number, name in (BUSY, BUSY_WEIGHTED)) for number in range(size)]
-    alike = name not in (WEIGHTED, BUSY_WEIGHTED, BY_CHANCE)
-    return subchannels, [100 if alike else 50 + number % 100 for number in range(size)]
+    equal = name not in (WEIGHTED, BUSY_WEIGHTED, BY_CHANCE)
+    return subchannels, [100 if equal else 50 + number % 100 for number in range(size)]
 
 
 def _burst(pick: Pick[Subchannel]) -> Callable[[int], None]:

@@ -85,8 +85,8 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    told = machine.facts(with_netty=False)
-    return told | {"Versions": packages("grpcio", "kazoo", "redis"), "Load before": load}
+    found = machine.facts(with_netty=False)
+    return found | {"Versions": packages("grpcio", "kazoo", "redis"), "Load before": load}
 
 
 def _tables(results: Results, what: str, columns: Sequence[tuple[str, Cell]]) -> Iterator[str]:

@@ -57,9 +57,9 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
 @contextmanager
 def _publisher(url: str, scale: Scale) -> Iterator[Any]:
     """Start the process. Gives a function that lets it restart instances, and waits for it."""
-    told = [url, str(scale.listed), str(scale.restarted), str(scale.restart_pause_s)]
+    arguments = [url, str(scale.listed), str(scale.restarted), str(scale.restart_pause_s)]
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, *told],
+        [sys.executable, "-m", __name__, *arguments],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin is not None

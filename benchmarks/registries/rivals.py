@@ -17,7 +17,7 @@ from rpcwheel.registry.url import parse_url
 
 
 class Seen(Protocol):
-    """What a subscriber is told."""
+    """What a subscriber gets."""
 
     def __len__(self) -> int:
         """How many instances there are."""

@@ -29,7 +29,7 @@ STEPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "restart": tuple((engine, who) for engine in RIVALS for who in (CHANNEL, RIVALS[engine])),
     "republish": tuple((engine, who) for engine in WIPED for who in (SPREAD, AT_ONCE)),
 }
-"""What can be asked for, and who its processes are of."""
+"""The steps, and the subjects of their processes."""
 
 
 def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
@@ -50,6 +50,6 @@ def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
 
 def rows_of(scale: str, step: str, *who: str) -> list[Row | Skipped]:
     """Run one process."""
-    quiet = {"GRPC_VERBOSITY": "NONE"}  # it tells of each connection that is lost
+    quiet = {"GRPC_VERBOSITY": "NONE"}  # it logs each lost connection
     module, what = "benchmarks.registries.child", " ".join((step, *who))
     return _child.rows(what, module, (scale, step, *who), patience_s=PATIENCE_S, env=quiet)

@@ -26,7 +26,7 @@ CALLERS = (
     LEAST,
     HASH,
 )
-"""Through whom unary calls are made."""
+"""The channels that make unary calls."""
 
 LB_POLICIES = {
     ONE: "weighted_round_robin",
@@ -75,5 +75,5 @@ SPREAD, AT_ONCE = "over the window", "jitter=1 ms"
 
 
 def watching(engine: str) -> tuple[str, ...]:
-    """Who sees what is published there."""
+    """The subscribers of an engine."""
     return (OURS, RIVALS[engine]) if engine in RIVALS else (OURS,)

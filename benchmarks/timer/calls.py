@@ -46,7 +46,9 @@ def burst(subject: Subject, most: int) -> int:
 
 
 def _round(subject: Subject, calls: int) -> dict[str, Cost]:
-    subject.pair_cost(max(calls // 4, 1))  # who comes after a slow one finds the caches cold
+    subject.pair_cost(
+        max(calls // 4, 1)
+    )  # a slow subject before has displaced the processor's caches
     costs = {"pair": subject.pair_cost(calls)}
     if subject.name in TURNING:
         return costs

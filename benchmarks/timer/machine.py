@@ -17,7 +17,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 def facts(*, with_netty: bool) -> dict[str, str]:
     """The machine and the versions, by name."""
-    told = {
+    found = {
         "Machine": f"{_cpu()}, {os.cpu_count()} processors, {_memory()}",
         "System": platform.platform(terse=True),
         "Python": f"{platform.python_implementation()} {sys.version.split(' (', maxsplit=1)[0]}",
@@ -25,8 +25,8 @@ def facts(*, with_netty: bool) -> dict[str, str]:
         "rpcwheel": __version__,
     }
     if with_netty:
-        told["JVM"] = f"{netty.java_version()}, netty-common {netty.VERSION}"
-    return told
+        found["JVM"] = f"{netty.java_version()}, netty-common {netty.VERSION}"
+    return found
 
 
 def load() -> str:

@@ -63,7 +63,7 @@ def _flat(few: Subject, many: Subject, scale: Scale) -> list[Row]:
 
 
 def resident_bytes() -> int:
-    """The memory this process occupies; 0 where the system doesn't tell."""
+    """The memory this process occupies; 0 if the system does not report it."""
     gc.collect()
     if not _STATM.exists():
         return 0

@@ -1,4 +1,4 @@
-"""Netty's HashedWheelTimer, where a JDK is at hand: `benchmarks/netty/NettyTimer.java`.
+"""Netty's HashedWheelTimer, if a JDK is installed: `benchmarks/netty/NettyTimer.java`.
 
 Its start and cancel only fill queues, and its worker does the rest at its next ticks, at most
 100,000 starts a tick. So there are two figures: what the caller's thread pays, and that with the
@@ -44,8 +44,8 @@ def java_version() -> str:
     """What `java -version` says of itself, in a line."""
     if shutil.which("java") is None:
         return "none"
-    told = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
-    return (told.stderr or told.stdout).splitlines()[0]
+    run = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
+    return (run.stderr or run.stdout).splitlines()[0]
 
 
 def _jar() -> Path:
@@ -68,8 +68,8 @@ def _run(*command: str) -> str:
             command, capture_output=True, text=True, check=True, timeout=PATIENCE_S, cwd=FOLDER
         )
     except subprocess.CalledProcessError as error:
-        told = (error.stderr or error.stdout).strip().splitlines() or ["no message"]
-        raise Unavailable(f"{command[0]} failed: {told[0]}") from error
+        output = (error.stderr or error.stdout).strip().splitlines() or ["no message"]
+        raise Unavailable(f"{command[0]} failed: {output[0]}") from error
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{command[0]} took longer than {PATIENCE_S:.0f} s") from error
     return done.stdout

@@ -38,7 +38,7 @@ class OwnSubject(Subject):
             new_timeout(nothing, DELAY_S).cancel()
 
     def varied(self, count: int) -> None:
-        """Pairs whose delays are no two alike in a row: no conversion of a delay can be saved."""
+        """Pairs with a different delay each, so that the conversion of a delay cannot be cached."""
         new_timeout = self.timer.new_timeout
         for _ in repeat(None, count // len(DELAYS_S)):
             for delay in DELAYS_S:

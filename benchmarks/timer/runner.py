@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks._child import told
+from benchmarks._child import output_of
 from benchmarks.timer import netty
 from benchmarks.timer.scale import SCALES, Row
 from benchmarks.timer.subjects import (
@@ -104,11 +104,11 @@ def _step(step: str, forms: list[str], plan: Plan) -> Iterator[Row | Skipped]:
 
 
 def _groups(step: str, form: str, forms: list[str]) -> list[tuple[str, ...]]:
-    """Who is measured with whom; rivals once, and asyncio beside each form as its yardstick."""
+    """Which subjects are measured in one process: alternatives once, asyncio with each form."""
     names = available(SUBJECTS[step])
     if form != forms[0]:
-        yardstick = (ASYNCIO,) if step in TOGETHER else ()
-        names = tuple(name for name in names if name in (*OWN, *yardstick))
+        baseline = (ASYNCIO,) if step in TOGETHER else ()
+        names = tuple(name for name in names if name in (*OWN, *baseline))
     if step == "threads":
         names = tuple(name for name in names if name != ASYNCIO)
     return [names] if step in TOGETHER else [(name,) for name in names]
@@ -116,7 +116,9 @@ def _groups(step: str, form: str, forms: list[str]) -> list[tuple[str, ...]]:
 
 def _child(step: str, scale: str, form: str, names: tuple[str, ...]) -> list[Row | Skipped]:
     env = {"RPCWHEEL_PURE": "1" if form == "pure" else "0"}
-    answer = told("benchmarks.timer.child", step, scale, *names, patience_s=PATIENCE_S, env=env)
+    answer = output_of(
+        "benchmarks.timer.child", step, scale, *names, patience_s=PATIENCE_S, env=env
+    )
     if isinstance(answer, str):
         return [Skipped(f"{step} of {', '.join(names)} ({form})", answer)]
     return [Row(**row) for row in answer]

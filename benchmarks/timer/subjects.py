@@ -33,7 +33,7 @@ NETTY = "Netty HashedWheelTimer"
 OWN = (*QUEUES, ASYNC, ASYNC_TURNING, ASYNC_UVLOOP)
 TURNING = (ASYNC_TURNING, ASYNCIO_TURNING, UVLOOP_TURNING)
 RIVALS = (ASYNCIO, ASYNCIO_TURNING, UVLOOP, UVLOOP_TURNING, THREADING, SCHED)
-YARDSTICK = ASYNCIO
+BASELINE = ASYNCIO
 """What the ratios are to: asyncio in a burst, its loop not turning while the clock runs; turning
 costs it more."""
 
