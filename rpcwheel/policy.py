@@ -207,7 +207,11 @@ class _OrShort:
 
 def _delay(value: object) -> object:
     if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
-        return 0.0 if not value else _seconds(value)
+        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        if not seconds:
+            return 0.0
+        if seconds < 0:
+            raise ConfigurationError(f"it must be zero or a finite time above, not {shown(value)}")
     return _seconds(value)
 
 

@@ -1,8 +1,8 @@
-"""The call that a heartbeat makes, and the meaning of its response.
+"""The call that a heartbeat or health check makes, and the meaning of its response.
 
-gRPC servers in all languages offer `grpc.health.v1`. Its two messages have one field each, so they
-are encoded and decoded here, without protobuf. A server without this service answers UNIMPLEMENTED,
-which also shows that it is alive.
+gRPC servers in any language can offer `grpc.health.v1`. Its two messages have one field each, so
+they are encoded and decoded here without protobuf. A server without that service answers
+UNIMPLEMENTED, which is an answer too: the server is alive.
 """
 
 from __future__ import annotations
@@ -11,27 +11,36 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from rpcwheel.errors import ConfigurationError
 
-__all__ = ["ALIVE", "MARK", "UNANSWERED", "HealthProbe", "MethodProbe", "Probe", "ProbeResult"]
+__all__ = [
+    "ALIVE",
+    "MARK",
+    "UNANSWERED",
+    "HealthProbe",
+    "MethodProbe",
+    "Probe",
+    "ProbeResult",
+    "checked_probe",
+]
 
 MARK: Final = (("rpcwheel-heartbeat", "1"),)
-"""Metadata of each probe, which distinguishes it from calls of users."""
+"""Metadata of each probe, by which a server can tell probes from other calls."""
 
 UNANSWERED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
-"""Statuses that the client itself sets without an answer. Every other status is an answer."""
+"""Statuses that the client sets itself if there is no answer. Every other status is an answer."""
 
 SERVING: Final = 1
 NOT_SERVING: Final = 2
 SERVICE_UNKNOWN: Final = 3
-"""Of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+"""Values of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
 
 class ProbeResult(NamedTuple):
     """The meaning of a response."""
 
     alive: bool
-    """Whether the response shows that the server is alive."""
+    """Whether it counts as an answer."""
     serving: bool | None = None
-    """The serving status in the response; None if it has none."""
+    """Whether the server says that it serves; None: it says nothing about it."""
 
 
 ALIVE: Final = ProbeResult(alive=True)
@@ -39,30 +48,33 @@ ALIVE: Final = ProbeResult(alive=True)
 
 @runtime_checkable
 class Probe(Protocol):
-    """One small unary call to a server. Implement it to probe with your own method."""
+    """One small unary call to a server. Implement this protocol to interpret responses yourself."""
 
     @property
     def method(self) -> str:
-        """The full name of the method: `"/shop.Orders/Ping"`."""
+        """The full method name: `"/shop.Orders/Ping"`."""
 
     @property
     def request(self) -> bytes:
-        """The request message, serialized."""
+        """The serialized request."""
 
     def judge(self, response: bytes) -> ProbeResult:
-        """Interpret a response with status OK. Must not block; runs on a worker or on the loop."""
+        """Interpret a response with status OK.
+
+        On a worker thread, or on the event loop, where it must not block.
+        """
 
 
 class MethodProbe:
-    """Calls a method of the server. Each answer counts, also an error status.
+    """Calls a unary method. Every answer counts, also an error status from the server.
 
     Args:
-        method: The full name of a unary method: `"/shop.Orders/Ping"`. It should be cheap, and
-            without effect on the server.
-        request: The request message, serialized: `Ping().SerializeToString()`.
+        method: The full method name: `"/shop.Orders/Ping"`. Choose a cheap method without effects.
+        request: The serialized request: `Ping().SerializeToString()`.
 
     Raises:
-        TypeError, ConfigurationError: The method is not a full name; the request is not bytes.
+        TypeError: `method` is not a string, or `request` is not bytes.
+        ConfigurationError: `method` is not a full method name.
     """
 
     __slots__ = ("method", "request")
@@ -73,18 +85,18 @@ class MethodProbe:
         service, slash, name = method.removeprefix("/").partition("/")
         if not (method.startswith("/") and service and slash and name) or "/" in name:
             raise ConfigurationError(
-                f"method must name one method in full, as '/shop.Orders/Ping'; not {method!r}"
+                f"method must be a full method name such as '/shop.Orders/Ping', not {method!r}"
             )
         if not isinstance(request, bytes):
             raise TypeError(
-                "request must be the serialized message (bytes; of a protobuf message, what "
-                f"SerializeToString() gives), not {request!r}"
+                "request must be the serialized message in bytes (for protobuf, the result of "
+                f"SerializeToString()), not {request!r}"
             )
         self.method = method
         self.request = request
 
     def judge(self, response: bytes) -> ProbeResult:
-        """Return `ALIVE`, whatever the response is."""
+        """Every response counts as an answer."""
         return ALIVE
 
     def __repr__(self) -> str:
@@ -92,15 +104,15 @@ class MethodProbe:
 
 
 class HealthProbe:
-    """Calls `grpc.health.v1.Health/Check`, the standard health check.
+    """Calls `grpc.health.v1.Health/Check`.
 
     Args:
         service: The service to check; `""` for the whole server.
-        require_serving: Whether NOT_SERVING counts as no answer, so that the connection is dead if
-            the server returns it for the whole timeout. By default, each answer counts.
+        require_serving: Whether NOT_SERVING counts as no answer, so that a connection to a server
+            that answers so for the whole timeout is dead. By default every answer counts.
 
     Raises:
-        TypeError: The service is not a string.
+        TypeError: An argument is of the wrong type.
     """
 
     __slots__ = ("request", "require_serving", "service")
@@ -118,7 +130,7 @@ class HealthProbe:
         self.request = b"\x0a" + _varint(len(name)) + name if name else b""
 
     def judge(self, response: bytes) -> ProbeResult:
-        """Read the serving status. A response that cannot be decoded is alive, without a status."""
+        """Read the serving status. A response without one counts as an answer."""
         status = _field_1(response)
         if status == SERVING:
             return ProbeResult(alive=True, serving=True)
@@ -130,7 +142,30 @@ class HealthProbe:
         return f"HealthProbe({self.service!r}, require_serving={self.require_serving})"
 
 
-# The encoding of protobuf, as far as these two messages need it
+def checked_probe(probe: object) -> Probe:
+    """Return `probe`.
+
+    Raises:
+        TypeError: It is not a probe, or its request is not bytes.
+        ConfigurationError: Its method is not a full method name.
+    """
+    if isinstance(probe, type) or not isinstance(probe, Probe) or not callable(probe.judge):
+        raise TypeError(
+            "probe must be HealthProbe(), MethodProbe('/shop.Orders/Ping'), or an object with "
+            f"`method`, `request` and `judge(response)`; not {probe!r}"
+        )
+    method: object = probe.method
+    if not isinstance(method, str) or not method.startswith("/"):
+        raise ConfigurationError(
+            f"a probe's method must be a full name such as '/shop.Orders/Ping', not {method!r}"
+        )
+    request: object = probe.request
+    if not isinstance(request, bytes):
+        raise TypeError(f"a probe's request must be serialized, in bytes, not {request!r}")
+    return probe
+
+
+# The protobuf encoding of the two messages
 
 
 def _varint(number: int) -> bytes:
@@ -143,38 +178,38 @@ def _varint(number: int) -> bytes:
 
 
 def _field_1(message: bytes) -> int | None:
-    """The last varint with number 1; 0 (the default) if there is none, None if it is invalid."""
-    value, place = 0, 0
+    """The last varint of field 1; 0 (the default) if there is none, None if it is malformed."""
+    value, position = 0, 0
     try:
-        while place < len(message):
-            tag, place = _read_varint(message, place)
+        while position < len(message):
+            tag, position = _read_varint(message, position)
             match tag & 7:
                 case 0:
-                    number, place = _read_varint(message, place)
+                    number, position = _read_varint(message, position)
                     value = number if tag >> 3 == 1 else value
                 case 1:
-                    place += 8
+                    position += 8
                 case 2:
-                    length, place = _read_varint(message, place)
-                    place += length
+                    length, position = _read_varint(message, position)
+                    position += length
                 case 5:
-                    place += 4
+                    position += 4
                 case _:
                     return None
     except (IndexError, TypeError):
         return None
-    return value if place == len(message) else None
+    return value if position == len(message) else None
 
 
-def _read_varint(message: bytes, place: int) -> tuple[int, int]:
-    """The number at an offset, and the offset of its end; IndexError if it does not end."""
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    """The number at a position, and the position behind it; IndexError if it does not end."""
     number = shift = 0
     while True:
-        byte = message[place]
-        place += 1
+        byte = message[position]
+        position += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the last one
-            return number, place
+        if byte < 0x80:  # noqa: PLR2004 - the last byte
+            return number, position
         shift += 7
-        if shift > 63:  # noqa: PLR2004 - bits of the longest
+        if shift > 63:  # noqa: PLR2004 - bits of the longest varint
             raise IndexError

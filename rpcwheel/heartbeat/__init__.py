@@ -1,4 +1,4 @@
-"""Heartbeats: silent connections are asked whether they live, and dead ones replaced.
+"""Heartbeats: detect dead connections, and replace them.
 
     from rpcwheel.heartbeat import HeartbeatManager
     from rpcwheel.transport import ReconnectingChannel
@@ -7,20 +7,24 @@
     with HeartbeatManager(interval=10.0) as heartbeats:
         heartbeat = heartbeats.attach(channel)
         heartbeat.add_listener(lambda heartbeat, old, new: print(heartbeat.target, old, "->", new))
-        ...                                    # stubs made of `channel` live on when it is replaced
+        ...                                    # stubs of `channel` outlive its connections
 
-What a TCP connection does not tell for a quarter of an hour: that the other end is frozen, was
-unplugged, or lost its state. A heartbeat (`HealthProbe`: the standard health service, which servers
-of any language have) is sent when nothing was read, or nothing written, for `interval`. When
-nothing was read for `timeout`, three intervals by default, the connection is dead, and is replaced.
-These are Dubbo's rules (`HeartbeatTimerTask`, `ReconnectTimerTask`). What calls read and write
-counts, so a busy connection is never asked; one that was not used yet is left alone, and so is one
-that the server has closed because nobody used it.
+TCP may need a quarter of an hour to notice that the server is frozen, unplugged, or has lost its
+state. A heartbeat is a call of the standard health service (`HealthProbe`) or of a method of yours
+(`MethodProbe`). It is sent if nothing was read, or nothing was written, for `interval`. If nothing
+was read for `timeout`, by default three intervals, the connection is dead and is replaced. These
+are Dubbo's rules (`HeartbeatTimerTask`, `ReconnectTimerTask`). Calls of the user count as activity,
+so a busy connection gets no heartbeats. An unused connection gets none either, nor one that the
+server closed because it was idle.
 
-The states are in `HeartbeatState`, what may follow what in `heartbeat.rules.TRANSITIONS`. Nothing
-polls: each connection has one timeout on the timer, set to the next moment that matters.
-
-The twin for `grpc.aio`, with the same names, is in `rpcwheel.heartbeat.aio`.
+==============  ====================================================================================
+`policy.py`     The settings.
+`rules.py`      States and their transitions, times derived from the settings, actions.
+`core.py`       Decides when a heartbeat is sent, and when a connection is dead. No I/O.
+`monitor.py`    Heartbeats and their manager, as far as they are the same for both worlds.
+`sync.py`       The adapter for `grpc`.
+`aio.py`        The adapter for `grpc.aio`: `rpcwheel.heartbeat.aio`, with the same names.
+==============  ====================================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -1,130 +1,105 @@
 """Heartbeats for channels of `grpc.aio`, with the same names as in `sync.py`.
 
-Heartbeats, replacements, listeners and events all run on the loop that ran when the connection was
-attached. The timer may run on another thread; it only schedules calls on the loop.
+Heartbeats, reconnects, listeners and events run on the event loop on which the connection was
+attached. The timer may run on another thread, which only schedules calls on the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
-from rpcwheel.durations import to_seconds
-from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK
 
-from .base import SLACK_S, HeartbeatBase
-from .manager import ManagerBase
+from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.exiting import BackgroundCall
-
-    from .rules import Send
+    from .monitor import Report
 
 __all__ = ["Heartbeat", "HeartbeatManager"]
 
 
 class Heartbeat(HeartbeatBase):
-    """The heartbeat of one connection; made by `HeartbeatManager.attach`.
+    """The heartbeat of one connection; created by `HeartbeatManager.attach`. Thread-safe."""
 
-    `detach`, `withdraw` and `beat` may be called from any thread.
-    """
-
-    def __init__(self, connection: Any, **settings: Any) -> None:
-        """For `HeartbeatManager.attach`; a loop must be running."""
+    def __init__(self, channel: Any, **settings: Any) -> None:
+        """For `HeartbeatManager.attach`; an event loop must be running."""
         self._loop = asyncio.get_running_loop()
+        self._is_lost = self._loop.is_closed
         self._tasks: set[asyncio.Task[None]] = set()
-        super().__init__(connection, **settings)
+        super().__init__(channel, **settings)
 
-    def _soon(self, job: Callable[[], object]) -> None:
-        # Always in a later round of the loop: the timer's own must not wait for user code.
+    def _submit(self, work: Work, job: Callable[[], object]) -> None:
+        # Never at once: a timer on this loop must not wait for user code.
         if running_loop() is self._loop:
             self._loop.call_soon(job)
         elif not call_on_loop(self._loop, job):  # it is closed
             with self._lock:
                 self._core.close()
-                self._tidy()
+                self._clear()
             self._forget(self)
 
-    _soon_users = _soon_replaced = _soon_notified = _soon
+    _metadata: ClassVar[Any] = grpc.aio.Metadata(*MARK)
 
-    def _start(
-        self,
-        call: Any,
-        step: Send,
-        settle: Callable[[int, str, object], None],
-        background: BackgroundCall,
-    ) -> Any:
-        made = call(
-            self._probe.request,
-            timeout=to_seconds(step.limit_ns) + SLACK_S,
-            metadata=grpc.aio.Metadata(*MARK),
-            wait_for_ready=step.patient or None,
-        )
-        task = self._loop.create_task(self._watch(made, settle))
+    def _start(self, multicallable: Any, options: dict[str, Any], report: Report) -> Any:
+        call = multicallable(self._probe.request, **options)
+        task = self._loop.create_task(self._await(call, report))
         self._tasks.add(task)
-        background.is_lost = self._loop.is_closed
-        task.add_done_callback(partial(self._ended, background))
+        task.add_done_callback(self._tasks.discard)
         return task
 
-    def _ended(self, background: BackgroundCall, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        BACKGROUND.end_call(background)
-
-    async def _watch(self, call: Any, settle: Callable[[int, str, object], None]) -> None:
-        """Wait for the answer; cancelled if nobody waits for it any more."""
+    async def _await(self, call: Any, report: Report) -> None:
         code, response = "OK", None
         try:
             response = await call
-        except asyncio.CancelledError:  # nobody waits; or the loop ends, and no miss is to be told
+        except asyncio.CancelledError:  # its answer no longer counts, or the loop ends: not missed
             call.cancel()
             raise
-        except grpc.RpcError as error:
-            status = error.code() if hasattr(error, "code") else None
-            code = getattr(status, "name", "UNKNOWN")
-        except Exception as error:  # noqa: BLE001 - of the user's interceptors
-            code = type(error).__name__
-        settle(self._now_ns(), code, response)
+        except Exception as error:  # noqa: BLE001 - also from the user's interceptors
+            code = status_of(error)
+        report(self._now_ns(), code, response)
 
-    def _give_up(self, call: asyncio.Task[None]) -> None:
-        self._soon(call.cancel)
+    def _cancel(self, call: asyncio.Task[None]) -> None:
+        self._submit(Work.BOOKKEEPING, call.cancel)
 
     async def ended(self) -> None:
-        """Wait until no task of it runs any more; after `detach()`."""
+        """Wait until none of its tasks runs any more; after `detach()`."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
 
-class HeartbeatManager(ManagerBase[Heartbeat]):
-    """Asks silent connections whether they live, and replaces the dead; see `rpcwheel.heartbeat`.
+class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
+    """Sends heartbeats on silent connections, and replaces dead ones; see `rpcwheel.heartbeat`.
 
     Args:
-        timer: Where the heartbeats wait; None: `shared_timer()`. A thread's timer does as well as
-            an `AsyncWheelTimer`.
-        interval: A heartbeat is sent when nothing was read, or nothing written, for more than so
-            many seconds. None: never.
-        timeout: Dead when nothing was read for more than so many seconds; None: three intervals.
-        probe: What is asked; None: `HealthProbe()`.
-        drain_timeout: Seconds that calls in flight on a dead connection may go on; 0: ended at
-            once with UNAVAILABLE; None: as long as they take.
+        timer: The timer to use, also one of another thread; None: `shared_timer()`. Close the
+            manager before you stop it: a stopped timer ends the heartbeats.
+        interval: Seconds. A heartbeat is sent if nothing was read, or nothing written, for longer.
+            None: never.
+        timeout: Seconds. A connection is dead if nothing was read for longer. None: three times
+            the interval.
+        probe: The call that is made; None: `HealthProbe()`.
+        drain_timeout: Seconds for which calls in flight on a dead connection may continue. 0: they
+            end at once with UNAVAILABLE. None: no limit.
         reconnect: Whether dead connections are replaced, or only reported.
 
-    An async context manager, whose end waits until no task is left. `attach` needs a running loop
-    (RuntimeError without one); each heartbeat lives on the loop where it was attached. To be closed
-    before its timer is stopped: who waits on a stopped timer is not told.
+    An async context manager; its exit waits until no task is left. `attach` must be called on a
+    running event loop, where the heartbeat then runs; without one it raises RuntimeError.
 
     Raises:
-        TypeError, ConfigurationError: An argument makes no sense.
+        TypeError, ConfigurationError: An argument is not valid.
     """
 
-    _kind: ClassVar[type[Heartbeat]] = Heartbeat
-    _other: ClassVar[tuple[type[Any], str]] = grpc.Channel, "rpcwheel.heartbeat.HeartbeatManager"
+    _heartbeat: ClassVar[type[Heartbeat]] = Heartbeat
+    _other_world: ClassVar[tuple[type[Any], str]] = (
+        grpc.Channel,
+        "rpcwheel.heartbeat.HeartbeatManager",
+    )
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,7 +108,7 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Detach all, as `close()` does, and wait until no task of theirs is left."""
+        """Detach all heartbeats, as `close()` does, and wait until none of their tasks is left."""
         heartbeats = self.heartbeats
         self.close()
         for heartbeat in heartbeats:

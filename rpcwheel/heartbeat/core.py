@@ -1,23 +1,22 @@
-"""When a heartbeat is sent, and when a connection is dead.
+"""Decides when a heartbeat is sent, and when a connection is dead.
 
-Dubbo's rules (`HeartbeatTimerTask`, `ReconnectTimerTask`): a heartbeat is sent when nothing was
-read, *or* nothing written, for more than the interval, and again each tick until something is; a
-connection on which nothing was read for more than the timeout is dead. Both are strict, and a
-connection that was not used yet is left alone. What is added:
+The rules are Dubbo's (`HeartbeatTimerTask`, `ReconnectTimerTask`): a heartbeat is sent if nothing
+was read, or nothing was written, for more than the interval, and again each tick until something is
+read. A connection is dead if nothing was read for more than the timeout. Both comparisons are
+strict. An unused connection gets no heartbeats. Added here:
 
-* Only silence condemns. Dead takes `ENOUGH` heartbeats in a row that were missed: a tick long
-  nothing came, or the connection was broken. An answer counts however late it comes. What somebody
-  said, or what went wrong on our own side, is no silence.
-* We may have stood still ourselves (SIGSTOP, a laptop that sleeps, a blocked loop). Whoever looks
-  much later than was planned knows it, forgets all misses, and takes the time off the silence:
-  nobody else is to blame.
-* Heartbeats are late by a random share, so that connections that fell silent together don't ask
-  together; and on a coarse grid of the clock, so that a few share each wake-up. Deaths are late by
-  a share too, or a server that comes back met all its clients in one instant.
-* A connection that the server has closed for want of use is not made again for a heartbeat's sake.
+* A connection is dead only after `MISSES_UNTIL_DEAD` heartbeats in a row without an answer: no
+  answer came for a tick, or the connection was broken. A late answer counts. A status from a proxy
+  and an error in this process do not count as silence.
+* If this process stalled (SIGSTOP, suspend, a blocked event loop), which a look much later than
+  planned shows, the misses are reset and the stalled time is subtracted from the silence.
+* Heartbeats have a random delay, so that connections that became silent together do not send
+  together, and are due on a coarse grid of the clock, so that several share a wake-up. Deaths have
+  a random delay too; otherwise all clients would reconnect to a restarted server at once.
+* No heartbeat reopens a connection that the server closed because it was idle.
 
-Pure: time and what was seen come in, the next step goes out, and what is to be told waits in
-`told`. Not thread-safe.
+Contains no I/O: the caller gives the time and the activity of the connection, and carries out the
+action that is returned. What is to be reported is appended to `reports`. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -25,349 +24,371 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.events.events import ConnectionAlive, ConnectionDead, HeartbeatMissed
 
-from .rules import TRANSITIONS, Changed, Died, HeartbeatState, Missed, Reconnect, Revived, Send
+from .rules import TRANSITIONS, HeartbeatState, Reconnect, Send, StateChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .rules import HeartbeatRules, Seen
+    from rpcwheel.events import Event
+
+    from .rules import HeartbeatRules, LastActivity
 
 __all__ = ["HeartbeatCore"]
 
 PAST: Final = -NEVER
 
-ENOUGH: Final = 2
-"""Heartbeats missed in a row, without which nothing is dead: one answer may get lost."""
+MISSES_UNTIL_DEAD: Final = 2
+"""Heartbeats in a row that must be missed before a connection is dead: one answer may get lost."""
 
-MOST: Final = 8
-"""Heartbeats on their way at a time; beyond that the youngest gives way to the next."""
+MAX_IN_FLIGHT: Final = 8
+"""Heartbeats in flight at a time. Beyond that the youngest one is given up for the next one."""
 
-_QUIET: Final = frozenset({HeartbeatState.OFF, HeartbeatState.WITHDRAWN, HeartbeatState.CLOSED})
-_TROUBLED: Final = frozenset({HeartbeatState.SUSPECT, HeartbeatState.DEAD})
+_INACTIVE: Final = frozenset({HeartbeatState.OFF, HeartbeatState.WITHDRAWN, HeartbeatState.CLOSED})
+_NOT_ANSWERING: Final = frozenset({HeartbeatState.SUSPECT, HeartbeatState.DEAD})
 
 
 class HeartbeatCore:
-    """The heartbeat of one connection."""
+    """The decisions for one connection."""
 
     def __init__(
-        self, rules: HeartbeatRules, share: Callable[[], float], *, now_ns: int, begun: bool
+        self,
+        target: str,
+        rules: HeartbeatRules,
+        jitter: Callable[[], float],
+        *,
+        now_ns: int,
+        silent_from_start: bool,
     ) -> None:
-        """Begin.
+        """Start in state UNUSED, or OFF.
 
         Args:
-            rules: When what is due.
-            share: Gives a share from 0 to 1, at random: how late a heartbeat is.
+            target: Of the channel, for events.
+            rules: Of the policy.
+            jitter: Returns a random number from 0 to 1.
             now_ns: The time.
-            begun: Whether silence counts from now on, without waiting for the first use: for
-                connections whose activity is not seen.
+            silent_from_start: Whether silence counts from now, not from the first use: for
+                channels whose activity is not known.
         """
         off = rules.interval_ns == NEVER
-        self._rules, self._share, self._begun = rules, share, begun
+        self._target, self._rules, self._jitter = target, rules, jitter
+        self._silent_from_start = silent_from_start
         self.state = HeartbeatState.OFF if off else HeartbeatState.UNUSED
         self.misses = self.sent = self.answered = self.replaced = 0
         self.rtt_ns: int | None = None
         self.serving: bool | None = None
-        self.told: list[Changed | Missed | Died | Revived] = []
+        self.reports: list[StateChanged | Event] = []
 
-        # What was heard
-        self._floor_ns = PAST  # stamps up to here are forgotten
-        self._since_ns: int | None = now_ns if begun else None  # silence counts from here ...
-        self._heard_ns: int | None = None  # ... or from the last read
-        self._silent_ns = self._since_ns  # the same over all connections, for people
+        # Silence
+        self._ignored_until_ns = PAST  # activity up to here belongs to a connection that is gone
+        self._silence_start_ns: int | None = now_ns if silent_from_start else None
+        self._last_read_ns: int | None = None  # silence counts from here, once something was read
+        self._reported_start_ns = self._silence_start_ns  # the same across reconnects, for reports
+        self._stalled_ns = 0  # how long this process stalled during the silence
 
         # Heartbeats
-        self.on_way: set[int] = set()
-        """Those that an answer still counts for."""
-        self.waiting = False
-        """Whether the last one is neither answered nor missed."""
+        self.in_flight: set[int] = set()
+        """Numbers of the heartbeats whose answer still counts."""
+        self.awaiting_answer = False
+        """Whether the last heartbeat is neither answered nor missed."""
         self._sent_ns = PAST
-        self._missed_ns = NEVER  # when the last one counts as missed
-        self._base_ns: int | None = None  # the silence that `_late_ns` was drawn for
-        self._late_ns = 0
-        self._hold_ns = PAST  # none before
-        self._look_ns = NEVER if off else now_ns + int(share() * rules.interval_ns)  # if unused
-        self._new = False  # one is due, as the connection is new
-        self._forced = False  # or as somebody wants to know
+        self._miss_at_ns = NEVER  # when the last heartbeat counts as missed
+        self._delay_base_ns: int | None = None  # the silence that `_delay_ns` was drawn for
+        self._delay_ns = 0
+        self._not_before_ns = PAST
+        # When an unused connection is looked at
+        self._check_ns = NEVER if off else now_ns + int(jitter() * rules.interval_ns)
+        self._is_new = False  # a heartbeat is due because the connection is new
+        self._is_requested = False  # a heartbeat is due because the user asked for it
 
         # Death
-        self._planned_ns = NEVER  # when we meant to look next
-        self._excused_ns = 0  # how long we stood still in this silence
-        self._condemning = 0  # misses in a row that count
-        self._dead_ns = NEVER  # when it is dead, once they are enough
-        self._mourned = False  # this death was told
-        self._replacing = False
+        self._planned_ns = NEVER  # when the next look was to be
+        self._silent_misses = 0  # misses in a row that count towards death
+        self._dead_at_ns = NEVER  # set when they are enough
+        self._death_reported = False
+        self._reconnecting = False
 
     # When to look
 
-    def next_ns(self, now_ns: int, seen: Seen) -> int:
+    def next_ns(self, now_ns: int, activity: LastActivity) -> int:
         """When `step` may have something to do; `NEVER`: not before another method is called."""
-        if self.state in _QUIET or self._replacing:
+        if self.state in _INACTIVE or self._reconnecting:
             self._planned_ns = NEVER
             return NEVER
-        self.notice(now_ns, seen)
-        at_ns = self._next_ns(now_ns, seen)
+        self.observe(now_ns, activity)
+        at_ns = self._next_ns(now_ns, activity)
         self._planned_ns = max(now_ns, at_ns)
         return at_ns
 
-    def _next_ns(self, now_ns: int, seen: Seen) -> int:
+    def _next_ns(self, now_ns: int, activity: LastActivity) -> int:
         if self._is_unused():
-            if self._look_ns <= now_ns:  # a use since then is seen in time at the next look
-                self._look_ns = now_ns + self._rules.interval_ns
-            return self._look_ns
-        beat_ns = self._missed_ns if self.waiting else self._beat_ns(now_ns, seen)
-        return min(beat_ns, self._dead_ns)
+            if self._check_ns <= now_ns:  # the next check finds a use in time for its heartbeat
+                self._check_ns = now_ns + self._rules.interval_ns
+            return self._check_ns
+        due_ns = self._miss_at_ns if self.awaiting_answer else self._send_at_ns(now_ns, activity)
+        return min(due_ns, self._dead_at_ns)
 
     def _silent_since(self) -> int | None:
-        return self._since_ns if self._heard_ns is None else self._heard_ns
+        return self._silence_start_ns if self._last_read_ns is None else self._last_read_ns
 
-    def _is_urgent(self) -> bool:
-        return self._new or self._forced
+    def _is_due_now(self) -> bool:
+        return self._is_new or self._is_requested
 
     def _is_unused(self) -> bool:
-        return self._silent_since() is None and not self._is_urgent()
+        return self._silent_since() is None and not self._is_due_now()
 
-    def _beat_ns(self, now_ns: int, seen: Seen) -> int:
+    def _send_at_ns(self, now_ns: int, activity: LastActivity) -> int:
         """When the next heartbeat is due."""
         rules, since_ns = self._rules, self._silent_since()
-        if since_ns is None or self._is_urgent():
+        if since_ns is None or self._is_due_now():
             return now_ns
-        if self.state in _TROUBLED:
-            return max(self._hold_ns, self._sent_ns + rules.tick_ns)
-        written_ns = max(PAST if seen.write_ns is None else seen.write_ns, self._sent_ns)
-        base_ns = min(since_ns, written_ns) if written_ns > self._floor_ns else since_ns
-        if base_ns != self._base_ns:
-            self._base_ns = base_ns
-            first = not self.sent or (seen.use_ns is not None and seen.use_ns > self._sent_ns)
-            most_ns = rules.spread_ns if first else min(rules.tick_ns, rules.spread_ns)
-            self._late_ns = int(self._share() * most_ns)
-        at_ns = base_ns + rules.interval_ns + 1 + self._late_ns
-        return max(self._hold_ns, at_ns + -at_ns % rules.grid_ns)
+        if self.state in _NOT_ANSWERING:
+            return max(self._not_before_ns, self._sent_ns + rules.tick_ns)
+        written_ns = max(PAST if activity.write_ns is None else activity.write_ns, self._sent_ns)
+        base_ns = min(since_ns, written_ns) if written_ns > self._ignored_until_ns else since_ns
+        if base_ns != self._delay_base_ns:
+            self._delay_base_ns = base_ns
+            used = activity.use_ns is not None and activity.use_ns > self._sent_ns
+            longest_ns = rules.max_jitter_ns
+            if self.sent and not used:
+                longest_ns = min(rules.tick_ns, longest_ns)
+            self._delay_ns = int(self._jitter() * longest_ns)
+        at_ns = base_ns + rules.interval_ns + 1 + self._delay_ns
+        return max(self._not_before_ns, at_ns + -at_ns % rules.grid_ns)
 
     # What to do
 
-    def step(self, now_ns: int, seen: Seen, *, idle: bool) -> Send | Reconnect | None:
-        """Say what is to be done now.
+    def step(
+        self, now_ns: int, activity: LastActivity, *, idle: bool, calls: int
+    ) -> Send | Reconnect | None:
+        """Return what is to be done now.
 
         Args:
             now_ns: The time.
-            seen: What was seen of the connection so far.
-            idle: Whether the channel has no connection and wants none.
+            activity: Of the connection so far.
+            idle: Whether the channel has no connection and does not connect.
+            calls: Of the user, in flight on the channel.
         """
-        if self.state in _QUIET or self._replacing:
+        if self.state in _INACTIVE or self._reconnecting:
             return None
-        self.notice(now_ns, seen)
-        if self.waiting and now_ns >= self._missed_ns:
-            self._miss(now_ns, "DEADLINE_EXCEEDED", condemning=True)
-        if now_ns >= self._dead_ns:
-            return self._die(now_ns)
-        if self.waiting or self._is_unused() or now_ns < self._beat_ns(now_ns, seen):
+        self.observe(now_ns, activity)
+        if self.awaiting_answer and now_ns >= self._miss_at_ns:
+            self._miss(now_ns, "DEADLINE_EXCEEDED", is_silence=True)
+        if now_ns >= self._dead_at_ns:
+            return self._mark_dead(now_ns, calls)
+        waits = self.awaiting_answer or self._is_unused()
+        if waits or now_ns < self._send_at_ns(now_ns, activity):
             return None
-        if idle and not self._is_urgent() and self.state is not HeartbeatState.DEAD:
-            self._forget(now_ns, seen)
+        if idle and not self._is_due_now() and self.state is not HeartbeatState.DEAD:
+            self._mark_unused(now_ns, activity)
             return None
         return self._send(now_ns)
 
-    def notice(self, now_ns: int, seen: Seen) -> None:
-        """Take note of what the user's calls have read and written."""
-        self._wake(now_ns)
-        read_ns = seen.read_ns
-        written = seen.write_ns is not None and seen.write_ns > self._floor_ns
-        if read_ns is not None and read_ns > self._floor_ns:
-            if self._heard_ns is None or read_ns > self._heard_ns:
-                self._hear(read_ns, None)
-        elif written and self._since_ns is None:
-            self._begin_silence(min(seen.write_ns or now_ns, now_ns))
+    def observe(self, now_ns: int, activity: LastActivity) -> None:
+        """Take into account what the user's calls have read and written."""
+        self._detect_stall(now_ns)
+        read_ns, write_ns = activity.read_ns, activity.write_ns
+        if read_ns is not None and read_ns > self._ignored_until_ns:
+            if self._last_read_ns is None or read_ns > self._last_read_ns:
+                self._mark_alive(read_ns, None)
+        elif write_ns is not None and write_ns > self._ignored_until_ns:
+            self._start_silence(min(write_ns, now_ns))
 
-    def _wake(self, now_ns: int) -> None:
-        """Notice that we stood still: what came meanwhile may not have been read yet."""
+    def _detect_stall(self, now_ns: int) -> None:
+        """If this process stalled, what arrived meanwhile may not have been read yet."""
         if now_ns - self._planned_ns > self._rules.grace_ns:
-            self._excused_ns += now_ns - self._planned_ns
+            self._stalled_ns += now_ns - self._planned_ns
             self._planned_ns = NEVER
-            self._acquit()
-            self._missed_ns = now_ns + self._rules.tick_ns
+            self._reset_silent_misses()
+            self._miss_at_ns = now_ns + self._rules.tick_ns
 
-    def _acquit(self) -> None:
-        """From now on it takes `ENOUGH` misses again."""
-        self._condemning, self._dead_ns = 0, NEVER
+    def _reset_silent_misses(self) -> None:
+        self._silent_misses, self._dead_at_ns = 0, NEVER
 
-    def _silence(self, now_ns: int) -> int:
-        return 0 if self._silent_ns is None else max(0, now_ns - self._silent_ns)
+    def _silence_s(self, now_ns: int) -> float:
+        start_ns = self._reported_start_ns
+        return 0.0 if start_ns is None else to_seconds(max(0, now_ns - start_ns))
 
-    def _begin_silence(self, at_ns: int) -> None:
-        self._since_ns = at_ns
-        if self._silent_ns is None:
-            self._silent_ns = at_ns
+    def _start_silence(self, at_ns: int) -> None:
+        if self._silence_start_ns is None:
+            self._silence_start_ns = at_ns
+        if self._reported_start_ns is None:
+            self._reported_start_ns = at_ns
 
-    def _hear(self, read_ns: int, rtt_ns: int | None) -> None:
-        before_ns = self._silent_ns
-        self._heard_ns = self._silent_ns = read_ns
-        self._acquit()
-        self._excused_ns = 0
-        self.waiting = self._new = self._mourned = False
+    def _mark_alive(self, read_ns: int, rtt_ns: int | None) -> None:
+        after_s = self._silence_s(read_ns)
+        self._last_read_ns = self._reported_start_ns = read_ns
+        self._reset_silent_misses()
+        self._stalled_ns = 0
+        self.awaiting_answer = self._is_new = self._death_reported = False
         self.misses = 0
-        troubled = self.state in _TROUBLED
-        self._become(HeartbeatState.ALIVE)
-        if troubled:
-            after_ns = 0 if before_ns is None else max(0, read_ns - before_ns)
-            self.told.append(Revived(after_ns, rtt_ns))
+        again = self.state in _NOT_ANSWERING
+        self._set_state(HeartbeatState.ALIVE)
+        if again:
+            rtt_s = None if rtt_ns is None else to_seconds(rtt_ns)
+            self.reports.append(ConnectionAlive(self._target, after_s, rtt_s))
 
-    def _die(self, now_ns: int) -> Reconnect | None:
-        silent_ns = self._silence(now_ns)
-        if not self._mourned:
-            self._mourned = True
-            self._become(HeartbeatState.DEAD)
-            self.told.append(Died(silent_ns, self.misses))
-        # If it stays, there is another heartbeat before the next attempt.
-        self._condemning, self._dead_ns = ENOUGH - 1, NEVER
+    def _mark_dead(self, now_ns: int, calls: int) -> Reconnect | None:
+        silent_s = self._silence_s(now_ns)
+        if not self._death_reported:
+            self._death_reported = True
+            self._set_state(HeartbeatState.DEAD)
+            self.reports.append(ConnectionDead(self._target, silent_s, self.misses, calls))
+        # If the connection stays, another heartbeat is sent before the next reconnect.
+        self._silent_misses, self._dead_at_ns = MISSES_UNTIL_DEAD - 1, NEVER
         if not self._rules.reconnect:
             return None
-        self._replacing, self._planned_ns = True, NEVER
-        return Reconnect(f"no answer to heartbeats for {to_seconds(silent_ns):.1f} s")
+        self._reconnecting, self._planned_ns = True, NEVER
+        return Reconnect(f"no answer to heartbeats for {silent_s:.1f} s")
 
-    def confirm(self, now_ns: int, seen: Seen) -> bool:
-        """Whether a connection that is about to be replaced is dead still."""
-        self.notice(now_ns, seen)
-        self._replacing = self._replacing and self.state is HeartbeatState.DEAD
-        return self._replacing
+    def confirm_dead(self, now_ns: int, activity: LastActivity) -> bool:
+        """Whether a connection that is about to be replaced is still dead."""
+        self.observe(now_ns, activity)
+        self._reconnecting = self._reconnecting and self.state is HeartbeatState.DEAD
+        return self._reconnecting
 
-    def _forget(self, now_ns: int, seen: Seen) -> None:
-        """Leave a connection alone that is none; not one whose first call is about to make it."""
+    def _mark_unused(self, now_ns: int, activity: LastActivity) -> None:
+        """The channel has no connection: send none, unless a call is about to make it connect."""
         tick_ns = self._rules.tick_ns
-        used = seen.use_ns is not None and seen.use_ns > now_ns - tick_ns
-        # A heartbeat that has not ended makes the connection, too, if nothing was read since.
-        if used or (self.on_way and self.state is HeartbeatState.SUSPECT):
-            self._hold_ns = now_ns + tick_ns
+        used = activity.use_ns is not None and activity.use_ns > now_ns - tick_ns
+        # An unanswered heartbeat also makes the channel connect, if nothing was read since.
+        if used or (self.in_flight and self.state is HeartbeatState.SUSPECT):
+            self._not_before_ns = now_ns + tick_ns
             return
-        self._floor_ns = now_ns
-        # Where use is not seen, to look again is all that can be done.
-        self._since_ns = self._silent_ns = now_ns if self._begun else None
-        self._heard_ns = None
-        self._acquit()
-        self._excused_ns = 0
-        self.on_way.clear()
+        self._ignored_until_ns = now_ns
+        # If use is not known, the state of the channel is looked at again after the interval.
+        self._silence_start_ns = now_ns if self._silent_from_start else None
+        self._reported_start_ns, self._last_read_ns = self._silence_start_ns, None
+        self._reset_silent_misses()
+        self._stalled_ns = 0
+        self.in_flight.clear()
         self.misses = 0
-        self._look_ns = now_ns + self._rules.interval_ns
-        self._become(HeartbeatState.UNUSED)
+        self._check_ns = now_ns + self._rules.interval_ns
+        self._set_state(HeartbeatState.UNUSED)
 
     def _send(self, now_ns: int) -> Send:
         rules = self._rules
         if self._silent_since() is None:
-            self._begin_silence(now_ns)
-        patient = self._new or self.state is HeartbeatState.DEAD
-        self._new = self._forced = False
-        if len(self.on_way) >= MOST:  # one after the other would not do: a slow server is slow
-            self.on_way.remove(max(self.on_way))
+            self._start_silence(now_ns)
+        wait_for_ready = self._is_new or self.state is HeartbeatState.DEAD
+        self._is_new = self._is_requested = False
+        if len(self.in_flight) >= MAX_IN_FLIGHT:  # keep the oldest ones: a server may be slow
+            self.in_flight.remove(max(self.in_flight))
         self.sent += 1
-        self.on_way.add(self.sent)
-        self.waiting, self._sent_ns, self._missed_ns = True, now_ns, now_ns + rules.tick_ns
+        self.in_flight.add(self.sent)
+        self.awaiting_answer = True
+        self._sent_ns, self._miss_at_ns = now_ns, now_ns + rules.tick_ns
         if self.state in {HeartbeatState.ALIVE, HeartbeatState.UNUSED}:
-            self._become(HeartbeatState.PROBING)
-        return Send(self.sent, rules.timeout_ns, patient)
+            self._set_state(HeartbeatState.PROBING)
+        return Send(self.sent, rules.timeout_ns, wait_for_ready)
 
-    # What became of it
+    # Results
 
-    def heard(self, now_ns: int, number: int, *, rtt_ns: int, serving: bool | None) -> bool:
-        """A heartbeat was answered; False if that is of no interest any more. After `notice`."""
-        if number not in self.on_way:
+    def record_answer(self, now_ns: int, number: int, *, rtt_ns: int, serving: bool | None) -> bool:
+        """A heartbeat was answered; False if its answer no longer counts. Call `observe` first."""
+        if number not in self.in_flight:
             return False
-        self.on_way = {later for later in self.on_way if later > number}
+        self.in_flight = {later for later in self.in_flight if later > number}
         self.answered += 1
         self.rtt_ns, self.serving = rtt_ns, serving
-        self._hear(now_ns, rtt_ns)
+        self._mark_alive(now_ns, rtt_ns)
         return True
 
-    def missed(
+    def record_miss(
         self,
         now_ns: int,
         number: int,
         answer: str,
         *,
         serving: bool | None = None,
-        condemning: bool = True,
+        is_silence: bool = True,
     ) -> bool:
-        """A heartbeat failed, or its answer does not count; False as for `heard`.
+        """A heartbeat failed, or its answer does not count; returns as `record_answer`.
 
         Args:
             now_ns: The time.
-            number: Which one.
-            answer: Its status, or what was wrong with the answer.
-            serving: What the server says of itself.
-            condemning: Whether it means that nobody is there; not, if somebody must have said it.
+            number: Of the heartbeat.
+            answer: Its status, or why the answer does not count.
+            serving: What the server says about itself.
+            is_silence: Whether the server gave no answer; False for a status from a proxy and for
+                an error in this process.
         """
-        if number not in self.on_way:
+        if number not in self.in_flight:
             return False
-        self.on_way.discard(number)
+        self.in_flight.discard(number)
         if serving is not None:
             self.serving = serving
-        if not condemning:
-            self._acquit()
-        if self.waiting and number == self.sent:
-            self._miss(now_ns, answer, condemning=condemning)
+        if not is_silence:
+            self._reset_silent_misses()
+        if self.awaiting_answer and number == self.sent:
+            self._miss(now_ns, answer, is_silence=is_silence)
         return True
 
-    def _miss(self, now_ns: int, answer: str, *, condemning: bool) -> None:
-        self.waiting = False
+    def _miss(self, now_ns: int, answer: str, *, is_silence: bool) -> None:
+        self.awaiting_answer = False
         self.misses += 1
         if self.state is HeartbeatState.PROBING:
-            self._become(HeartbeatState.SUSPECT)
-        self.told.append(Missed(self.misses, self._silence(now_ns), answer))
-        self._condemning += condemning
+            self._set_state(HeartbeatState.SUSPECT)
+        silent_s = self._silence_s(now_ns)
+        self.reports.append(HeartbeatMissed(self._target, self.misses, silent_s, answer))
+        self._silent_misses += is_silence
         rules, since_ns = self._rules, self._silent_since()
-        final = self._mourned and not rules.reconnect
-        if since_ns is not None and self._condemning == ENOUGH and condemning and not final:
-            late_ns = int(self._share() * rules.grace_ns)
-            dead_ns = since_ns + rules.timeout_ns + 1 + self._excused_ns + late_ns
-            # What came while a loop was blocked is read within the grace.
-            self._dead_ns = max(dead_ns, now_ns + rules.grace_ns)
+        final = self._death_reported and not rules.reconnect
+        enough = is_silence and self._silent_misses == MISSES_UNTIL_DEAD
+        if since_ns is not None and enough and not final:
+            delay_ns = int(self._jitter() * rules.grace_ns)
+            dead_at_ns = since_ns + rules.timeout_ns + 1 + self._stalled_ns + delay_ns
+            # What arrived while an event loop was blocked is read within the grace.
+            self._dead_at_ns = max(dead_at_ns, now_ns + rules.grace_ns)
 
-    def renewed(self, now_ns: int, *, by_us: bool = False) -> None:
-        """There is another connection in the place of the old one; it is asked at once."""
-        if self.state in _QUIET:
+    def connection_replaced(self, now_ns: int, *, by_heartbeat: bool = False) -> None:
+        """The channel has a new connection; a heartbeat is due at once if the old one was used."""
+        if self.state in _INACTIVE:
             return
-        self.replaced += by_us
-        self.on_way.clear()
-        self._acquit()
-        self._excused_ns = 0
-        self._floor_ns = self._hold_ns = self._sent_ns = PAST
-        self._heard_ns, self._planned_ns = None, NEVER
-        self.waiting = self._mourned = self._replacing = False
-        if self._since_ns is not None or self.state is not HeartbeatState.UNUSED:
-            self._since_ns = now_ns
+        self.replaced += by_heartbeat
+        self.in_flight.clear()
+        self._reset_silent_misses()
+        self._stalled_ns = 0
+        self._ignored_until_ns = self._not_before_ns = self._sent_ns = PAST
+        self._last_read_ns, self._planned_ns = None, NEVER
+        self.awaiting_answer = self._death_reported = self._reconnecting = False
+        if self._silence_start_ns is not None or self.state is not HeartbeatState.UNUSED:
+            self._silence_start_ns = now_ns
         if self.state is not HeartbeatState.UNUSED:
-            self._new = True
+            self._is_new = True
 
-    def refused(self) -> None:
-        """The connection was not replaced: try again after another heartbeat."""
-        self._replacing = False
+    def reconnect_refused(self) -> None:
+        """The connection was not replaced. The next attempt follows after another heartbeat."""
+        self._reconnecting = False
 
-    # What others want
+    # Requests
 
-    def beat(self) -> bool:
-        """Make a heartbeat due now; False if one is waited for, or none is to be sent."""
-        if self.state in _QUIET or self.waiting or self._replacing:
+    def request(self) -> bool:
+        """Make a heartbeat due now; False if an answer is awaited, or none is to be sent."""
+        if self.state in _INACTIVE or self.awaiting_answer or self._reconnecting:
             return False
-        self._forced = True
+        self._is_requested = True
         return True
 
     def withdraw(self) -> None:
-        """Send nothing more, replace nothing more."""
+        """Send no more heartbeats, and do not reconnect."""
         self._end(HeartbeatState.WITHDRAWN)
 
     def close(self) -> bool:
-        """End it; False if it had ended."""
+        """End; False if it had ended."""
         return self._end(HeartbeatState.CLOSED)
 
     def _end(self, state: HeartbeatState) -> bool:
         if state not in TRANSITIONS[self.state]:
             return False
-        self.waiting = False
-        self.on_way.clear()
-        self._become(state)
+        self.awaiting_answer = False
+        self.in_flight.clear()
+        self._set_state(state)
         return True
 
-    def _become(self, state: HeartbeatState) -> None:
+    def _set_state(self, state: HeartbeatState) -> None:
         old = self.state
         if state is not old and old is not HeartbeatState.CLOSED:
             self.state = state
-            self.told.append(Changed(old, state))
+            self.reports.append(StateChanged(old, state))

@@ -1,4 +1,4 @@
-"""The words: the states and what may follow what, a policy's figures, steps, what is told."""
+"""Values of `HeartbeatCore`: states and transitions, the rules of a policy, actions."""
 
 from __future__ import annotations
 
@@ -15,48 +15,44 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TRANSITIONS",
-    "Changed",
-    "Died",
     "HeartbeatRules",
     "HeartbeatState",
-    "Missed",
+    "LastActivity",
     "Reconnect",
-    "Revived",
-    "Seen",
     "Send",
+    "StateChanged",
 ]
 
-CHECK_DIVISOR: Final = 3
-"""Dubbo's `HEARTBEAT_CHECK_TICK`: the tick is this part of the interval."""
+TICK_DIVISOR: Final = 3
+"""The tick is this part of the interval (Dubbo `HEARTBEAT_CHECK_TICK`)."""
 
 GRID_DIVISOR: Final = 32
-"""Of a thousand heartbeats spread over the interval, about thirty come together."""
+"""Of a thousand heartbeats spread over the interval, about thirty are due together."""
 
 GRACE_DIVISOR: Final = 8
-LEAST_GRACE_NS: Final = 250_000_000
-"""A part of the tick, but more than a busy machine or loop makes us late."""
+MIN_GRACE_NS: Final = 250_000_000
+"""The grace is a part of the tick, but longer than the delays of a busy machine or event loop."""
 
-TIMES: Final = 3
-"""The timeout by default, in intervals."""
+DEFAULT_TIMEOUT_INTERVALS: Final = 3
 
 
 class HeartbeatState(enum.StrEnum):
-    """What is known of a connection."""
+    """The state of a watched connection."""
 
     OFF = "off"
     """Heartbeats are switched off (`interval=None`)."""
     UNUSED = "unused"
-    """Nothing was heard on it yet, or not since the server closed it idle: it is left alone."""
+    """Nothing was read yet, or not since the server closed the idle connection. No heartbeats."""
     ALIVE = "alive"
-    """It was heard, and not missed since."""
+    """Something was read, and no heartbeat was missed since."""
     PROBING = "probing"
-    """A heartbeat is on its way, and none was missed before."""
+    """A heartbeat is in flight, and none was missed before."""
     SUSPECT = "suspect"
-    """A heartbeat was missed; the next ones follow each tick, a third of the interval."""
+    """A heartbeat was missed. The next ones follow each tick, a third of the interval."""
     DEAD = "dead"
-    """Nothing was read for longer than the timeout; until something is."""
+    """Nothing was read for longer than the timeout. Ends when something is read."""
     WITHDRAWN = "withdrawn"
-    """The target is gone on purpose: no more heartbeats, no replacements."""
+    """The target was removed on purpose: no more heartbeats, no reconnects."""
     CLOSED = "closed"
     """Detached, or the channel was closed."""
 
@@ -75,104 +71,81 @@ TRANSITIONS: Final[Mapping[HeartbeatState, frozenset[HeartbeatState]]] = {
     _S.WITHDRAWN: frozenset({_S.CLOSED}),
     _S.CLOSED: frozenset(),
 }
-"""From each state the ones that may follow it."""
+"""For each state the states that may follow it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRules:
-    """A policy as integers, with what is derived from it."""
+    """A policy in nanoseconds, with the times that are derived from it."""
 
     interval_ns: int
     """`NEVER`: switched off."""
     timeout_ns: int
     tick_ns: int
-    """A heartbeat that is not answered for so long is missed, and the next one follows."""
-    spread_ns: int
-    """The first heartbeat after a use is late by a share of this: they spread, and two of them can
-    still be waited for before the connection counts as dead."""
+    """A heartbeat without an answer for this time is missed, and the next one is sent."""
+    max_jitter_ns: int
+    """Upper limit of the random delay of the first heartbeat after a use. Short enough that two
+    heartbeats can be missed before the timeout."""
     grid_ns: int
-    """Heartbeats are due at multiples of this, so that a few of many share a wake-up: to wake up
-    is most of what one costs (measured: 1.2 ms of CPU alone, 0.7 among 16, 0.55 among 32)."""
+    """Heartbeats are due at multiples of this, so that several share a wake-up, which is most of
+    the cost of a heartbeat (measured: 1.2 ms of CPU alone, 0.7 among 16, 0.55 among 32)."""
     grace_ns: int
-    """Who looks later than planned by more than this has stood still. Deaths spread over it too."""
+    """A look that is later than planned by more than this means that this process stalled. Also the
+    upper limit of the random delay of a death."""
     reconnect: bool
 
     @classmethod
     def from_policy(cls, policy: HeartbeatPolicy) -> HeartbeatRules:
-        """Make them of what the user has set."""
+        """Derive the rules from a policy."""
         if policy.interval is None:
             return cls(NEVER, NEVER, NEVER, 0, 1, NEVER, policy.reconnect)
         interval_ns = to_ns(policy.interval)
-        timeout_ns = TIMES * interval_ns if policy.timeout is None else to_ns(policy.timeout)
-        tick_ns = max(1, interval_ns // CHECK_DIVISOR)
+        default_timeout_ns = DEFAULT_TIMEOUT_INTERVALS * interval_ns
+        timeout_ns = default_timeout_ns if policy.timeout is None else to_ns(policy.timeout)
+        tick_ns = max(1, interval_ns // TICK_DIVISOR)
         grid_ns = max(1, interval_ns // GRID_DIVISOR)
         left_ns = timeout_ns - interval_ns - 2 * tick_ns - grid_ns
         return cls(
             interval_ns,
             timeout_ns,
             tick_ns=tick_ns,
-            spread_ns=max(0, min(interval_ns, left_ns)),
+            max_jitter_ns=max(0, min(interval_ns, left_ns)),
             grid_ns=grid_ns,
-            grace_ns=max(LEAST_GRACE_NS, tick_ns // GRACE_DIVISOR),
+            grace_ns=max(MIN_GRACE_NS, tick_ns // GRACE_DIVISOR),
             reconnect=policy.reconnect,
         )
 
 
-class Seen(NamedTuple):
-    """What was seen of a connection: when last, or None."""
+class LastActivity(NamedTuple):
+    """When a connection was last read, written and used; None: never."""
 
     read_ns: int | None = None
     write_ns: int | None = None
     use_ns: int | None = None
 
 
-# What comes next
+# Actions
 
 
 class Send(NamedTuple):
     """Send a heartbeat now."""
 
     number: int
-    """To be given back with its answer."""
-    limit_ns: int
-    """How long an answer still counts."""
-    patient: bool
-    """Whether it waits for a connection that is still being made."""
+    """Identifies the heartbeat in `record_answer` and `record_miss`."""
+    timeout_ns: int
+    """For how long an answer counts."""
+    wait_for_ready: bool
+    """Whether the heartbeat waits for a connection that is still being made."""
 
 
 class Reconnect(NamedTuple):
-    """Have the connection replaced, and say `replaced` or `refused`."""
+    """Reconnect the channel, then call `connection_replaced` or `reconnect_refused`."""
 
     reason: str
 
 
-# What is to be told
-
-
-class Changed(NamedTuple):
-    """The state is another one."""
+class StateChanged(NamedTuple):
+    """A change of state, for listeners."""
 
     old: HeartbeatState
     new: HeartbeatState
-
-
-class Missed(NamedTuple):
-    """A heartbeat was not answered."""
-
-    misses: int
-    silent_ns: int
-    answer: str
-
-
-class Died(NamedTuple):
-    """The connection is dead."""
-
-    silent_ns: int
-    misses: int
-
-
-class Revived(NamedTuple):
-    """A connection that was suspect or dead is answered on."""
-
-    after_ns: int
-    rtt_ns: int | None

@@ -8,121 +8,109 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
-from rpcwheel.durations import to_seconds
-from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK, HealthProbe, MethodProbe
 
-from .base import SLACK_S, HeartbeatBase
-from .manager import ManagerBase
+from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.exiting import BackgroundCall
-
-    from .rules import Send
+    from .monitor import Report
 
 __all__ = ["Heartbeat", "HeartbeatManager"]
 
-OWN_PROBES: Final = (HealthProbe, MethodProbe)
-"""Probes whose responses may be read on gRPC's thread, as they are not user code."""
+BUILTIN_PROBES: Final = (HealthProbe, MethodProbe)
+"""Probes that are not user code, so that gRPC's thread may run them."""
 
 BOOKKEEPING: Final = SerialExecutor()
-"""For all heartbeats, jobs that can't block. One worker runs them: heartbeats that are due together
-only wait for each other's locks on several."""
+"""For the bookkeeping of all heartbeats. It uses one thread: on several, heartbeats that are due
+together would only wait for each other's locks."""
 
-NOTIFY: Final = "heartbeat notifications"
-REPLACE: Final = "heartbeat replacements"
-"""Keys for `EXECUTOR`. Events of all heartbeats share one, or a thousand connections that die
-together would start a thousand threads; each heartbeat with listeners has one of its own."""
+PARALLEL_RECONNECTS: Final = 8
+"""Threads for the reconnects to one target, as `connect` and event handlers are user code."""
 
-PARALLEL_REPLACEMENTS: Final = 8
-"""Of one target, if they take long: `connect` and sinks are user code."""
-
-NOTIFIED_TIMEOUT_S: Final = 0.05
-"""For so long a replacement waits until `ConnectionDead` is emitted, so that events are in order;
-a sink that hangs delays it no longer."""
+EVENTS_TIMEOUT_S: Final = 0.05
+"""How long a reconnect waits until `ConnectionDead` was emitted, so that events are in order. An
+event handler that hangs does not delay it for longer."""
 
 
 class Heartbeat(HeartbeatBase):
-    """The heartbeat of one connection; made by `HeartbeatManager.attach`. Thread-safe."""
+    """The heartbeat of one connection; created by `HeartbeatManager.attach`. Thread-safe."""
 
-    def _soon(self, job: Callable[[], object]) -> None:
-        BOOKKEEPING.submit(job)
+    def _submit(self, work: Work, job: Callable[[], object]) -> None:
+        match work:
+            case Work.BOOKKEEPING:
+                BOOKKEEPING.submit(job)
+            case Work.USER_CODE:
+                EXECUTOR.submit(self, job)
+            case Work.RECONNECT:
+                thread = id(self) // 64 % PARALLEL_RECONNECTS
+                after_events = partial(self._run_after_events, job)
+                EXECUTOR.submit(("heartbeat reconnects", self.target, thread), after_events)
+            case Work.NOTIFY:
+                # One thread for the events of all heartbeats: a thousand connections may be dead at
+                # the same time. Listeners can hang, so each heartbeat with listeners has a thread.
+                EXECUTOR.submit(("heartbeat events", self if self._listeners else None), job)
 
-    def _soon_users(self, job: Callable[[], object]) -> None:
-        EXECUTOR.submit(self, job)
-
-    def _soon_replaced(self, job: Callable[[], object]) -> None:
-        EXECUTOR.submit(
-            (REPLACE, self.target, id(self) // 64 % PARALLEL_REPLACEMENTS),
-            partial(self._replace_after_events, job),
-        )
-
-    def _replace_after_events(self, job: Callable[[], object]) -> None:
-        self._notifications.wait(NOTIFIED_TIMEOUT_S)
+    def _run_after_events(self, job: Callable[[], object]) -> None:
+        self._notifications.wait(EVENTS_TIMEOUT_S)
         job()
 
-    def _soon_notified(self, job: Callable[[], object]) -> None:
-        EXECUTOR.submit((self, NOTIFY) if self._listeners else NOTIFY, job)
+    _metadata: ClassVar[Any] = MARK
 
-    def _start(
-        self,
-        call: Any,
-        step: Send,
-        settle: Callable[[int, str, object], None],
-        background: BackgroundCall,
-    ) -> Any:
-        future = call.future(
-            self._probe.request,
-            timeout=to_seconds(step.limit_ns) + SLACK_S,
-            metadata=MARK,
-            wait_for_ready=step.patient or None,
-        )
-        future.add_done_callback(partial(self._ended, settle, background))
+    def _start(self, multicallable: Any, options: dict[str, Any], report: Report) -> Any:
+        future = multicallable.future(self._probe.request, **options)
+        future.add_done_callback(partial(self._done, report))
         return future
 
-    def _ended(
-        self,
-        settle: Callable[[int, str, object], None],
-        background: BackgroundCall,
-        future: Any,
-    ) -> None:
-        """On gRPC's thread: our own bookkeeping, or a hand-over where a user's code takes part."""
-        BACKGROUND.end_call(background)
-        read = partial(_read, settle, self._now_ns(), future)
-        if self._watched.pure and type(self._probe) in OWN_PROBES:
-            read()
+    def _done(self, report: Report, future: Any) -> None:
+        """On gRPC's thread, which must not run user code."""
+        read = partial(_read, report, self._now_ns(), future)
+        if self._runs_user_code or type(self._probe) not in BUILTIN_PROBES:
+            self._submit(Work.USER_CODE, read)
         else:
-            self._soon_users(read)
+            read()
 
-    def _give_up(self, call: Any) -> None:
+    def _cancel(self, call: Any) -> None:
         if not call.done():
-            self._soon(call.cancel)
+            self._submit(Work.BOOKKEEPING, call.cancel)
 
 
-class HeartbeatManager(ManagerBase[Heartbeat]):
-    """Asks silent connections whether they live, and replaces the dead; see `rpcwheel.heartbeat`.
+def _read(report: Report, ended_ns: int, future: Any) -> None:
+    """Report the result of a future that is done."""
+    code, response = "OK", None
+    try:
+        response = future.result(timeout=0)
+    except grpc.FutureCancelledError:
+        code = "CANCELLED"
+    except Exception as error:  # noqa: BLE001 - also from the future of an interceptor
+        code = status_of(error)
+    report(ended_ns, code, response)
+
+
+class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
+    """Sends heartbeats on silent connections, and replaces dead ones; see `rpcwheel.heartbeat`.
 
     Args:
-        timer: Where the heartbeats wait; None: `shared_timer()`.
-        interval: A heartbeat is sent when nothing was read, or nothing written, for more than so
-            many seconds. None: never.
-        timeout: Dead when nothing was read for more than so many seconds; None: three intervals.
-        probe: What is asked; None: `HealthProbe()`.
-        drain_timeout: Seconds that calls in flight on a dead connection may go on; 0: ended at
-            once with UNAVAILABLE; None: as long as they take.
+        timer: The timer to use; None: `shared_timer()`. Close the manager before you stop it:
+            a stopped timer ends the heartbeats.
+        interval: Seconds. A heartbeat is sent if nothing was read, or nothing written, for longer.
+            None: never.
+        timeout: Seconds. A connection is dead if nothing was read for longer. None: three times
+            the interval.
+        probe: The call that is made; None: `HealthProbe()`.
+        drain_timeout: Seconds for which calls in flight on a dead connection may continue. 0: they
+            end at once with UNAVAILABLE. None: no limit.
         reconnect: Whether dead connections are replaced, or only reported.
 
-    A context manager. Thread-safe. To be closed before its timer is stopped: who waits on a stopped
-    timer is not told. In a forked child no heartbeat of the parent's beats: make others there.
+    A context manager. Thread-safe. A forked child has none of its parent's heartbeats.
 
     Raises:
-        TypeError, ConfigurationError: An argument makes no sense.
+        TypeError, ConfigurationError: An argument is not valid.
     """
 
-    _kind: ClassVar[type[Heartbeat]] = Heartbeat
-    _other: ClassVar[tuple[type[Any], str]] = (
+    _heartbeat: ClassVar[type[Heartbeat]] = Heartbeat
+    _other_world: ClassVar[tuple[type[Any], str]] = (
         grpc.aio.Channel,
         "rpcwheel.heartbeat.aio.HeartbeatManager",
     )
@@ -132,18 +120,3 @@ class HeartbeatManager(ManagerBase[Heartbeat]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _read(settle: Callable[[int, str, object], None], at_ns: int, future: Any) -> None:
-    """How a call that is done has ended."""
-    code, response = "OK", None
-    try:
-        response = future.result(timeout=0)
-    except grpc.FutureCancelledError:
-        code = "CANCELLED"
-    except grpc.RpcError as error:
-        status = error.code() if hasattr(error, "code") else None
-        code = getattr(status, "name", "UNKNOWN")
-    except Exception as error:  # noqa: BLE001 - of an interceptor's own future
-        code = type(error).__name__
-    settle(at_ns, code, response)

@@ -337,9 +337,9 @@ class KitBase(
         intercepted = self._intercept(channel)
         if self._manager is None:
             return intercepted
-        from rpcwheel.heartbeat.watched import below
+        from rpcwheel.heartbeat.monitor import channel_below_interceptors
 
-        inner: Any = below(channel)
+        inner: Any = channel_below_interceptors(channel)
         if isinstance(inner, self._load("balancer").BalancedChannel):
             if self._manager.closed:
                 raise RuntimeError(CLOSED)

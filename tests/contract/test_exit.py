@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
 from fixtures.exiting_process import ends_beside_its_server, goes_on
-from fixtures.heartbeat_twins import asked  # noqa: F401
+from fixtures.heartbeats import server  # noqa: F401
 from fixtures.waiting import aio_wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.exiting import BackgroundCalls
@@ -41,8 +41,8 @@ def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(kind):
 
 
 @pytest.mark.parametrize("kind", HEARTBEATS)
-def test_heartbeats_go_on_for_other_threads_without_a_server_in_the_process(asked, kind):  # noqa: F811
-    assert goes_on(kind, asked.target) == "went on\n"
+def test_heartbeats_go_on_for_other_threads_without_a_server_in_the_process(server, kind):  # noqa: F811
+    assert goes_on(kind, server.target) == "went on\n"
 
 
 @pytest.mark.parametrize("kind", FAILBACK)
@@ -57,7 +57,7 @@ def test_failback_goes_on_for_other_threads_without_a_server_in_the_process(dead
 def background(monkeypatch):
     """Those of this test alone."""
     background = BackgroundCalls()
-    for module in ("heartbeat.base", "heartbeat.aio", "failback.ledger", "failback.invoker"):
+    for module in ("heartbeat.monitor", "failback.ledger", "failback.invoker"):
         monkeypatch.setattr(f"rpcwheel.{module}.BACKGROUND", background)
     return background
 
@@ -75,17 +75,17 @@ MANY = 10**6
 """Steps for which the exit would wait: more than a test may take."""
 
 
-def test_the_exit_does_not_wait_for_a_heartbeat_whose_loop_was_closed(asked, timer, background):  # noqa: F811
+def test_the_exit_does_not_wait_for_a_heartbeat_whose_loop_was_closed(server, timer, background):  # noqa: F811
     kept = []
 
     async def begin():
         manager = HeartbeatManager(timer=timer, interval=1.0)
-        channel = ReconnectingChannel(asked.target, timer=timer)
+        channel = ReconnectingChannel(server.target, timer=timer)
         kept.extend([manager, channel])
         await channel.unary_unary("/test.Shop/Push")(b"")
-        asked.answer = threading.Event()
+        server.answer = threading.Event()
         assert manager.attach(channel).beat()
-        await aio_wait_until(lambda: asked.checks)
+        await aio_wait_until(lambda: server.checks)
 
     run_and_close(begin())
     background.close(MANY)

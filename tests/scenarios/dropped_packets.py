@@ -1,14 +1,14 @@
-"""The kernel drops what is sent to one of two addresses; run in a network namespace of its own.
+"""The kernel drops packets to one of two addresses; run it in a network namespace.
 
     unshare --map-root-user --net python -m scenarios.dropped_packets
 
-A rule of the routing table does it, so that no firewall need be installed: a connection that is
-open stays so, and its packets are lost without a word. It ends with 0 if all was as it must be.
+A rule of the routing table drops them, so no firewall is needed: open connections stay open, and
+their packets are lost silently. Exit status 0: the connection was replaced.
 """
 
 import subprocess
 
-from fixtures.heartbeat_worlds import AioClient
+from fixtures.heartbeat_clients import AioClient
 from fixtures.server_process import KillableServer
 
 ONE, OTHER = "10.77.0.1", "10.77.0.2"
@@ -20,11 +20,11 @@ def ip(command: str) -> None:
 
 
 def run() -> None:
-    """See what becomes of calls with heartbeats; both worlds find silence the same way."""
+    """Check the calls of a client with heartbeats."""
     ip("link set lo up")
     for address in (ONE, OTHER):
         ip(f"addr add {address}/32 dev lo")
-    ip("rule add pref 100 lookup local")  # behind what is added below
+    ip("rule add pref 100 lookup local")  # behind the rule that is added below
     ip("rule del pref 0")
     with KillableServer(host=ONE) as one, KillableServer(host=OTHER) as other:
         target = f"ipv4:{one.target},{other.target}"

@@ -19,7 +19,7 @@ def test_every_probe_carries_the_same_mark():
     assert MARK == (("rpcwheel-heartbeat", "1"),)
 
 
-def test_only_what_a_client_makes_up_itself_is_no_answer():
+def test_three_statuses_are_not_answers():
     assert sorted(CODES & UNANSWERED) == ["CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"]
 
 
@@ -30,17 +30,17 @@ def test_the_request_of_the_health_probe_is_that_of_the_standard_service(service
     assert probe.method == "/grpc.health.v1.Health/Check"
 
 
-def test_any_status_of_the_health_service_means_that_it_lives():
-    for status, verdict in [
+def test_every_serving_status_counts_as_an_answer():
+    for status, result in [
         (STATUS.SERVING, ProbeResult(alive=True, serving=True)),
         (STATUS.NOT_SERVING, ProbeResult(alive=True, serving=False)),
         (STATUS.SERVICE_UNKNOWN, ProbeResult(alive=True, serving=False)),
         (STATUS.UNKNOWN, ProbeResult(alive=True, serving=None)),
     ]:
-        assert HealthProbe().judge(STATUS(status=status).SerializeToString()) == verdict
+        assert HealthProbe().judge(STATUS(status=status).SerializeToString()) == result
 
 
-def test_a_probe_that_requires_serving_takes_no_other_answer():
+def test_a_probe_that_requires_serving_does_not_count_not_serving():
     for status, alive in [
         (STATUS.SERVING, True),
         (STATUS.NOT_SERVING, False),
@@ -64,8 +64,8 @@ def test_unknown_fields_are_skipped():
         assert HealthProbe().judge(b"\x08\x01" + unknown) == serving
 
 
-def test_garbage_is_alive_and_says_nothing():
-    for garbage in [
+def test_a_malformed_response_counts_as_an_answer_without_a_status():
+    for malformed in [
         b"\x08",
         b"\x0b\x0c",
         b"\x0f",
@@ -74,47 +74,47 @@ def test_garbage_is_alive_and_says_nothing():
         b"\xff" * 11,
         b"\x08" * 3,
     ]:
-        assert HealthProbe(require_serving=True).judge(garbage) == ProbeResult(
+        assert HealthProbe(require_serving=True).judge(malformed) == ProbeResult(
             alive=True, serving=None
         )
 
 
 @given(st.binary(max_size=40))
-def test_no_answer_whatever_makes_the_judge_raise_and_what_protobuf_reads_it_reads(response):
-    verdict = HealthProbe().judge(response)
+def test_every_response_is_decoded_as_protobuf_decodes_it(response):
+    result = HealthProbe().judge(response)
     try:
         status = STATUS.FromString(response).status
-    except Exception:  # noqa: BLE001 - protobuf's own, of many makes
+    except Exception:  # noqa: BLE001 - one of several types
         return
     known = {STATUS.SERVING: True, STATUS.NOT_SERVING: False, STATUS.SERVICE_UNKNOWN: False}
-    # protobuf cuts numbers of 64 bits to 32, and reads groups; nobody sends those
+    # protobuf truncates numbers of 64 bits to 32, and reads groups; no server sends those
     if b"\x80" not in response and not any(byte & 7 in {3, 4} for byte in response):
-        assert verdict.serving in {known.get(status), None}
+        assert result.serving in {known.get(status), None}
 
 
-def test_a_method_probe_takes_any_answer():
+def test_a_method_probe_counts_every_answer():
     probe = MethodProbe("/shop.Orders/Ping", b"abc")
     assert (probe.method, probe.request) == ("/shop.Orders/Ping", b"abc")
     assert probe.judge(b"whatever") == ProbeResult(alive=True, serving=None)
     assert MethodProbe("/a/b").request == b""
 
 
-def test_both_are_probes_and_show_themselves():
+def test_both_probes_have_a_repr():
     for probe in [HealthProbe(), MethodProbe("/a/b")]:
         assert isinstance(probe, Probe)
         assert type(probe).__name__ in repr(probe)
 
 
-def test_a_method_is_named_in_full():
+def test_a_method_needs_its_full_name():
     for method in ["", "Ping", "shop.Orders/Ping", "/shop.Orders", "/a/b/c", "//"]:
-        with pytest.raises(ConfigurationError, match=re.escape("in full, as '/shop.Orders/Ping'")):
+        with pytest.raises(ConfigurationError, match="method must be a full method name such as"):
             MethodProbe(method)
 
 
-def test_what_is_of_a_wrong_type_is_a_type_error():
+def test_a_wrong_type_is_a_type_error():
     for make, said in [
         (lambda: MethodProbe(b"/a/b"), "method must be a string"),
-        (lambda: MethodProbe("/a/b", "text"), "SerializeToString() gives"),
+        (lambda: MethodProbe("/a/b", "text"), "the result of SerializeToString()"),
         (lambda: HealthProbe(None), "service must be a string"),
         (lambda: HealthProbe("", require_serving=1), "require_serving must be True or False"),
     ]:

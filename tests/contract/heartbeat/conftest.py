@@ -1,9 +1,9 @@
-"""What these tests share: both worlds, a server that is asked, and channels to it."""
+"""Fixtures of heartbeats: both worlds, a server with a health service, and channels to it."""
 
-from fixtures.heartbeat_twins import (  # noqa: F401 - fixtures
-    asked,
+from fixtures.heartbeats import (  # noqa: F401 - fixtures
     channel,
     manager,
+    server,
     slow_events,
-    twin,
+    world,
 )

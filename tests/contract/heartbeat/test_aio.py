@@ -6,10 +6,10 @@ import threading
 import grpc
 import pytest
 
-from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.heartbeat import HealthProbe, HeartbeatState
 from rpcwheel.heartbeat.aio import HeartbeatManager
-from rpcwheel.timer import AsyncWheelTimer, WheelTimer
+from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
 from rpcwheel.transport import ReconnectingChannel as SyncChannel
 from rpcwheel.transport.aio import ReconnectingChannel
 
@@ -22,7 +22,7 @@ async def any_timer(request):
     timer.stop()
 
 
-async def test_any_timer_will_do(asked, any_timer):
+async def test_everything_runs_on_the_loop_with_either_kind_of_timer(server, any_timer):
     loop_thread, threads = threading.current_thread(), set()
 
     class Spy(HealthProbe):
@@ -31,7 +31,7 @@ async def test_any_timer_will_do(asked, any_timer):
             return super().judge(response)
 
     async with (
-        ReconnectingChannel(asked.target) as channel,
+        ReconnectingChannel(server.target) as channel,
         HeartbeatManager(any_timer, interval=0.05, timeout=WAIT_S, probe=Spy()) as manager,
     ):
         heartbeat = manager.attach(channel)
@@ -43,48 +43,48 @@ async def test_any_timer_will_do(asked, any_timer):
     assert any_timer.pending == 0
 
 
-async def test_the_end_of_the_context_waits_until_no_task_is_left(asked, timer):
-    asked.answer = threading.Event()
+async def test_aclose_waits_until_no_task_is_left(server, timer):
+    server.answer = threading.Event()
     before = asyncio.all_tasks()
-    async with ReconnectingChannel(asked.target) as channel:
+    async with ReconnectingChannel(server.target) as channel:
         async with HeartbeatManager(timer) as manager:
             heartbeat = manager.attach(channel)
             heartbeat.beat()
-            await aio_wait_until(lambda: asked.checks)
+            await aio_wait_until(lambda: server.checks)
             assert asyncio.all_tasks() - before
         assert asyncio.all_tasks() == before
-    asked.answer.set()
+    server.answer.set()
     assert (heartbeat.answered, heartbeat.misses) == (0, 0)
 
 
-async def test_a_plain_close_is_enough_too(asked, timer):
-    asked.answer = threading.Event()
+async def test_close_cancels_all_tasks(server, timer):
+    server.answer = threading.Event()
     before = asyncio.all_tasks()
-    async with ReconnectingChannel(asked.target) as channel:
+    async with ReconnectingChannel(server.target) as channel:
         manager = HeartbeatManager(timer)
         manager.attach(channel).beat()
-        await aio_wait_until(lambda: asked.checks)
+        await aio_wait_until(lambda: server.checks)
         manager.close()
         await aio_wait_until(lambda: asyncio.all_tasks() == before)
-    asked.answer.set()
+    server.answer.set()
 
 
-async def test_a_heartbeat_may_be_ended_and_asked_for_from_any_thread(asked, timer):
-    async with ReconnectingChannel(asked.target) as channel:
+async def test_beat_and_detach_may_be_called_on_any_thread(server, timer):
+    async with ReconnectingChannel(server.target) as channel:
         heartbeat = HeartbeatManager(timer).attach(channel)
         assert await asyncio.to_thread(heartbeat.beat)
         await aio_wait_until(lambda: heartbeat.answered == 1)
-        asked.answer = threading.Event()
+        server.answer = threading.Event()
         heartbeat.beat()
-        await aio_wait_until(lambda: len(asked.checks) == 2)
+        await aio_wait_until(lambda: len(server.checks) == 2)
         await asyncio.to_thread(heartbeat.detach)
         await heartbeat.ended()
-        asked.answer.set()
+        server.answer.set()
     assert (heartbeat.state, heartbeat.answered) == (HeartbeatState.CLOSED, 1)
     assert timer.pending == 0
 
 
-def test_without_a_loop_nothing_is_attached(asked, timer):
+def test_attach_without_a_running_loop_raises(server, timer):
     class Channel:
         unary_unary = print
 
@@ -94,16 +94,16 @@ def test_without_a_loop_nothing_is_attached(asked, timer):
     assert (manager.heartbeats, timer.pending) == ((), 0)
 
 
-async def test_heartbeats_on_a_new_connection_wait_for_it(asked, timer):
-    patient = []
+async def test_heartbeats_on_a_new_connection_wait_for_it(server, timer):
+    waits = []
 
     class Watch(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):
-            patient.append(details.wait_for_ready)
+            waits.append(details.wait_for_ready)
             return await continuation(details, request)
 
     async with (
-        ReconnectingChannel(asked.target, interceptors=[Watch()]) as channel,
+        ReconnectingChannel(server.target, interceptors=[Watch()]) as channel,
         HeartbeatManager(timer) as manager,
     ):
         heartbeat = manager.attach(channel)
@@ -112,15 +112,50 @@ async def test_heartbeats_on_a_new_connection_wait_for_it(asked, timer):
         assert channel.reconnect(force=True)
         timer.advance(121.0)
         await aio_wait_until(lambda: heartbeat.answered == 2)
-    assert patient == [None, True]
+    assert waits == [None, True]
 
 
-async def test_a_channel_of_the_other_world_is_refused(asked, timer):
-    """It would block the loop."""
+async def test_a_channel_of_the_other_world_is_refused(server, timer):
     manager = HeartbeatManager(timer)
     refused = pytest.raises(
         TypeError, match=r"other world: use rpcwheel\.heartbeat\.HeartbeatManager"
     )
-    with SyncChannel(asked.target) as channel, refused:
+    with SyncChannel(server.target) as channel, refused:
         manager.attach(channel)
     assert timer.pending == 0
+
+
+def test_a_closed_loop_ends_its_heartbeats(server):
+    timer = ManualTimer()
+
+    async def main():
+        manager, channel = HeartbeatManager(timer), grpc.aio.insecure_channel(server.target)
+        return manager, channel, manager.attach(channel)
+
+    manager, _channel, heartbeat = asyncio.run(main())
+    assert timer.pending == 1
+    heartbeat.beat()
+    assert wait_until(lambda: heartbeat.state is HeartbeatState.CLOSED)
+    assert (manager.heartbeats, timer.pending) == ((), 0)
+    timer.stop()
+
+
+async def test_a_heartbeat_whose_task_is_canceled_is_missed_after_a_tick(server, timer, events):
+    """`asyncio.run` cancels all tasks at its end, which must not be reported as misses."""
+    server.answer = threading.Event()
+    async with (
+        ReconnectingChannel(server.target) as channel,
+        HeartbeatManager(timer) as manager,
+    ):
+        before = asyncio.all_tasks()
+        heartbeat = manager.attach(channel)
+        heartbeat.beat()
+        await aio_wait_until(lambda: server.checks)
+        for task in asyncio.all_tasks() - before:
+            task.cancel()
+        await heartbeat.ended()
+        assert (heartbeat.misses, events) == (0, [])
+        server.answer.set()
+        timer.advance(20.1)
+        await aio_wait_until(lambda: heartbeat.answered == 1)
+        assert (heartbeat.sent, heartbeat.state) == (2, HeartbeatState.ALIVE)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.grpcio import VERSION
-from fixtures.heartbeat_twins import (
+from fixtures.heartbeats import (
     CHECK,
     IN_AIO,
     IN_SYNC,
@@ -16,10 +16,10 @@ from fixtures.heartbeat_twins import (
     SERVING,
     STRICT,
     advance,
+    advance_until,
     has_unanswered,
     kinds,
     settled,
-    starve,
 )
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
@@ -41,7 +41,7 @@ ALIVE, DEAD, UNUSED = HeartbeatState.ALIVE, HeartbeatState.DEAD, HeartbeatState.
 CLOSED, SUSPECT, OFF = HeartbeatState.CLOSED, HeartbeatState.SUSPECT, HeartbeatState.OFF
 
 
-# --- What is known of it -------------------------------------------------------------------------
+# --- Attributes ----------------------------------------------------------------------------------
 
 KNOWN = (
     *("target", "state", "last_read", "last_write", "last_use", "rtt", "misses", "sent"),
@@ -50,21 +50,21 @@ KNOWN = (
 
 
 @IN_SYNC
-def test_its_attributes_say_all_there_is_to_know(twin, asked, channel, manager, timer):
-    heartbeat = twin.do(manager.attach, channel)
+def test_the_attributes_of_a_heartbeat(world, server, channel, manager, timer):
+    heartbeat = world.do(manager.attach, channel)
     assert {name: getattr(heartbeat, name) for name in KNOWN} == {
         **dict.fromkeys(KNOWN, None),
         **dict.fromkeys(["misses", "sent", "answered", "replaced"], 0),
-        "target": asked.target,
+        "target": server.target,
         "state": "unused",
     }
     timer.advance(2.5)
-    twin.call(channel)
+    world.call(channel)
     timer.advance(1.0)
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.answered == 1)
     assert {name: getattr(heartbeat, name) for name in KNOWN} == {
-        "target": asked.target,
+        "target": server.target,
         "state": "alive",
         "last_read": 3.5,
         "last_write": 3.5,
@@ -76,7 +76,7 @@ def test_its_attributes_say_all_there_is_to_know(twin, asked, channel, manager, 
         "replaced": 0,
         "serving": True,
     }
-    assert repr(heartbeat) == f"<Heartbeat of {asked.target}: alive>"
+    assert repr(heartbeat) == f"<Heartbeat of {server.target}: alive>"
     for name in KNOWN[1:]:
         with pytest.raises(AttributeError):
             setattr(heartbeat, name, 1)
@@ -85,14 +85,16 @@ def test_its_attributes_say_all_there_is_to_know(twin, asked, channel, manager, 
 # --- When heartbeats are sent --------------------------------------------------------------------
 
 
-def test_a_used_connection_is_asked_after_a_minute_of_silence(twin, asked, channel, manager, timer):
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
+def test_a_used_connection_gets_a_heartbeat_after_the_interval(
+    world, server, channel, manager, timer
+):
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
     timer.advance(59.9)
-    assert (heartbeat.sent, asked.checks) == (0, [])
-    starve(timer, heartbeat, until=lambda: heartbeat.answered == 1)
+    assert (heartbeat.sent, server.checks) == (0, [])
+    advance_until(timer, heartbeat, until=lambda: heartbeat.answered == 1)
     assert 60 < timer.now < 121
-    assert asked.checks[0][1]["rpcwheel-heartbeat"] == "1"
+    assert server.checks[0][1]["rpcwheel-heartbeat"] == "1"
     assert heartbeat.state is ALIVE
     assert (heartbeat.serving, heartbeat.misses, heartbeat.last_use) == (True, 0, 0.0)
     assert 0 <= heartbeat.rtt < 1.1
@@ -100,22 +102,22 @@ def test_a_used_connection_is_asked_after_a_minute_of_silence(twin, asked, chann
 
 
 @IN_AIO
-def test_a_busy_connection_is_never_asked(twin, asked, channel, manager, timer):
-    heartbeat = twin.do(manager.attach, channel)
+def test_a_busy_connection_gets_no_heartbeats(world, server, channel, manager, timer):
+    heartbeat = world.do(manager.attach, channel)
     for _ in range(40):
-        twin.call(channel)
+        world.call(channel)
         timer.advance(50.0)
-    assert asked.calls == 40
-    assert (heartbeat.sent, asked.checks) == (0, [])
+    assert server.calls == 40
+    assert (heartbeat.sent, server.checks) == (0, [])
     assert heartbeat.state is ALIVE
 
 
 @IN_SYNC
-def test_an_unused_connection_is_left_alone(twin, asked, channel, manager, timer):
-    heartbeat = twin.do(manager.attach, channel)
+def test_an_unused_connection_gets_no_heartbeats(world, server, channel, manager, timer):
+    heartbeat = world.do(manager.attach, channel)
     for _ in range(100):
         timer.advance(60.0)
-    assert (heartbeat.sent, heartbeat.state, asked.checks) == (0, UNUSED, [])
+    assert (heartbeat.sent, heartbeat.state, server.checks) == (0, UNUSED, [])
     assert (
         heartbeat.last_read is heartbeat.last_write is heartbeat.last_use is heartbeat.rtt is None
     )
@@ -123,13 +125,13 @@ def test_an_unused_connection_is_left_alone(twin, asked, channel, manager, timer
 
 
 @IN_AIO
-def test_a_connection_that_the_server_has_closed_is_not_made_again(
-    twin, asked, channel, manager, timer
+def test_a_heartbeat_does_not_reopen_a_connection_that_the_server_closed(
+    world, server, channel, manager, timer
 ):
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
-    asked.stop()
-    assert wait_until(lambda: twin.do(channel.is_idle))
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
+    server.stop()
+    assert wait_until(lambda: world.do(channel.is_idle))
     for _ in range(20):
         advance(timer, 60.0)
     assert (heartbeat.sent, heartbeat.misses, heartbeat.state) == (0, 0, UNUSED)
@@ -137,42 +139,42 @@ def test_a_connection_that_the_server_has_closed_is_not_made_again(
 
 
 @IN_SYNC
-def test_a_plain_channel_that_nobody_uses_is_not_connected(twin, asked, manager, timer):
-    channel = twin.do(twin.plain, asked.target)
-    heartbeat = twin.do(manager.attach, channel)
+def test_a_heartbeat_does_not_connect_an_unused_plain_channel(world, server, manager, timer):
+    channel = world.do(world.plain, server.target)
+    heartbeat = world.do(manager.attach, channel)
     for _ in range(10):
         advance(timer, 60.0)
-    assert (heartbeat.sent, heartbeat.state, asked.checks) == (0, UNUSED, [])
-    twin.call(channel)
-    starve(timer, heartbeat, until=lambda: heartbeat.answered)
+    assert (heartbeat.sent, heartbeat.state, server.checks) == (0, UNUSED, [])
+    world.call(channel)
+    advance_until(timer, heartbeat, until=lambda: heartbeat.answered)
     assert heartbeat.state is ALIVE
-    twin.do(channel.close)
+    world.do(channel.close)
 
 
-def test_a_heartbeat_can_be_asked_for_now(twin, asked, channel, manager, timer):
-    heartbeat = twin.do(manager.attach, channel)
+def test_beat_sends_a_heartbeat_now(world, server, channel, manager, timer):
+    heartbeat = world.do(manager.attach, channel)
     assert heartbeat.beat()
     assert wait_until(lambda: heartbeat.answered == 1)
     assert heartbeat.state is ALIVE
-    assert len(asked.checks) == 1
+    assert len(server.checks) == 1
 
 
 @IN_AIO
-def test_switched_off_nothing_waits_and_nothing_is_asked(twin, asked, channel, timer):
-    manager = twin.do(twin.manager, timer, interval=None)
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
+def test_without_an_interval_there_is_no_timeout_and_no_heartbeat(world, server, channel, timer):
+    manager = world.do(world.manager, timer, interval=None)
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
     assert (heartbeat.state, timer.pending, heartbeat.beat()) == (OFF, 0, False)
     timer.advance(10_000)
     assert heartbeat.sent == 0
-    twin.do(manager.close)
+    world.do(manager.close)
     assert heartbeat.state is CLOSED
 
 
 @IN_SYNC
-def test_there_is_one_timeout_however_much_happens(twin, asked, channel, manager, timer):
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
+def test_a_heartbeat_has_at_most_one_timeout(world, server, channel, manager, timer):
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
     for _ in range(30):
         timer.advance(45.0)
         heartbeat.beat()
@@ -186,125 +188,127 @@ def test_there_is_one_timeout_however_much_happens(twin, asked, channel, manager
 
 
 @IN_AIO
-def test_any_status_of_the_servers_is_an_answer(twin, asked, channel, manager):
-    heartbeat = twin.do(manager.attach, channel)
+def test_a_status_that_only_a_server_gives_is_an_answer(world, server, channel, manager):
+    heartbeat = world.do(manager.attach, channel)
     for count, code in enumerate(("UNIMPLEMENTED", "INTERNAL", "PERMISSION_DENIED", "UNKNOWN"), 1):
-        asked.answer = grpc.StatusCode[code]
+        server.answer = grpc.StatusCode[code]
         assert wait_until(heartbeat.beat)
         assert wait_until(lambda count=count: heartbeat.answered == count)
         assert (heartbeat.state, heartbeat.serving) == (ALIVE, None), code
 
 
 @IN_SYNC
-def test_a_status_that_a_client_makes_up_itself_is_no_answer(twin, asked, channel, timer, events):
+def test_unavailable_deadline_exceeded_and_cancelled_are_not_answers(
+    world, server, channel, timer, events
+):
     for code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
-        asked.answer = grpc.StatusCode[code]
-        manager = twin.do(twin.manager, timer)
-        heartbeat = twin.do(manager.attach, channel)
+        server.answer = grpc.StatusCode[code]
+        manager = world.do(world.manager, timer)
+        heartbeat = world.do(manager.attach, channel)
         heartbeat.beat()
         assert wait_until(lambda heartbeat=heartbeat: heartbeat.misses == 1)
         assert heartbeat.state is SUSPECT
         missed = HeartbeatMissed(channel.target, 1, 0.0, code)
         assert wait_until(lambda missed=missed: missed in events)
-        twin.do(manager.close)
+        world.do(manager.close)
 
 
 @IN_AIO
-def test_a_server_that_does_not_serve_is_alive_unless_that_is_asked_for(
-    twin, asked, channel, timer, events
+def test_not_serving_counts_as_an_answer_unless_the_probe_requires_serving(
+    world, server, channel, timer, events
 ):
-    asked.answer = NOT_SERVING
-    with_health = twin.do(twin.manager, timer)
-    heartbeat = twin.do(with_health.attach, channel)
+    server.answer = NOT_SERVING
+    with_health = world.do(world.manager, timer)
+    heartbeat = world.do(with_health.attach, channel)
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.answered == 1)
     assert (heartbeat.state, heartbeat.serving) == (ALIVE, False)
-    twin.do(with_health.close)
-    strict = twin.do(twin.manager, timer, probe=HealthProbe(require_serving=True))
-    heartbeat = twin.do(strict.attach, channel)
+    world.do(with_health.close)
+    strict = world.do(world.manager, timer, probe=HealthProbe(require_serving=True))
+    heartbeat = world.do(strict.attach, channel)
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.misses == 1)
     assert heartbeat.serving is False
     assert wait_until(lambda: HeartbeatMissed in kinds(events))
     assert next(e for e in events if isinstance(e, HeartbeatMissed)).answer == "NOT_SERVING"
-    asked.answer = SERVING
+    server.answer = SERVING
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.state is ALIVE and heartbeat.serving)
-    twin.do(strict.close)
+    world.do(strict.close)
 
 
-def test_a_probe_of_the_user_s_is_called_and_may_raise(twin, asked, channel, manager, events):
+def test_a_probe_that_raises_is_reported_and_the_answer_counts(
+    world, server, channel, manager, events
+):
     class Broken(MethodProbe):
         def judge(self, response):
             raise ValueError("my own")
 
-    heartbeat = twin.do(manager.attach, channel, probe=Broken(PUSH, b"hello"))
+    heartbeat = world.do(manager.attach, channel, probe=Broken(PUSH, b"hello"))
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.answered == 1)
-    assert asked.calls == 1
+    assert server.calls == 1
     assert wait_until(lambda: CallbackFailed in kinds(events))
     assert heartbeat.state is ALIVE
 
 
 def test_a_heartbeat_that_is_not_answered_within_a_tick_is_missed(
-    twin, asked, channel, manager, timer
+    world, server, channel, manager, timer
 ):
-    asked.answer = threading.Event()
-    heartbeat = twin.do(manager.attach, channel)
+    server.answer = threading.Event()
+    heartbeat = world.do(manager.attach, channel)
     heartbeat.beat()
-    assert wait_until(lambda: asked.checks)
+    assert wait_until(lambda: server.checks)
     timer.advance(19.9)
     assert heartbeat.misses == 0
     timer.advance(0.2)
     assert wait_until(lambda: heartbeat.misses == 1)
     assert heartbeat.state is SUSPECT
-    asked.answer.set()
+    server.answer.set()
 
 
 @IN_SYNC
-def test_a_late_answer_counts(twin, asked, channel, manager, timer):
-    slow = asked.answer = threading.Event()
-    heartbeat = twin.do(manager.attach, channel)
+def test_a_late_answer_counts(world, server, channel, manager, timer):
+    slow = server.answer = threading.Event()
+    heartbeat = world.do(manager.attach, channel)
     heartbeat.beat()
-    assert wait_until(lambda: len(asked.checks) == 1)
-    asked.answer = threading.Event()
+    assert wait_until(lambda: len(server.checks) == 1)
+    server.answer = threading.Event()
     timer.advance(20.1)
-    assert wait_until(lambda: len(asked.checks) == 2)
+    assert wait_until(lambda: len(server.checks) == 2)
     assert (heartbeat.state, heartbeat.misses) == (SUSPECT, 1)
     slow.set()
     assert wait_until(lambda: heartbeat.answered == 1)
     assert (heartbeat.state, heartbeat.misses) == (ALIVE, 0)
-    asked.answer.set()
+    server.answer.set()
     assert wait_until(lambda: heartbeat.answered == 2)
 
 
-def test_older_heartbeats_are_cancelled_when_a_later_one_is_answered(
-    twin, asked, channel, manager, timer
-):
-    asked.answer = threading.Event()
-    heartbeat = twin.do(manager.attach, channel)
+def test_an_answer_cancels_older_heartbeats(world, server, channel, manager, timer):
+    server.answer = threading.Event()
+    heartbeat = world.do(manager.attach, channel)
     heartbeat.beat()
-    assert wait_until(lambda: len(asked.checks) == 1)
-    asked.answer = SERVING
+    assert wait_until(lambda: len(server.checks) == 1)
+    server.answer = SERVING
     timer.advance(20.1)
     assert wait_until(lambda: heartbeat.answered == 1)
-    assert wait_until(lambda: asked.given_up == 1)
+    assert wait_until(lambda: server.canceled == 1)
     assert (heartbeat.sent, heartbeat.state) == (2, ALIVE)
 
 
 @IN_AIO
-def test_a_heartbeat_that_fails_after_a_call_was_answered_is_harmless(
-    twin, asked, channel, manager
+def test_a_heartbeat_that_fails_after_an_answered_call_is_not_missed(
+    world, server, channel, manager
 ):
     class Never(MethodProbe):
         def judge(self, response):
             return ProbeResult(alive=False)
 
-    gate = asked.answer = threading.Event()
-    heartbeat = twin.do(manager.attach, channel, probe=Never(CHECK))
+    gate = server.answer = threading.Event()
+    heartbeat = world.do(manager.attach, channel, probe=Never(CHECK))
     heartbeat.beat()
-    assert wait_until(lambda: asked.checks)
-    twin.call(channel)
+    assert wait_until(lambda: server.checks)
+    world.call(channel)
     gate.set()
     assert wait_until(lambda: heartbeat.state is ALIVE)
     assert wait_until(lambda: not has_unanswered(heartbeat))
@@ -312,8 +316,8 @@ def test_a_heartbeat_that_fails_after_a_call_was_answered_is_harmless(
 
 
 @IN_SYNC
-def test_a_judge_that_gives_no_verdict_is_reported_and_harms_nothing(
-    twin, asked, channel, manager, events
+def test_a_probe_with_a_wrong_result_is_reported_and_the_answer_counts(
+    world, server, channel, manager, events
 ):
     class Careless(MethodProbe):
         verdict = None
@@ -322,7 +326,7 @@ def test_a_judge_that_gives_no_verdict_is_reported_and_harms_nothing(
             return self.verdict
 
     probe = Careless(PUSH)
-    heartbeat = twin.do(manager.attach, channel, probe=probe)
+    heartbeat = world.do(manager.attach, channel, probe=probe)
     for count, probe.verdict in enumerate((True, None, (True, None)), 1):
         assert wait_until(heartbeat.beat)
         assert wait_until(lambda count=count: heartbeat.answered == count)
@@ -332,55 +336,55 @@ def test_a_judge_that_gives_no_verdict_is_reported_and_harms_nothing(
     assert heartbeat.state is ALIVE
 
 
-# --- Dead ----------------------------------------------------------------------------------------
+# --- Death and reconnects ------------------------------------------------------------------------
 
 
-def test_a_dead_connection_is_replaced_asked_at_once_and_found_alive(
-    twin, asked, channel, manager, timer, events
+def test_a_dead_connection_is_replaced_and_the_new_one_is_alive_after_an_answer(
+    world, server, channel, manager, timer, events
 ):
-    asked.answer = NOT_SERVING
-    told = []
-    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
-    heartbeat.add_listener(lambda *args: told.append(args))
-    twin.call(channel)
-    starve(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
-    starve(timer, heartbeat, until=lambda: heartbeat.replaced)
-    asked.answer = SERVING
-    starve(timer, heartbeat, until=lambda: heartbeat.state is ALIVE)
+    server.answer = NOT_SERVING
+    changes = []
+    heartbeat = world.do(manager.attach, channel, probe=STRICT)
+    heartbeat.add_listener(lambda *args: changes.append(args))
+    world.call(channel)
+    advance_until(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
+    advance_until(timer, heartbeat, until=lambda: heartbeat.replaced)
+    server.answer = SERVING
+    advance_until(timer, heartbeat, until=lambda: heartbeat.state is ALIVE)
     assert 180 < timer.now < 205
     assert (channel.number, heartbeat.replaced) == (2, 1)
-    assert twin.call(channel, b"again") == b"again"
+    assert world.call(channel, b"again") == b"again"
     assert wait_until(lambda: kinds(events).count(ConnectionAlive) == 1)
     died = next(event for event in events if isinstance(event, ConnectionDead))
     assert died.silent_s > 180
     assert wait_until(lambda: ConnectionReplaced in kinds(events))
     replaced = next(event for event in events if isinstance(event, ConnectionReplaced))
     assert re.fullmatch(r"no answer to heartbeats for 18\d\.\d s", replaced.reason)
-    assert wait_until(lambda: told and told[-1][2] is ALIVE)
-    assert [(old, new) for _, old, new in told if DEAD in {old, new}] == [
+    assert wait_until(lambda: changes and changes[-1][2] is ALIVE)
+    assert [(old, new) for _, old, new in changes if DEAD in {old, new}] == [
         (SUSPECT, DEAD),
         (DEAD, ALIVE),
     ]
 
 
 @IN_SYNC
-def test_drain_is_passed_on_to_the_replacement(twin, asked, channel, timer):
+def test_a_reconnect_uses_the_drain_timeout(world, server, channel, timer):
     given = []
     real = channel.reconnect
-    asked.answer = NOT_SERVING
+    server.answer = NOT_SERVING
     channel.reconnect = lambda reason, **options: given.append(options) or real(reason, **options)
-    manager = twin.do(twin.manager, timer, drain_timeout=7.5)
-    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
-    twin.call(channel)
-    starve(timer, heartbeat, until=lambda: given)
+    manager = world.do(world.manager, timer, drain_timeout=7.5)
+    heartbeat = world.do(manager.attach, channel, probe=STRICT)
+    world.call(channel)
+    advance_until(timer, heartbeat, until=lambda: given)
     assert given[0] == {"drain_timeout": 7.5}
-    twin.do(manager.close)
+    world.do(manager.close)
 
 
-def test_a_replacement_that_fails_is_reported_and_tried_again(
-    twin, asked, channel, manager, timer, events, caplog
+def test_a_reconnect_that_fails_is_reported_and_tried_again(
+    world, server, channel, manager, timer, events, caplog
 ):
-    asked.answer = NOT_SERVING
+    server.answer = NOT_SERVING
     tried = []
 
     def fail(reason, **_):
@@ -388,24 +392,26 @@ def test_a_replacement_that_fails_is_reported_and_tried_again(
         raise OSError("no more sockets")
 
     channel.reconnect = fail
-    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
-    twin.call(channel)
-    starve(timer, heartbeat, until=lambda: len(tried) == 3)
+    heartbeat = world.do(manager.attach, channel, probe=STRICT)
+    world.call(channel)
+    advance_until(timer, heartbeat, until=lambda: len(tried) == 3)
     assert heartbeat.state is DEAD
-    assert tried[2][0] - tried[1][0] >= 15  # a tick of 20, give or take when each was late
+    assert tried[2][0] - tried[1][0] >= 15  # a tick of 20 s, apart from random delays
     assert threading.current_thread() not in {thread for _, thread in tried}
     assert wait_until(lambda: CallbackFailed in kinds(events))
     assert kinds(events).count(ConnectionDead) == 1
-    caplog.clear()  # an error keeps its frames, and they the channel
+    caplog.clear()  # the error's frames keep the channel alive
     events.clear()
 
 
 @IN_AIO
-def test_a_withdrawn_target_is_neither_asked_nor_replaced(twin, asked, channel, manager, timer):
-    asked.answer = NOT_SERVING
-    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
-    twin.call(channel)
-    starve(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
+def test_after_withdraw_there_are_no_heartbeats_and_no_reconnects(
+    world, server, channel, manager, timer
+):
+    server.answer = NOT_SERVING
+    heartbeat = world.do(manager.attach, channel, probe=STRICT)
+    world.call(channel)
+    advance_until(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
     heartbeat.withdraw()
     sent = heartbeat.sent
     assert (heartbeat.state, timer.pending) == (HeartbeatState.WITHDRAWN, 0)
@@ -416,55 +422,55 @@ def test_a_withdrawn_target_is_neither_asked_nor_replaced(twin, asked, channel, 
     assert heartbeat.state is CLOSED
 
 
-def test_a_plain_channel_is_reported_dead_and_not_replaced(twin, asked, manager, timer, events):
-    channel = twin.do(twin.plain, asked.target)
-    heartbeat = twin.do(manager.attach, channel, probe=STRICT)
+def test_a_dead_plain_channel_is_reported_and_not_replaced(world, server, manager, timer, events):
+    channel = world.do(world.plain, server.target)
+    heartbeat = world.do(manager.attach, channel, probe=STRICT)
     known = VERSION >= (1, 83) or not isinstance(channel, grpc.aio.Channel)
-    assert heartbeat.target == (asked.target if known else repr(channel))
+    assert heartbeat.target == (server.target if known else repr(channel))
     assert heartbeat.connection is channel
-    twin.call(channel)
-    starve(timer, heartbeat, until=lambda: heartbeat.answered == 3)
+    world.call(channel)
+    advance_until(timer, heartbeat, until=lambda: heartbeat.answered == 3)
     assert timer.now > 180
-    asked.answer = NOT_SERVING
-    starve(timer, heartbeat, until=lambda: heartbeat.state is DEAD)
+    server.answer = NOT_SERVING
+    advance_until(timer, heartbeat, until=lambda: heartbeat.state is DEAD)
     began, sent = timer.now, heartbeat.sent
-    starve(timer, heartbeat, until=lambda: timer.now > began + 500)
+    advance_until(timer, heartbeat, until=lambda: timer.now > began + 500)
     assert heartbeat.sent > sent + 15
     assert wait_until(lambda: ConnectionDead in kinds(events))
     assert kinds(events).count(ConnectionDead) == 1
     assert not {ConnectionReplaced, CallbackFailed} & set(kinds(events))
-    asked.answer = SERVING
-    starve(timer, heartbeat, until=lambda: heartbeat.state is ALIVE)
+    server.answer = SERVING
+    advance_until(timer, heartbeat, until=lambda: heartbeat.state is ALIVE)
     assert heartbeat.last_use is None
-    twin.do(channel.close)
+    world.do(channel.close)
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.state is CLOSED)
 
 
-def test_unavailable_over_a_ready_connection_does_not_make_it_dead(
-    twin, asked, channel, manager, timer, events
+def test_unavailable_while_the_channel_is_ready_does_not_lead_to_death(
+    world, server, channel, manager, timer, events
 ):
-    """A proxy says it of its upstream, and gRPC where call credentials can't be had."""
-    asked.answer = grpc.StatusCode.UNAVAILABLE
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
-    starve(timer, heartbeat, until=lambda: timer.now > 400)
+    """A proxy gives this status if its own connection fails, and gRPC without call credentials."""
+    server.answer = grpc.StatusCode.UNAVAILABLE
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
+    advance_until(timer, heartbeat, until=lambda: timer.now > 400)
     assert (heartbeat.state, channel.number) == (SUSPECT, 1)
     assert heartbeat.misses >= 10
     assert ConnectionDead not in kinds(events)
 
 
-def test_a_heartbeat_that_cannot_be_sent_does_not_make_a_connection_dead(
-    twin, asked, channel, manager, timer, events
+def test_heartbeats_that_cannot_be_sent_do_not_lead_to_death(
+    world, server, channel, manager, timer, events
 ):
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
 
     def broken(method):
         raise ValueError("bad metadata")
 
     channel.heartbeat_call = broken
-    starve(timer, heartbeat, until=lambda: timer.now > 400)
+    advance_until(timer, heartbeat, until=lambda: timer.now > 400)
     assert (heartbeat.state, channel.number) == (SUSPECT, 1)
     assert wait_until(lambda: HeartbeatMissed in kinds(events))
     missed = next(event for event in events if isinstance(event, HeartbeatMissed))
@@ -472,100 +478,94 @@ def test_a_heartbeat_that_cannot_be_sent_does_not_make_a_connection_dead(
 
 
 @IN_SYNC
-def test_calls_that_only_wait_for_a_connection_are_not_ended(twin, asked, channel, timer):
+def test_calls_that_only_wait_for_a_connection_are_not_ended(world, server, channel, timer):
     given = []
     real = channel.reconnect
     channel.reconnect = lambda reason, **options: given.append(options) or real(reason, **options)
-    manager = twin.do(twin.manager, timer, drain_timeout=7.5, probe=STRICT)
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
-    asked.answer = NOT_SERVING
-    starve(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
+    manager = world.do(world.manager, timer, drain_timeout=7.5, probe=STRICT)
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
+    server.answer = NOT_SERVING
+    advance_until(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
     channel.get_state = lambda *_: grpc.ChannelConnectivity.TRANSIENT_FAILURE
-    starve(timer, heartbeat, until=lambda: given)
+    advance_until(timer, heartbeat, until=lambda: given)
     assert given[0] == {"drain_timeout": None}
     del channel.get_state
-    twin.do(manager.close)
-    asked.answer = SERVING
+    world.do(manager.close)
+    server.answer = SERVING
 
 
 def test_connection_dead_is_emitted_before_connection_replaced(
-    twin, asked, channel, timer, slow_events
+    world, server, channel, timer, slow_events
 ):
-    manager = twin.do(twin.manager, timer, probe=STRICT)
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
-    asked.answer = NOT_SERVING
-    starve(timer, heartbeat, until=lambda: heartbeat.replaced)
-    twin.do(manager.close)
+    manager = world.do(world.manager, timer, probe=STRICT)
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
+    server.answer = NOT_SERVING
+    advance_until(timer, heartbeat, until=lambda: heartbeat.replaced)
+    world.do(manager.close)
     assert wait_until(lambda: ConnectionReplaced in kinds(slow_events))
-    told = [kind for kind in kinds(slow_events) if kind in {ConnectionDead, ConnectionReplaced}]
-    assert told[:2] == [ConnectionDead, ConnectionReplaced]
+    emitted = [kind for kind in kinds(slow_events) if kind in {ConnectionDead, ConnectionReplaced}]
+    assert emitted[:2] == [ConnectionDead, ConnectionReplaced]
 
 
 @IN_AIO
-def test_an_answer_that_comes_after_the_replacement_changes_nothing(
-    twin, asked, channel, manager, timer
-):
-    slow = asked.answer = threading.Event()
-    heartbeat = twin.do(manager.attach, channel)
+def test_an_answer_on_a_replaced_connection_changes_nothing(world, server, channel, manager, timer):
+    slow = server.answer = threading.Event()
+    heartbeat = world.do(manager.attach, channel)
     heartbeat.beat()
-    assert wait_until(lambda: len(asked.checks) == 1)
-    asked.answer = threading.Event()
-    assert twin.do(channel.reconnect, drain_timeout=None, force=True)
-    timer.advance(20.1)  # the replacement is seen; the new connection is asked at once
-    assert wait_until(lambda: len(asked.checks) == 2)
+    assert wait_until(lambda: len(server.checks) == 1)
+    server.answer = threading.Event()
+    assert world.do(channel.reconnect, drain_timeout=None, force=True)
+    timer.advance(20.1)  # the reconnect is noticed; a heartbeat is sent at once
+    assert wait_until(lambda: len(server.checks) == 2)
     slow.set()
-    asked.answer.set()
+    server.answer.set()
     assert wait_until(lambda: heartbeat.answered)
     assert wait_until(lambda: not has_unanswered(heartbeat))
     assert (heartbeat.sent, heartbeat.answered, heartbeat.state) == (2, 1, ALIVE)
 
 
-# --- Its end -------------------------------------------------------------------------------------
+# --- End -----------------------------------------------------------------------------------------
 
 
-def test_a_channel_that_is_closed_detaches_itself(twin, asked, timer, manager):
-    channel = twin.do(twin.channel, asked.target)
-    heartbeat = twin.do(manager.attach, channel)
-    twin.call(channel)
-    twin.do(channel.close)
+def test_closing_the_channel_detaches_its_heartbeat(world, server, timer, manager):
+    channel = world.do(world.channel, server.target)
+    heartbeat = world.do(manager.attach, channel)
+    world.call(channel)
+    world.do(channel.close)
     assert (heartbeat.state, timer.pending, manager.heartbeats) == (CLOSED, 0, ())
-    late = twin.do(manager.attach, channel)
+    late = world.do(manager.attach, channel)
     assert (late.state, timer.pending, manager.heartbeats) == (CLOSED, 0, ())
 
 
-def test_detaching_forgets_it_on_the_channel_and_cancels_the_heartbeat_on_its_way(
-    twin, asked, channel, manager, timer, events
-):
-    asked.answer = threading.Event()
-    heartbeat = twin.do(manager.attach, channel)
+def test_detach_cancels_the_heartbeat_in_flight(world, server, channel, manager, timer, events):
+    server.answer = threading.Event()
+    heartbeat = world.do(manager.attach, channel)
     heartbeat.beat()
-    assert wait_until(lambda: asked.checks)
+    assert wait_until(lambda: server.checks)
     heartbeat.detach()
     heartbeat.detach()
     assert (heartbeat.state, timer.pending, manager.heartbeats) == (CLOSED, 0, ())
-    assert wait_until(lambda: asked.given_up == 1)
-    asked.answer.set()
-    assert twin.call(channel) == b"x"
+    assert wait_until(lambda: server.canceled == 1)
+    server.answer.set()
+    assert world.call(channel) == b"x"
     assert (heartbeat.answered, heartbeat.misses, heartbeat.rtt) == (0, 0, None)
     assert timer.pending == 0
     assert HeartbeatMissed not in kinds(events)
 
 
-def test_detaching_closing_and_replacing_at_once_end_in_one_clean_state(
-    twin, asked, manager, timer
-):
+def test_concurrent_detach_close_and_reconnect_end_in_state_closed(world, server, manager, timer):
     for _ in range(5):
-        channel = twin.do(twin.channel, asked.target)
-        heartbeat = twin.do(manager.attach, channel)
-        twin.call(channel)
+        channel = world.do(world.channel, server.target)
+        heartbeat = world.do(manager.attach, channel)
+        world.call(channel)
         run_threads(
             heartbeat.detach,
             heartbeat.beat,
             heartbeat.withdraw,
-            lambda channel=channel: twin.do(channel.reconnect, force=True),
-            lambda channel=channel: twin.do(channel.close),
+            lambda channel=channel: world.do(channel.reconnect, force=True),
+            lambda channel=channel: world.do(channel.close),
             lambda: timer.advance(100.0),
         )
         assert wait_until(lambda heartbeat=heartbeat: heartbeat.state is CLOSED)
@@ -573,139 +573,139 @@ def test_detaching_closing_and_replacing_at_once_end_in_one_clean_state(
         assert manager.heartbeats == ()
 
 
-def test_a_channel_that_its_user_drops_is_not_kept_alive(twin, asked, manager, timer):
-    channel = twin.do(twin.channel, asked.target)
-    heartbeat = twin.do(manager.attach, channel)
-    twin.do(channel.close) if twin.name == "aio" else None
+def test_a_heartbeat_does_not_keep_its_channel_alive(world, server, manager, timer):
+    channel = world.do(world.channel, server.target)
+    heartbeat = world.do(manager.attach, channel)
+    world.do(channel.close) if world.name == "aio" else None
     del channel
-    assert wait_until(lambda: heartbeat.orphaned)
+    assert wait_until(lambda: heartbeat.connection is None)
     timer.advance(61)
     assert wait_until(lambda: heartbeat.state is CLOSED)
     assert (timer.pending, manager.heartbeats) == (0, ())
 
 
 @IN_AIO
-def test_attach_raises_what_its_timer_raises(twin, asked, channel):
+def test_attach_raises_what_its_timer_raises(world, server, channel):
     with ManualTimer() as stopped:
         stopped.stop()
-        manager = twin.do(twin.manager, stopped)
+        manager = world.do(world.manager, stopped)
         with pytest.raises(TimerStopped):
-            twin.do(manager.attach, channel)
+            world.do(manager.attach, channel)
         assert manager.heartbeats == ()
     with WheelTimer(max_pending=1) as full:
         full.new_timeout(print, 1000)
-        manager = twin.do(twin.manager, full)
+        manager = world.do(world.manager, full)
         with pytest.raises(TooManyTimeouts):
-            twin.do(manager.attach, channel)
+            world.do(manager.attach, channel)
         assert manager.heartbeats == ()
         assert full.pending == 1
 
 
-def test_a_timer_that_stops_ends_the_heartbeat_with_an_event(twin, asked, channel, events):
+def test_a_timer_that_stops_ends_its_heartbeats_with_an_event(world, server, channel, events):
     timer = ManualTimer()
-    manager = twin.do(twin.manager, timer)
-    heartbeat = twin.do(manager.attach, channel)
-    asked.answer = threading.Event()
+    manager = world.do(world.manager, timer)
+    heartbeat = world.do(manager.attach, channel)
+    server.answer = threading.Event()
     heartbeat.beat()
-    assert wait_until(lambda: asked.checks)
+    assert wait_until(lambda: server.checks)
     timer.stop()
-    asked.answer.set()
+    server.answer.set()
     assert wait_until(lambda: heartbeat.state is CLOSED)
     assert wait_until(lambda: ExecutorRejected in kinds(events))
     event = next(event for event in events if isinstance(event, ExecutorRejected))
-    assert event.task == f"heartbeat of {asked.target}"
+    assert event.task == f"heartbeat of {server.target}"
     assert isinstance(event.error, TimerStopped)
     assert manager.heartbeats == ()
 
 
-def test_a_timer_that_is_full_keeps_the_place_of_a_heartbeat(twin, asked):
+def test_a_full_timer_keeps_the_place_of_a_heartbeat(world, server):
     with WheelTimer(max_pending=1) as timer:
-        channel = twin.do(twin.channel, asked.target, timer=timer)  # or it had another clock
+        channel = world.do(
+            world.channel, server.target, timer=timer
+        )  # with the clock of the heartbeat
         taken, real = [], channel.get_state
 
-        def get_state():  # asked when the timeout has expired, and the next one is not set yet
+        def get_state():  # called between one timeout and the next
             if not taken:
                 taken.append(timer.new_timeout(print, 1000))
             return real()
 
-        manager = twin.do(twin.manager, timer, interval=0.05)
-        heartbeat = twin.do(manager.attach, channel)
-        twin.call(channel)
+        manager = world.do(world.manager, timer, interval=0.05)
+        heartbeat = world.do(manager.attach, channel)
+        world.call(channel)
         channel.get_state = get_state
         assert wait_until(lambda: heartbeat.answered >= 3)
-        assert wait_until(lambda: timer.pending == 2)  # not while one is sent
-        twin.do(manager.close)
+        assert wait_until(lambda: timer.pending == 2)  # none is being sent
+        world.do(manager.close)
         assert taken[0].cancel()
         assert wait_until(lambda: timer.pending == 0)
-        twin.do(channel.close)
+        world.do(channel.close)
 
 
 @IN_SYNC
-def test_a_plain_channel_that_is_closed_is_attached_as_such(twin, asked, manager, timer):
-    channel = twin.do(twin.plain, asked.target)
-    twin.do(channel.close)
-    heartbeat = twin.do(manager.attach, channel)
+def test_a_closed_plain_channel_is_not_watched(world, server, manager, timer):
+    channel = world.do(world.plain, server.target)
+    world.do(channel.close)
+    heartbeat = world.do(manager.attach, channel)
     assert (heartbeat.state, manager.heartbeats, timer.pending) == (CLOSED, (), 0)
 
 
-def test_a_plain_channel_that_is_closed_later_is_detached(twin, asked, manager, timer):
-    channel = twin.do(twin.plain, asked.target)
-    heartbeat = twin.do(manager.attach, channel)
-    twin.do(channel.close)
+def test_a_plain_channel_that_is_closed_is_detached(world, server, manager, timer):
+    channel = world.do(world.plain, server.target)
+    heartbeat = world.do(manager.attach, channel)
+    world.do(channel.close)
     timer.advance(121.0)
     assert wait_until(lambda: heartbeat.state is CLOSED)
     assert manager.heartbeats == ()
 
 
-def test_interceptors_on_top_are_passed_by_and_the_connection_is_one(
-    twin, asked, channel, manager, timer
-):
-    put = intercept_channel if twin.name == "sync" else aio_intercept_channel
-    heartbeat = twin.do(manager.attach, twin.do(put, channel, CallPolicy(timeout=5.0)))
-    assert twin.do(manager.attach, channel) is heartbeat
+def test_attach_skips_interceptors_on_top_of_the_channel(world, server, channel, manager, timer):
+    put = intercept_channel if world.name == "sync" else aio_intercept_channel
+    heartbeat = world.do(manager.attach, world.do(put, channel, CallPolicy(timeout=5.0)))
+    assert world.do(manager.attach, channel) is heartbeat
     assert heartbeat.connection is channel
-    asked.answer = NOT_SERVING
-    twin.call(channel)
+    server.answer = NOT_SERVING
+    world.call(channel)
     assert timer.pending == 1
 
 
 # --- Listeners -----------------------------------------------------------------------------------
 
 
-def test_listeners_are_told_in_order_and_one_that_raises_harms_nothing(
-    twin, asked, channel, manager, events
+def test_listeners_are_called_in_order_and_one_that_raises_is_reported(
+    world, server, channel, manager, events
 ):
-    told = []
-    heartbeat = twin.do(manager.attach, channel)
+    changes = []
+    heartbeat = world.do(manager.attach, channel)
 
     def broken(*_):
         raise ValueError("my own")
 
     def listener(*args):
-        told.append(args)
+        changes.append(args)
 
     heartbeat.add_listener(broken)
     heartbeat.add_listener(listener)
     for count in range(1, 4):
         heartbeat.beat()
         assert wait_until(lambda count=count: heartbeat.answered == count)
-    assert wait_until(lambda: len(told) == 6)
-    assert all(one is heartbeat for one, _, _ in told)
-    assert [old for _, old, _ in told[1:]] == [new for _, _, new in told[:-1]]
+    assert wait_until(lambda: len(changes) == 6)
+    assert all(one is heartbeat for one, _, _ in changes)
+    assert [old for _, old, _ in changes[1:]] == [new for _, _, new in changes[:-1]]
     assert wait_until(lambda: kinds(events).count(CallbackFailed) == 6)
     heartbeat.remove_listener(listener)
     heartbeat.remove_listener(listener)
     heartbeat.detach()
     assert wait_until(lambda: kinds(events).count(CallbackFailed) == 7)
-    assert len(told) == 6
+    assert len(changes) == 6
 
 
 @IN_AIO
-def test_what_is_no_listener_is_refused(twin, channel, manager):
+def test_invalid_listeners_are_refused(world, channel, manager):
     async def coroutine(heartbeat, old, new):
-        """Nobody would await it."""
+        """A coroutine function."""
 
-    heartbeat = twin.do(manager.attach, channel)
+    heartbeat = world.do(manager.attach, channel)
     for wrong in (None, 5, lambda: 0, lambda one, two: 0, lambda *, heartbeat: 0, coroutine):
         with pytest.raises(TypeError, match="listener must be a plain function"):
             heartbeat.add_listener(wrong)

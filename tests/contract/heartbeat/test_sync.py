@@ -1,4 +1,4 @@
-"""Heartbeats for channels of `grpc`: what is on which thread."""
+"""Heartbeats for channels of `grpc`: what runs on which thread."""
 
 import contextlib
 import threading
@@ -7,13 +7,13 @@ import time
 import grpc
 import pytest
 
-from fixtures.heartbeat_twins import (
+from fixtures.heartbeats import (
     CHECK,
     NOT_SERVING,
     SERVING,
     STRICT,
-    SyncTwin,
-    starve,
+    SyncWorld,
+    advance_until,
     wait_until_bookkeeping_is_done,
 )
 from fixtures.waiting import WAIT_S, wait_until
@@ -24,12 +24,12 @@ from rpcwheel.transport import ReconnectingChannel
 
 
 @pytest.fixture
-def twin():
-    return SyncTwin()
+def world():
+    return SyncWorld()
 
 
 class Spy(HealthProbe):
-    """A probe of the user's."""
+    """A probe of the user."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Spy(HealthProbe):
 
 
 class Slow(grpc.UnaryUnaryClientInterceptor):
-    """An interceptor of the user's that takes its time."""
+    """An interceptor of the user that blocks."""
 
     def __init__(self):
         self.threads = []
@@ -60,7 +60,7 @@ def test_a_manager_is_a_context_manager(channel, timer):
     assert timer.pending == 0
 
 
-def test_a_probe_of_the_user_s_is_asked_on_a_worker(channel, manager):
+def test_a_probe_of_the_user_runs_on_a_worker_thread(channel, manager):
     probe = Spy()
     heartbeat = manager.attach(channel, probe=probe)
     heartbeat.beat()
@@ -68,7 +68,7 @@ def test_a_probe_of_the_user_s_is_asked_on_a_worker(channel, manager):
     assert probe.threads[0].startswith("rpcwheel-worker")
 
 
-def test_listeners_are_called_on_workers_whoever_changes_the_state(channel, manager):
+def test_listeners_run_on_a_worker_thread(channel, manager):
     threads = []
     heartbeat = manager.attach(channel)
     heartbeat.add_listener(lambda *_: threads.append(threading.current_thread().name))
@@ -79,7 +79,7 @@ def test_listeners_are_called_on_workers_whoever_changes_the_state(channel, mana
     assert all(name.startswith("rpcwheel-worker") for name in threads)
 
 
-def test_the_user_s_interceptors_run_on_a_worker_and_don_t_stop_the_timer(asked):
+def test_interceptors_that_hang_do_not_delay_the_timer(server):
     slow = Slow()
     with (
         WheelTimer(name="t") as timer,
@@ -88,15 +88,15 @@ def test_the_user_s_interceptors_run_on_a_worker_and_don_t_stop_the_timer(asked)
     ):
 
         def connect(options):
-            return grpc.intercept_channel(grpc.insecure_channel(asked.target, options), slow)
+            return grpc.intercept_channel(grpc.insecure_channel(server.target, options), slow)
 
         several = [
-            opened.enter_context(ReconnectingChannel(asked.target, connect=connect))
+            opened.enter_context(ReconnectingChannel(server.target, connect=connect))
             for _ in range(6)
         ]
         for stuck in map(manager.attach, several):
             stuck.beat()
-        free = manager.attach(opened.enter_context(ReconnectingChannel(asked.target)))
+        free = manager.attach(opened.enter_context(ReconnectingChannel(server.target)))
         free.beat()
         assert wait_until(lambda: len(slow.threads) >= 6 and free.answered >= 3)
         assert slow.threads[0].startswith("rpcwheel-worker")
@@ -104,7 +104,7 @@ def test_the_user_s_interceptors_run_on_a_worker_and_don_t_stop_the_timer(asked)
         slow.gate.set()
 
 
-def test_sinks_and_listeners_that_hang_do_not_stop_the_timer(asked):
+def test_event_handlers_and_listeners_that_hang_do_not_delay_the_timer(server):
     gate, threads = threading.Event(), set()
 
     def sink(event):
@@ -116,7 +116,7 @@ def test_sinks_and_listeners_that_hang_do_not_stop_the_timer(asked):
         with (
             WheelTimer(name="t") as timer,
             HeartbeatManager(timer, interval=0.05, timeout=WAIT_S) as manager,
-            ReconnectingChannel(asked.target) as channel,
+            ReconnectingChannel(server.target) as channel,
         ):
             heartbeat = manager.attach(channel)
             heartbeat.add_listener(lambda *_: gate.wait(WAIT_S))
@@ -129,10 +129,10 @@ def test_sinks_and_listeners_that_hang_do_not_stop_the_timer(asked):
     assert all(name.startswith("rpcwheel-worker") for name in threads)
 
 
-def test_a_listener_that_hangs_delays_only_its_own_heartbeat(asked, channel, manager):
+def test_a_listener_that_hangs_delays_only_its_own_heartbeat(server, channel, manager):
     gate, called = threading.Event(), []
     with contextlib.ExitStack() as opened:
-        others = [opened.enter_context(ReconnectingChannel(asked.target)) for _ in range(6)]
+        others = [opened.enter_context(ReconnectingChannel(server.target)) for _ in range(6)]
         opened.callback(gate.set)
         free, stuck = manager.attach(channel), [manager.attach(other) for other in others]
         for one in stuck:
@@ -147,7 +147,7 @@ def test_a_listener_that_hangs_delays_only_its_own_heartbeat(asked, channel, man
         assert wait_until(lambda: len(called) == 6)
 
 
-def test_a_replacement_runs_on_a_worker(asked, channel, manager, timer):
+def test_a_reconnect_runs_on_a_worker_thread(server, channel, manager, timer):
     threads, real = [], channel.reconnect
 
     def reconnect(*args, **options):
@@ -155,14 +155,14 @@ def test_a_replacement_runs_on_a_worker(asked, channel, manager, timer):
         return real(*args, **options)
 
     channel.reconnect = reconnect
-    asked.answer = NOT_SERVING
+    server.answer = NOT_SERVING
     heartbeat = manager.attach(channel, probe=STRICT)
     heartbeat.beat()
-    starve(timer, heartbeat, until=lambda: threads)
+    advance_until(timer, heartbeat, until=lambda: threads)
     assert threads[0].startswith("rpcwheel-worker")
 
 
-def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
+def test_interceptors_below_the_channel_see_the_metadata_of_heartbeats(server, timer):
     seen = []
 
     class Watch(grpc.UnaryUnaryClientInterceptor):
@@ -171,11 +171,11 @@ def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
             return continuation(details, request)
 
     def connect(options):
-        bare = grpc.insecure_channel(asked.target, options)
+        bare = grpc.insecure_channel(server.target, options)
         return grpc.intercept_channel(bare, Watch())
 
     with (
-        ReconnectingChannel(asked.target, connect=connect) as channel,
+        ReconnectingChannel(server.target, connect=connect) as channel,
         HeartbeatManager(timer) as manager,
     ):
         heartbeat = manager.attach(channel)
@@ -185,22 +185,22 @@ def test_interceptors_of_the_connection_s_own_see_the_mark(asked, timer):
         timer.advance(121.0)
         assert wait_until(lambda: heartbeat.answered == 2)
     mark = [("rpcwheel-heartbeat", "1")]
-    # Patient with the new connection. A third follows if the answer came while time was moved.
+    # It waits for the new connection. A third one follows if the answer came while time moved.
     assert seen[:2] == [(CHECK, mark, None), (CHECK, mark, True)]
-    assert asked.answer == SERVING
+    assert server.answer == SERVING
 
 
-def test_heartbeats_that_are_due_together_are_sent_one_after_the_other(asked, timer):
+def test_heartbeats_that_are_due_together_are_sent_one_after_another(server, timer):
     sending, most = [], []
     with contextlib.ExitStack() as opened:
         manager = opened.enter_context(HeartbeatManager(timer, interval=60.0))
-        channels = [opened.enter_context(ReconnectingChannel(asked.target)) for _ in range(8)]
+        channels = [opened.enter_context(ReconnectingChannel(server.target)) for _ in range(8)]
         for channel in channels:
             sends = channel.heartbeat_call(CHECK)
 
             def heartbeat_call(_, sends=sends):
                 sending.append(1)
-                time.sleep(0.002)  # long enough for another to come, if there was one
+                time.sleep(0.002)  # long enough for another one to be sent, if it could be
                 most.append(len(sending))
                 sending.pop()
                 return sends
@@ -213,19 +213,19 @@ def test_heartbeats_that_are_due_together_are_sent_one_after_the_other(asked, ti
     assert most == [1] * 8
 
 
-def test_an_unused_connection_costs_no_worker(channel, manager, timer):
-    looked, real = [], channel.get_state
+def test_an_unused_connection_uses_no_worker_thread(channel, manager, timer):
+    calls, real = [], channel.get_state
     manager.attach(channel)
-    channel.get_state = lambda: looked.append(None) or real()  # as the worker does
+    channel.get_state = lambda: calls.append(None) or real()  # a worker thread calls it
     for _ in range(10):
         timer.advance(60.0)
     wait_until_bookkeeping_is_done()
-    assert looked == []
+    assert calls == []
 
 
 def test_a_channel_of_the_other_world_is_refused(manager):
     class Other(grpc.aio.Channel):
-        """Of no other make than its class."""
+        """A subclass without methods."""
 
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The client stands still itself: that says nothing of the server, and nothing may come of it."""
+"""A client that stalls does not take its servers for dead."""
 
 import contextlib
 import json
@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 import rpcwheel
-from fixtures.heartbeat_worlds import TIMEOUT, AioClient
+from fixtures.heartbeat_clients import TIMEOUT, AioClient
 from fixtures.waiting import wait_until
 
 PAUSE = TIMEOUT + 1
-"""Seconds; a peer that was silent for so long would be dead."""
+"""Seconds. A server that is silent for this time is dead."""
 
 
 @pytest.fixture
 def start_client():
-    """Starts clients in processes of their own."""
+    """Starts clients in separate processes."""
     path = [str(Path(rpcwheel.__file__).parents[1]), str(Path(__file__).parents[2])]
     with contextlib.ExitStack() as started:
 
@@ -42,29 +42,29 @@ def start_client():
         yield start
 
 
-def ask(process):
+def status_of(process):
     process.stdin.write("\n")
     process.stdin.flush()
     return json.loads(process.stdout.readline())
 
 
 @pytest.mark.parametrize("world", ["sync", "aio"])
-def test_a_client_that_was_frozen_itself_keeps_its_connection(world, server, start_client):
-    """A laptop that slept, a debugger, a container that was paused."""
+def test_a_client_that_was_stopped_keeps_its_connection(world, server, start_client):
+    """As by suspend, a debugger, or a paused container."""
     client = start_client(world, server.target)
-    assert ask(client)["number"] == 1  # it has started, which takes its time
-    assert wait_until(lambda: ask(client)["answered"] > 0)
-    before = ask(client)["answered"]
+    assert status_of(client)["number"] == 1  # it has started
+    assert wait_until(lambda: status_of(client)["answered"] > 0)
+    before = status_of(client)["answered"]
     os.kill(client.pid, signal.SIGSTOP)
     time.sleep(PAUSE)
     os.kill(client.pid, signal.SIGCONT)
-    assert wait_until(lambda: ask(client)["answered"] > before)
-    story = ask(client)
-    assert (story["call"], story["number"]) == ("runs", 1)
+    assert wait_until(lambda: status_of(client)["answered"] > before)
+    status = status_of(client)
+    assert (status["call"], status["number"]) == ("runs", 1)
 
 
-def test_a_loop_that_was_blocked_keeps_its_connection(server):
-    """User code that blocks the loop: the answer is there, and nobody could read it."""
+def test_a_client_whose_event_loop_was_blocked_keeps_its_connection(server):
+    """The answer arrived, but the loop could not read it."""
     with AioClient(server.target) as client:
         client.ping()
         assert wait_until(lambda: client.heartbeat.answered > 0)

@@ -1,10 +1,6 @@
-"""A server that is frozen, for real: every connection to it is open, and nothing answers.
+"""Frozen servers (SIGSTOP): their connections are open, but nothing answers."""
 
-A process gets SIGSTOP. Times are short, and nothing is asserted about them but that gRPC alone
-would have waited for much longer.
-"""
-
-from fixtures.heartbeat_worlds import TIMEOUT, SyncClient
+from fixtures.heartbeat_clients import TIMEOUT, SyncClient
 from fixtures.server_process import PING
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, RetryPolicy, aio
@@ -19,7 +15,9 @@ def of(events, kind):
     return [event for event in events if isinstance(event, kind)]
 
 
-def test_a_call_in_flight_ends_and_the_next_is_answered_elsewhere(shop, name, open_client, events):
+def test_calls_in_flight_end_and_the_next_call_reaches_the_other_server(
+    shop, name, open_client, events
+):
     frozen, other = shop
     client = open_client(name.target)
     assert client.ping().pid == frozen.pid
@@ -33,7 +31,7 @@ def test_a_call_in_flight_ends_and_the_next_is_answered_elsewhere(shop, name, op
     assert client.ping().pid == other.pid
     assert wait_until(lambda: client.state == "ALIVE")
     assert client.bare.number == client.heartbeat.replaced + 1 >= 2
-    assert wait_until(lambda: of(events, ConnectionAlive))  # told in order
+    assert wait_until(lambda: of(events, ConnectionAlive))  # emitted in order
     dead = of(events, ConnectionDead)[0]
     assert (dead.target, dead.calls) == (name.target, 2)
     assert dead.silent_s > TIMEOUT
@@ -43,7 +41,7 @@ def test_a_call_in_flight_ends_and_the_next_is_answered_elsewhere(shop, name, op
     assert REASON in replaced.reason
 
 
-def test_a_dead_connection_is_replaced_although_nobody_calls(shop, name, open_client):
+def test_a_dead_connection_is_replaced_without_a_call(shop, name, open_client):
     frozen, other = shop
     client = open_client(name.target)
     assert client.ping().pid == frozen.pid
@@ -53,7 +51,7 @@ def test_a_dead_connection_is_replaced_although_nobody_calls(shop, name, open_cl
     assert client.ping().pid == other.pid
 
 
-def test_the_other_address_of_a_name_is_taken(shop, open_client):
+def test_the_new_connection_uses_the_other_address(shop, open_client):
     frozen, other = shop
     client = open_client(f"ipv4:{frozen.target},{other.target}")
     assert client.ping().pid == frozen.pid
@@ -63,7 +61,7 @@ def test_the_other_address_of_a_name_is_taken(shop, open_client):
     assert client.ping().pid == other.pid
 
 
-def test_the_same_server_is_taken_again_once_it_is_thawed(server, open_client):
+def test_calls_succeed_after_the_frozen_server_continues(server, open_client):
     client = open_client(server.target)
     assert client.ping().pid == server.pid
     call = client.slow()
@@ -74,7 +72,7 @@ def test_the_same_server_is_taken_again_once_it_is_thawed(server, open_client):
     assert wait_until(lambda: client.state == "ALIVE")
 
 
-def test_a_freeze_shorter_than_the_timeout_harms_nothing(server, open_client, events):
+def test_a_freeze_shorter_than_the_timeout_ends_no_call(server, open_client, events):
     client = open_client(server.target, interval=0.1, timeout=10 * WAIT_S)
     assert client.ping().pid == server.pid
     call = client.slow()
@@ -88,8 +86,8 @@ def test_a_freeze_shorter_than_the_timeout_harms_nothing(server, open_client, ev
     assert (client.bare.number, of(events, ConnectionDead)) == (1, [])
 
 
-def test_a_thawed_old_connection_does_not_disturb_the_new_one(shop, name, open_client):
-    """Its calls may end, as they were let; the new connection is judged by its own silence."""
+def test_a_drained_connection_that_works_again_does_not_affect_the_new_one(shop, name, open_client):
+    """Only activity of the active connection counts for its heartbeat."""
     old, new = shop
     client = open_client(name.target, drain_timeout=None)
     assert client.ping().pid == old.pid
@@ -103,13 +101,15 @@ def test_a_thawed_old_connection_does_not_disturb_the_new_one(shop, name, open_c
     assert wait_until(lambda: len(stream.messages) > before + 10)
     number = client.bare.number
     new.stop()
-    assert wait_until(lambda: client.bare.number > number), "the old stream kept the new one alive"
+    assert wait_until(lambda: client.bare.number > number), (
+        "the old stream kept the new connection alive"
+    )
     assert not stream.done.done()
     new.cont()
     assert client.ping().pid == new.pid
 
 
-def test_with_tls(certificates, start_server, open_proxy):
+def test_a_frozen_server_with_tls(certificates, start_server, open_proxy):
     frozen, other = (start_server(certificates=certificates) for _ in range(2))
     name = open_proxy(frozen.target)
     with SyncClient(name.target, certificates.channel_credentials()) as client:
@@ -122,8 +122,8 @@ def test_with_tls(certificates, start_server, open_proxy):
         assert wait_until(lambda: client.state == "ALIVE")
 
 
-def test_a_hanging_health_handler_is_a_dead_connection(start_server):
-    """HTTP/2 pings are answered all the while: gRPC's own keepalive sees nothing."""
+def test_a_health_handler_that_hangs_makes_the_connection_dead(start_server):
+    """HTTP/2 pings are still answered, so gRPC's keepalive does not detect this."""
     server = start_server(health="hanging")
     with SyncClient(server.target) as client:
         assert client.ping().pid == server.pid
@@ -133,8 +133,8 @@ def test_a_hanging_health_handler_is_a_dead_connection(start_server):
         assert client.heartbeat.answered == 0
 
 
-def test_calls_of_a_client_with_a_kit_go_on_after_the_replacement(shop, name, open_client):
-    """A generated stub outlives the connection, and what is idempotent is retried on the next."""
+def test_a_kit_retries_idempotent_calls_on_the_new_connection(shop, name, open_client):
+    """A generated stub outlives the connection; its calls are retried on the next one."""
     frozen, other = shop
     retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5, backoff=0.05)
     make = Kit if open_client.world == "sync" else aio.Kit

@@ -1,4 +1,4 @@
-"""Networks that lose connections without a word, and servers that die: in both worlds, for real."""
+"""Networks that drop connections silently, and killed servers, with real processes."""
 
 import os
 import shutil
@@ -26,22 +26,22 @@ def network(open_proxy, server):
 
 @pytest.fixture
 def client(network, server, open_client):  # closed first
-    """One that has been used."""
+    """A client that has made a call."""
     client = open_client(network.target)
     assert client.ping().pid == server.pid
     return client
 
 
 @pytest.fixture
-def patient(network, server, open_client):
-    """One that has been used, and takes nobody for dead soon."""
+def long_timeout_client(network, server, open_client):
+    """A client that has made a call, with a long heartbeat timeout."""
     client = open_client(network.target, timeout=WAIT_S)
     assert client.ping().pid == server.pid
     return client
 
 
 def test_a_connection_that_the_network_forgot_is_replaced(client, network, server):
-    """What a firewall or NAT does with a flow it has forgotten: new ones pass."""
+    """A firewall or NAT drops a known connection, and lets new ones pass."""
     calls = client.slow(), client.follow()
     network.blackhole()
     for call in calls:
@@ -60,8 +60,8 @@ def test_a_half_open_connection_is_replaced(client, network, server):
     assert client.ping().pid == server.pid
 
 
-def test_while_messages_come_in_nothing_is_dead(client, network):
-    """Dubbo's rule: what is read decides. A stream that flows is worth more than our questions."""
+def test_a_connection_with_incoming_messages_is_not_dead(client, network):
+    """Dubbo's rule: only reads count. Unanswered heartbeats alone do not make a connection dead."""
     stream = client.follow(0.05)
     network.half_open(TO_SERVER)
     assert wait_until(lambda: client.heartbeat.sent - client.heartbeat.answered >= SEVERAL)
@@ -71,28 +71,30 @@ def test_while_messages_come_in_nothing_is_dead(client, network):
     assert not stream.done.done()
 
 
-def test_a_network_that_is_down_for_long_is_not_fought_with_and_comes_back(client, network, server):
+def test_calls_succeed_after_a_long_network_outage(client, network, server):
     network.blackhole(new=True)
     assert client.slow().ended().code == "UNAVAILABLE"
-    assert client.ping(timeout=0.5).code == "DEADLINE_EXCEEDED"  # nothing can answer
+    assert client.ping(timeout=0.5).code == "DEADLINE_EXCEEDED"  # no server can answer
     network.heal()
     assert client.ping().pid == server.pid
     assert wait_until(lambda: client.state == "ALIVE")
 
 
-def test_a_reset_in_the_middle_of_a_stream_is_grpcs_own_matter(patient, network, server, events):
-    streams = patient.follow(0.02), patient.follow()
+def test_a_connection_reset_is_handled_by_grpc_without_a_heartbeat_reconnect(
+    long_timeout_client, network, server, events
+):
+    streams = long_timeout_client.follow(0.02), long_timeout_client.follow()
     network.reset()
     assert [stream.ended().code for stream in streams] == ["UNAVAILABLE"] * 2
     # gRPC may still send a call on the broken connection: "Stream removed (sendmsg: Broken pipe)".
-    assert wait_until(lambda: patient.ping().code == "OK")
-    assert patient.ping().pid == server.pid
-    assert wait_until(lambda: patient.state == "ALIVE")
+    assert wait_until(lambda: long_timeout_client.ping().code == "OK")
+    assert long_timeout_client.ping().pid == server.pid
+    assert wait_until(lambda: long_timeout_client.state == "ALIVE")
     assert not [event for event in events if isinstance(event, ConnectionDead)]
-    assert patient.bare.number == 1
+    assert long_timeout_client.bare.number == 1
 
 
-def test_a_killed_server_that_comes_back_is_found(start_server, open_client):
+def test_calls_succeed_after_a_killed_server_restarts(start_server, open_client):
     server = start_server()
     client = open_client(server.target)
     assert client.ping().pid == server.pid
@@ -101,7 +103,7 @@ def test_a_killed_server_that_comes_back_is_found(start_server, open_client):
     assert call.ended().code == "UNAVAILABLE"
     assert client.ping(wait_for_ready=False).code == "UNAVAILABLE"
     server.restart()
-    again = server.pid  # waits until it listens, which takes its time
+    again = server.pid  # waits until it listens
     assert client.ping().pid == again
     assert wait_until(lambda: client.state == "ALIVE")
 
@@ -110,10 +112,10 @@ def test_a_killed_server_that_comes_back_is_found(start_server, open_client):
     shutil.which("unshare") is None
     or shutil.which("ip") is None
     or subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode != 0,
-    reason="no network namespace of its own: `unshare` or `ip` are not there, or not allowed",
+    reason="needs `unshare` and `ip`, and the permission to create a network namespace",
 )
-def test_packets_that_the_kernel_drops_are_noticed():
-    """In a network namespace of its own; `scenarios/dropped_packets.py` has the story."""
+def test_a_connection_whose_packets_the_kernel_drops_is_replaced():
+    """In a network namespace, by `scenarios/dropped_packets.py`."""
     package = Path(rpcwheel.__file__).parents[1]
     run = subprocess.run(
         [*NAMESPACE, sys.executable, "-W", "error", "-m", "scenarios.dropped_packets"],

@@ -1,34 +1,32 @@
-"""When a heartbeat is sent, and when a connection is dead. Interval 60, timeout 180, tick 20."""
+"""When a heartbeat is sent, and when a connection is dead: interval 60 s, timeout 180, tick 20."""
 
 import itertools
 
 from fixtures.heartbeat_driver import Driver, S
 from rpcwheel.durations import NEVER
-from rpcwheel.heartbeat.core import ENOUGH, MOST
+from rpcwheel.events import ConnectionAlive, ConnectionDead, HeartbeatMissed
+from rpcwheel.heartbeat.core import MAX_IN_FLIGHT, MISSES_UNTIL_DEAD
 from rpcwheel.heartbeat.rules import (
-    Changed,
-    Died,
     HeartbeatState,
-    Missed,
+    LastActivity,
     Reconnect,
-    Revived,
-    Seen,
     Send,
+    StateChanged,
 )
 
 UNUSED, ALIVE, PROBING = HeartbeatState.UNUSED, HeartbeatState.ALIVE, HeartbeatState.PROBING
 SUSPECT, DEAD = HeartbeatState.SUSPECT, HeartbeatState.DEAD
 
 
-def test_a_heartbeat_is_sent_after_more_than_the_interval_without_a_read_and_not_before():
+def test_a_heartbeat_is_sent_after_more_than_the_interval_without_a_read():
     driver = Driver().called(at=5 * S)
     assert driver.next_at() == 65 * S + 1
     assert driver.step(at=65 * S) is None
-    assert driver.step(at=65 * S + 1) == Send(1, 180 * S, patient=False)
+    assert driver.step(at=65 * S + 1) == Send(1, 180 * S, wait_for_ready=False)
     assert driver.state is PROBING
 
 
-def test_silence_in_one_direction_is_enough():
+def test_a_heartbeat_is_sent_if_only_one_direction_is_silent():
     for silent in ("read", "write"):
         driver = Driver().called(at=S)
         for second in range(2, 62):
@@ -39,16 +37,7 @@ def test_silence_in_one_direction_is_enough():
         assert isinstance(driver.step(at=61 * S + 1), Send)
 
 
-def test_what_is_read_and_written_puts_the_heartbeat_off():
-    driver = Driver().called(at=0)
-    for second in range(0, 600, 59):
-        driver.called(at=second * S)
-        assert driver.step(at=second * S) is None
-        assert driver.next_at() == (second + 60) * S + 1
-    assert driver.core.sent == 0
-
-
-def test_a_busy_connection_is_looked_at_once_an_interval():
+def test_a_busy_connection_costs_one_look_per_interval_and_no_heartbeat():
     driver, looks = Driver().called(at=0), 0
     at = driver.next_at()
     for ms in range(0, 600_000, 10):
@@ -60,7 +49,7 @@ def test_a_busy_connection_is_looked_at_once_an_interval():
     assert driver.core.sent == 0
 
 
-def test_an_unused_connection_is_left_alone_for_ever():
+def test_an_unused_connection_gets_no_heartbeats():
     driver = Driver()
     for _ in range(100):
         driver.now = driver.next_at()
@@ -69,8 +58,8 @@ def test_an_unused_connection_is_left_alone_for_ever():
     assert (driver.state, driver.core.sent) == (UNUSED, 0)
 
 
-def test_the_first_use_is_seen_in_time_for_its_heartbeat():
-    driver = Driver(share=0.999)
+def test_the_first_use_is_noticed_before_its_heartbeat_is_due():
+    driver = Driver(jitter=0.999)
     driver.next_at()
     driver.called(at=61 * S)
     due = driver.now + 60 * S + 1
@@ -79,13 +68,13 @@ def test_the_first_use_is_seen_in_time_for_its_heartbeat():
     assert due <= driver.next_at() <= due + 60 * S
 
 
-def test_silence_of_what_is_not_seen_counts_from_the_begin():
-    driver = Driver(begun=True)
+def test_silence_of_a_channel_with_unknown_activity_counts_from_the_start():
+    driver = Driver(silent_from_start=True)
     assert driver.next_at() == 60 * S + 1
     assert isinstance(driver.step(at=60 * S + 1), Send)
 
 
-def test_an_answer_makes_it_alive_and_the_next_heartbeat_follows_an_interval_later():
+def test_after_an_answer_the_connection_is_alive_for_another_interval():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.answer(at=61 * S, serving=True)
@@ -95,7 +84,7 @@ def test_an_answer_makes_it_alive_and_the_next_heartbeat_follows_an_interval_lat
     assert driver.next_at() == 120 * S + 2  # from when it was written
 
 
-def test_while_it_is_suspect_heartbeats_follow_each_tick_until_it_is_dead():
+def test_a_suspect_connection_gets_a_heartbeat_each_tick_until_it_is_dead():
     driver = Driver().called(at=0)
     sent = []
     while driver.state is not DEAD:
@@ -108,17 +97,17 @@ def test_while_it_is_suspect_heartbeats_follow_each_tick_until_it_is_dead():
     assert driver.now == 180 * S + 1
 
 
-def test_a_heartbeat_that_is_not_answered_for_a_tick_is_missed_and_the_next_one_follows():
+def test_a_heartbeat_without_an_answer_for_a_tick_is_missed():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     assert driver.next_at() == 80 * S + 1
     assert driver.step(at=80 * S) is None
-    assert driver.step(at=80 * S + 1) == Send(2, 180 * S, patient=False)
-    assert driver.told[-1] == Missed(1, 80 * S + 1, "DEADLINE_EXCEEDED")
+    assert driver.step(at=80 * S + 1) == Send(2, 180 * S, wait_for_ready=False)
+    assert driver.reports[-1] == HeartbeatMissed("shop", 1, 80 + 1e-9, "DEADLINE_EXCEEDED")
     assert driver.state is SUSPECT
 
 
-def test_dead_is_more_than_the_timeout_without_a_read_however_much_is_written():
+def test_a_connection_is_dead_after_more_than_the_timeout_without_a_read():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.miss("UNAVAILABLE")
@@ -131,28 +120,20 @@ def test_dead_is_more_than_the_timeout_without_a_read_however_much_is_written():
     assert not isinstance(driver.step(at=180 * S), Reconnect)
     assert driver.step(at=180 * S + 1) == Reconnect("no answer to heartbeats for 180.0 s")
     assert driver.state is DEAD
-    assert driver.told[-1] == Died(180 * S + 1, 6)
+    assert driver.reports[-1] == ConnectionDead("shop", 180 + 1e-9, 6, calls=2)
 
 
-def test_a_connection_that_never_answered_a_call_is_dead_too():
+def test_a_connection_on_which_no_call_was_ever_answered_is_dead():
     driver = Driver()
     driver.now = 7 * S
     driver.wrote()
     driver.next_at()
     assert driver.state is UNUSED
-    driver.starve()
+    driver.miss_until_reconnect()
     assert driver.now == 187 * S + 1
 
 
-def test_a_process_that_stood_still_gives_a_heartbeat_its_chance_first():
-    driver = Driver().called(at=0)
-    driver.next_at()
-    assert driver.step(at=1000 * S) == Send(1, 180 * S, patient=False)
-    driver.answer(at=1001 * S)
-    assert driver.state is ALIVE
-
-
-def test_an_answer_that_came_while_the_process_stood_still_is_waited_for():
+def test_after_a_stall_an_answer_that_arrived_meanwhile_is_awaited():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.next_at()
@@ -163,70 +144,70 @@ def test_an_answer_that_came_while_the_process_stood_still_is_waited_for():
     assert driver.state is ALIVE
 
 
-def test_what_calls_read_meanwhile_makes_a_missed_heartbeat_harmless():
+def test_a_heartbeat_is_not_missed_if_a_call_was_read_since():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.now = 61 * S
     driver.read()
     driver.miss("DEADLINE_EXCEEDED", at=79 * S)
     assert (driver.state, driver.core.misses) == (ALIVE, 0)
-    assert not [fact for fact in driver.told if isinstance(fact, Missed)]
+    assert not [report for report in driver.reports if isinstance(report, HeartbeatMissed)]
 
 
-def test_a_read_in_the_moment_of_the_decision_keeps_the_connection():
+def test_a_read_right_before_the_reconnect_keeps_the_connection():
     driver = Driver().called(at=0)
-    driver.starve()
+    driver.miss_until_reconnect()
     assert driver.state is DEAD
     driver.read()
-    assert not driver.confirm()
+    assert not driver.confirm_dead()
     assert driver.state is ALIVE
 
 
-def test_a_replaced_connection_is_asked_at_once_and_patiently():
+def test_after_a_reconnect_a_heartbeat_waits_for_the_new_connection():
     driver = Driver().called(at=0)
-    driver.starve()
-    driver.renew(by_us=True)
+    driver.miss_until_reconnect()
+    driver.replace_connection(by_heartbeat=True)
     assert driver.next_at() <= driver.now
-    assert driver.step() == Send(driver.core.sent, 180 * S, patient=True)
+    assert driver.step() == Send(driver.core.sent, 180 * S, wait_for_ready=True)
     assert (driver.state, driver.core.replaced) == (DEAD, 1)
     driver.answer(at=driver.now + S)
     assert driver.state is ALIVE
-    assert driver.told[-1] == Revived(driver.now, S)
+    assert driver.reports[-1] == ConnectionAlive("shop", driver.now / S, 1.0)
 
 
-def test_a_replaced_connection_that_is_silent_for_the_timeout_is_dead_again():
+def test_a_new_connection_without_a_read_for_the_timeout_is_dead():
     driver = Driver().called(at=0)
-    driver.starve()
-    driver.renew(by_us=True)
+    driver.miss_until_reconnect()
+    driver.replace_connection(by_heartbeat=True)
     since = driver.now
-    driver.starve()
+    driver.miss_until_reconnect()
     assert driver.now == since + 180 * S + 1
-    assert [type(fact) for fact in driver.told].count(Died) == 2
+    assert [type(report) for report in driver.reports].count(ConnectionDead) == 2
 
 
-def test_as_long_as_it_is_dead_heartbeats_wait_for_a_connection():
+def test_heartbeats_of_a_dead_connection_wait_for_a_connection():
     driver = Driver().called(at=0)
-    driver.starve()
-    driver.core.refused()
-    assert driver.step(at=driver.next_at()).patient
+    driver.miss_until_reconnect()
+    driver.core.reconnect_refused()
+    assert driver.step(at=driver.next_at()).wait_for_ready
 
 
-def test_a_refused_replacement_is_tried_again_after_another_heartbeat_each_tick():
+def test_a_refused_reconnect_is_tried_again_after_another_heartbeat():
     driver = Driver().called(at=0)
-    driver.starve()
+    driver.miss_until_reconnect()
     began = driver.now
     for _ in range(5):
-        driver.core.refused()
-        driver.starve()
+        driver.core.reconnect_refused()
+        driver.miss_until_reconnect()
     assert 4 * 20 * S <= driver.now - began <= 6 * 20 * S
-    assert [type(fact) for fact in driver.told].count(Died) == 1
+    assert [type(report) for report in driver.reports].count(ConnectionDead) == 1
 
 
-def test_what_can_t_be_replaced_is_told_dead_once_and_asked_on():
+def test_without_reconnect_death_is_reported_once_and_heartbeats_continue():
     driver = Driver(reconnect=False).called(at=0)
     sent = driver.run(until=1000 * S, answer="UNAVAILABLE")
     assert driver.state is DEAD
-    assert [type(fact) for fact in driver.told].count(Died) == 1
+    assert [type(report) for report in driver.reports].count(ConnectionDead) == 1
     assert sent[-1] > 980 * S
     driver.now = driver.next_at()
     driver.step()
@@ -234,7 +215,7 @@ def test_what_can_t_be_replaced_is_told_dead_once_and_asked_on():
     assert driver.state is ALIVE
 
 
-def test_an_idle_channel_is_asked_nothing_until_its_next_use():
+def test_an_idle_channel_gets_no_heartbeats_until_its_next_use():
     driver = Driver().called(at=0)
     driver.idle = True
     assert driver.run(until=1000 * S, answer=None) == []
@@ -244,7 +225,7 @@ def test_an_idle_channel_is_asked_nothing_until_its_next_use():
     assert driver.run(until=1100 * S, answer=None) == [1061 * S + 1]
 
 
-def test_a_channel_that_was_used_just_now_is_not_idle_but_about_to_connect():
+def test_an_idle_channel_with_a_recent_call_is_about_to_connect():
     driver = Driver().called(at=0)
     driver.now = 60 * S
     driver.wrote()
@@ -256,7 +237,7 @@ def test_a_channel_that_was_used_just_now_is_not_idle_but_about_to_connect():
     assert isinstance(driver.step(at=80 * S + 1), Send)
 
 
-def test_a_suspect_channel_that_has_lost_its_connection_is_left_alone_a_dead_one_is_not():
+def test_a_suspect_idle_channel_gets_no_heartbeats_and_a_dead_one_does():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.miss("UNAVAILABLE")
@@ -264,57 +245,57 @@ def test_a_suspect_channel_that_has_lost_its_connection_is_left_alone_a_dead_one
     assert driver.step(at=81 * S) is None
     assert driver.state is UNUSED
     other = Driver().called(at=0)
-    other.starve()
-    other.core.refused()
+    other.miss_until_reconnect()
+    other.core.reconnect_refused()
     other.idle = True
     assert isinstance(other.step(at=other.next_at()), Send)
 
 
-def test_a_connection_replaced_by_others_is_asked_at_once_if_it_was_used():
+def test_after_a_reconnect_by_the_user_a_used_channel_gets_a_heartbeat_at_once():
     driver = Driver().called(at=0)
-    driver.renew(by_us=False)
+    driver.replace_connection(by_heartbeat=False)
     driver.idle = True  # the new one, until it is asked
-    assert driver.step() == Send(1, 180 * S, patient=True)
+    assert driver.step() == Send(1, 180 * S, wait_for_ready=True)
     assert driver.core.replaced == 0
     unused = Driver()
-    unused.renew(by_us=False)
+    unused.replace_connection(by_heartbeat=False)
     assert unused.step() is None
 
 
-def test_an_answer_nobody_waits_for_changes_nothing():
+def test_an_answer_on_a_replaced_connection_changes_nothing():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
-    driver.renew(by_us=False)
-    told = list(driver.told)
-    assert not driver.core.heard(61 * S, 1, rtt_ns=S, serving=True)
-    assert not driver.core.missed(61 * S, 1, "UNAVAILABLE")
+    driver.replace_connection(by_heartbeat=False)
+    reports = list(driver.reports)
+    assert not driver.core.record_answer(61 * S, 1, rtt_ns=S, serving=True)
+    assert not driver.core.record_miss(61 * S, 1, "UNAVAILABLE")
     assert (driver.core.answered, driver.core.misses, driver.core.rtt_ns) == (0, 0, None)
-    assert driver.told == told
+    assert driver.reports == reports
 
 
-def test_a_heartbeat_can_be_asked_for_on_an_unused_idle_channel_too():
+def test_a_heartbeat_can_be_requested_on_an_unused_idle_channel():
     driver = Driver()
     driver.idle = True
-    assert driver.core.beat()
+    assert driver.core.request()
     assert isinstance(driver.step(), Send)
-    assert not driver.core.beat()
+    assert not driver.core.request()
     driver.answer()
     assert driver.state is ALIVE
 
 
-def test_an_idle_channel_is_not_left_alone_while_a_heartbeat_is_about_to_connect_it():
+def test_a_channel_is_not_unused_while_a_heartbeat_makes_it_connect():
     driver = Driver()
     driver.idle = True
-    assert driver.core.beat()
+    assert driver.core.request()
     assert isinstance(driver.step(), Send)
     assert driver.step(at=driver.next_at()) is None
     assert driver.state is SUSPECT
     assert driver.next_at() == 40 * S
-    assert driver.core.heard(21 * S, 1, rtt_ns=21 * S, serving=True)
+    assert driver.core.record_answer(21 * S, 1, rtt_ns=21 * S, serving=True)
     assert driver.state is ALIVE
 
 
-def test_an_idle_channel_is_left_alone_though_a_heartbeat_before_the_last_read_is_unanswered():
+def test_an_idle_channel_is_unused_although_a_heartbeat_before_the_last_read_is_unanswered():
     driver = Driver().called(at=0)
     assert isinstance(driver.step(at=60 * S + 1), Send)
     driver.called(at=61 * S)
@@ -323,40 +304,40 @@ def test_an_idle_channel_is_left_alone_though_a_heartbeat_before_the_last_read_i
     assert driver.state is UNUSED
 
 
-def test_a_heartbeat_that_was_asked_for_is_sent_whatever_is_read_meanwhile():
+def test_a_requested_heartbeat_is_sent_although_something_was_read_meanwhile():
     driver = Driver().called(at=0)
-    assert driver.core.beat()
+    assert driver.core.request()
     driver.now = S
     driver.read()
     assert isinstance(driver.step(), Send)
 
 
-def test_after_the_end_nothing_is_done():
+def test_after_withdraw_or_close_nothing_is_due():
     for end in ("withdraw", "close"):
         driver = Driver().called(at=0)
         driver.step(at=60 * S + 1)
         getattr(driver.core, end)()
-        assert not driver.core.on_way
+        assert not driver.core.in_flight
         assert driver.next_at() == NEVER
         assert driver.step(at=1000 * S) is None
-        assert not driver.core.beat()
-        assert not driver.core.heard(1000 * S, 1, rtt_ns=1, serving=None)
+        assert not driver.core.request()
+        assert not driver.core.record_answer(1000 * S, 1, rtt_ns=1, serving=None)
         assert driver.core.close() is (end == "withdraw")
         assert not driver.core.close()
         driver.core.withdraw()
         assert driver.state is HeartbeatState.CLOSED
 
 
-def test_switched_off_nothing_is_ever_due():
+def test_without_an_interval_nothing_is_due():
     driver = Driver(interval=None).called(at=0)
     assert driver.next_at() == NEVER
     assert driver.step(at=10**6 * S) is None
-    assert not driver.core.beat()
+    assert not driver.core.request()
     assert driver.state is HeartbeatState.OFF
 
 
-def test_the_first_heartbeat_after_a_use_is_late_by_a_share_of_the_spread_later_ones_of_a_tick():
-    driver = Driver(share=0.5).called(at=0)
+def test_the_first_heartbeat_after_a_use_has_a_longer_random_delay_than_later_ones():
+    driver = Driver(jitter=0.5).called(at=0)
     assert driver.next_at() == 90 * S + 1
     driver.step(at=90 * S + 1)
     driver.answer(at=91 * S)
@@ -365,7 +346,7 @@ def test_the_first_heartbeat_after_a_use_is_late_by_a_share_of_the_spread_later_
     assert driver.next_at() == (100 + 60 + 30) * S + 1
 
 
-def test_what_is_told_when_all_goes_well_and_when_it_does_not():
+def test_reports_of_an_answered_and_of_a_missed_heartbeat():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.answer(at=60 * S + 2)
@@ -373,45 +354,46 @@ def test_what_is_told_when_all_goes_well_and_when_it_does_not():
     driver.miss("UNAVAILABLE")
     driver.step(at=driver.next_at())
     driver.answer()
-    assert driver.told == [
-        Changed(UNUSED, ALIVE),
-        *(Changed(ALIVE, PROBING), Changed(PROBING, ALIVE)),
-        *(Changed(ALIVE, PROBING), Changed(PROBING, SUSPECT), Missed(1, 60 * S, "UNAVAILABLE")),
-        *(Changed(SUSPECT, ALIVE), Revived(80 * S, 0)),
+    assert driver.reports == [
+        StateChanged(UNUSED, ALIVE),
+        *(StateChanged(ALIVE, PROBING), StateChanged(PROBING, ALIVE)),
+        *(StateChanged(ALIVE, PROBING), StateChanged(PROBING, SUSPECT)),
+        HeartbeatMissed("shop", 1, 60.0, "UNAVAILABLE"),
+        *(StateChanged(SUSPECT, ALIVE), ConnectionAlive("shop", 80.0, 0.0)),
     ]
 
 
-def test_stamps_that_were_forgotten_do_not_count_again():
+def test_activity_before_the_channel_was_idle_is_ignored():
     driver = Driver().called(at=0)
     driver.idle = True
     driver.step(at=60 * S + 1)
     assert driver.state is UNUSED
     driver.idle = False
     driver.next_at()
-    assert driver.core.step(200 * S, Seen(0, 0, 0), idle=False) is None
+    assert driver.core.step(200 * S, LastActivity(0, 0, 0), idle=False, calls=0) is None
     assert driver.state is UNUSED
 
 
 def deaths(driver):
-    return [fact for fact in driver.told if isinstance(fact, Died)]
+    return [report for report in driver.reports if isinstance(report, ConnectionDead)]
 
 
 # --- Late answers ---
 
 
-def test_an_answer_counts_however_late_it_is():
+def test_a_late_answer_counts():
     driver = Driver().called(at=0)
     for _ in range(3):
         driver.step(at=driver.next_at())
     driver.now = 110 * S
-    assert driver.core.heard(driver.now, 1, rtt_ns=50 * S, serving=True)
+    assert driver.core.record_answer(driver.now, 1, rtt_ns=50 * S, serving=True)
     assert (driver.state, driver.core.misses, driver.core.rtt_ns) == (ALIVE, 0, 50 * S)
-    assert driver.core.on_way == {2, 3}
-    assert driver.core.missed(111 * S, 3, "UNAVAILABLE")
-    assert (driver.state, driver.core.misses, driver.core.on_way) == (ALIVE, 0, {2})
+    assert driver.core.in_flight == {2, 3}
+    assert driver.core.record_miss(111 * S, 3, "UNAVAILABLE")
+    assert (driver.state, driver.core.misses, driver.core.in_flight) == (ALIVE, 0, {2})
 
 
-def test_a_server_that_is_slow_for_ever_is_never_dead():
+def test_a_slow_server_is_never_dead():
     for latency in (0.2, 0.5, 1.5, 4.9):
         driver = Driver(interval=1.0, timeout=6.0).called(at=0)
         due = {}
@@ -420,7 +402,7 @@ def test_a_server_that_is_slow_for_ever_is_never_dead():
             number = min(due, default=None)
             if number is not None and due[number] <= at:
                 driver.now = due.pop(number)
-                if driver.core.heard(driver.now, number, rtt_ns=1, serving=None):
+                if driver.core.record_answer(driver.now, number, rtt_ns=1, serving=None):
                     driver.read_at = driver.now
                 continue
             step = driver.step(at=at)
@@ -431,35 +413,36 @@ def test_a_server_that_is_slow_for_ever_is_never_dead():
         assert driver.core.answered > 20
 
 
-def test_beyond_the_most_that_may_be_on_their_way_the_youngest_gives_way():
+def test_beyond_the_limit_in_flight_the_youngest_heartbeat_is_given_up():
     driver = Driver(timeout=100_000).called(at=0)
-    for _ in range(3 * MOST):
+    for _ in range(3 * MAX_IN_FLIGHT):
         driver.now = driver.next_at()
         driver.step()
-    assert driver.core.on_way == {*range(1, MOST), driver.core.sent}
+    assert driver.core.in_flight == {*range(1, MAX_IN_FLIGHT), driver.core.sent}
 
 
-def test_an_answer_in_the_moment_of_the_decision_keeps_the_connection():
+def test_an_answer_right_before_the_reconnect_keeps_the_connection():
     driver = Driver().called(at=0)
     while not isinstance(driver.step(at=driver.next_at()), Reconnect):
-        """Nobody answers."""
-    assert driver.core.heard(driver.now, 2, rtt_ns=S, serving=None)
-    assert not driver.confirm()
+        """No answer."""
+    assert driver.core.record_answer(driver.now, 2, rtt_ns=S, serving=None)
+    assert not driver.confirm_dead()
     assert driver.state is ALIVE
 
 
-# --- How many it takes ---
+# --- How many misses ---
 
 
-def test_it_takes_two_heartbeats_that_were_waited_for_whatever_the_timeout():
+def test_two_heartbeats_are_missed_before_death_at_every_timeout():
     for share, timeout in itertools.product((0.0, 0.5, 0.999), (120, 130, 180, 1000)):
-        driver = Driver(share=share, timeout=timeout, grid=True).called(at=0)
+        driver = Driver(jitter=share, timeout=timeout, grid=True).called(at=0)
         sent = []
         while not isinstance(step := driver.step(at=driver.next_at()), Reconnect):
             if isinstance(step, Send):
                 sent.append(driver.now)
-        assert len([at for at in sent if at + driver.rules.tick_ns <= driver.now]) >= ENOUGH
-        assert driver.core.misses >= ENOUGH
+        missed = [at for at in sent if at + driver.rules.tick_ns <= driver.now]
+        assert len(missed) >= MISSES_UNTIL_DEAD
+        assert driver.core.misses >= MISSES_UNTIL_DEAD
         assert timeout * S < driver.now <= timeout * S + 2 * driver.rules.grace_ns
 
 
@@ -475,18 +458,18 @@ def test_misses_of_an_earlier_silence_do_not_count():
     assert deaths(driver) == []
 
 
-def test_deaths_are_spread_too():
-    driver = Driver(share=0.5, reconnect=False)
+def test_death_has_a_random_delay_within_the_grace():
+    driver = Driver(jitter=0.5, reconnect=False)
     driver.called(at=0)
     driver.run(until=200 * S, answer="UNAVAILABLE")
     (died,) = deaths(driver)
-    assert died.silent_ns == 180 * S + 1 + driver.rules.grace_ns // 2
+    assert died.silent_s * S == 180 * S + 1 + driver.rules.grace_ns // 2
 
 
-# --- We stood still ourselves ---
+# --- This process stalled ---
 
 
-def test_a_miss_from_before_a_standstill_condemns_nobody():
+def test_a_miss_before_a_stall_does_not_count():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.miss("UNAVAILABLE")
@@ -496,7 +479,7 @@ def test_a_miss_from_before_a_standstill_condemns_nobody():
     assert (driver.state, deaths(driver)) == (ALIVE, [])
 
 
-def test_even_when_it_was_about_to_die():
+def test_a_stall_right_before_death_prevents_it():
     driver = Driver().called(at=0)
     while driver.now < 160 * S:
         driver.step(at=driver.next_at())
@@ -506,7 +489,7 @@ def test_even_when_it_was_about_to_die():
     assert (driver.state, deaths(driver)) == (ALIVE, [])
 
 
-def test_a_deadline_of_grpc_s_own_that_ends_in_a_standstill_is_one_miss_and_no_death():
+def test_a_grpc_deadline_that_expires_in_a_stall_is_one_miss():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.next_at()
@@ -516,17 +499,17 @@ def test_a_deadline_of_grpc_s_own_that_ends_in_a_standstill_is_one_miss_and_no_d
     assert (driver.state, deaths(driver)) == (ALIVE, [])
 
 
-def test_after_a_standstill_a_dead_server_is_still_found_dead():
+def test_after_a_stall_a_silent_server_is_still_found_dead():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     driver.next_at()
     driver.step(at=3600 * S)
     while not isinstance(driver.step(at=driver.next_at()), Reconnect):
-        """Nobody answers."""
+        """No answer."""
     assert driver.now == (180 + 3600 - 80) * S  # it was to look at 80
 
 
-def test_after_a_standstill_a_slow_server_has_all_its_time():
+def test_after_a_stall_a_slow_server_has_its_full_time():
     for latency in (0.5, 1.5, 4.0):
         driver = Driver(interval=1.0, timeout=6.0).called(at=0)
         driver.next_at()
@@ -535,55 +518,55 @@ def test_after_a_standstill_a_slow_server_has_all_its_time():
         while (at := driver.next_at()) < until:
             assert not isinstance(driver.step(at=at), Reconnect)
         driver.now = until
-        assert driver.core.heard(driver.now, 1, rtt_ns=int(latency * S), serving=None)
+        assert driver.core.record_answer(driver.now, 1, rtt_ns=int(latency * S), serving=None)
         assert deaths(driver) == []
 
 
-def test_whoever_is_a_little_late_did_not_stand_still():
+def test_a_look_within_the_grace_is_not_a_stall():
     driver = Driver().called(at=0)
     driver.step(at=60 * S + 1)
     assert isinstance(driver.step(at=driver.next_at() + driver.rules.grace_ns), Send)
     assert driver.core.misses == 1
 
 
-def test_what_came_while_a_loop_was_blocked_has_a_moment_to_be_read():
-    driver = Driver(share=1.0, timeout=120).called(at=0)
+def test_death_waits_for_the_grace_after_the_last_miss():
+    driver = Driver(jitter=1.0, timeout=120).called(at=0)
     driver.step(at=driver.next_at())
     driver.step(at=driver.next_at())
     driver.step(at=driver.next_at() + driver.rules.grace_ns)
-    assert driver.core.misses == ENOUGH
+    assert driver.core.misses == MISSES_UNTIL_DEAD
     assert driver.next_at() >= driver.now + driver.rules.grace_ns
 
 
-# --- What others said ---
+# --- Failures that are not silence ---
 
 
-def test_what_somebody_said_is_a_miss_but_condemns_nobody():
+def test_misses_that_are_not_silence_do_not_lead_to_death():
     driver = Driver().called(at=0)
     while driver.now < 1000 * S:
         step = driver.step(at=driver.next_at())
         assert not isinstance(step, Reconnect)
         if isinstance(step, Send):
-            driver.miss("UNAVAILABLE", condemning=False)
+            driver.miss("UNAVAILABLE", is_silence=False)
     assert driver.state is SUSPECT
     assert driver.core.misses > 40
-    assert isinstance(driver.told[-1], Missed)
+    assert isinstance(driver.reports[-1], HeartbeatMissed)
 
 
-def test_what_somebody_said_late_takes_back_the_misses_before():
+def test_a_late_status_that_is_not_silence_resets_earlier_misses():
     driver = Driver().called(at=0)
     while driver.now < 160 * S:
         driver.step(at=driver.next_at())
-    assert driver.core.missed(170 * S, 1, "UNAVAILABLE", condemning=False)
+    assert driver.core.record_miss(170 * S, 1, "UNAVAILABLE", is_silence=False)
     assert driver.next_at() == 180 * S + 1
     assert isinstance(driver.step(at=180 * S + 1), Send)
 
 
-# --- Channels whose traffic is not seen ---
+# --- Channels with unknown activity ---
 
 
-def test_an_unseen_channel_without_connection_is_left_alone_until_it_has_one():
-    driver = Driver(begun=True)
+def test_an_idle_channel_with_unknown_activity_gets_no_heartbeats():
+    driver = Driver(silent_from_start=True)
     driver.idle = True
     assert driver.run(until=1000 * S, answer=None) == []
     assert (driver.state, driver.core.sent) == (UNUSED, 0)
@@ -592,18 +575,18 @@ def test_an_unseen_channel_without_connection_is_left_alone_until_it_has_one():
     driver.idle = True
     driver.run(until=driver.now + 130 * S, answer=None)
     assert driver.state is UNUSED
-    assert Changed(PROBING, ALIVE) in driver.told
+    assert StateChanged(PROBING, ALIVE) in driver.reports
 
 
-# --- Together ---
+# --- Many connections ---
 
 
-def test_heartbeats_of_many_share_moments_and_none_is_early_or_much_later():
+def test_heartbeats_of_a_thousand_connections_share_about_thirty_times():
     moments = set()
     for nth in range(1000):
-        driver = Driver(share=nth / 1000, grid=True)
+        driver = Driver(jitter=nth / 1000, grid=True)
         driver.called(at=nth)
-        bare = Driver(share=nth / 1000)
+        bare = Driver(jitter=nth / 1000)
         bare.called(at=nth)
         moments.add(driver.next_at())
         assert 0 <= driver.next_at() - bare.next_at() < driver.rules.grid_ns

@@ -1,4 +1,4 @@
-"""Any story of a connection, beside a naive model that remembers everything and knows the rules."""
+"""Random sequences of events on a connection, compared with a simple model of the rules."""
 
 import random
 
@@ -7,130 +7,135 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fixtures.heartbeat_driver import Driver
 from rpcwheel.durations import NEVER
-from rpcwheel.heartbeat.core import ENOUGH, MOST
+from rpcwheel.events import ConnectionDead, HeartbeatMissed
+from rpcwheel.heartbeat.core import MAX_IN_FLIGHT, MISSES_UNTIL_DEAD
 from rpcwheel.heartbeat.rules import (
     TRANSITIONS,
-    Changed,
-    Died,
     HeartbeatState,
-    Missed,
     Reconnect,
     Send,
+    StateChanged,
 )
 
 MS = 10**6
 ENDED = {HeartbeatState.WITHDRAWN, HeartbeatState.CLOSED}
-TROUBLED = {HeartbeatState.SUSPECT, HeartbeatState.DEAD}
+NOT_ANSWERING = {HeartbeatState.SUSPECT, HeartbeatState.DEAD}
 
 
-class Story(RuleBasedStateMachine):
-    """Calls, silence, answers, misses, replacements and ends in any order."""
+class Connection(RuleBasedStateMachine):
+    """Calls, silence, answers, misses, reconnects and ends in any order."""
 
     @initialize(
         interval=st.integers(1, 50),
         more=st.integers(0, 100),
         reconnect=st.booleans(),
-        begun=st.booleans(),
+        silent_from_start=st.booleans(),
         seed=st.integers(0, 9),
     )
-    def begin(self, interval, more, reconnect, begun, seed):
-        share = random.Random(seed).random
+    def begin(self, interval, more, reconnect, silent_from_start, seed):
+        jitter = random.Random(seed).random
         self.driver = Driver(
-            share=share,
-            begun=begun,
+            jitter=jitter,
+            silent_from_start=silent_from_start,
             interval=interval / 1000,
             timeout=(2 * interval + more) / 1000,
             reconnect=reconnect,
         )
-        self.reads, self.writes = [], []  # of this connection, heartbeats too
-        self.begun = begun
-        self.since = 0 if begun else None  # silence counts from here, if nothing was read
-        self.condemning = 0  # misses in a row that count
-        self.excused = 0  # while we stood still
-        self.on_way, self.waiting = set(), False
+        self.reads, self.writes = [], []  # of this connection, heartbeats included
+        self.silent_from_start = silent_from_start
+        self.since = (
+            0 if silent_from_start else None
+        )  # silence counts from here if nothing was read
+        self.silent_misses = 0  # misses in a row that count
+        self.stalled = 0  # how long this process stalled
+        self.in_flight, self.awaiting_answer = set(), False
         self.missed_at = NEVER
-        self.pending = False  # a replacement
-        self.urgent = self.forced = False  # as the connection is new; as somebody asks
+        self.reconnecting = False  # a reconnect is in progress
+        self.is_new = self.requested = False  # reasons for a heartbeat now
         self.sent = self.answered = 0
         self.last_sent = -NEVER
         self.chain = self.driver.state
-        self.facts = 0
+        self.reports_seen = 0
 
-    # What happens
+    # Rules
 
     @rule(ms=st.integers(1, 200) | st.integers(1, 5))
-    def time_passes(self, ms):
+    def advance(self, ms):
         until = self.driver.now + ms * MS
         for _ in range(1000):
             at = self.driver.next_at()
             if at > until:
                 break
             self.driver.now = max(self.driver.now, at)
-            self.look()
+            self.step()
         else:
-            raise AssertionError("it does something all the time")
+            raise AssertionError("the core never rests")
         self.driver.now = until
-        self.hear()
+        self.observe()
 
     @rule(ms=st.integers(1, 1000))
-    def we_stand_still(self, ms):
+    def stall(self, ms):
         driver, planned = self.driver, self.driver.next_at()
         planned = max(planned, driver.now)
         driver.now += ms * MS
         if driver.now - planned > driver.rules.grace_ns:
-            self.condemning, self.missed_at = 0, driver.now + driver.rules.tick_ns
-            self.excused += driver.now - planned
-        self.look()
-        self.hear()
+            self.silent_misses, self.missed_at = 0, driver.now + driver.rules.tick_ns
+            self.stalled += driver.now - planned
+        self.step()
+        self.observe()
 
-    def look(self):
-        """Take a step; see that it is right."""
+    def step(self):
+        """Take a step and check it."""
         driver, unused = self.driver, self.driver.state is HeartbeatState.UNUSED
         step = driver.step()
-        if driver.state is HeartbeatState.UNUSED and (not unused or driver.core._since_ns):
-            self.forgets()
-        if self.waiting and driver.now >= self.missed_at and not self.pending:
-            self.waiting = False
-            self.condemning += 1
+        if driver.state is HeartbeatState.UNUSED and (not unused or driver.core._silence_start_ns):
+            self.check_unused()
+        if self.awaiting_answer and driver.now >= self.missed_at and not self.reconnecting:
+            self.awaiting_answer = False
+            self.silent_misses += 1
         if isinstance(step, Send):
-            self.sends(step)
+            self.check_send(step)
         elif isinstance(step, Reconnect):
             assert driver.rules.reconnect
-            assert self.silence() > driver.rules.timeout_ns + self.excused
-            assert self.condemning >= ENOUGH
-            self.condemning = ENOUGH - 1
-            self.pending = True
+            assert self.silence() > driver.rules.timeout_ns + self.stalled
+            assert self.silent_misses >= MISSES_UNTIL_DEAD
+            self.silent_misses = MISSES_UNTIL_DEAD - 1
+            self.reconnecting = True
 
-    def forgets(self):
-        """What was heard of a connection that is no more."""
-        if self.driver.core._since_ns != (self.driver.now if self.begun else None):
-            return  # nothing is forgotten: it is not used yet
-        self.reads, self.writes, self.heard = [], [], -1
-        self.since = self.driver.now if self.begun else None
-        self.condemning, self.excused, self.on_way = 0, 0, set()
+    def check_unused(self):
+        """An idle channel has become unused."""
+        if self.driver.core._silence_start_ns != (
+            self.driver.now if self.silent_from_start else None
+        ):
+            return  # it was unused before
+        self.reads, self.writes, self.observed_read = [], [], -1
+        self.since = self.driver.now if self.silent_from_start else None
+        self.silent_misses, self.stalled, self.in_flight = 0, 0, set()
 
-    def sends(self, step):
+    def check_send(self, step):
         driver, rules = self.driver, self.driver.rules
-        assert not self.waiting
-        assert not self.pending
+        assert not self.awaiting_answer
+        assert not self.reconnecting
         assert driver.state not in ENDED
-        assert not driver.idle or self.urgent or self.forced or driver.state is HeartbeatState.DEAD
-        self.allowed_to_send()
-        assert step.limit_ns == rules.timeout_ns
+        assert (
+            not driver.idle or self.is_new or self.requested or driver.state is HeartbeatState.DEAD
+        )
+        self.check_send_is_due()
+        assert step.timeout_ns == rules.timeout_ns
         self.sent += 1
         assert step.number == self.sent
-        self.on_way = {*sorted(self.on_way)[: MOST - 1], self.sent}
-        self.waiting, self.last_sent = True, driver.now
+        self.in_flight = {*sorted(self.in_flight)[: MAX_IN_FLIGHT - 1], self.sent}
+        self.awaiting_answer, self.last_sent = True, driver.now
         self.missed_at = driver.now + rules.tick_ns
         self.writes.append(driver.now)
         self.since = driver.now if self.since is None and not self.reads else self.since
-        self.urgent = self.forced = False
+        self.is_new = self.requested = False
 
-    def allowed_to_send(self):
+    def check_send_is_due(self):
         rules, now = self.driver.rules, self.driver.now
-        if self.urgent or self.forced:
+        if self.is_new or self.requested:
             return
-        if self.driver.state in TROUBLED:
+        if self.driver.state in NOT_ANSWERING:
             assert now >= self.last_sent + rules.tick_ns
             return
         written = self.writes[-1] if self.writes else self.since
@@ -140,140 +145,147 @@ class Story(RuleBasedStateMachine):
         return self.driver.now - (self.reads[-1] if self.reads else self.since)
 
     @rule(read=st.booleans())
-    def a_call(self, read):
+    def call(self, read):
         self.driver.wrote()
         self.writes.append(self.driver.now)
         if read:
             self.driver.read()
             self.reads.append(self.driver.now)
-        self.hear()
+        self.observe()
 
-    def hear(self):
-        """Let the core look, and do what follows from what was read."""
+    def observe(self):
+        """Let the core observe the activity, and update the model."""
         self.driver.next_at()
         if self.since is None and not self.reads and self.writes:
             self.since = self.writes[0]
-        if self.reads and self.reads[-1] > self.last_heard():
-            self.condemning, self.urgent, self.waiting, self.excused = 0, False, False, 0
-            self.heard = self.reads[-1]
-        if self.driver.state not in ENDED and self.pending:
-            self.pending = self.driver.confirm()
+        if self.reads and self.reads[-1] > self.last_observed():
+            self.silent_misses, self.is_new, self.awaiting_answer, self.stalled = 0, False, False, 0
+            self.observed_read = self.reads[-1]
+        if self.driver.state not in ENDED and self.reconnecting:
+            self.reconnecting = self.driver.confirm_dead()
 
-    heard = -1
+    observed_read = -1
 
-    def last_heard(self):
-        return self.heard
+    def last_observed(self):
+        return self.observed_read
 
-    @precondition(lambda self: self.on_way)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
-    def a_heartbeat_is_answered(self, data):
-        number = data.draw(st.sampled_from(sorted(self.on_way)))
+    def answer(self, data):
+        number = data.draw(st.sampled_from(sorted(self.in_flight)))
         driver = self.driver
-        assert driver.core.heard(driver.now, number, rtt_ns=0, serving=None)
+        assert driver.core.record_answer(driver.now, number, rtt_ns=0, serving=None)
         driver.read_at = driver.now
-        self.on_way = {later for later in self.on_way if later > number}
+        self.in_flight = {later for later in self.in_flight if later > number}
         self.answered += 1
         self.reads.append(driver.now)
-        self.condemning, self.waiting, self.urgent, self.heard = 0, False, False, driver.now
-        self.excused = 0
-        self.hear()
+        self.silent_misses, self.awaiting_answer, self.is_new, self.observed_read = (
+            0,
+            False,
+            False,
+            driver.now,
+        )
+        self.stalled = 0
+        self.observe()
 
-    @precondition(lambda self: self.on_way)
-    @rule(data=st.data(), condemning=st.booleans())
-    def a_heartbeat_fails(self, data, condemning):
-        number = data.draw(st.sampled_from(sorted(self.on_way)))
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), is_silence=st.booleans())
+    def fail(self, data, is_silence):
+        number = data.draw(st.sampled_from(sorted(self.in_flight)))
         core = self.driver.core
-        assert core.missed(self.driver.now, number, "UNAVAILABLE", condemning=condemning)
-        self.on_way.discard(number)
-        if not condemning:
-            self.condemning = 0
-        if number == self.sent and self.waiting:
-            self.waiting = False
-            self.condemning += condemning
+        assert core.record_miss(self.driver.now, number, "UNAVAILABLE", is_silence=is_silence)
+        self.in_flight.discard(number)
+        if not is_silence:
+            self.silent_misses = 0
+        if number == self.sent and self.awaiting_answer:
+            self.awaiting_answer = False
+            self.silent_misses += is_silence
 
     @rule(back=st.integers(0, 3))
-    def what_ended_before_changes_nothing(self, back):
+    def late_results_change_nothing(self, back):
         core, number = self.driver.core, self.sent - back
-        if number not in self.on_way:
-            assert not core.heard(self.driver.now, number, rtt_ns=0, serving=None)
-            assert not core.missed(self.driver.now, number, "UNAVAILABLE")
+        if number not in self.in_flight:
+            assert not core.record_answer(self.driver.now, number, rtt_ns=0, serving=None)
+            assert not core.record_miss(self.driver.now, number, "UNAVAILABLE")
 
-    @precondition(lambda self: self.pending)
+    @precondition(lambda self: self.reconnecting)
     @rule(done=st.booleans())
-    def the_replacement_ends(self, done):
-        self.pending = False
+    def reconnect_ends(self, done):
+        self.reconnecting = False
         if done:
-            self.renew(by_us=True)
+            self.replace(by_heartbeat=True)
         else:
-            self.driver.core.refused()
+            self.driver.core.reconnect_refused()
 
     @precondition(lambda self: self.driver.state not in ENDED)
     @rule()
-    def others_replace(self):
-        self.pending = False
-        self.renew(by_us=False)
+    def user_reconnects(self):
+        self.reconnecting = False
+        self.replace(by_heartbeat=False)
 
-    def renew(self, *, by_us):
-        self.driver.renew(by_us=by_us)
+    def replace(self, *, by_heartbeat):
+        self.driver.replace_connection(by_heartbeat=by_heartbeat)
         known = self.reads or self.since is not None
-        self.reads, self.writes, self.heard = [], [], -1
-        self.on_way, self.waiting, self.condemning, self.excused = set(), False, 0, 0
+        self.reads, self.writes, self.observed_read = [], [], -1
+        self.in_flight, self.awaiting_answer, self.silent_misses, self.stalled = set(), False, 0, 0
         if self.driver.state is not HeartbeatState.UNUSED:
-            self.urgent = True
+            self.is_new = True
         self.since = self.driver.now if known else None
 
     @rule(idle=st.booleans())
-    def the_connection_comes_or_goes(self, idle):
+    def set_idle(self, idle):
         self.driver.idle = idle
 
     @rule()
-    def somebody_asks(self):
-        wanted = self.driver.core.beat()
-        assert wanted is (self.driver.state not in ENDED and not self.waiting and not self.pending)
-        self.forced = self.forced or wanted
+    def request(self):
+        wanted = self.driver.core.request()
+        assert wanted is (
+            self.driver.state not in ENDED and not self.awaiting_answer and not self.reconnecting
+        )
+        self.requested = self.requested or wanted
 
     @rule(which=st.sampled_from(["withdraw", "close"]), really=st.integers(0, 9))
-    def it_ends(self, which, really):
+    def end(self, which, really):
         if really == 0:
             getattr(self.driver.core, which)()
-            self.on_way, self.waiting, self.pending = set(), False, False
+            self.in_flight, self.awaiting_answer, self.reconnecting = set(), False, False
 
-    # What is always true
+    # Invariants
 
     @invariant()
-    def states_follow_each_other_as_the_table_says(self):
+    def states_follow_the_transitions(self):
         if not hasattr(self, "driver"):
             return
-        for fact in self.driver.told[self.facts :]:
-            match fact:
-                case Changed(old, new):
+        for report in self.driver.reports[self.reports_seen :]:
+            match report:
+                case StateChanged(old, new):
                     assert old is self.chain
                     assert new in TRANSITIONS[old]
                     self.chain = new
-                case Missed(misses, silent_ns, _):
+                case HeartbeatMissed(misses=misses, silent_s=silent_s):
                     assert misses > 0
-                    assert silent_ns >= 0
-                case Died(silent_ns, misses):
-                    assert silent_ns > self.driver.rules.timeout_ns
+                    assert silent_s >= 0
+                case ConnectionDead(misses=misses, silent_s=silent_s):
+                    assert silent_s * 1e9 > self.driver.rules.timeout_ns
                     assert misses > 0
-        self.facts = len(self.driver.told)
+        self.reports_seen = len(self.driver.reports)
         assert self.chain is self.driver.state
 
     @invariant()
-    def the_counts_are_right_and_nothing_is_late(self):
+    def counts_agree_and_nothing_is_late(self):
         if not hasattr(self, "driver"):
             return
         core, rules, now = self.driver.core, self.driver.rules, self.driver.now
         assert (core.sent, core.answered) == (self.sent, self.answered)
-        assert (core.on_way, core.waiting) == (self.on_way, self.waiting)
-        if self.driver.state in ENDED or self.pending:
+        assert (core.in_flight, core.awaiting_answer) == (self.in_flight, self.awaiting_answer)
+        if self.driver.state in ENDED or self.reconnecting:
             assert self.driver.next_at() == NEVER
             return
         assert self.driver.next_at() <= now + 3 * rules.timeout_ns
-        if self.forced:
+        if self.requested:
             assert self.driver.next_at() <= now
-        if core.state is HeartbeatState.ALIVE and not core.waiting and not self.driver.idle:
-            assert self.silence() <= rules.interval_ns + max(rules.spread_ns, rules.tick_ns) + 2
+        if core.state is HeartbeatState.ALIVE and not core.awaiting_answer and not self.driver.idle:
+            assert self.silence() <= rules.interval_ns + max(rules.max_jitter_ns, rules.tick_ns) + 2
 
 
-TestStory = Story.TestCase
+TestConnection = Connection.TestCase

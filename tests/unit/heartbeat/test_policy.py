@@ -1,4 +1,4 @@
-"""What a user may set for heartbeats."""
+"""The settings of heartbeats."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.heartbeat import HeartbeatPolicy
 
 
-def test_the_defaults_are_dubbo_s():
+def test_the_defaults_are_those_of_dubbo():
     policy = HeartbeatPolicy()
     assert (policy.interval, policy.timeout, policy.drain_timeout) == (60.0, None, 0.0)
     assert policy.reconnect is True
@@ -16,11 +16,11 @@ def test_a_plain_number_stands_for_the_interval():
     assert HeartbeatPolicy.short == "interval"
 
 
-def test_heartbeats_can_be_switched_off_whatever_the_timeout_is():
+def test_heartbeats_can_be_switched_off_with_any_timeout():
     assert HeartbeatPolicy(interval=None, timeout=1.0).interval is None
 
 
-def test_what_is_accepted():
+def test_valid_settings_are_accepted():
     for timeout in (20, 20.0, timedelta(seconds=20), 1000):  # twice the interval is enough
         assert HeartbeatPolicy(interval=10, timeout=timeout).timeout == timeout
     for drain in (0, 0.0, 2.5, timedelta(seconds=3), None):
@@ -36,10 +36,16 @@ REFUSED = [
     ({"timeout": 60}, "timeout (60.0) is less than twice interval (60.0)"),
     (
         {"drain_timeout": -0.1},
-        "drain_timeout: it must be a finite time of zero or more; None lets calls",
+        "drain_timeout: it must be zero or a finite time above, not -0.1",
     ),
-    ({"drain_timeout": float("inf")}, "drain_timeout: it must be a finite time of zero or more"),
-    ({"drain_timeout": float("nan")}, "drain_timeout: it is NaN"),
+    (
+        {"drain_timeout": float("inf")},
+        "drain_timeout: it must be a finite time; for no limit leave it out, or give None",
+    ),
+    (
+        {"drain_timeout": float("nan")},
+        "drain_timeout: it must be a finite time above zero, not NaN",
+    ),
     ({"every": 10}, "there is no setting 'every'"),
 ]
 MISTYPED = [
@@ -51,7 +57,7 @@ MISTYPED = [
 ]
 
 
-def test_what_is_refused_is_told_with_what_is_allowed():
+def test_invalid_settings_are_refused_with_a_hint():
     rows = [(settings, ConfigurationError, text) for settings, text in REFUSED]
     rows += [(settings, TypeError, next(iter(settings))) for settings in MISTYPED]
     wrong = []

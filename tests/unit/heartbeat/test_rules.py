@@ -16,36 +16,36 @@ def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
     assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, grid, grace, reconnect=True)
 
 
-def test_switched_off_is_never():
+def test_without_an_interval_the_rules_say_never():
     assert HeartbeatRules.from_policy(HeartbeatPolicy(interval=None)).interval_ns == NEVER
 
 
-def test_heartbeats_spread_over_an_interval_if_two_can_still_be_waited_for():
+def test_the_random_delay_leaves_time_for_two_misses():
     for timeout, spread in ((20, 3020), (26, 9020), (30, 10_000), (999, 10_000)):
         rules = HeartbeatRules.from_policy(
             HeartbeatPolicy(interval=10, timeout=timeout, reconnect=False)
         )
-        assert (rules.spread_ns // 10**6, rules.reconnect) == (spread, False), timeout
+        assert (rules.max_jitter_ns // 10**6, rules.reconnect) == (spread, False), timeout
 
 
-def test_a_look_may_be_late_by_an_eighth_of_a_tick_but_never_by_less_than_a_busy_machine_needs():
+def test_the_grace_is_an_eighth_of_the_tick_but_at_least_a_quarter_second():
     assert HeartbeatRules.from_policy(HeartbeatPolicy(interval=240)).grace_ns == 10 * S
     assert HeartbeatRules.from_policy(HeartbeatPolicy(interval=0.1)).grace_ns == S // 4
 
 
 @given(st.integers(1, 10**15), st.integers(0, 10**15))
-def test_the_latest_heartbeat_leaves_time_to_wait_for_two(interval_us, more_us):
+def test_the_latest_heartbeat_leaves_time_for_two_misses(interval_us, more_us):
     interval, timeout = interval_us / 1e6, (2 * interval_us + more_us) / 1e6
     if timeout < 2 * interval:
         return
     rules = HeartbeatRules.from_policy(HeartbeatPolicy(interval=interval, timeout=timeout))
     assert rules.tick_ns > 0
-    assert 0 <= rules.spread_ns <= rules.interval_ns
-    late_ns = rules.interval_ns + rules.spread_ns + rules.grid_ns
+    assert 0 <= rules.max_jitter_ns <= rules.interval_ns
+    late_ns = rules.interval_ns + rules.max_jitter_ns + rules.grid_ns
     assert late_ns + 2 * rules.tick_ns <= rules.timeout_ns
 
 
-def test_every_state_has_its_transitions_and_closed_has_none():
+def test_every_state_but_closed_has_transitions():
     assert TRANSITIONS.keys() == set(HeartbeatState)
     assert TRANSITIONS[HeartbeatState.CLOSED] == frozenset()
     for state, following in TRANSITIONS.items():

@@ -1,0 +1,696 @@
+"""Heartbeats and their manager, as far as they are the same for `grpc` and `grpc.aio`.
+
+Each heartbeat has one timeout on the timer, set to the next moment at which `HeartbeatCore` may
+have something to do. Calls only stamp the activity of their connection, so a busy connection costs
+one wake-up per interval. The timer's thread only compares times and sets the timeout again.
+Everything else runs where the adapter's `_submit` runs it, depending on the kind of `Work`.
+
+A `ReconnectingChannel` of either world has activity stamps and can be reconnected. Any other
+channel only gets heartbeats. Interceptors on top of a channel are skipped: heartbeats are neither
+retried nor queued.
+
+Locks: `_lock` guards the core, the timeout and the heartbeats in flight. No user code runs under
+it. It is reentrant because a finalizer may call `detach` at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import inspect
+import random
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
+
+import grpc
+
+from rpcwheel._concurrency.callbacks import run_callback, weak_callback
+from rpcwheel._concurrency.notifications import NotificationQueue
+from rpcwheel._grpc.connectivity import channels_below, is_bare, state_below, target_below
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.events import CallbackFailed, Event, ExecutorRejected, emit
+from rpcwheel.exiting import BACKGROUND
+from rpcwheel.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.transport.state import ActivityStamps
+
+from .core import HeartbeatCore
+from .policy import HeartbeatPolicy
+from .rules import HeartbeatRules, HeartbeatState, LastActivity, Reconnect, Send, StateChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.probe import Probe
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    Report = Callable[[int, str, object], None]
+
+__all__ = ["HeartbeatBase", "HeartbeatManagerBase", "Work", "channel_below_interceptors"]
+
+GRPC_TIMEOUT_MARGIN_S: Final = 1.0
+"""How much longer gRPC's own deadline of a heartbeat is than the time for which its answer counts.
+"""
+
+H = TypeVar("H", bound="HeartbeatBase")
+
+
+class Work(enum.Enum):
+    """Kinds of work of a heartbeat, by which `_submit` chooses a thread."""
+
+    BOOKKEEPING = enum.auto()
+    """Code of this package that does not block."""
+    USER_CODE = enum.auto()
+    """A heartbeat that runs interceptors or a probe of the user, which may block."""
+    RECONNECT = enum.auto()
+    """`reconnect()` of the channel: runs the user's `connect`, and emits events."""
+    NOTIFY = enum.auto()
+    """Events and listeners."""
+
+
+class HeartbeatBase(ABC):
+    """The heartbeat of one connection; created by `HeartbeatManager.attach`. Thread-safe."""
+
+    target: str
+    """The target of the channel, such as `"127.0.0.1:50051"`; its `repr` if that is not known."""
+
+    def __init__(
+        self,
+        channel: Any,
+        *,
+        rules: HeartbeatRules,
+        drain_timeout: Any,
+        probe: Probe,
+        timer: Timer | None,
+        forget: Callable[[HeartbeatBase], object],
+    ) -> None:
+        """For `HeartbeatManager.attach`; `forget(heartbeat)` is called when it has ended."""
+        self._can_reconnect = callable(getattr(channel, "heartbeat_call", None))
+        # A `ReconnectingChannel` must not be kept alive. Any other channel is kept: its user may
+        # drop it while stubs of it still make calls.
+        keep: Callable[[], Any] = weakref.ref(channel) if self._can_reconnect else lambda: channel
+        self._channel = keep
+        active = channel.connections.active.channel if self._can_reconnect else channel
+        self._runs_user_code = not is_bare(active)
+        self.target = _target_of(channel)
+        self._probe, self._drain_timeout, self._forget = probe, drain_timeout, forget
+        self._timer, self._now_ns = timer, clock_of(timer)
+        self._lock = threading.RLock()
+        self._timeout: Timeout | None = None
+        self._calls: dict[int, Any] = {}  # heartbeats in flight, by number
+        self._activity = channel.activity if self._can_reconnect else ActivityStamps(self._now_ns)
+        self._remove_close_callback: Any = None
+        self._listeners: tuple[Callable[..., object], ...] = ()
+        self._notifications = NotificationQueue(run=partial(self._submit, Work.NOTIFY))
+        if not self._can_reconnect:
+            rules = dataclasses.replace(rules, reconnect=False)
+        self._core = HeartbeatCore(
+            self.target,
+            rules,
+            random.random,
+            now_ns=self._now_ns(),
+            silent_from_start=not self._can_reconnect,
+        )
+
+    # In the adapters
+
+    @abstractmethod
+    def _submit(self, work: Work, job: Callable[[], object]) -> None:
+        """Run `job` soon where `work` may run. Never blocks; any thread."""
+
+    _metadata: ClassVar[Any]
+    """`MARK`, as the adapter's gRPC takes it."""
+    _is_lost: Callable[[], bool] | None = None
+    """Whether heartbeats in flight can't end any more."""
+
+    @abstractmethod
+    def _start(self, multicallable: Any, options: dict[str, Any], report: Report) -> Any:
+        """Start a heartbeat, and return an object with `add_done_callback`.
+
+        Args:
+            multicallable: Of gRPC.
+            options: The keyword arguments of the call.
+            report: To be called as `report(ended_ns, code, response)` when the call has ended.
+                `code` is the name of the status, or of the type of an exception.
+        """
+
+    @abstractmethod
+    def _cancel(self, call: Any) -> None:
+        """Cancel a heartbeat whose answer no longer counts. Never blocks; any thread."""
+
+    # State
+
+    @property
+    def connection(self) -> Any:
+        """The watched channel, below its interceptors; None if its user has dropped it."""
+        return self._channel()
+
+    @property
+    def state(self) -> HeartbeatState:
+        """The state at the last look: at most an interval ago; while suspect, at most a tick."""
+        return self._core.state
+
+    @property
+    def last_read(self) -> float | None:
+        """When anything was last read, in seconds on the timer's clock; None: never."""
+        return _seconds(self._activity.last_read_ns)
+
+    @property
+    def last_write(self) -> float | None:
+        """When anything was last written, as `last_read`."""
+        return _seconds(self._activity.last_write_ns)
+
+    @property
+    def last_use(self) -> float | None:
+        """When a call other than heartbeats last began, read or wrote, as `last_read`.
+
+        None: never, or not known, because the channel is not a `ReconnectingChannel`.
+        """
+        return _seconds(self._activity.last_use_ns)
+
+    @property
+    def rtt(self) -> float | None:
+        """Seconds that the last answered heartbeat took; None before the first answer."""
+        return _seconds(self._core.rtt_ns)
+
+    @property
+    def misses(self) -> int:
+        """Heartbeats in a row that were missed."""
+        return self._core.misses
+
+    @property
+    def sent(self) -> int:
+        """Heartbeats sent in all."""
+        return self._core.sent
+
+    @property
+    def answered(self) -> int:
+        """Heartbeats answered in all."""
+        return self._core.answered
+
+    @property
+    def replaced(self) -> int:
+        """How often the connection was replaced because it was dead."""
+        return self._core.replaced
+
+    @property
+    def serving(self) -> bool | None:
+        """What the server last said about itself (`grpc.health.v1`); None: nothing."""
+        return self._core.serving
+
+    def __repr__(self) -> str:
+        return f"<Heartbeat of {self.target}: {self.state}>"
+
+    # Listeners, requests, end
+
+    def add_listener(
+        self, listener: Callable[[Any, HeartbeatState, HeartbeatState], object]
+    ) -> None:
+        """Call `listener(heartbeat, old, new)` at each change of state, in order.
+
+        One call at a time, on a worker thread; with `grpc.aio` on the event loop. What a listener
+        raises becomes a `CallbackFailed` event.
+
+        Raises:
+            TypeError: It can't be called with these three, or is a coroutine function.
+        """
+        _check_listener(listener)
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def remove_listener(self, listener: object) -> None:
+        """Call this listener no more; an unknown one is not an error."""
+        with self._lock:
+            self._listeners = tuple(known for known in self._listeners if known != listener)
+
+    def beat(self) -> bool:
+        """Send a heartbeat soon; False if an answer is awaited, or heartbeats have ended."""
+        with self._lock:
+            wanted = self._core.request()
+        if wanted:
+            self._submit(Work.BOOKKEEPING, self._act)
+        return wanted
+
+    def withdraw(self) -> None:
+        """Send no more heartbeats and do not reconnect: the target was removed on purpose."""
+        with self._lock:
+            self._core.withdraw()
+            self._clear()
+        self._notify()
+
+    def detach(self) -> None:
+        """End the heartbeat; the channel stays open. Idempotent, any thread, never blocks."""
+        with self._lock:
+            self._core.close()
+            self._clear()
+        self._notify()
+
+    end_at_exit = detach
+    """Internal: for `BACKGROUND`, when the main thread has ended."""
+
+    def is_over(self) -> bool:
+        """Internal: whether its channel was dropped, or is a plain channel that was closed.
+
+        Plain channels don't report that they are closed.
+        """
+        if self._can_reconnect:
+            return self.connection is None
+        return self._connectivity() is grpc.ChannelConnectivity.SHUTDOWN
+
+    # The channel
+
+    def _connectivity(self) -> grpc.ChannelConnectivity | None:
+        """None if not known."""
+        channel = self.connection
+        get_state = getattr(channel, "get_state", None)  # a `ReconnectingChannel`, or grpc.aio
+        try:
+            state: object = get_state() if callable(get_state) else state_below(channel)
+        except Exception:  # noqa: BLE001 - a channel that the user wrote
+            return None
+        return state if isinstance(state, grpc.ChannelConnectivity) else None
+
+    def _calls_only_wait(self) -> bool:
+        """Whether the calls in flight can only wait for a connection.
+
+        So it is while gRPC can't connect, and while it connects for the first time.
+        """
+        state = self._connectivity()
+        if state is grpc.ChannelConnectivity.CONNECTING:
+            return self._activity.last_read_ns is None
+        return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    def _last_activity(self) -> LastActivity:
+        """Of the active connection. Under the lock."""
+        channel = self.connection
+        if self._can_reconnect and channel is not None:
+            activity = channel.activity
+            if activity is not self._activity:
+                self._activity = activity
+                self._core.connection_replaced(self._now_ns())
+        stamps = self._activity
+        return LastActivity(stamps.last_read_ns, stamps.last_write_ns, stamps.last_use_ns)
+
+    # The timer
+
+    def begin(self) -> None:
+        """Internal: set the first timeout, and end when the channel is closed.
+
+        Raises:
+            TimerStopped, TooManyTimeouts: The timer does not take it.
+        """
+        with self._lock:
+            if self.is_over() or not BACKGROUND.add(self):
+                self._core.close()
+            now_ns = self._now_ns()
+            at_ns = self._core.next_ns(now_ns, self._last_activity())
+            if at_ns != NEVER:
+                self._timer = shared_timer() if self._timer is None else self._timer
+                delay = to_seconds(max(0, at_ns - now_ns))
+                self._timeout = self._timer.new_timeout(self._expired, delay)
+        on_close = getattr(self.connection, "on_close", None)
+        if callable(on_close):
+            self._remove_close_callback = on_close(weak_callback(self.detach))
+        self._notify()
+
+    def _expired(self, timeout: Timeout) -> None:
+        """On the timer's thread."""
+        with self._lock:
+            if timeout is not self._timeout:
+                return
+            self._timeout = None
+            due = self.connection is None or self._plan()
+        self._notify()
+        if due:
+            self._submit(Work.BOOKKEEPING, self._act)
+
+    def _plan(self) -> bool:
+        """Set the timeout to the next moment that matters; True if that is now. Under the lock."""
+        now_ns = self._now_ns()
+        at_ns = self._core.next_ns(now_ns, self._last_activity())
+        if at_ns <= now_ns or at_ns == NEVER:
+            self._clear()
+            return at_ns <= now_ns
+        delay = to_seconds(at_ns - now_ns)
+        if self._timeout is not None and self._timeout.reschedule(delay):
+            return False
+        timer: Any = self._timer
+        try:  # a full timer still has the place of the timeout that has just expired
+            submit = getattr(timer, "resubmit", timer.new_timeout)
+            self._timeout = submit(self._expired, delay)
+        except Exception as error:  # noqa: BLE001 - stopped, full, no thread: reported as an event
+            name = str(getattr(timer, "name", type(timer).__name__))
+            self._add_event(ExecutorRejected(name, f"heartbeat of {self.target}", error))
+            self._core.close()
+            self._clear()
+        return False
+
+    def _clear(self) -> None:
+        """Cancel the timeout, and the heartbeats whose answer no longer counts. Under the lock."""
+        timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
+        self._cancel_obsolete()
+
+    def _cancel_obsolete(self) -> None:
+        for number in self._calls.keys() - self._core.in_flight:
+            self._cancel(self._calls.pop(number))
+
+    # Actions
+
+    def _act(self) -> None:
+        """Do what is due. Where `Work.BOOKKEEPING` runs."""
+        if self.is_over():
+            self.detach()
+            return
+        due = not BACKGROUND.closed
+        while due:
+            idle = self._connectivity() is grpc.ChannelConnectivity.IDLE
+            calls = int(getattr(self.connection, "calls", 0))
+            with self._lock:
+                now_ns, last_activity = self._now_ns(), self._last_activity()
+                action = self._core.step(now_ns, last_activity, idle=idle, calls=calls)
+                self._cancel_obsolete()
+                due = action is None and self._plan()
+                if isinstance(action, Send):
+                    self._plan()
+                    self._activity.last_write_ns = self._now_ns()
+                activity = self._activity
+            match action:
+                case Send() if self._runs_user_code:
+                    self._submit(Work.USER_CODE, partial(self._send, action, activity))
+                case Send():
+                    self._send(action, activity)
+                case Reconnect():
+                    self._notify()  # `ConnectionDead` comes before `ConnectionReplaced`
+                    self._submit(Work.RECONNECT, partial(self._reconnect, action.reason))
+                case None:
+                    pass
+        self._notify()
+
+    def _reconnect(self, reason: str) -> None:
+        channel = self.connection
+        with self._lock:
+            dead = self._core.confirm_dead(self._now_ns(), self._last_activity())
+        done = False
+        if dead and channel is not None:
+            try:
+                drain_timeout = None if self._calls_only_wait() else self._drain_timeout
+                done = channel.reconnect(reason, drain_timeout=drain_timeout)
+            except Exception as error:  # noqa: BLE001 - the user's connect(): reported as an event
+                self._add_event(CallbackFailed(self.target, "connect", error))
+        with self._lock:
+            if done:
+                self._activity = channel.activity
+                self._core.connection_replaced(self._now_ns(), by_heartbeat=True)
+            else:
+                self._core.reconnect_refused()
+        self._act()
+
+    def _send(self, send: Send, activity: ActivityStamps) -> None:
+        """Start a heartbeat on the connection with these stamps."""
+        background = BACKGROUND.begin_call()
+        if background is None:
+            return
+        background.is_lost = self._is_lost
+        sent_ns = self._now_ns()
+        report = partial(self._ended, send.number, sent_ns, activity)
+        options = {
+            "timeout": to_seconds(send.timeout_ns) + GRPC_TIMEOUT_MARGIN_S,
+            "metadata": self._metadata,
+            "wait_for_ready": send.wait_for_ready or None,
+        }
+        try:
+            channel = self.connection
+            make = channel.heartbeat_call if self._can_reconnect else channel.unary_unary
+            call = self._start(make(self._probe.method), options, report)
+        except Exception as error:  # noqa: BLE001 - a closed channel, the user's interceptor
+            BACKGROUND.end_call(background)
+            report(sent_ns, type(error).__name__, None)
+            return
+        call.add_done_callback(lambda _: BACKGROUND.end_call(background))
+        with self._lock:
+            if send.number in self._core.in_flight:
+                self._calls[send.number] = call
+                return
+        self._cancel(call)
+
+    def _ended(
+        self,
+        number: int,
+        sent_ns: int,
+        activity: ActivityStamps,
+        ended_ns: int,
+        code: str,
+        response: object,
+    ) -> None:
+        """A heartbeat has ended. Never blocks: this may be gRPC's thread."""
+        result, answer, is_silence = ALIVE, "NOT_SERVING", True
+        if not code.isupper():  # the name of an exception: nothing was sent
+            result, answer, is_silence = ProbeResult(alive=False), code, False
+        elif code in UNANSWERED:
+            result, answer = ProbeResult(alive=False), code
+            # gRPC says UNAVAILABLE when a connection breaks, a proxy when its own connection does,
+            # and gRPC again without call credentials. Only the first makes the channel not READY.
+            ready = self._connectivity() is grpc.ChannelConnectivity.READY
+            is_silence = not (code == "UNAVAILABLE" and ready)
+        elif isinstance(response, bytes):
+            result = self._judge(response)
+        with self._lock:
+            core, now_ns = self._core, self._now_ns()
+            self._calls.pop(number, None)
+            core.observe(now_ns, self._last_activity())
+            if not result.alive:
+                counts = core.record_miss(
+                    now_ns, number, answer, serving=result.serving, is_silence=is_silence
+                )
+            else:
+                rtt_ns = max(0, ended_ns - sent_ns)
+                counts = core.record_answer(now_ns, number, rtt_ns=rtt_ns, serving=result.serving)
+                if counts:
+                    activity.last_read_ns = now_ns
+            self._cancel_obsolete()
+            due = counts and self._plan()
+        self._notify()
+        if due:
+            self._submit(Work.BOOKKEEPING, self._act)
+
+    def _judge(self, response: bytes) -> ProbeResult:
+        try:
+            result: object = self._probe.judge(response)
+        except Exception as error:  # noqa: BLE001 - the user's: reported; there was an answer
+            failure: Exception = error
+        else:
+            if isinstance(result, ProbeResult):
+                return result
+            failure = TypeError(f"judge must return a ProbeResult, not {result!r}")
+        self._add_event(CallbackFailed(self.target, repr(self._probe), failure))
+        return ALIVE
+
+    # Notifications
+
+    def _notify(self) -> None:
+        """Emit events, call listeners, and if it has ended, leave the manager. Without the lock."""
+        with self._lock:
+            reports, self._core.reports = self._core.reports, []
+            for report in reports:
+                if not isinstance(report, StateChanged):
+                    self._add_event(report)
+                elif self._listeners:
+                    self._notifications.add(partial(self._call_listeners, report))
+            over = self._core.state is HeartbeatState.CLOSED
+            remove = self._remove_close_callback if over else None
+        if over:
+            self._forget(self)
+        if callable(remove):
+            self._remove_close_callback = None
+            remove()
+        self._notifications.start()
+
+    def _add_event(self, event: Event) -> None:
+        self._notifications.add(partial(emit, event))
+
+    def _call_listeners(self, change: StateChanged) -> None:
+        for listener in self._listeners:
+            run_callback(self.target, listener, self, *change, catch=BaseException)
+
+
+class HeartbeatManagerBase(Generic[H]):
+    """The heartbeats of many connections. Thread-safe."""
+
+    _heartbeat: ClassVar[type[Any]]
+    """The class of its heartbeats."""
+    _other_world: ClassVar[tuple[type[Any], str]]
+    """Channels that it refuses, and the manager for those."""
+
+    def __init__(
+        self,
+        timer: Timer | None = None,
+        *,
+        interval: Duration | None = 60.0,
+        timeout: Duration | None = None,
+        probe: Probe | None = None,
+        drain_timeout: Duration | None = 0.0,
+        reconnect: bool = True,
+    ) -> None:
+        if isinstance(timer, HeartbeatPolicy):
+            raise TypeError(
+                "the first argument is the timer; for a policy call HeartbeatManager.from_policy"
+            )
+        if isinstance(timer, (int, float, timedelta)):
+            raise TypeError(f"the first argument is the timer; for seconds: interval={timer!r}")
+        policy = HeartbeatPolicy(
+            interval=interval, timeout=timeout, drain_timeout=drain_timeout, reconnect=reconnect
+        )
+        self._timer = checked_timer(timer)
+        self._probe = checked_probe(HealthProbe() if probe is None else probe)
+        self.policy = policy
+        """The settings of all heartbeats of this manager."""
+        self._rules = HeartbeatRules.from_policy(policy)
+        self._lock = threading.RLock()
+        self._heartbeats: dict[int, H] = {}  # by id of the channel
+        self._closed = False
+
+    @classmethod
+    def from_policy(
+        cls, policy: HeartbeatPolicy, *, timer: Timer | None = None, probe: Probe | None = None
+    ) -> Self:
+        """Create a manager with the settings of a policy.
+
+        Raises:
+            TypeError: An argument is of the wrong type.
+        """
+        if not isinstance(policy, HeartbeatPolicy):
+            raise TypeError(f"policy must be a HeartbeatPolicy, not {policy!r}")
+        settings = {name: getattr(policy, name) for name in HeartbeatPolicy.model_fields}
+        return cls(timer, probe=probe, **settings)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def heartbeats(self) -> tuple[H, ...]:
+        """The attached heartbeats, without those whose channel was closed or dropped."""
+        return self._detach_ended()
+
+    def _detach_ended(self) -> tuple[H, ...]:
+        """Detach the heartbeats whose channel was closed or dropped; returns the others."""
+        with self._lock:
+            attached = tuple(self._heartbeats.values())
+        for heartbeat in attached:
+            if heartbeat.is_over():
+                heartbeat.detach()
+        return tuple(one for one in attached if one.state is not HeartbeatState.CLOSED)
+
+    def attach(self, connection: Any, *, probe: Probe | None = None) -> H:
+        """Watch a connection; if it is watched already, returns its heartbeat.
+
+        Args:
+            connection: A `ReconnectingChannel`, or a channel with interceptors on top of one, which
+                are skipped. Any other gRPC channel can be watched too. Its activity is not known,
+                so it gets a heartbeat in each interval while it is connected, and it can't be
+                reconnected: if it is dead, that is only reported.
+            probe: What its heartbeats call; None: the manager's probe.
+
+        Returns:
+            Its heartbeat, which ends with `detach()`, `close()`, or the channel.
+
+        Raises:
+            TypeError: It is not a channel, or one of the other world; the probe is not a probe.
+            RuntimeError: This manager is closed.
+            TimerStopped, TooManyTimeouts: The timer does not take the timeout; nothing is attached.
+        """
+        if not callable(getattr(connection, "unary_unary", None)):
+            raise TypeError(f"connection must be a gRPC channel, not {connection!r}")
+        channel = channel_below_interceptors(connection)
+        other, manager = self._other_world
+        if isinstance(channel, other):
+            raise TypeError(f"{channel!r} is a channel of the other world: use {manager}")
+        probe = self._probe if probe is None else checked_probe(probe)
+        self._detach_ended()  # the id of a channel that was dropped may be that of this one
+        key = id(channel)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this HeartbeatManager is closed; create another one")
+            if key in self._heartbeats:
+                return self._heartbeats[key]
+            new: H = self._heartbeat(
+                channel,
+                rules=self._rules,
+                drain_timeout=self.policy.drain_timeout,
+                probe=probe,
+                timer=self._timer,
+                forget=weak_callback(self._forget, key),
+            )
+            new.begin()
+            if new.state is not HeartbeatState.CLOSED:
+                self._heartbeats[key] = new
+        return new
+
+    def close(self) -> None:
+        """Detach all heartbeats; the channels stay open. Idempotent."""
+        with self._lock:
+            self._closed = True
+        for heartbeat in self.heartbeats:
+            heartbeat.detach()
+
+    def __repr__(self) -> str:
+        return f"<HeartbeatManager of {len(self._heartbeats)} connections, {self.policy!r}>"
+
+    def _forget(self, key: int, heartbeat: HeartbeatBase) -> None:
+        with self._lock:
+            if self._heartbeats.get(key) is heartbeat:
+                del self._heartbeats[key]
+
+
+def channel_below_interceptors(channel: Any) -> Any:
+    """The `ReconnectingChannel` below a channel's interceptors, or the lowest channel."""
+    lowest = channel
+    for inner in channels_below(channel):
+        if not callable(getattr(inner, "unary_unary", None)):
+            break
+        lowest = inner
+        if callable(getattr(inner, "heartbeat_call", None)):
+            break
+    return lowest
+
+
+def status_of(error: Exception) -> str:
+    """The name of the status of an RPC error; for other errors the name of their type."""
+    if not isinstance(error, grpc.RpcError):
+        return type(error).__name__
+    status = error.code() if hasattr(error, "code") else None
+    return str(getattr(status, "name", "UNKNOWN"))
+
+
+def _target_of(channel: Any) -> str:
+    target = getattr(channel, "target", None)
+    target = target_below(channel) if target is None else target
+    return repr(channel) if target is None else str(target).removeprefix("dns:///")  # gRPC's prefix
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else to_seconds(ns)
+
+
+def _check_listener(listener: Any) -> None:
+    accepted = not inspect.iscoroutinefunction(listener)
+    try:
+        with contextlib.suppress(ValueError):  # a function in C without a signature
+            inspect.signature(listener).bind("heartbeat", "old", "new")
+    except TypeError:
+        accepted = False
+    if not accepted:
+        raise TypeError(
+            "listener must be a plain function (heartbeat, old, new), not a coroutine function; to "
+            f"run a coroutine, create a task in it; not {listener!r}"
+        )
