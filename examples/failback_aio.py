@@ -28,6 +28,10 @@ async def main() -> None:
                 answer = await push(Line(text=f"order {number}"))
                 took = f"{(time.perf_counter() - began) * 1e3:.1f} ms"
                 print(f"killed: {answer} after {took}; in the queue: {push.failback.pending}")
+            for entry in push.failback.entries():
+                print(
+                    f"queued: {entry.function}, {entry.attempts} attempt(s) in {entry.age_s:.2f} s"
+                )
             server.start()
             print("up again: the queue is delivered, in any order")
             print("all delivered:", await push.failback.flush(timeout=20.0))

@@ -30,6 +30,9 @@ def main() -> int:
             answer = audit.Push(Line(text=f"order {number}"))
             took = f"{(time.perf_counter() - began) * 1e3:.1f} ms"
             print(f"killed: queued={answer is QUEUED} after {took}; waiting: {kit.pending}")
+        for name, entries in kit.entries().items():
+            methods = ", ".join(entry.function for entry in entries)
+            print(f"the queue {name} has: {methods}")
         server.start()
         print("up again: the queue is delivered, in any order")
         delivered = kit.flush(timeout=20.0)

@@ -529,7 +529,7 @@ class RetryingCall(Relay):
         )
         try:
             queue = self._state.queue_of(policy, self._config.queue)
-            queued = queue.park(error, delivery, *requests)
+            queued = queue.enqueue(error, delivery, *requests)
         except FailbackError as refusal:
             self.finish(failed_call(self.kind, refused_by(refusal, error)))
             return

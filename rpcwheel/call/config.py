@@ -119,7 +119,7 @@ DELIVERY_TIMEOUT_S: Final = 60.0
 class FailbackQueue(Protocol):
     """Delivers failed calls in the background; a `FailbackInvoker` of the same world."""
 
-    def park(self, error: Any, function: Callable[..., object], /, *requests: Any) -> bool:
+    def enqueue(self, error: Any, function: Callable[..., object], /, *requests: Any) -> bool:
         """Queue a failed call; False if the policy does not apply to its failure."""
 
 
@@ -495,7 +495,7 @@ class ClientState:
         """
         if config.failback_matcher is None:
             return False
-        try:  # with the arguments of `FailbackInvoker.park`
+        try:  # with the arguments of `FailbackInvoker.enqueue`
             return config.failback_matcher(error, attempt=1, elapsed_ns=0)
         except Exception as raised:  # noqa: BLE001 - a user's predicate
             emit(CallbackFailed(method, "failback", raised))

@@ -354,7 +354,7 @@ class ClientCall:
         delivery = _Delivery(self.method, self.kind, self._start, details, self._attempts)
         try:
             queue = self.state.queue_of(policy, self.config.queue)
-            return queue.park(error, delivery, *messages)
+            return queue.enqueue(error, delivery, *messages)
         except FailbackError as refusal:
             raise refused_by(refusal, error) from error
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object

@@ -75,7 +75,7 @@ class Caller:
     def counts(self) -> Counts:
         """Ask failback what it has counted."""
         stats = self._push.failback.stats()
-        return Counts(stats.parked, stats.delivered_later, stats.retried)
+        return Counts(stats.queued_total, stats.redelivered, stats.attempts)
 
     def call(self, event_id: int, when: When) -> Call:
         """Make one call, and then write into the request, as a caller who uses it again would."""

@@ -1,31 +1,34 @@
-"""Failback: answer now, deliver later.
+"""Failback: a failed call is answered at once and retried in the background.
 
-A call is tried once on the spot. If it fails in a way that the policy's `retry_on` names, it is
-queued, its caller gets `default` at once, and it is made again in the background until it succeeds
-or has no attempts left. For what must arrive but need not arrive now: audit lines, metrics,
-notifications. It may arrive more than once (a server can do the work and lose the answer), so the
-call must bear that. The idea and the default rhythm are those of Dubbo's `FailbackClusterInvoker`::
+The first attempt of a call is made at once. If it fails with an error that the policy's `retry_on`
+names, the call is queued, its caller gets `default`, and the call is attempted again in the
+background until it succeeds or has no attempts left. It is meant for calls whose delivery matters
+and may be late: audit lines, metrics, notifications. A call may be executed more than once (a
+server can do the work while its response is lost), so the server must allow that. The idea and the
+default waits are those of Dubbo's `FailbackClusterInvoker`::
 
     @with_failback(retry_on="UNAVAILABLE", backoff=wait_exponential_jitter(max=60), max_attempts=9)
     def audit(event):
-        return stub.Push(event, timeout=2.0)       # a deadline, or a hanging call never fails
+        return stub.Push(event, timeout=2.0)    # without a deadline, a call that hangs never fails
 
-    audit(event)                                   # the answer, or None when it was queued
-    audit.failback.close(drain_timeout=5.0)        # at the end: [] if nothing waits any more
+    audit(event)                                # the response, or None if the call was queued
+    audit.failback.entries()                    # what is queued, and when it is attempted again
+    audit.failback.close(drain_timeout=5.0)     # at the end: [] if no call is queued any more
 
-The function makes the whole call: it takes its stub and channel afresh at each try, and it reads a
-response stream to its end, as a stream that was handed out cannot be tried again. A message that is
-an argument is kept as it was when the call was queued; other arguments are the caller's to leave
-unchanged, and an iterator cannot be queued, because the first try has used it up.
+The function makes the whole call: each attempt gets the stub and the channel again, and reads a
+response stream to its end, because a stream that the caller has begun to read cannot be retried. A
+protobuf message among the arguments is kept as it was when the call was queued; do not change other
+arguments meanwhile. A call with an iterator as an argument is not queued, because its first attempt
+has used the iterator up.
 
-Nothing is lost in silence: a full queue raises `FailbackFull`, and a call given up goes to
-`dead_letter`, the log and an event. `close(drain_timeout)` tries queued calls again for that many
-seconds, however many retries the policy allows, and returns those that are not delivered by then
-(not those given up before: `stats().abandoned` counts them). The queue lives in memory and ends
-with the process, which then logs what it held.
+No call is lost without notice. A full queue raises `FailbackFull`. A call that is given up goes to
+`dead_letter`, the log and an event. `close(drain_timeout)` retries queued calls for that many
+seconds, however many attempts the policy allows, and returns those that are not delivered by then
+(not those given up before: `stats().gave_up` counts them). The queue is kept in memory; if the
+process ends, it logs what was queued.
 
-`FailbackInvoker` does the same without a decorator; its twin for coroutines, of the same name, is
-in `rpcwheel.failback.aio`.
+`FailbackInvoker` does the same without a decorator. `rpcwheel.failback.aio` has the class of that
+name for coroutines.
 """
 
 from typing import TYPE_CHECKING
@@ -33,19 +36,19 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .core import FailbackStats
     from .decorator import with_failback
-    from .entry import FailedCall
     from .policy import FailbackPolicy
+    from .queue import FailbackStats
+    from .queued_call import FailedCall, QueueEntry
     from .sync import FailbackInvoker
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".core": "FailbackStats",
             ".decorator": "with_failback",
-            ".entry": "FailedCall",
             ".policy": "FailbackPolicy",
+            ".queue": "FailbackStats",
+            ".queued_call": "FailedCall QueueEntry",
             ".sync": "FailbackInvoker",
         },
         submodules="aio sync",
@@ -56,5 +59,6 @@ __all__ = [
     "FailbackPolicy",
     "FailbackStats",
     "FailedCall",
+    "QueueEntry",
     "with_failback",
 ]

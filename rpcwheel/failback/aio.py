@@ -1,7 +1,7 @@
-"""Failback for coroutines: the twin of `sync.py`, with the same names.
+"""Failback for coroutines, with the names of `sync.py`.
 
-The first try is awaited in the caller's task. A retry is a task of its own, on the loop on which
-the call was first made. The book is the ledger's, which any number of loops may share.
+The first attempt is awaited in the caller's task. Each further attempt is a task of its own, on the
+event loop on which the call was first made. A queue may have calls of several loops.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._concurrency.loop import call_on_loop, loop_timeout
+from rpcwheel._concurrency.loop import await_future, call_on_loop
 
-from .core import First
-from .entry import Call, State
-from .invoker import InvokerBase
+from .queue import InvokerBase
+from .queued_call import SavedCall, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rpcwheel.durations import Duration
 
-    from .entry import Entry, FailedCall
-    from .ledger import Ledger
+    from .queue import RetryQueue
+    from .queued_call import FailedCall, QueuedCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -32,11 +31,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TASKS: set[asyncio.Task[None]] = set()
-"""Retries under way: a loop itself keeps only weak references to its tasks."""
+"""Attempts that run: a loop itself keeps only weak references to its tasks."""
 
 
 class FailbackInvoker(InvokerBase):
-    """Makes calls, and makes those again that fail. An async context manager that closes.
+    """Awaits calls, and retries failed calls in the background. An async context manager.
 
     Example::
 
@@ -47,13 +46,14 @@ class FailbackInvoker(InvokerBase):
     async def invoke(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R | Any:
-        """Call `function` and await what it returns; queue the call if `retry_on` names its error.
+        """Await a call of `function`; if it fails with an error that `retry_on` names, queue it.
 
         Args:
-            function: Called in this task now, and in a task of this loop for each retry, in a copy
-                of the caller's context. May be a coroutine function, or return a grpc.aio call.
-            args: Protobuf messages are kept as bytes and made anew for each retry; do not change
-                others while the call is queued.
+            function: Called in this task now, and in a task of this loop for each further attempt,
+                in a copy of the caller's context. A coroutine function, or one that returns a
+                grpc.aio call.
+            args: Protobuf messages are kept as bytes and parsed again for each attempt; do not
+                change other arguments while the call is queued.
             kwargs: The same.
 
         Returns:
@@ -65,38 +65,40 @@ class FailbackInvoker(InvokerBase):
             Exception: An error that `retry_on` does not name, unchanged.
             asyncio.CancelledError: The caller was cancelled; the call is not retried.
         """
-        return await _settle(
-            self._ledger,
-            partial(function, *args, **kwargs),
-            partial(Call.at_rest, function, args, kwargs),
-            self._ledger.now_ns(),
+        save = partial(SavedCall.save, function, args, kwargs)
+        started_ns = self._queue.now_ns()
+        return await _first_result(
+            self._queue, partial(function, *args, **kwargs), save, started_ns
         )
 
-    def park(
+    def enqueue(
         self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
     ) -> bool:
-        """Queue a call whose first try was made elsewhere and has failed; as in the sync twin.
+        """Queue a call whose first attempt was made elsewhere and has failed; as for `grpc`.
 
-        Call it on the loop on which the retries are to run.
+        Call it on the loop on which the further attempts are to run.
         """
-        ledger = self._ledger
-        rest = partial(Call.at_rest, function, args, kwargs)
-        launch = partial(_launch, ledger, asyncio.get_running_loop())
-        return ledger.park(rest, error, ledger.now_ns(), launch)
+        queue = self._queue
+        save = partial(SavedCall.save, function, args, kwargs)
+        start = partial(_start, queue, asyncio.get_running_loop())
+        return queue.enqueue(error, save, queue.now_ns(), start)
 
-    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
-        """Try every queued call now, and wait until nothing is pending; as in the sync twin."""
-        return await flush(self._ledger, timeout)
+    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
+        """Start an attempt of every queued call now, and wait until no call is pending.
+
+        As for `grpc`: returns whether no call was pending in the end.
+        """
+        return await flush(self._queue, timeout)
 
     async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As in the sync twin: queued calls are tried again for `drain_timeout` seconds, however many
-        retries the policy allows, and those not delivered by then are returned. Calls of a loop
-        that was closed cannot be tried; they are returned too. If the wait is cancelled, the rest
-        is reported at once, as an event and in the log.
+        As for `grpc`: queued calls are retried for `drain_timeout` seconds, however many attempts
+        the policy allows, and those not delivered by then are returned. Calls of a loop that was
+        closed cannot be retried; they are returned too. If the wait is cancelled, the rest is
+        reported at once, as an event and in the log.
         """
-        return await close(self._ledger, drain_timeout)
+        return await close(self._queue, drain_timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,146 +107,115 @@ class FailbackInvoker(InvokerBase):
         await self.close()
 
 
-# --- Over a ledger, for whoever has one: the invoker above, and what a decorated function has ---
+# --- For the invoker above, and for a decorated function that turns out to return awaitables ---
 
 
-async def flush(ledger: Ledger, timeout: Duration | None) -> bool:  # noqa: ASYNC109
+async def flush(queue: RetryQueue, timeout: Duration | None) -> bool:  # noqa: ASYNC109
     """See `FailbackInvoker.flush`."""
-    return await _wait_empty(ledger, ledger.begin_flush(timeout))
+    return await _wait_empty(queue, queue.begin_flush(timeout))
 
 
-async def close(ledger: Ledger, drain_timeout: Duration) -> list[FailedCall]:
+async def close(queue: RetryQueue, drain_timeout: Duration) -> list[FailedCall]:
     """See `FailbackInvoker.close`."""
-    seconds = ledger.begin_close(drain_timeout)
+    seconds = queue.begin_close(drain_timeout)
     if seconds is None:
         return []
     try:
         if seconds > 0:
-            await _wait_empty(ledger, seconds)
+            await _wait_empty(queue, seconds)
     finally:
-        failed = ledger.end_close()
+        failed = queue.end_close()
     return failed
 
 
-def begin(
-    ledger: Ledger, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Awaitable[Any]:
-    """Call `function` now, and give something to await for how it ends."""
-    started_ns = ledger.now_ns()
+async def _wait_empty(queue: RetryQueue, seconds: float) -> bool:
+    empty = queue.when_empty()
     try:
-        started = function(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - raised again where it is awaited
-        return follow(
-            ledger, partial(_raise, error), Call.at_rest(function, args, kwargs), started_ns
-        )
-    return follow(ledger, lambda: started, Call.at_rest(function, args, kwargs), started_ns)
-
-
-def follow(
-    ledger: Ledger, begun: Callable[[], object], call: Call, started_ns: int
-) -> Awaitable[Any]:
-    """Give something to await for how a call ends that has begun: a task, if a loop is running."""
-    settling = _settle(ledger, begun, lambda: call, started_ns)
-    try:
-        return asyncio.get_running_loop().create_task(settling)
-    except RuntimeError:
-        return settling
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-async def _settle(
-    ledger: Ledger, begun: Callable[[], Any], rest: Callable[[], Call], started_ns: int
-) -> Any:
-    """Await the first try, and answer its caller."""
-    try:
-        result = begun()
-        if inspect.isawaitable(result):
-            result = await result
-    except asyncio.CancelledError:
-        ledger.book.count(First.RAISED)
-        raise
-    except Exception as error:
-        launch = partial(_launch, ledger, asyncio.get_running_loop())
-        if ledger.park(rest, error, started_ns, launch):
-            return ledger.policy.default
-        raise
-    ledger.book.count(First.DELIVERED)
-    return result
-
-
-async def _wait_empty(ledger: Ledger, seconds: float) -> bool:
-    loop = asyncio.get_running_loop()
-    empty = asyncio.Event()
-
-    set_empty = partial(call_on_loop, loop, empty.set)
-    ledger.book.when_empty(set_empty)
-    try:
-        async with asyncio.timeout(loop_timeout(seconds)):
-            await empty.wait()
+        await await_future(empty, seconds)
     except TimeoutError:
-        return not ledger.book.pending
+        return empty.done()
     finally:
-        ledger.book.forget(set_empty)
+        empty.cancel()
     return True
 
 
-# --- Retries ---
+def follow(
+    queue: RetryQueue, attempt: Callable[[], object], call: SavedCall, started_ns: int
+) -> Awaitable[Any]:
+    """Get an awaitable for the result of a first attempt: a task, if a loop is running."""
+    result = _first_result(queue, attempt, lambda: call, started_ns)
+    try:
+        return asyncio.get_running_loop().create_task(result)
+    except RuntimeError:
+        return result
 
 
-def _launch(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> None:
-    if entry.background is not None:
-        entry.background.is_lost = loop.is_closed
-    if not call_on_loop(loop, _start_task, ledger, loop, entry):
+async def _first_result(
+    queue: RetryQueue, attempt: Callable[[], Any], save: Callable[[], SavedCall], started_ns: int
+) -> Any:
+    """Await the first attempt; queue the call if it fails."""
+    try:
+        result = attempt()
+        if inspect.isawaitable(result):
+            result = await result
+    except asyncio.CancelledError:
+        queue.count("failed")
+        raise
+    except Exception as error:
+        start = partial(_start, queue, asyncio.get_running_loop())
+        if queue.enqueue(error, save, started_ns, start):
+            return queue.policy.default
+        raise
+    queue.count("succeeded")
+    return result
+
+
+# --- Further attempts ---
+
+
+def _start(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:
+    if call.background is not None:
+        call.background.is_lost = loop.is_closed
+    if not call_on_loop(loop, _start_task, queue, loop, call):
         # On a worker, as this may be the timer's thread.
-        EXECUTOR.submit(ledger, partial(ledger.lost, entry, "its event loop is closed"))
+        EXECUTOR.submit(queue, partial(queue.lost, call, "its event loop is closed"))
 
 
-def _start_task(ledger: Ledger, loop: asyncio.AbstractEventLoop, entry: Entry) -> None:
-    context = entry.call.fresh_context()
-    task = loop.create_task(_try(ledger, entry), name=f"retry of {entry.label}", context=context)
+def _start_task(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:
+    attempt, name = _attempt(queue, call), f"retry of {call.label}"
+    task = loop.create_task(attempt, name=name, context=queue.context_for(call))
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
-    if entry.background is not None:
-        entry.background.cancel = partial(call_on_loop, loop, task.cancel)
+    if call.background is not None:
+        call.background.cancel = partial(call_on_loop, loop, task.cancel)
 
 
-async def _try(ledger: Ledger, entry: Entry) -> None:
-    if entry.state is State.GONE:  # reported as undelivered, while it waited for the loop
+async def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
+    if call.state is State.DONE:  # reported as lost while it waited for the loop
         return
-    ledger.mark()
     try:
-        result = entry.call()
+        result = call.saved()
         if inspect.isawaitable(result):
             await result
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # by whoever ends the loop's tasks
-            ledger.lost(entry, "its retry was cancelled")
+        if task is not None and task.cancelling():  # as by `asyncio.run` at its end
+            queue.lost(call, "its retry was cancelled")
             raise
-        await _failed(ledger, entry, error)  # from within, as by a channel that was closed
-    except Exception as error:  # noqa: BLE001 - the ledger decides and reports
-        await _failed(ledger, entry, error)
+        await _failed(queue, call, error)  # from within, as by a channel that was closed
+    except Exception as error:  # noqa: BLE001 - the queue reports it
+        await _failed(queue, call, error)
     except BaseException:
-        ledger.lost(entry, "the program is being ended")
+        queue.lost(call, "the program is being ended")
         raise
     else:
-        ledger.delivered(entry)
+        queue.succeeded(call)
 
 
-async def _failed(ledger: Ledger, entry: Entry, error: BaseException) -> None:
-    failed = ledger.failed(entry, error)
-    if failed is None:
-        return
-    try:
-        answer = ledger.dead_letter(failed)
-        if inspect.isawaitable(answer):
-            await answer
-    except BaseException as broken:
-        ledger.bury(entry, broken)
-        if not isinstance(broken, Exception):
-            raise
-    else:
-        ledger.bury(entry)
+async def _failed(queue: RetryQueue, call: QueuedCall, error: BaseException) -> None:
+    hook = queue.failed(call, error)
+    if hook is not None:
+        with queue.dead_letter(call):
+            result = hook()
+            if inspect.isawaitable(result):
+                await result

@@ -1,8 +1,8 @@
-"""One decorator for functions, methods and coroutine functions.
+"""`with_failback`: failback as a decorator of functions, methods and coroutine functions.
 
-It guesses the world, which the rest of the room never does: a coroutine function gets the aio
-twin's invoker, any other function the sync twin's. A plain function that turns out to return
-something to await (a grpc.aio call) is from then on treated as a coroutine function.
+A coroutine function gets the invoker of `aio.py`, any other function that of `sync.py`. A plain
+function that returns an awaitable (a grpc.aio call) is treated as a coroutine function from then
+on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import (
     ParamSpec,
     Protocol,
     Self,
+    TypedDict,
     TypeVar,
+    Unpack,
     overload,
 )
 
@@ -27,8 +29,8 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.timer.clock import checked_timer
 
 from . import aio, sync
-from .entry import label_of
 from .policy import FailbackPolicy
+from .queued_call import SavedCall, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
-    from .entry import Call, FailedCall
+    from .queued_call import FailedCall
 
 __all__ = ["with_failback"]
 
@@ -52,60 +54,54 @@ R_co = TypeVar("R_co", covariant=True)
 H_co = TypeVar("H_co", covariant=True)
 
 
-class Guarded(Protocol[P, R_co, H_co]):
+class FailbackFunction(Protocol[P, R_co, H_co]):
     """A decorated function: called as before, with its queue as `failback`."""
 
     @property
     def failback(self) -> H_co:
-        """The queue of this function: `pending`, `flush`, `close`, `stats`."""
+        """The invoker of this function: `pending`, `entries`, `stats`, `flush`, `close`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Guarded[P, R_co, H_co]: ...
+    def __get__(self, instance: None, owner: type) -> FailbackFunction[P, R_co, H_co]: ...
     @overload
     def __get__(
-        self: Guarded[Concatenate[Any, Q], R_co, H_co], instance: object, owner: type | None = None
-    ) -> Guarded[Q, R_co, H_co]: ...
+        self: FailbackFunction[Concatenate[Any, Q], R_co, H_co],
+        instance: object,
+        owner: type | None = None,
+    ) -> FailbackFunction[Q, R_co, H_co]: ...
 
 
-class _Unsaid(int):
+class _Settings(TypedDict, total=False):
+    """What `with_failback` takes besides `retry_on` and `default`."""
+
+    max_attempts: int | None
+    backoff: Duration | WaitBaseT
+    stop: StopBaseT | None
+    max_pending: int
+    timer: Timer | None
+    journal: None
+    name: str | None
+    overflow: Literal["raise", "drop"]
+    dead_letter: Callable[[FailedCall], object] | None
+
+
+class _DefaultMaxAttempts(int):
     """The default of `max_attempts`, to be distinguished from a 4 that the user gave."""
 
 
-_MAX_ATTEMPTS: Final = _Unsaid(4)
+_MAX_ATTEMPTS: Final = _DefaultMaxAttempts(4)
 _MISSING: Final = object()
 
 
 @overload
 def with_failback(
-    *,
-    retry_on: object,
-    max_attempts: int | None = ...,
-    backoff: Duration | WaitBaseT = ...,
-    stop: StopBaseT | None = ...,
-    default: None = None,
-    max_pending: int = ...,
-    timer: Timer | None = ...,
-    journal: None = ...,
-    name: str | None = ...,
-    overflow: Literal["raise", "drop"] = ...,
-    dead_letter: Callable[[FailedCall], object] | None = ...,
+    *, retry_on: object, default: None = None, **settings: Unpack[_Settings]
 ) -> _Decorator[None]: ...
 @overload
 def with_failback(
-    *,
-    retry_on: object,
-    max_attempts: int | None = ...,
-    backoff: Duration | WaitBaseT = ...,
-    stop: StopBaseT | None = ...,
-    default: D,
-    max_pending: int = ...,
-    timer: Timer | None = ...,
-    journal: None = ...,
-    name: str | None = ...,
-    overflow: Literal["raise", "drop"] = ...,
-    dead_letter: Callable[[FailedCall], object] | None = ...,
+    *, retry_on: object, default: D, **settings: Unpack[_Settings]
 ) -> _Decorator[D]: ...
 def with_failback(
     bare: object = None,
@@ -123,52 +119,56 @@ def with_failback(
     overflow: Literal["raise", "drop"] = "raise",
     dead_letter: Callable[[FailedCall], object] | None = None,
 ) -> object:
-    """Decorate a function so that calls of it that fail are made again, until they arrive.
+    """Decorate a function so that failed calls of it are retried in the background.
 
-    A call is tried once, at once. If it fails in a way that `retry_on` names, it is queued, the
-    caller gets `default`, and the call is tried again in the background. Any other error is raised.
-    The queue is the function's own (the methods of all instances share it), at its `failback`::
+    The first attempt is made at once. If it fails with an error that `retry_on` names, the call is
+    queued, the caller gets `default`, and the call is attempted again in the background. Any other
+    error is raised. Each function has a queue of its own (shared by the methods of all instances),
+    as its attribute `failback`::
 
         @with_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=9)
         def audit(event): return stub.Push(event, timeout=2.0)
 
-        audit(event)              # the answer, or None if it was queued
-        audit.failback.pending    # how many are queued
-        audit.failback.close()    # tries again for 5 s, and returns what was not delivered
+        audit(event)              # the response, or None if the call was queued
+        audit.failback.pending    # how many calls are queued
+        audit.failback.entries()  # which ones, and when each is attempted again
+        audit.failback.close()    # retries for 5 s, and returns the calls not delivered by then
 
     Args:
         bare: Nothing: the decorator is always written with settings.
-        retry_on: Which failures: exception types, gRPC status codes or their names, predicates,
-            tenacity `retry_if_*` objects, or a set of these. Has no default: what may be made
-            twice, only you know.
+        retry_on: Exception types, gRPC status codes or their names, predicates, tenacity
+            `retry_if_*` objects, or a set of these. It has no default: only you know what may be
+            executed twice.
         max_attempts: How many attempts a call gets, the first one included. None: no limit. If
             `stop` is given and this is not, `stop` alone decides.
-        backoff: The wait before each retry: seconds, a `timedelta`, or a tenacity `wait_*` object.
+        backoff: The wait before each further attempt: seconds, a `timedelta`, or a tenacity
+            `wait_*` object.
         stop: A tenacity `stop_*` object.
         default: What the caller of a queued call gets.
-        max_pending: How many calls may be queued or in retry.
+        max_pending: How many calls may be queued at once.
         timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-        journal: Must be None: journals that outlive the process are not in this release.
+        journal: Must be None: this release has no durable journal.
         name: For events and logs; None takes the function's.
-        overflow: "raise" `FailbackFull`, or "drop" the call, with an event and an error log.
-        dead_letter: Called as `dead_letter(failed_call)` after the last retry.
+        overflow: If `max_pending` calls are queued: "raise" `FailbackFull`, or "drop" the call,
+            with an event and an error log.
+        dead_letter: Called as `dead_letter(failed_call)` with each call that is given up.
 
     Returns:
-        A decorator. What it returns is called like the function. If the function returns a future
-        (grpc's or `concurrent.futures`'), the caller gets a `concurrent.futures.Future`; if it
-        returns something to await, a task; both end with the result, `default` or the error.
+        A decorator. The decorated function is called like the function. If the function returns a
+        future (grpc's or `concurrent.futures`'), the caller gets a `concurrent.futures.Future`; if
+        it returns an awaitable, a task. Both have the function's result, `default`, or the error.
 
     Raises:
         ConfigurationError: `retry_on` is missing, a value out of range, or `journal` given.
-        TypeError: A value is of a wrong type, or what is decorated cannot be made again: no
-            callable, a generator function, a classmethod or staticmethod object.
+        TypeError: A value is of a wrong type. Or what is decorated cannot be called again to the
+            same effect: no callable, a generator function, a classmethod or staticmethod object.
     """
     if bare is not None:
         raise TypeError("with_failback needs its settings first: @with_failback(retry_on=...)")
     if journal is not None:
         raise ConfigurationError(
-            "journal must be None: durable journals are not in this release, queued calls live in "
-            "memory; close() and dead_letter hand over what was not delivered"
+            "journal must be None: durable journals are not in this release, queued calls are kept "
+            "in memory; close() returns, and dead_letter gets, the calls that were not delivered"
         )
     settings: dict[str, Any] = {
         "backoff": backoff,
@@ -187,7 +187,7 @@ def with_failback(
 
 
 class _Decorator(Generic[D]):
-    """What `with_failback` returns. Each function that it decorates gets a queue of its own."""
+    """What `with_failback` returns. Each decorated function gets a queue of its own."""
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
         self._policy = policy
@@ -196,87 +196,94 @@ class _Decorator(Generic[D]):
     @overload  # a coroutine function is also a function: the first that fits counts
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> Guarded[P, Coroutine[Any, Any, R | D], aio.FailbackInvoker]: ...
+    ) -> FailbackFunction[P, Coroutine[Any, Any, R | D], aio.FailbackInvoker]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Awaitable[R]], /
-    ) -> Guarded[P, Awaitable[R | D], aio.FailbackInvoker]: ...
+    ) -> FailbackFunction[P, Awaitable[R | D], aio.FailbackInvoker]: ...
     @overload
     def __call__(
         self, function: Callable[P, Future[R]], /
-    ) -> Guarded[P, Future[R | D], sync.FailbackInvoker]: ...
+    ) -> FailbackFunction[P, Future[R | D], sync.FailbackInvoker]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Guarded[P, R | D, sync.FailbackInvoker]: ...
+    def __call__(
+        self, function: Callable[P, R], /
+    ) -> FailbackFunction[P, R | D, sync.FailbackInvoker]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
         """Give `function` a queue of its own."""
         _check(function)
         policy = self._policy
         if policy.name is None:
             policy = policy.model_copy(update={"name": label_of(function)})
+        invoker: Any
         if _is_coroutine_function(function):
-            return _guard_coroutine_function(
-                function, aio.FailbackInvoker(policy, timer=self._timer)
-            )
-        return _guard_function(function, _EitherInvoker(policy, timer=self._timer))
+            invoker = aio.FailbackInvoker(policy, timer=self._timer)
+
+            async def invoke_aio(*args: Any, **kwargs: Any) -> Any:
+                return await invoker.invoke(function, *args, **kwargs)
+
+            decorated: Any = functools.wraps(function)(invoke_aio)
+        else:
+            invoker = _EitherInvoker(policy, timer=self._timer)
+
+            def invoke(*args: Any, **kwargs: Any) -> Any:
+                return invoker.invoke(function, *args, **kwargs)
+
+            decorated = functools.wraps(function)(invoke)
+        decorated.failback = invoker
+        return decorated
 
 
-def _guard_coroutine_function(
-    function: Callable[..., Any], failback: aio.FailbackInvoker
-) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def guarded(*args: Any, **kwargs: Any) -> Any:
-        return await failback.invoke(function, *args, **kwargs)
+class _EitherInvoker(sync.FailbackInvoker):
+    """A sync invoker that becomes one for coroutines when its function returns an awaitable."""
 
-    guarded.failback = failback  # type: ignore[attr-defined]
-    return guarded
+    _awaits = False
+
+    def invoke(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if not self._awaits:
+            return super().invoke(function, *args, **kwargs)
+        started_ns = self._queue.now_ns()
+        attempt: Callable[[], object]
+        try:
+            attempt = functools.partial(_given, function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+            attempt = functools.partial(_raise, error)
+        call = SavedCall.save(function, args, kwargs)
+        return aio.follow(self._queue, attempt, call, started_ns)
+
+    def _await(self, result: Any, call: SavedCall, started_ns: int) -> Any:
+        self._awaits = True
+        return aio.follow(self._queue, functools.partial(_given, result), call, started_ns)
+
+    def flush(self, timeout: Duration | None = None) -> Any:
+        return aio.flush(self._queue, timeout) if self._awaits else super().flush(timeout)
+
+    def close(self, drain_timeout: Duration = 5.0) -> Any:
+        if self._awaits:
+            return aio.close(self._queue, drain_timeout)
+        return _AwaitableList(super().close(drain_timeout))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await aio.close(self._queue, 5.0)
 
 
-def _guard_function(
-    function: Callable[..., Any], failback: sync.FailbackInvoker
-) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        return failback.invoke(function, *args, **kwargs)
-
-    guarded.failback = failback  # type: ignore[attr-defined]
-    return guarded
-
-
-class _Left(list[Any]):
-    """What a `close` returns before it is known whether it should have been awaited: both work."""
+class _AwaitableList(list[Any]):
+    """The result of a `close` before the first call has told whether `close` is to be awaited."""
 
     def __await__(self) -> Generator[None, None, list[Any]]:
         yield from ()
         return self
 
 
-class _EitherInvoker(sync.FailbackInvoker):
-    """A sync invoker that goes over to awaiting when its function returns something to await."""
+def _given(result: object) -> object:
+    return result
 
-    _awaits = False
 
-    def invoke(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if self._awaits:
-            return aio.begin(self._ledger, function, args, kwargs)
-        return super().invoke(function, *args, **kwargs)
-
-    def _await(self, result: Any, call: Call, started_ns: int) -> Any:
-        self._awaits = True
-        return aio.follow(self._ledger, lambda: result, call, started_ns)
-
-    def flush(self, timeout: Duration | None = None) -> Any:
-        return aio.flush(self._ledger, timeout) if self._awaits else super().flush(timeout)
-
-    def close(self, drain_timeout: Duration = 5.0) -> Any:
-        if self._awaits:
-            return aio.close(self._ledger, drain_timeout)
-        return _Left(super().close(drain_timeout))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await aio.close(self._ledger, 5.0)
+def _raise(error: Exception) -> object:
+    raise error
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
@@ -286,7 +293,7 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 def _check(function: object) -> None:
-    """Refuse what cannot be called a second time to the same effect."""
+    """Raise TypeError for what cannot be called a second time to the same effect."""
     if isinstance(function, (classmethod, staticmethod)):
         kind = type(function).__name__
         raise TypeError(f"write @{kind} above @with_failback(...), not below it")
@@ -296,5 +303,5 @@ def _check(function: object) -> None:
     if any(map(inspect.isgeneratorfunction, parts)) or any(map(inspect.isasyncgenfunction, parts)):
         raise TypeError(
             f"{label_of(function)} is a generator function: what it has yielded cannot be taken "
-            "back, so it cannot be tried again; collect the items in a function that returns them"
+            "back, so it cannot be retried; collect the items in a function that returns them"
         )

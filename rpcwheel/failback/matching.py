@@ -1,7 +1,7 @@
 """Which errors a policy's `retry_on` or `on` names.
 
-Codes are matched by the name that `error.code()` gives, so this file needs no grpc, and the errors
-of `grpc`, of `grpc.aio` and of whatever else has codes are alike.
+Status codes are matched by the name of `error.code()`. So this file does not need grpc, and it
+treats the errors of `grpc`, `grpc.aio` and other libraries alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Matcher"]
 
 
 def wanted(setting: str) -> str:
-    """What a message says of the values that `setting` takes."""
+    """The part of an error message that says which values `setting` takes."""
     return (
         f"say which errors: exception types ({setting}=ConnectionError), gRPC status codes "
         f'({setting}=grpc.StatusCode.UNAVAILABLE or {setting}="UNAVAILABLE"), a predicate '
@@ -34,19 +34,19 @@ def wanted(setting: str) -> str:
 
 
 class Matcher:
-    """Whether an error is one that a setting names. Immutable; runs the user's predicates."""
+    """Tells whether a setting names an error. Immutable; runs the user's predicates."""
 
     __slots__ = ("_codes", "_predicates", "_strategies", "_types")
 
     def __init__(self, on: object, setting: str = "retry_on") -> None:
-        """Check and keep what the setting names.
+        """Check the value of a setting.
 
         Args:
             on: As `wanted` says; sets, tuples and lists may be mixed and nested.
-            setting: What error messages call `on`.
+            setting: The setting's name, for error messages.
 
         Raises:
-            TypeError: Something in it is of no kind that is named there.
+            TypeError: An item is of a type that is not allowed.
             ConfigurationError: It is empty, names an unknown code, or could never match.
         """
         self._codes: set[str] = set()
@@ -70,9 +70,10 @@ class Matcher:
             raise ConfigurationError(f"`{setting}` is empty; {wanted(setting)}")
 
     def __call__(self, error: BaseException, *, attempt: int, elapsed_ns: int) -> bool:
-        """Say whether to try again after `error`, which ended the `attempt`-th try.
+        """Tell whether to retry after `error`, with which the `attempt`-th attempt ended.
 
-        Never after what is no `Exception`: KeyboardInterrupt, SystemExit, asyncio's cancellation.
+        An error that is not an `Exception` never matches: KeyboardInterrupt, SystemExit, asyncio's
+        CancelledError.
         """
         if not isinstance(error, Exception):
             return False
@@ -109,7 +110,7 @@ def _exception_type(kind: type, setting: str) -> type[Exception]:
             f"handled; {setting}=Exception means every error"
         )
     raise TypeError(
-        f"`{setting}` names the class {kind.__name__}, which is no exception; {wanted(setting)}"
+        f"`{setting}` names the class {kind.__name__}, which is not an exception; {wanted(setting)}"
     )
 
 
@@ -117,7 +118,7 @@ def _strategy(retry: retry_base, setting: str) -> retry_base:
     if isinstance(retry, (tenacity.retry_if_result, tenacity.retry_if_not_result)):
         raise ConfigurationError(
             f"`{setting}` looks at results ({type(retry).__name__}), but a call that returns has "
-            "succeeded; raise an error for an answer that is none"
+            "succeeded; raise an error for a result that is a failure"
         )
     return retry
 

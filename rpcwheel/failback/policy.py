@@ -1,4 +1,4 @@
-"""What a user may set for failback, and what each setting means."""
+"""`FailbackPolicy`: the settings of failback."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rpcwheel.backoff import Backoff
 from rpcwheel.policy import Policy, Wait, checked
 from rpcwheel.rpc import CODES_SCHEMA
 
-from .entry import FailedCall
 from .matching import Matcher, wanted
+from .queued_call import FailedCall
 
-__all__ = ["FailbackPolicy", "checked_policy"]
+__all__ = ["FailbackPolicy"]
 
 
 class FailbackPolicy(Policy):
-    """Which failures are tried again, in what rhythm, and what callers get meanwhile.
+    """Which failed calls are retried in the background, when, and what their callers get.
 
-    The default rhythm is Dubbo's (`FailbackClusterInvoker`): three retries, five seconds apart, at
-    most a hundred calls waiting.
+    The defaults are those of Dubbo's `FailbackClusterInvoker`: three retries, five seconds apart,
+    at most a hundred queued calls.
     """
 
     retry_on: Annotated[Any, WithJsonSchema(CODES_SCHEMA)] = Field(description=wanted("retry_on"))
@@ -33,13 +33,13 @@ class FailbackPolicy(Policy):
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] | None = 4
     """How many attempts a call gets, the first one included. 1: no retry, its error is raised.
-    None: no limit. If `stop` is given and this is not, `stop` alone decides; if both are given, the
-    first to say stop. During `close` neither counts: queued calls are retried until
-    `drain_timeout` is over."""
+    None: no limit. If `stop` is given and this is not, `stop` alone decides; if both are given,
+    both limit. During `close` neither does: queued calls are retried until `drain_timeout` is
+    over."""
 
     backoff: Wait = 5.0
-    """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
-    such as `{initial = 1.0, max = 60.0}`."""
+    """The wait before each further attempt: seconds, a `timedelta`, a tenacity `wait_*` object, or
+    a table such as `{initial = 1.0, max = 60.0}`."""
 
     stop: SkipJsonSchema[Any] = None
     """A tenacity `stop_*` object, which counts the first attempt too, or None."""
@@ -48,31 +48,32 @@ class FailbackPolicy(Policy):
     """What the caller of a queued call gets: this very object, each time."""
 
     max_pending: Annotated[StrictInt, Field(ge=1)] = 100
-    """How many calls may be queued or in retry at once."""
+    """How many calls may be queued at once, those with a running attempt included."""
 
     overflow: Literal["raise", "drop"] = "raise"
-    """What becomes of a failed call beyond that: `FailbackFull`, chained to its error, is raised,
-    or the call is dropped with an event and an error log (one line a second, which tells how many
-    were dropped), and its caller gets `default`."""
+    """What happens to a failed call if the queue is full. "raise": `FailbackFull` is raised,
+    chained to the call's error. "drop": the caller gets `default`, and the call is dropped with an
+    event and an error log (one line a second, with the number of dropped calls)."""
 
     metadata: tuple[str, ...] = ("*",)
     """Which metadata of a call that an interceptor queued is sent again: names, with the wildcards
-    of `fnmatch`. By default all; `authorization` only if it is named in full, because a token is
-    stale by then. What inner interceptors and call credentials add is made anew in any case."""
+    of `fnmatch`. By default all; `authorization` only if it is named in full, because a token may
+    have expired by then. Inner interceptors and call credentials add theirs to each attempt."""
 
     name: Annotated[StrictStr, Field(min_length=1)] | None = None
-    """For events and logs; None takes the function's name, or the pattern of a `CallPolicy` under
-    which this stands (`"*"` for all methods), whose calls have one queue."""
+    """The queue's name in events and logs. None takes the function's name, or the pattern of a
+    `CallPolicy` under which this policy is given (`"*"` for all methods); its calls have one
+    queue."""
 
     dead_letter: SkipJsonSchema[Callable[[FailedCall], object] | None] = None
-    """Called with each queued call that is given up: it has no attempts left, or it failed
-    in a way that `retry_on` does not name. `close` returns the calls that are still queued at its
-    end; this does not get them. Runs on a worker thread, or on the loop (there it may be a
-    coroutine function); if it raises, that is an event and a log."""
+    """Called with each queued call that is given up: it has no attempts left, or it failed with an
+    error that `retry_on` does not name. It is not called with the calls that `close` returns. Runs
+    on a worker thread, or on the event loop (where it may be a coroutine function). If it raises,
+    that is an event and an error log."""
 
     @property
     def limit(self) -> int | None:
-        """How many attempts there are at most, `stop` apart; None sets no limit."""
+        """The maximum number of attempts, apart from `stop`; None: no limit."""
         if self.stop is not None and "max_attempts" not in self.model_fields_set:
             return None
         return self.max_attempts
@@ -100,18 +101,3 @@ class FailbackPolicy(Policy):
     def _check_stop(cls, stop: object) -> object:
         checked(lambda given: Backoff(stop=given), stop)
         return stop
-
-
-def checked_policy(policy: FailbackPolicy) -> FailbackPolicy:
-    """Give it back.
-
-    Raises:
-        TypeError: It is none.
-    """
-    given: object = policy
-    if not isinstance(given, FailbackPolicy):
-        raise TypeError(
-            "policy must be a FailbackPolicy, such as FailbackPolicy(retry_on='UNAVAILABLE'), "
-            f"not {given!r}"
-        )
-    return given

@@ -1,13 +1,13 @@
-"""Failback for code that blocks: the caller gets its answer at once, worker threads do the rest.
+"""Failback for blocking code.
 
-What is decided stands in `core.py`; here are the threads and the futures. The first try runs on
-the caller's thread. A retry runs on a worker (`rpcwheel._concurrency.executor`), never on the
-timer's thread; a future that the function returns is finished on a worker too, never on the thread
-of gRPC that completes it.
+The first attempt runs on the caller's thread. Further attempts run on worker threads
+(`rpcwheel._concurrency.executor`), never on the timer's thread. If the function returns a future,
+its result is handled on a worker thread too, never on the thread of gRPC that completes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 import time
@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError
 
-from .core import First
-from .entry import Call, State, label_of
-from .invoker import InvokerBase
-from .policy import checked_policy
+from .queue import InvokerBase
+from .queued_call import SavedCall, State, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,9 +27,9 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
-    from .entry import Entry, FailedCall
-    from .ledger import Ledger
     from .policy import FailbackPolicy
+    from .queue import RetryQueue
+    from .queued_call import FailedCall, QueuedCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -40,7 +38,7 @@ R = TypeVar("R")
 
 
 class FailbackInvoker(InvokerBase):
-    """Makes calls, and makes those again that fail. Thread-safe; a context manager that closes.
+    """Calls functions, and retries failed calls in the background. Thread-safe; a context manager.
 
     Example::
 
@@ -52,64 +50,63 @@ class FailbackInvoker(InvokerBase):
         """Make an empty queue.
 
         Args:
-            policy: What to try again, and how.
+            policy: Which errors are retried, and how.
             timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
 
         Raises:
             ConfigurationError: The policy's `dead_letter` is a coroutine function.
-            TypeError: `policy` or `timer` is none.
+            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
         """
-        if inspect.iscoroutinefunction(checked_policy(policy).dead_letter):
-            raise ConfigurationError(
-                "dead_letter is a coroutine function, but this is called where no event loop is; "
-                "give a plain function, or use rpcwheel.failback.aio"
-            )
         super().__init__(policy, timer=timer)
+        if inspect.iscoroutinefunction(policy.dead_letter):
+            raise ConfigurationError(
+                "dead_letter is a coroutine function, but it would be called on a thread without "
+                "an event loop; give a plain function, or use rpcwheel.failback.aio"
+            )
 
     def invoke(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | Any:
-        """Call `function`; if it fails in a way that `retry_on` names, queue the call.
+        """Call `function`; if it fails with an error that `retry_on` names, queue the call.
 
         Args:
-            function: Called on this thread now, and on a worker thread for each retry, in a copy
-                of the caller's context.
-            args: Protobuf messages are kept as bytes and made anew for each retry; do not change
-                others while the call is queued.
+            function: Called on this thread now, and on a worker thread for each further attempt, in
+                a copy of the caller's context.
+            args: Protobuf messages are kept as bytes and parsed again for each attempt; do not
+                change other arguments while the call is queued.
             kwargs: The same.
 
         Returns:
             What `function` returned, or the policy's `default` if the call was queued (or dropped).
             If it returned a future (grpc's or `concurrent.futures`'): a `concurrent.futures.Future`
-            that ends in the same way. Cancelling that one cancels the call, which is not retried.
+            with the same result. Canceling that one cancels the call, which is not retried.
 
         Raises:
             FailbackFull: `max_pending` calls are queued; chained to the call's error.
             FailbackClosed: After `close()`; chained to the call's error.
             Exception: An error that `retry_on` does not name, unchanged.
         """
-        ledger = self._ledger
-        started_ns = ledger.now_ns()
+        queue, save = self._queue, partial(SavedCall.save, function, args, kwargs)
+        started_ns = queue.now_ns()
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            rest = partial(Call.at_rest, function, args, kwargs)
-            if ledger.park(rest, error, started_ns, partial(_launch, ledger)):
-                return ledger.policy.default
+            if queue.enqueue(error, save, started_ns, partial(_start, queue)):
+                return queue.policy.default
             raise
         if inspect.isawaitable(result):
-            return self._await(result, Call.at_rest(function, args, kwargs), started_ns)
+            return self._await(result, save(), started_ns)
         if _is_future(result):
-            return _follow(ledger, result, Call.at_rest(function, args, kwargs), started_ns)
-        ledger.book.count(First.DELIVERED)
+            return _follow(queue, result, save(), started_ns)
+        queue.count("succeeded")
         return result
 
-    def park(
+    def enqueue(
         self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
     ) -> bool:
-        """Queue a call whose first try was made elsewhere and has failed.
+        """Queue a call whose first attempt was made elsewhere and has failed.
 
         Args:
             error: How it failed.
-            function: What to call for each retry; it and the arguments as for `invoke`.
+            function: Called for each further attempt; it and the arguments as for `invoke`.
             args: See there.
             kwargs: See there.
 
@@ -120,49 +117,49 @@ class FailbackInvoker(InvokerBase):
         Raises:
             FailbackFull, FailbackClosed: As `invoke`; chained to `error`.
         """
-        ledger = self._ledger
-        rest = partial(Call.at_rest, function, args, kwargs)
-        return ledger.park(rest, error, ledger.now_ns(), partial(_launch, ledger))
+        queue = self._queue
+        save = partial(SavedCall.save, function, args, kwargs)
+        return queue.enqueue(error, save, queue.now_ns(), partial(_start, queue))
 
-    def _await(self, result: Any, call: Call, started_ns: int) -> Any:
-        raise _no_loop(call, result)
+    def _await(self, result: Any, call: SavedCall, started_ns: int) -> Any:
+        raise _not_awaitable_here(call, result)
 
     def flush(self, timeout: Duration | None = None) -> bool:
-        """Try every queued call now, and wait until nothing is pending.
+        """Start an attempt of every queued call now, and wait until no call is pending.
 
-        Calls that fail again go on in their rhythm while this waits.
+        A call that fails again waits as the policy's `backoff` says.
 
         Args:
             timeout: Seconds to wait at most; None waits until all are delivered or given up.
 
         Returns:
-            Whether nothing was pending in the end.
+            Whether no call was pending in the end.
 
         Raises:
-            RuntimeError: Called by a retried function of this queue, which would wait for itself.
+            RuntimeError: Called inside an attempt of this queue, which would wait for itself.
         """
         return flush_all([self], timeout)
 
     def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
-        """Queue no more calls, try to deliver those that are queued, and report the others.
+        """Queue no more calls, try to deliver the queued ones, and report the others.
 
         From now on a call that fails raises `FailbackClosed`; one that succeeds still works.
         Idempotent: a later or simultaneous `close` returns an empty list at once.
 
         Args:
-            drain_timeout: Seconds to go on trying, however many retries the policy allows, and with
-                waits of half the time that is left at most. 0: not at all. Infinite: until every
-                call is delivered.
+            drain_timeout: For how many seconds queued calls are retried, however many attempts the
+                policy allows, with waits of at most half of the time that is left. 0: not at all.
+                Infinite: until every call is delivered.
 
         Returns:
-            The calls that were queued and were not delivered in that time, oldest first; also as an
-            event and an error log. Calls that failed meanwhile in a way that `retry_on` does not
-            name are among them if there is no `dead_letter`, and so are calls whose timer was
-            stopped. Calls given up before went to `dead_letter`, the log and an event:
-            `stats().abandoned`.
+            The calls that were queued and were not delivered in that time, oldest first; they are
+            also reported as an event and in the log. Calls that failed meanwhile with an error that
+            `retry_on` does not name are among them if there is no `dead_letter`, and so are calls
+            whose timer was stopped. Calls given up before went to `dead_letter`, the log and an
+            event: `stats().gave_up`.
 
         Raises:
-            RuntimeError: Called by a retried function of this queue, which would wait for itself.
+            RuntimeError: Called inside an attempt of this queue, which would wait for itself.
         """
         return close_all([self], drain_timeout)
 
@@ -173,162 +170,157 @@ class FailbackInvoker(InvokerBase):
         self.close()
 
 
+# --- Several queues at the same time, on the caller's thread, where Ctrl-C interrupts the wait ---
+
+
+def flush_all(invokers: Iterable[InvokerBase], timeout: Duration | None) -> bool:
+    """Flush queues together; `timeout` is for all of them. See `FailbackInvoker.flush`."""
+    queues = [invoker._queue for invoker in invokers]  # noqa: SLF001 - of this package
+    seconds = [queue.begin_flush(timeout) for queue in queues]
+    return _wait_empty(queues, max(seconds, default=0.0))
+
+
+def close_all(invokers: Iterable[InvokerBase], drain_timeout: Duration) -> list[FailedCall]:
+    """Close queues together; `drain_timeout` is for all of them. See `FailbackInvoker.close`."""
+    closing: list[RetryQueue] = []
+    seconds = 0.0
+    failed: list[FailedCall] = []
+    try:
+        for queue in [invoker._queue for invoker in invokers]:  # noqa: SLF001 - of this package
+            drain_s = queue.begin_close(drain_timeout)
+            if drain_s is not None:
+                closing.append(queue)
+                seconds = drain_s
+        if seconds > 0:
+            _wait_empty(closing, seconds)
+    finally:  # also after Ctrl-C: every call must be reported
+        for queue in closing:
+            failed += queue.end_close()
+    return failed
+
+
+def _wait_empty(queues: Iterable[RetryQueue], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    return all(_is_empty_by(queue, end) for queue in queues)
+
+
+def _is_empty_by(queue: RetryQueue, end: float) -> bool:
+    empty = queue.when_empty()
+    try:
+        empty.result(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
+    except TimeoutError:
+        return False
+    finally:
+        empty.cancel()
+    return True
+
+
+# --- First attempts that return a future ---
+
+
 def _is_future(result: object) -> bool:
-    """Whether it is a future of grpc or of `concurrent.futures`, by what its class can do."""
+    """Whether it is a future of grpc or of `concurrent.futures`, judged by its class's methods."""
     kind = type(result)
     return hasattr(kind, "add_done_callback") and hasattr(kind, "result")
 
 
-# --- Several queues at the same time, on the caller's thread: Ctrl-C ends the wait ---
-
-
-def flush_all(invokers: Iterable[FailbackInvoker], timeout: Duration | None) -> bool:
-    """Flush queues together; `timeout` is for all of them. See `FailbackInvoker.flush`."""
-    ledgers = [invoker._ledger for invoker in invokers]  # noqa: SLF001 - the same room's
-    seconds = [ledger.begin_flush(timeout) for ledger in ledgers]
-    return _wait_empty(ledgers, max(seconds, default=0.0))
-
-
-def close_all(invokers: Iterable[FailbackInvoker], drain_timeout: Duration) -> list[FailedCall]:
-    """Close queues together; `drain_timeout` is for all of them. See `FailbackInvoker.close`."""
-    begun: list[Ledger] = []
-    seconds = 0.0
-    failed: list[FailedCall] = []
-    try:
-        for invoker in invokers:
-            left = invoker._ledger.begin_close(drain_timeout)  # noqa: SLF001 - the same room's
-            if left is not None:
-                begun.append(invoker._ledger)  # noqa: SLF001
-                seconds = left
-        if seconds > 0:
-            _wait_empty(begun, seconds)
-    finally:  # also after Ctrl-C: nothing may be lost in silence
-        for ledger in begun:
-            failed += ledger.end_close()
-    return failed
-
-
-def _wait_empty(ledgers: Iterable[Ledger], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    return all(_is_empty_by(ledger, end) for ledger in ledgers)
-
-
-def _is_empty_by(ledger: Ledger, end: float) -> bool:
-    empty = threading.Event()
-    ledger.book.when_empty(empty.set)
-    try:
-        return empty.wait(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
-    finally:
-        ledger.book.forget(empty.set)
-
-
-# --- The first try, when it is a future ---
-
-
-def _follow(ledger: Ledger, inner: Any, call: Call, started_ns: int) -> Future[Any]:
+def _follow(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: int) -> Future[Any]:
     """Make the future that the caller gets for `inner`."""
     outer: Future[Any] = Future()
-    outer.add_done_callback(partial(_pass_cancel, inner))
-    inner.add_done_callback(partial(_on_done, ledger, outer, call, started_ns))
+
+    def on_outer_done(_: object) -> None:
+        if outer.cancelled():
+            inner.cancel()
+
+    def on_inner_done(_: object) -> None:  # on gRPC's thread
+        # Not the key of further attempts, which may hang.
+        step = partial(_complete, queue, outer, inner, call, started_ns)
+        EXECUTOR.submit((queue, "first attempts"), step)
+
+    outer.add_done_callback(on_outer_done)
+    inner.add_done_callback(on_inner_done)
     return outer
 
 
-def _pass_cancel(inner: Future[Any], outer: Future[Any]) -> None:
-    if outer.cancelled():
-        inner.cancel()
-
-
-def _on_done(
-    ledger: Ledger, outer: Future[Any], call: Call, started_ns: int, inner: Future[Any]
-) -> None:
-    # On gRPC's thread: only hand over. The key is not the retries', which may hang.
-    step = partial(_settle, ledger, outer, call, started_ns, inner)
-    EXECUTOR.submit((ledger, "first tries"), step)
-
-
-def _settle(
-    ledger: Ledger, outer: Future[Any], call: Call, started_ns: int, inner: Future[Any]
+def _complete(
+    queue: RetryQueue, outer: Future[Any], inner: Any, call: SavedCall, started_ns: int
 ) -> None:
     if inner.cancelled():
         outer.cancel()
     if not outer.set_running_or_notify_cancel():
-        ledger.book.count(First.RAISED)
+        queue.count("failed")
         return
     try:
-        result = inner.result()
-    except BaseException as error:  # noqa: BLE001 - it goes to the caller, or is parked
-        try:
-            parked = ledger.park(lambda: call, error, started_ns, partial(_launch, ledger))
-        except Exception as refusal:  # noqa: BLE001 - the same
-            outer.set_exception(refusal)
-        else:
-            if parked:
-                outer.set_result(ledger.policy.default)
-            else:
-                outer.set_exception(error)
+        result = _first_result(queue, inner, call, started_ns)
+    except BaseException as error:  # noqa: BLE001 - the caller gets it
+        outer.set_exception(error)
     else:
-        ledger.book.count(First.DELIVERED)
         outer.set_result(result)
 
 
-# --- Retries ---
+def _first_result(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: int) -> Any:
+    try:
+        result = inner.result()
+    except BaseException as error:
+        if queue.enqueue(error, lambda: call, started_ns, partial(_start, queue)):
+            return queue.policy.default
+        raise
+    queue.count("succeeded")
+    return result
 
 
-def _launch(ledger: Ledger, entry: Entry) -> None:
-    EXECUTOR.submit(ledger, partial(ledger.run_inside, entry, partial(_try, ledger, entry)))
+# --- Further attempts ---
 
 
-def _try(ledger: Ledger, entry: Entry) -> None:
-    if entry.state is State.GONE:  # reported as undelivered, while it waited for a worker
+def _start(queue: RetryQueue, call: QueuedCall) -> None:
+    _submit(queue, call, partial(_attempt, queue, call))
+
+
+def _submit(queue: RetryQueue, call: QueuedCall, step: Callable[[], None]) -> None:
+    """Run a step of an attempt on a worker thread, in a copy of the caller's context."""
+    EXECUTOR.submit(queue, partial(queue.context_for(call).run, step))
+
+
+def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
+    if call.state is State.DONE:  # reported as lost while it waited for a worker
         return
     try:
-        result = entry.call()
-    except BaseException as error:  # noqa: BLE001 - the ledger decides and reports
-        _failed(ledger, entry, error)
+        result = call.saved()
+    except BaseException as error:  # noqa: BLE001 - the queue reports it
+        _failed(queue, call, error)
         return
     if inspect.isawaitable(result):
-        _failed(ledger, entry, _no_loop(entry.call, result))
+        _failed(queue, call, _not_awaitable_here(call.saved, result))
     elif _is_future(result):
-        if entry.background is not None:
-            entry.background.cancel = getattr(result, "cancel", None)
-        result.add_done_callback(partial(_on_retry_done, ledger, entry))
+        if call.background is not None:
+            call.background.cancel = getattr(result, "cancel", None)
+        finish = partial(_finish, queue, call, result)
+        result.add_done_callback(lambda _: _submit(queue, call, finish))  # on gRPC's thread
     else:
-        ledger.delivered(entry)
+        queue.succeeded(call)
 
 
-def _on_retry_done(ledger: Ledger, entry: Entry, future: Future[Any]) -> None:
-    # On gRPC's thread: only hand over.
-    EXECUTOR.submit(
-        ledger, partial(ledger.run_inside, entry, partial(_finish, ledger, entry, future))
-    )
-
-
-def _finish(ledger: Ledger, entry: Entry, future: Future[Any]) -> None:
+def _finish(queue: RetryQueue, call: QueuedCall, future: Future[Any]) -> None:
     try:
         future.result()
-    except BaseException as error:  # noqa: BLE001 - the ledger decides and reports
-        _failed(ledger, entry, error)
+    except BaseException as error:  # noqa: BLE001 - the queue reports it
+        _failed(queue, call, error)
     else:
-        ledger.delivered(entry)
+        queue.succeeded(call)
 
 
-def _failed(ledger: Ledger, entry: Entry, error: BaseException) -> None:
-    failed = ledger.failed(entry, error)
-    if failed is None:
-        return
-    try:
-        ledger.dead_letter(failed)
-    except BaseException as broken:  # noqa: BLE001 - a hook cannot hurt; reported
-        ledger.bury(entry, broken)
-    else:
-        ledger.bury(entry)
+def _failed(queue: RetryQueue, call: QueuedCall, error: BaseException) -> None:
+    hook = queue.failed(call, error)
+    if hook is not None:
+        with contextlib.suppress(BaseException), queue.dead_letter(call):
+            hook()
 
 
-def _no_loop(call: Call, result: object) -> TypeError:
-    """What is wrong with a function that returns something to await where no loop is."""
+def _not_awaitable_here(call: SavedCall, result: object) -> TypeError:
+    """The error of a function that returned an awaitable where there is no event loop."""
     if inspect.iscoroutine(result):
         result.close()  # or Python warns that it was never awaited
     return TypeError(
-        f"{label_of(call.function)} returned something to await, which only an event loop can do; "
+        f"{label_of(call.function)} returned an awaitable, which needs an event loop; "
         "make it an `async def`, or use rpcwheel.failback.aio.FailbackInvoker"
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.failback.queued_call import FailedCall
     from rpcwheel.timer.api import Timer
 
 __all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]

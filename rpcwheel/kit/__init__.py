@@ -4,7 +4,7 @@
     kit = rpcwheel.Kit(timeout=2.0, retry=RetryPolicy(retry_on={"UNAVAILABLE"}), methods=methods)
     channel = grpc.intercept_channel(grpc.insecure_channel(target), *kit.client_interceptors())
     server = grpc.server(pool, interceptors=kit.server_interceptors())
-    kit.close()                              # at the end: [] if every parked call arrived
+    kit.close()                              # at the end: [] if every queued call was delivered
 
 With `heartbeat` there is `kit.channel(target)`, whose connection is replaced when it is dead, and
 with `idle` there is `kit.detect_idle(server)`, which closes connections that nobody uses.

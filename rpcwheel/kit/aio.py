@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rpcwheel.balancer.pickers import Picker
     from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.failback.queued_call import FailedCall
     from rpcwheel.heartbeat.aio import Heartbeat
     from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
     from rpcwheel.probe import Probe

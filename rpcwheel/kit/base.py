@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         RetryPolicy,
     )
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.core import FailbackStats
     from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.failback.queue import FailbackStats
+    from rpcwheel.failback.queued_call import QueueEntry
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.heartbeat.rules import HeartbeatState
     from rpcwheel.idle.policy import IdlePolicy
@@ -605,6 +606,14 @@ class KitBase(
         """Count the calls of failback by their outcome, for each queue."""
         counts: dict[str, FailbackStats] = self._queues.stats()
         return counts
+
+    def entries(self) -> dict[str, list[QueueEntry]]:
+        """List the calls that failback has queued, oldest first, by the name of the queue.
+
+        Thread-safe. See `FailbackInvoker.entries`.
+        """
+        entries: dict[str, list[QueueEntry]] = self._queues.entries()
+        return entries
 
     def __repr__(self) -> str:
         """Names of settings only: a default response may be anything."""

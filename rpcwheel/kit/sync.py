@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rpcwheel.balancer.pickers import Picker
     from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.entry import FailedCall
+    from rpcwheel.failback.queued_call import FailedCall
     from rpcwheel.heartbeat.sync import Heartbeat
     from rpcwheel.idle.sync import ConnectionTable, IdleConnectionDetector
     from rpcwheel.probe import Probe
@@ -154,7 +154,7 @@ class Kit(Base):
         Returns:
             The calls that were queued and were not delivered in that time, oldest first. Calls that
             were given up before went to `dead_letter`, the log and an event; `stats()` has their
-            number, `abandoned`. See `FailbackInvoker.close`.
+            number, `gave_up`. See `FailbackInvoker.close`.
         """
         try:
             undelivered: list[FailedCall] = self._queues.close(drain_timeout)

@@ -36,7 +36,7 @@ def test_failback_reports_queued_calls_when_the_main_thread_ends_beside_a_runnin
 
 @pytest.mark.parametrize("kind", FAILBACK)
 def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(kind):
-    reason = "the program ended in the middle of a try, which may still arrive"
+    reason = "the program ended during an attempt, which may still succeed"
     assert ends_beside_its_server(kind, "unanswered") == f"undelivered: 1, {reason}\nended\n"
 
 
@@ -57,7 +57,7 @@ def test_failback_goes_on_for_other_threads_without_a_server_in_the_process(dead
 def background(monkeypatch):
     """Those of this test alone."""
     background = BackgroundCalls()
-    for module in ("heartbeat.monitor", "failback.ledger", "failback.invoker"):
+    for module in ("heartbeat.monitor", "failback.queue"):
         monkeypatch.setattr(f"rpcwheel.{module}.BACKGROUND", background)
     return background
 
@@ -137,4 +137,4 @@ def test_calls_queued_when_background_calls_end_are_reported_and_flush_returns(t
     flushing.start()
     background.close()
     flushing.join()
-    assert (tries, flushed, queue.stats().undelivered) == ([0], [True], 1)
+    assert (tries, flushed, queue.stats().lost) == ([0], [True], 1)

@@ -44,6 +44,7 @@ def test_a_failback_example_delivers_what_it_queued(name: str) -> None:
     before, _, after = told.partition("up again")
     assert "up: the server answers number: 1" in before
     assert re.findall(r"killed: None after .* ms; in the queue: (\d)", before) == ["1", "2", "3"]
+    assert len(re.findall(r"queued: __main__.*push, \d+ attempt\(s\) in \d+.\d+ s", before)) == 3
     assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
     assert told.endswith("all delivered: True\n")
 
@@ -53,6 +54,8 @@ def test_the_failback_interceptor_answers_at_once_and_delivers_later() -> None:
     before, _, after = told.partition("up again")
     assert "up: the server answers number: 1" in before
     assert re.findall(r"killed: queued=True after .* ms; waiting: (\d)", before) == ["1", "2", "3"]
+    methods = ", ".join(["/shop.Audit/Push"] * 3)
+    assert f"the queue /shop.Audit/Push has: {methods}\n" in before
     assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
     assert told.endswith("all delivered: True\n")
 

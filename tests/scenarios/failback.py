@@ -27,10 +27,10 @@ class Scenario:
         """See that all came as it must: to the caller, to the server, in the figures."""
         expected = {"answer": ORDER, "default": DEFAULT}.get(self.caller, self.caller)
         assert (answer, received) == (expected, [ORDER] * self.tries), self.name
-        assert (stats.calls, stats.parked) == (1, self.end is not None), self.name
+        assert (stats.calls, stats.queued_total) == (1, self.end is not None), self.name
         if self.end is not None:
             assert getattr(stats, self.end) == 1, self.name
-            assert stats.retried == self.tries - 1, self.name
+            assert stats.attempts == self.tries - 1, self.name
 
 
 SCENARIOS = [
@@ -40,13 +40,11 @@ SCENARIOS = [
         ("UNAVAILABLE",),
         "default",
         2,
-        "delivered_later",
+        "redelivered",
     ),
+    Scenario("a call arrives at its last retry", ("UNAVAILABLE",) * 3, "default", 4, "redelivered"),
     Scenario(
-        "a call arrives at its last retry", ("UNAVAILABLE",) * 3, "default", 4, "delivered_later"
-    ),
-    Scenario(
-        "a call is given up after its last retry", ("UNAVAILABLE",) * 9, "default", 4, "abandoned"
+        "a call is given up after its last retry", ("UNAVAILABLE",) * 9, "default", 4, "gave_up"
     ),
     Scenario("another error is the callers", ("INVALID_ARGUMENT",), "INVALID_ARGUMENT", 1),
     Scenario(
@@ -54,7 +52,7 @@ SCENARIOS = [
         ("UNAVAILABLE", "INVALID_ARGUMENT"),
         "default",
         2,
-        "abandoned",
+        "gave_up",
     ),
     Scenario(
         "without retries the error is the callers",
@@ -68,7 +66,7 @@ SCENARIOS = [
         ("UNAVAILABLE",) * 9,
         "default",
         2,
-        "abandoned",
+        "gave_up",
         settings={"max_attempts": 2},
     ),
     Scenario(
@@ -76,7 +74,7 @@ SCENARIOS = [
         ("UNAVAILABLE",) * 12,
         "default",
         13,
-        "delivered_later",
+        "redelivered",
         settings={"max_attempts": None},
     ),
     Scenario(
@@ -84,7 +82,7 @@ SCENARIOS = [
         ("UNAVAILABLE", "RESOURCE_EXHAUSTED"),
         "default",
         3,
-        "delivered_later",
+        "redelivered",
         settings={"retry_on": {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}},
     ),
 ]

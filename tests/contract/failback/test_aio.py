@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
-from fixtures.failback_queues import AsyncFar, Far, aplay, at_rest
+from fixtures.failback_queues import AsyncFar, Far, all_wait, aplay
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackFull
@@ -46,13 +46,13 @@ async def test_a_server_that_was_killed_gets_every_call_when_it_is_back(
     await aio_grpc_server.kill()
     assert [await failback.invoke(push, order) for order in orders] == [DEFAULT] * 20
     timer.advance(5)
-    await aio_wait_until(lambda: at_rest(failback))
+    await aio_wait_until(lambda: all_wait(failback))
     assert failback.pending == 20
     await aio_grpc_server.start()
     await asyncio.wait_for(aio_channel.channel_ready(), WAIT_S)
     await aplay(failback)
     assert sorted(aio_grpc_server.script.received[1:]) == sorted(orders)
-    assert failback.stats().delivered_later == 20
+    assert failback.stats().redelivered == 20
 
 
 # --- The first try ---
@@ -106,8 +106,22 @@ async def test_cancelling_the_caller_cancels_the_call_and_nothing_is_retried(
         await caller
     assert calls[0].cancelled()
     assert failback.pending == 0
-    assert failback.stats().raised == 1
+    assert failback.stats().failed == 1
     never.set()
+
+
+# --- The queue ---
+
+
+async def test_entries_lists_the_queued_calls_and_can_be_read_on_any_thread(aio_invoker, timer):
+    failback, error = aio_invoker(), ConnectionError("down")
+    await failback.invoke(AsyncFar(error), "secret")
+    timer.advance(2)
+    (entry,) = await asyncio.to_thread(failback.entries)
+    assert (entry.function, entry.attempts) == (f"{AsyncFar.__module__}.AsyncFar", 1)
+    assert (entry.age_s, entry.next_attempt_s, entry.error) == (2.0, 3.0, error)
+    assert await failback.flush(WAIT_S)
+    assert failback.entries() == []
 
 
 # --- Retries ---
@@ -250,7 +264,7 @@ def test_calls_of_a_loop_that_was_closed_are_reported(timer, events):
     wait_until(lambda: failback.pending == 0)
     assert isinstance(events[-1], FailbackLost)
     assert events[-1].reason == "its event loop is closed"
-    assert failback.stats().undelivered == 1
+    assert failback.stats().lost == 1
 
 
 def test_a_close_on_another_loop_returns_the_calls_of_the_closed_one(timer):
@@ -291,7 +305,7 @@ def test_one_invoker_serves_several_loops_each_call_on_its_own(timer):
     for far in fars:
         asyncio.run(call(far))
     assert all(task.get_loop() is far.tasks[0].get_loop() for far in fars for task in far.tasks)
-    assert failback.stats().delivered_later == 3
+    assert failback.stats().redelivered == 3
 
 
 async def test_an_async_timer_wakes_the_calls_of_its_loop():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fixtures.failback_queues import AsyncFar, aplay, at_rest
+from fixtures.failback_queues import AsyncFar, all_wait, aplay
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackGaveUp, FailbackLost
@@ -55,7 +55,7 @@ async def test_a_drain_retries_until_its_time_is_over_whatever_the_limit_of_retr
     await failback.invoke(far)
     closing = asyncio.create_task(failback.close(drain_timeout=4 * WAIT_S))
     for tries in range(2, 5):
-        await aio_wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
+        await aio_wait_until(lambda tries=tries: len(far.calls) == tries and all_wait(failback))
         timer.advance(1.0)
     assert await closing == []
     assert len(far.calls) == 5

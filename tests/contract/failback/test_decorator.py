@@ -9,7 +9,7 @@ import grpc
 import pytest
 import tenacity
 
-from fixtures.failback_queues import AsyncFar, Far, aplay, at_rest, play
+from fixtures.failback_queues import AsyncFar, Far, all_wait, aplay, play
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
@@ -214,7 +214,7 @@ def test_a_stop_replaces_the_default_of_retries_but_not_a_three_that_was_written
         push()
         while push.failback.pending:
             timer.advance(1)
-            wait_until(lambda push=push: at_rest(push.failback))
+            wait_until(lambda push=push: all_wait(push.failback))
         assert len(far.calls) == tries
 
 
@@ -232,7 +232,7 @@ def test_tenacitys_objects_are_obeyed(timer):
     times = []
     while not letters:
         timer.advance(1)
-        wait_until(lambda: at_rest(push.failback))
+        wait_until(lambda: all_wait(push.failback))
         times += [timer.now] * (len(far.calls) - 1 - len(times))
     assert times == [1, 3, 7]
     assert isinstance(letters[0], FailedCall)

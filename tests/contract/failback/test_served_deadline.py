@@ -71,7 +71,7 @@ async def test_nor_has_one_on_a_loop(aio_invoker):
 def test_nor_has_one_that_was_parked(invoker):
     failback, look = invoker(), Look()
     with deadline_scope(100):
-        failback.park(ConnectionError(), look)
+        failback.enqueue(ConnectionError(), look)
     play(failback)
     assert look.seen == [None, None]
 
@@ -79,7 +79,7 @@ def test_nor_has_one_that_was_parked(invoker):
 async def test_nor_has_one_that_was_parked_on_a_loop(aio_invoker):
     failback, look = aio_invoker(), AsyncLook()
     with deadline_scope(100):
-        failback.park(ConnectionError(), look)
+        failback.enqueue(ConnectionError(), look)
     await aplay(failback)
     assert look.seen == [None, None]
 
@@ -133,7 +133,7 @@ def test_a_call_whose_deadline_has_passed_is_delivered_all_the_same(invoker):
     with deadline_scope(0):
         failback.invoke(look)
     play(failback)
-    assert failback.stats().delivered_later == 1
+    assert failback.stats().redelivered == 1
     assert look.seen[0].expired()
 
 

@@ -8,13 +8,14 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
-from fixtures.failback_queues import Far, Hang, at_rest, play
+from fixtures.failback_queues import Far, Hang, all_wait, play
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError, FailbackFull
 from rpcwheel.events import DeadLetterFailed, FailbackGaveUp
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 
+FAR, HANG = f"{Far.__module__}.Far", f"{Hang.__module__}.Hang"
 COLOUR = contextvars.ContextVar("COLOUR", default="none")
 
 
@@ -48,13 +49,13 @@ def test_a_server_that_was_killed_gets_every_call_when_it_is_back(
     grpc_server.kill()
     assert [failback.invoke(push, order) for order in orders] == [DEFAULT] * 20
     timer.advance(5)
-    wait_until(lambda: at_rest(failback))
+    wait_until(lambda: all_wait(failback))
     assert failback.pending == 20
     grpc_server.start()
     grpc.channel_ready_future(channel).result(WAIT_S)
     play(failback)
     assert sorted(grpc_server.script.received[1:]) == sorted(orders)
-    assert failback.stats().delivered_later == 20
+    assert failback.stats().redelivered == 20
 
 
 # --- The first try ---
@@ -125,6 +126,27 @@ def test_a_dead_letter_hook_to_await_is_refused():
 
     with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
         FailbackInvoker(FailbackPolicy(retry_on=OSError, dead_letter=hook))
+
+
+# --- The queue ---
+
+
+def test_entries_lists_the_queued_calls_and_can_be_read_while_an_attempt_runs(invoker, timer):
+    failback, hang = invoker(), Hang(1)
+    failback.invoke(hang)
+    timer.advance(5)
+    waiting = Far(error := ConnectionError("down"))
+    failback.invoke(waiting, "secret")
+    timer.advance(2)
+    running, entry = failback.entries()
+    assert (running.function, running.attempts, running.next_attempt_s) == (HANG, 2, None)
+    assert (entry.function, entry.attempts, entry.error) == (FAR, 1, error)
+    assert (entry.age_s, entry.next_attempt_s) == (2.0, 3.0)
+    assert "secret" not in repr(entry)
+    hang.end.set()
+    assert failback.flush(WAIT_S)
+    assert failback.entries() == []
+    assert entry.next_attempt_s == 3.0
 
 
 # --- Retries ---

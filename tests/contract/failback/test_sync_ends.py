@@ -5,7 +5,7 @@ import threading
 import pytest
 from tenacity import stop_after_attempt
 
-from fixtures.failback_queues import Far, at_rest, play
+from fixtures.failback_queues import Far, all_wait, play
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError, FailbackClosed
@@ -38,7 +38,7 @@ def test_a_flush_ends_when_the_last_call_is_given_up():
         failback = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=0.01), timer=real)
         failback.invoke(Far(*[OSError()] * 9))
         assert failback.flush(WAIT_S) is True
-        assert failback.stats().abandoned == 1
+        assert failback.stats().gave_up == 1
 
 
 def test_a_bad_timeout_is_refused(invoker):
@@ -76,7 +76,7 @@ def test_a_server_that_comes_back_during_the_drain_gets_its_calls(timer):
     closer = threading.Thread(target=lambda: left.extend(failback.close(drain_timeout=4 * WAIT_S)))
     closer.start()
     for tries, seconds in ((2, 2 * WAIT_S), (3, WAIT_S)):
-        assert wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
+        assert wait_until(lambda tries=tries: len(far.calls) == tries and all_wait(failback))
         timer.advance(seconds)
     closer.join(WAIT_S)
     assert (left, len(far.calls)) == ([None], 4)
@@ -93,11 +93,11 @@ def test_a_drain_retries_until_its_time_is_over_whatever_the_limit_of_retries(ti
     closer = threading.Thread(target=lambda: left.extend(failback.close(drain_timeout=4 * WAIT_S)))
     closer.start()
     for tries in range(2, 7):
-        assert wait_until(lambda tries=tries: len(far.calls) == tries and at_rest(failback))
+        assert wait_until(lambda tries=tries: len(far.calls) == tries and all_wait(failback))
         timer.advance(1.0)
     closer.join(WAIT_S)
     assert (left, len(far.calls)) == ([None], 7)
-    assert failback.stats().abandoned == 0
+    assert failback.stats().gave_up == 0
 
 
 def test_a_drain_waits_50_ms_between_retries_beyond_the_limit_though_the_policy_waits_less(timer):
@@ -106,7 +106,7 @@ def test_a_drain_waits_50_ms_between_retries_beyond_the_limit_though_the_policy_
     failback.invoke(far)
     closer = threading.Thread(target=failback.close, args=(WAIT_S,))
     closer.start()
-    assert wait_until(lambda: len(far.calls) == 2 and at_rest(failback))
+    assert wait_until(lambda: len(far.calls) == 2 and all_wait(failback))
     assert (timer.advance(0.049), timer.advance(0.001)) == (0, 1)
     closer.join(WAIT_S)
     assert len(far.calls) == 3
@@ -122,7 +122,7 @@ def test_close_returns_what_is_queued_at_the_end_of_the_drain_and_dead_letter_do
     assert left.args == ("order",)
     assert left.reason.startswith("closed")
     assert dead == []
-    assert failback.stats().undelivered == 1
+    assert failback.stats().lost == 1
 
 
 @pytest.mark.parametrize("has_hook", [False, True])
@@ -154,10 +154,10 @@ def test_a_call_that_hangs_is_returned_and_its_end_changes_nothing(invoker, time
     timer.advance(5)
     wait_until(lambda: len(far.calls) == 2)
     (left,) = failback.close(drain_timeout=0.05)
-    assert left.reason == "closed in the middle of a try, which may still arrive"
+    assert left.reason == "closed during an attempt, which may still succeed"
     end.set()
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("rpcwheel-f")])
-    assert failback.stats().undelivered == 1
+    assert failback.stats().lost == 1
 
 
 def test_after_close_a_good_call_works_and_a_failing_one_raises_from_its_error(invoker):
@@ -193,7 +193,7 @@ def test_a_close_that_is_interrupted_as_it_begins_reports_too(invoker, events, m
     def interrupted(entry):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(failback._ledger, "start", interrupted)
+    monkeypatch.setattr(failback._queue, "start_attempt", interrupted)
     with pytest.raises(KeyboardInterrupt):
         failback.close(drain_timeout=WAIT_S)
     assert any(isinstance(event, FailbackLost) for event in events)
@@ -257,5 +257,5 @@ def test_many_threads_lose_no_call_and_deliver_none_twice():
         assert failback.close(drain_timeout=WAIT_S) == []
     assert sorted(arrived) == list(range(2_000))
     stats = failback.stats()
-    assert stats.calls == stats.delivered_inline + stats.delivered_later == 2_000
-    assert stats.retried == 500 * (1 + 2 + 3)
+    assert stats.calls == stats.succeeded + stats.redelivered == 2_000
+    assert stats.attempts == 500 * (1 + 2 + 3)

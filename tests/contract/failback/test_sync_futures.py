@@ -34,7 +34,7 @@ def test_a_future_that_fails_is_answered_with_the_default_and_called_again(invok
     assert failback.pending == 1
     answers[1].set_result("arrived")
     assert failback.flush(WAIT_S)
-    assert failback.stats().delivered_later == 1
+    assert failback.stats().redelivered == 1
 
 
 def test_a_future_that_fails_otherwise_is_answered_with_that_error(invoker):
@@ -92,7 +92,7 @@ def test_cancelling_the_future_cancels_the_call_and_nothing_is_retried(
     with pytest.raises(CancelledError):
         outer.result(WAIT_S)
     wait_until(lambda: failback.stats().calls == 1)
-    assert failback.stats().raised == 1
+    assert failback.stats().failed == 1
     assert failback.pending == 0
 
 

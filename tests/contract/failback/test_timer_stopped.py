@@ -31,7 +31,7 @@ def test_stopping_the_timer_reports_each_queued_call_and_close_returns_it(kind, 
     assert [(event.name, event.count, event.reason) for event in undelivered(events)] == [
         ("audit", 3, REASON)
     ]
-    assert (failback.pending, failback.stats().undelivered) == (0, 3)
+    assert (failback.pending, failback.stats().lost) == (0, 3)
     left = failback.close()
     assert [(call.args, call.attempts, call.reason) for call in left] == [
         ((number,), 1, REASON) for number in range(3)

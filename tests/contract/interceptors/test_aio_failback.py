@@ -46,7 +46,7 @@ async def test_a_failed_call_is_answered_now_and_delivered_later(shop, doors, qu
     assert shop.calls[-1].metadata["id"] == "7"
     assert shop.calls[-1].metadata["grpc-previous-rpc-attempts"] == "1"
     assert 1.1 * WAIT_S < shop.calls[-1].time_remaining < 61
-    assert queues.stats()["*"].delivered_later == 1
+    assert queues.stats()["*"].redelivered == 1
 
 
 async def test_a_delivery_that_fails_is_made_again(shop, own, queues, timer):
@@ -279,8 +279,11 @@ async def test_flush_delivers_what_waits_in_all_queues(timer):
     async with aio.FailbackQueues(timer) as queues:
         far = Far()
         for one in (policy(), policy()):
-            assert queues.queue_for(one, "/a/B").park(GONE, far)
+            assert queues.queue_for(one, "/a/B").enqueue(GONE, far)
         assert queues.pending == 2
+        names = {name: [one.function for one in found] for name, found in queues.entries().items()}
+        far_name = f"{__name__}.Far"
+        assert names == {"/a/B": [far_name], "/a/B (2)": [far_name]}
         assert await queues.flush(WAIT_S)
         assert (queues.pending, far.calls) == (0, 2)
 
@@ -288,7 +291,7 @@ async def test_flush_delivers_what_waits_in_all_queues(timer):
 async def test_close_reports_what_was_not_delivered(timer):
     queues = aio.FailbackQueues(timer)
     for one in (policy(), policy()):
-        queues.queue_for(one, "/a/B").park(GONE, Far(GONE, GONE, GONE, GONE))
+        queues.queue_for(one, "/a/B").enqueue(GONE, Far(GONE, GONE, GONE, GONE))
     assert len(await queues.close(0)) == 2
     assert await queues.close() == []
 
@@ -297,7 +300,7 @@ async def test_a_queue_that_is_asked_for_after_the_close_is_closed(timer):
     queues = aio.FailbackQueues(timer)
     await queues.close()
     with pytest.raises(FailbackClosed):
-        queues.queue_for(policy(), "/a/B").park(GONE, Far())
+        queues.queue_for(policy(), "/a/B").enqueue(GONE, Far())
 
 
 async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, timer, events):
@@ -329,4 +332,4 @@ async def test_one_whose_channel_is_closed_in_the_middle_of_a_delivery_says_so_t
         await bare.close()
         assert await queues.flush(WAIT_S)
     (event,) = [event for event in events if isinstance(event, FailbackGaveUp)]
-    assert event.reason.startswith("its try was cancelled")
+    assert event.reason.startswith("its attempt was cancelled")

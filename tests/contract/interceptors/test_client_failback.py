@@ -38,6 +38,8 @@ def test_a_parked_call_is_delivered_with_what_the_caller_gave(shop, client, queu
     metadata = (("k", "v"), ("authorization", "stale"))
     assert client().unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S, metadata=metadata) == b"later"
     assert (queues.pending, len(shop.calls)) == (1, 1)
+    ((entry,),) = queues.entries().values()
+    assert (entry.function, entry.attempts, entry.next_attempt_s) == (UNARY_UNARY, 1, 60.0)
     timer.advance(60.0)
     assert queues.flush(WAIT_S)
     second = shop.calls[1]
@@ -160,7 +162,7 @@ def test_a_queue_is_named_after_the_pattern_of_its_policy_whoever_fails_first(
     channel.stream_unary(STREAM_UNARY)(iter([b"x"]))
     list(channel.unary_stream(UNARY_STREAM)(b"x"))
     channel.unary_unary(UNARY_UNARY)(b"x")
-    parked = {name: stats.parked for name, stats in queues.stats().items()}
+    parked = {name: stats.queued_total for name, stats in queues.stats().items()}
     assert parked == {"/test.Shop/*Stream": 2, "*": 1}
 
 
@@ -200,7 +202,7 @@ def test_closing_tells_nothing_of_what_was_given_up_before(shop, client, queues)
     client().unary_unary(UNARY_UNARY)(b"x")
     assert queues.flush(WAIT_S)
     (stats,) = queues.stats().values()
-    assert (queues.close(), stats.abandoned) == ([], 1)
+    assert (queues.close(), stats.gave_up) == ([], 1)
 
 
 def test_closing_delivers_what_it_can(shop, client, queues):

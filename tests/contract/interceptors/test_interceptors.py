@@ -91,7 +91,7 @@ async def test_a_time_that_is_none_is_refused_before_any_queue_is_closed(timer):
             for act in (queues.close, queues.flush):
                 with pytest.raises(error):
                     act(wrong)
-        assert queues.queue_for(policy, "/a/B").park(ConnectionError(), print)
+        assert queues.queue_for(policy, "/a/B").enqueue(ConnectionError(), print)
         assert queues.flush(WAIT_S)
     async with aio.FailbackQueues(timer) as queues:
         for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
@@ -102,7 +102,7 @@ async def test_a_time_that_is_none_is_refused_before_any_queue_is_closed(timer):
         async def deliver():
             """Succeed."""
 
-        assert queues.queue_for(policy, "/a/B").park(ConnectionError(), deliver)
+        assert queues.queue_for(policy, "/a/B").enqueue(ConnectionError(), deliver)
         assert await queues.flush(WAIT_S)
 
 

@@ -67,7 +67,7 @@ async def test_a_queued_call_is_delivered_and_counted(shop):
         assert await channel.unary_unary(UNARY_UNARY)(b"a") is None
         await aio_wait_until(lambda: kit.pending == 0)
         assert await kit.flush(WAIT_S)
-        assert kit.stats()["*"].delivered_later == 1
+        assert kit.stats()["*"].redelivered == 1
     assert [seen.requests for seen in shop.calls] == [[b"a"]] * 3
 
 
@@ -78,6 +78,7 @@ async def test_close_returns_undelivered_calls_once(shop):
         shop.then("UNAVAILABLE", "UNAVAILABLE")
         assert await call(b"a") is None
         assert kit.pending == 1
+        assert [entry.function for entry in kit.entries()["*"]] == [UNARY_UNARY]
         undelivered = await kit.close(drain_timeout=0)
         assert [failed.attempts for failed in undelivered] == [1]
         assert await kit.close() == []

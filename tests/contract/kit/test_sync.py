@@ -66,7 +66,7 @@ def test_a_queued_call_is_delivered_and_counted(shop, shop_channel):
         assert call(b"a") is None
         assert wait_until(lambda: kit.pending == 0)
         assert kit.flush(WAIT_S)
-        assert kit.stats()["*"].delivered_later == 1
+        assert kit.stats()["*"].redelivered == 1
     assert [seen.requests for seen in shop.calls] == [[b"a"]] * 3
 
 
@@ -76,6 +76,7 @@ def test_close_returns_undelivered_calls_once(shop, shop_channel):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert call(b"a") is None
     assert kit.pending == 1
+    assert [entry.function for entry in kit.entries()["*"]] == [UNARY_UNARY]
     undelivered = kit.close(drain_timeout=0)
     assert [failed.attempts for failed in undelivered] == [1]
     assert kit.close() == []

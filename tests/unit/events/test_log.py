@@ -54,7 +54,7 @@ EVENTS = [
     events.FailbackQueued("audit", "shop.push", BOOM, delay_s=5.0, pending=1),
     events.FailbackAttemptFailed("audit", "shop.push", 2, 5.25, BOOM, delay_s=0.5),
     events.FailbackDelivered("audit", "shop.push", 3, 10.5),
-    events.FailbackGaveUp("audit", "shop.push", 4, 15.0, BOOM, "no retries left"),
+    events.FailbackGaveUp("audit", "shop.push", 4, 15.0, BOOM, "no attempts left"),
     events.FailbackDropped("audit", "shop.push", BOOM, pending=100),
     events.FailbackLost("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
     events.DeadLetterFailed("audit", "shop.push", BOOM),
@@ -141,7 +141,7 @@ def test_events_of_one_class_have_the_same_record_msg(caplog):
 
 def test_an_error_with_a_status_is_logged_as_code_and_details_without_traceback(caplog):
     for error in FAILURES:
-        log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, error, "no retries left"))
+        log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, error, "no attempts left"))
         log_event(events.CallbackFailed("/shop.Orders/Get", "done callback", error))
     assert [record.exc_text for record in caplog.records] == [None] * 4
     assert all(line.endswith(" UNAVAILABLE: the shop is closed") for line in caplog.messages)
@@ -158,7 +158,7 @@ def test_an_error_of_rpcwheel_with_a_status_is_logged_with_its_class(caplog):
 
 def test_an_error_without_a_status_is_logged_with_its_traceback_if_the_call_is_lost(caplog):
     log_event(events.FailbackQueued("audit", "push", BOOM, 5.0, 1))
-    log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, BOOM, "no retries left"))
+    log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, BOOM, "no attempts left"))
     queued, given_up = caplog.records
     assert not queued.exc_text
     assert given_up.exc_text.startswith("  ")

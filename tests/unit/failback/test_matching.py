@@ -149,13 +149,13 @@ def test_what_is_of_no_known_kind_is_refused_with_what_to_give():
 
 def test_a_class_that_is_no_exception_is_refused():
     for on in [int, grpc.StatusCode, tenacity.retry_if_exception_type]:
-        with pytest.raises(TypeError, match="which is no exception"):
+        with pytest.raises(TypeError, match="which is not an exception"):
             Matcher(on)
 
 
 def test_looking_at_results_is_refused():
     for kind in [tenacity.retry_if_result, tenacity.retry_if_not_result]:
-        with pytest.raises(ConfigurationError, match="raise an error for an answer that is none"):
+        with pytest.raises(ConfigurationError, match="raise an error for a result"):
             Matcher(kind(bool))
 
 

@@ -1,0 +1,743 @@
+"""The retry queue: failed calls that are attempted again in the background.
+
+`RetryQueue` holds the calls of one `FailbackPolicy`. It decides whether and when a call is
+attempted again, keeps the state of each call, sets the timeouts, counts, and emits the events. It
+makes no attempt itself: the invokers in `sync.py` and `aio.py` give each call a `start` function,
+which starts an attempt on a worker thread or an event loop, and report its result.
+
+The states of a call:
+
+    WAITING    the timer has a timeout for the next attempt
+    RUNNING    an attempt has begun
+    ENDING     there is no further attempt; the `dead_letter` hook may be running
+    DONE       the call is not in the queue any more
+
+Each queued call is counted once when it ends: as `redelivered`, `gave_up` or `lost`.
+
+Rules:
+    * States and counts change under the lock. If several threads want to change the state of a
+      call, one of them succeeds.
+    * No event is emitted and no user code runs under the lock. The lock is reentrant, because a
+      finalizer can run at any allocation and may make a call that fails.
+    * A queue has no reference to its invoker: the timer and the workers refer to the queue, and an
+      invoker that is dropped without `close()` must be noticed.
+
+At the end of the process, queued calls are reported: when it exits, or when its main thread ends if
+a server of `grpc` runs in it (see `rpcwheel.exiting`). A forked child begins with empty queues, as
+the calls belong to the parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import threading
+import warnings
+import weakref
+from concurrent.futures import Future
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc.calls import is_channel_closed
+from rpcwheel.backoff import Backoff
+from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.errors import (
+    FailbackClosed,
+    FailbackError,
+    FailbackFull,
+    TimerError,
+    TimerStopped,
+    TooManyTimeouts,
+)
+from rpcwheel.events import (
+    DeadLetterFailed,
+    FailbackAttemptFailed,
+    FailbackDelivered,
+    FailbackDropped,
+    FailbackGaveUp,
+    FailbackLost,
+    FailbackQueued,
+    emit,
+)
+from rpcwheel.exiting import BACKGROUND
+from rpcwheel.rpc import DEADLINE, Stop
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
+
+from .matching import Matcher
+from .policy import FailbackPolicy
+from .queued_call import QueuedCall, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextvars import Context
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .queued_call import FailedCall, QueueEntry, SavedCall
+
+__all__ = ["FailbackStats", "InvokerBase", "RetryQueue"]
+
+NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
+NOT_NAMED: Final = Stop("its error is not one that `retry_on` names")
+CHANNEL_CLOSED: Final = Stop(
+    "its channel was closed; close the kit, or the queue, before the channel"
+)
+CANCELLED: Final = Stop(
+    "its attempt was cancelled, as by a channel that was closed; "
+    "close the kit, or the queue, before the channel"
+)
+TIMER_STOPPED: Final = "its timer was stopped"
+DURING_ATTEMPT: Final = " during an attempt, which may still succeed"
+
+MIN_DRAIN_DELAY_NS: Final = 50_000_000
+"""During `close`, waits are not made shorter than this, and this is the shortest wait before an
+attempt that the policy alone would not allow any more."""
+
+_QUEUE: Final[ContextVar[RetryQueue | None]] = ContextVar("rpcwheel_failback_queue", default=None)
+"""The queue whose attempt the current code is part of."""
+
+_QUEUES: Final[weakref.WeakSet[RetryQueue]] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class FailbackStats:
+    """Counts of calls and attempts; a consistent snapshot.
+
+    `calls == succeeded + failed + queued_total + dropped + rejected`, and
+    `queued_total == redelivered + gave_up + lost + pending`.
+    """
+
+    calls: int = 0
+    """Calls whose first attempt has ended."""
+    succeeded: int = 0
+    """Calls whose first attempt succeeded."""
+    failed: int = 0
+    """Calls whose first attempt failed with an error that `retry_on` does not name, or was
+    cancelled; callers got that error."""
+    queued_total: int = 0
+    """Calls whose first attempt failed and that were queued."""
+    dropped: int = 0
+    """Calls that failed while the queue was full and were dropped (`overflow="drop"`)."""
+    rejected: int = 0
+    """Calls that failed and were not queued; callers got `FailbackFull` or `FailbackClosed`."""
+    attempts: int = 0
+    """Attempts of queued calls; the first attempts are not among them."""
+    redelivered: int = 0
+    """Queued calls that succeeded."""
+    gave_up: int = 0
+    """Queued calls that had no attempts left, or failed with an error that `retry_on` does not
+    name."""
+    lost: int = 0
+    """Queued calls that ended without being delivered: at `close`, at the end of the process, or
+    because their timer was stopped or their event loop was closed."""
+    pending: int = 0
+    """Calls that are queued now, those with a running attempt included."""
+
+
+class RetryQueue:
+    """The failed calls of one policy, and when each is attempted again. Thread-safe.
+
+    A queue may hold calls of any event loops and threads.
+    """
+
+    def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
+        """Make an empty queue.
+
+        Args:
+            policy: Which errors are retried, and how.
+            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
+
+        Raises:
+            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
+        """
+        given: object = policy
+        if not isinstance(given, FailbackPolicy):
+            raise TypeError(
+                "policy must be a FailbackPolicy, such as FailbackPolicy(retry_on='UNAVAILABLE'), "
+                f"not {given!r}"
+            )
+        self.policy = policy
+        self.name = policy.name or "failback"
+        self._timer = checked_timer(timer)
+        self.now_ns = clock_of(timer)
+        """The clock of all times of this queue."""
+        self._matches = Matcher(policy.retry_on)
+        self._backoff = Backoff(policy.backoff, policy.stop, policy.limit)
+        self._unlimited_backoff = Backoff(policy.backoff)
+        self._closed = False
+        self._timer_stop_seen = False
+        self._begin()
+        _QUEUES.add(self)
+        if not BACKGROUND.add(self):
+            self.end_at_exit()
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+        self._calls: dict[QueuedCall, None] = {}  # in the order in which they were queued
+        self._counts = dict.fromkeys((field.name for field in fields(FailbackStats)), 0)
+        self._waiters: list[Future[None]] = []
+        self._closes_at_ns: int | None = None
+        self._to_return: list[tuple[QueuedCall, int, str]] = []
+        """Ended calls that `close` returns, each with the time and the reason of its end."""
+
+    def reset_after_fork(self) -> None:
+        """Begin with an empty queue in a forked child."""
+        for call in self._calls:
+            call.state = State.DONE
+        self._begin()
+        BACKGROUND.add(self)  # it is reset first, because its fork hook was registered first
+
+    # --- Reading ---
+
+    @property
+    def pending(self) -> int:
+        """How many calls are queued, those with a running attempt included."""
+        return len(self._calls)
+
+    def stats(self) -> FailbackStats:
+        """Get the counts so far."""
+        with self._lock:
+            return FailbackStats(**self._counts | {"pending": len(self._calls)})
+
+    def entries(self) -> list[QueueEntry]:
+        """List the queued calls, oldest first."""
+        with self._lock:
+            now_ns = self.now_ns()
+            return [call.entry(now_ns) for call in self._calls]
+
+    def when_empty(self) -> Future[None]:
+        """Get a future that is done as soon as no call is pending. Cancel it after use."""
+        future: Future[None] = Future()
+        with self._lock:
+            self._waiters = [one for one in self._waiters if not one.cancelled()]
+            self._waiters.append(future)
+        self._notify_if_empty()
+        return future
+
+    def _notify_if_empty(self) -> None:
+        with self._lock:
+            if self._calls:
+                return
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_result(None)
+
+    # --- First attempts ---
+
+    def count(self, counter: str) -> None:
+        """Count a call whose first attempt did not lead to `enqueue`."""
+        with self._lock:
+            self._counts["calls"] += 1
+            self._counts[counter] += 1
+
+    def enqueue(
+        self,
+        error: BaseException,
+        save: Callable[[], SavedCall],
+        started_ns: int,
+        start: Callable[[QueuedCall], None],
+    ) -> bool:
+        """Queue a call whose first attempt has failed, and set the timeout for the next attempt.
+
+        Args:
+            error: How the first attempt failed.
+            save: Gives the saved call; called only if the call is to be attempted again.
+            started_ns: When the first attempt began, by `now_ns`.
+            start: Starts an attempt on a worker or loop, from any thread, and returns at once.
+
+        Returns:
+            Whether the caller gets the policy's default (the call was queued, or dropped). If not,
+            the caller gets `error`.
+
+        Raises:
+            FailbackFull: From `error`: the queue, or the timer, is full.
+            FailbackClosed: From `error`: the queue is closed, or its timer was stopped.
+            Exception: A predicate, wait or stop object of the user's raised it.
+        """
+        now_ns = self.now_ns()
+        try:
+            delay_ns = self._next_delay_ns(error, now_ns, started_ns)
+        except Exception:
+            self.count("failed")
+            raise
+        if isinstance(delay_ns, Stop):
+            self.count("failed")
+            return False
+        saved = save()
+        if saved.obstacle is not None:
+            error.add_note(f"{self.name}: not queued, {saved.obstacle}")
+            self.count("failed")
+            return False
+        call = QueuedCall(saved, error, started_ns, start, now_ns, now_ns + delay_ns)
+        pending = self._admit(call)
+        if pending is not None:
+            self._set_first_timeout(call, delay_ns)
+            emit(FailbackQueued(self.name, call.label, error, to_seconds(delay_ns), pending))
+            _drop_frames(error)
+        return True
+
+    def _admit(self, call: QueuedCall) -> int | None:
+        """Put a call in the queue; return how many are pending then, None if it was dropped."""
+        drops = self.policy.overflow == "drop"
+        with self._lock:
+            pending = len(self._calls)
+            closed, full = self._closed, pending >= self.policy.max_pending
+            if not closed and not full:
+                self._calls[call] = None
+                self.count("queued_total")
+                return pending + 1
+            self.count("dropped" if drops and not closed else "rejected")
+        if closed:
+            why = "it came after close(), or at the end of the program"
+            raise self._refusal(FailbackClosed, call, why) from call.error
+        if not drops:
+            why = (
+                f"max_pending ({pending}) calls are queued already; raise max_pending, or drop "
+                'such calls with overflow="drop"'
+            )
+            raise self._refusal(FailbackFull, call, why) from call.error
+        emit(FailbackDropped(self.name, call.label, call.error, pending))
+        return None
+
+    def _set_first_timeout(self, call: QueuedCall, delay_ns: int) -> None:
+        try:
+            self._set_timeout(call, delay_ns)
+        except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            with self._lock:
+                if call.state is State.WAITING:
+                    call.state = State.DONE
+                    del self._calls[call]
+                    self._counts["queued_total"] -= 1
+                    self._counts["rejected"] += 1
+            self._notify_if_empty()
+            why = f"the timer refused it: {error}"
+            if isinstance(error, TimerStopped):
+                self._lose_waiting()
+                why = (
+                    "the queue's timer was stopped; make a new queue (or Kit), and give it a "
+                    "running timer, or none to use shared_timer()"
+                )
+            kind = FailbackFull if isinstance(error, TooManyTimeouts) else FailbackClosed
+            raise self._refusal(kind, call, why) from call.error
+
+    def _refusal(self, kind: type[FailbackError], call: QueuedCall, why: str) -> FailbackError:
+        return kind(f"{self.name}: {call.label} failed and was not queued, because {why}")
+
+    def _next_delay_ns(
+        self,
+        error: BaseException,
+        now_ns: int,
+        started_ns: int,
+        *,
+        attempts: int = 1,
+        idle_ns: int = 0,
+    ) -> int | Stop:
+        """Decide how long to wait before the next attempt, or that there is none.
+
+        During `close`, the number of attempts of queued calls is not limited, and no wait is longer
+        than half of the time that is left: a server that comes back in time gets its calls.
+
+        This changes nothing. It runs user code, so it must be called without the lock.
+
+        Raises:
+            Exception: A predicate, wait or stop object of the user's raised it.
+        """
+        closes_at_ns = self._closes_at_ns
+        elapsed_ns = now_ns - started_ns
+        if not self._matches(error, attempt=attempts, elapsed_ns=elapsed_ns):
+            return _why_not_retried(error)
+
+        def delay_by(backoff: Backoff) -> int | None:
+            return backoff.next_delay_ns(
+                attempts, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns
+            )
+
+        delay_ns = delay_by(self._backoff)
+        if delay_ns is None and closes_at_ns is not None and attempts > 1:
+            delay_ns = max(delay_by(self._unlimited_backoff) or 0, MIN_DRAIN_DELAY_NS)
+        if delay_ns is None:
+            return NO_ATTEMPTS_LEFT
+        if closes_at_ns is not None:
+            delay_ns = min(delay_ns, max((closes_at_ns - now_ns) // 2, MIN_DRAIN_DELAY_NS))
+        return delay_ns
+
+    # --- The timer ---
+
+    def _set_timeout(self, call: QueuedCall, delay_ns: int) -> None:
+        timer = shared_timer() if self._timer is None else self._timer
+        if self._is_timer_stopped():  # a timer whose loop is closed would accept the timeout
+            raise TimerStopped(TIMER_STOPPED)
+        attempts = call.attempts
+        timeout = timer.new_timeout(_AttemptTask(self, call), to_seconds(delay_ns))
+        with self._lock:
+            wanted = call.state is State.WAITING and call.attempts == attempts
+            if wanted:
+                call.timeout = timeout
+        if not wanted:  # `flush` or `close` has started the attempt meanwhile
+            timeout.cancel()
+        if self._is_timer_stopped():  # it was stopped before `call.timeout` was set
+            self._lose_waiting()
+
+    def _is_timer_stopped(self) -> bool:
+        return self._timer is not None and getattr(self._timer, "stopped", False)
+
+    def on_timer_stopped(self) -> None:
+        """Report the calls that the stopped timer had, on a worker. Does not block."""
+        if not self._timer_stop_seen:
+            self._timer_stop_seen = True
+            EXECUTOR.submit((self, TIMER_STOPPED), self._lose_waiting)
+
+    def _lose_waiting(self, refused: QueuedCall | None = None) -> None:
+        """End and report the calls that wait for a timer that was stopped; `close` returns them.
+
+        Args:
+            refused: A call that waits without a timeout, because the timer refused it.
+        """
+        now_ns = self.now_ns()
+        with self._lock:
+            lost = [
+                call
+                for call in self._in_state(State.WAITING)
+                if call.timeout is not None or call is refused
+            ]
+            for call in lost:
+                self._remove(call, "lost")
+                self._to_return.append((call, now_ns, TIMER_STOPPED))
+        self._notify_if_empty()
+        self._report_lost(lost, TIMER_STOPPED, now_ns)
+
+    # --- Further attempts ---
+
+    def start_attempt(self, call: QueuedCall) -> None:
+        """Start the next attempt of a call if it waits for one. Any thread; does not block.
+
+        If the process may begin no background call any more, `end_at_exit` reports the call.
+        """
+        background = BACKGROUND.begin_call()  # it ends when it is garbage
+        if background is None:
+            return
+        now_ns = self.now_ns()
+        with self._lock:
+            if call.state is not State.WAITING:
+                return
+            call.state = State.RUNNING
+            call.attempts += 1
+            call.idle_ns += now_ns - call.waiting_since_ns
+            call.background = background
+            timeout, call.timeout = call.timeout, None
+            self._counts["attempts"] += 1
+        if timeout is not None:
+            timeout.cancel()
+        call.start(call)
+
+    def context_for(self, call: QueuedCall) -> Context:
+        """A context for an attempt: the caller's, without the deadline of the caller's own call."""
+        context = call.saved.copy_context()
+        context.run(_QUEUE.set, self)
+        context.run(DEADLINE.set, None)
+        return context
+
+    def succeeded(self, call: QueuedCall) -> None:
+        """An attempt has succeeded, perhaps after `close` has reported the call as lost."""
+        waited_s = (self.now_ns() - call.started_ns) / 1e9
+        with _attempt_ended(call):
+            emit(FailbackDelivered(self.name, call.label, call.attempts, waited_s))
+            self._end(call, "redelivered")
+
+    def failed(self, call: QueuedCall, error: BaseException) -> Callable[[], object] | None:
+        """An attempt has failed: wait for the next one, or give up.
+
+        Returns:
+            The `dead_letter` hook with its argument, or None. Call it in `with dead_letter(call)`.
+        """
+        now_ns = self.now_ns()
+        hook = self.policy.dead_letter
+        with _attempt_ended(call):
+            stop = self._wait_again(call, error, now_ns)
+            if stop is None or not self._decide_end(call, "gave_up", stop.reason, error):
+                return None
+            failed = call.failed_call(now_ns, stop.reason)
+            waited_s, reason = failed.waited_s, stop.reason
+            emit(FailbackGaveUp(self.name, call.label, call.attempts, waited_s, error, reason))
+            _drop_frames(error)
+            if hook is None:
+                self._end(call, "gave_up")
+        return None if hook is None else partial(hook, failed)
+
+    def _wait_again(self, call: QueuedCall, error: BaseException, now_ns: int) -> Stop | None:
+        """Let a call wait for its next attempt, or say why not. None also if it has ended."""
+        try:
+            delay_ns = self._next_delay_ns(
+                error, now_ns, call.started_ns, attempts=call.attempts, idle_ns=call.idle_ns
+            )
+        except Exception as raised:  # noqa: BLE001 - user code; the call must not be lost with it
+            return Stop(f"its policy's `retry_on`, `backoff` or `stop` raised {raised!r}")
+        if isinstance(delay_ns, Stop):
+            return delay_ns
+        with self._lock:
+            if call.state is not State.RUNNING:
+                return None
+            call.state = State.WAITING
+            call.error = error
+            call.waiting_since_ns, call.next_attempt_ns = now_ns, now_ns + delay_ns
+        try:
+            self._set_timeout(call, delay_ns)
+        except TimerStopped:
+            self._lose_waiting(call)
+            return None
+        except (TimerError, RuntimeError) as refusal:  # RuntimeError: no thread can be started
+            return Stop(f"the timer refused it: {refusal}")
+        waited_s, delay_s = (now_ns - call.started_ns) / 1e9, to_seconds(delay_ns)
+        emit(FailbackAttemptFailed(self.name, call.label, call.attempts, waited_s, error, delay_s))
+        _drop_frames(error)
+        return None
+
+    @contextlib.contextmanager
+    def dead_letter(self, call: QueuedCall) -> Iterator[None]:
+        """Report an error of the `dead_letter` hook, which runs inside, and end the call.
+
+        An error that is not an `Exception` is raised again.
+        """
+        try:
+            yield
+        except BaseException as error:
+            emit(DeadLetterFailed(self.name, call.label, error))
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._end(call, "gave_up")
+
+    def lost(self, call: QueuedCall, reason: str) -> None:
+        """End a call because its attempts can run nowhere any more."""
+        with _attempt_ended(call):
+            if self._decide_end(call, "lost", reason, call.error):
+                self._report_lost([call], reason, self.now_ns())
+                self._end(call, "lost")
+
+    def _decide_end(
+        self, call: QueuedCall, outcome: str, reason: str, error: BaseException
+    ) -> bool:
+        """Make no further attempt; the call is pending until `_end`. False if it has ended."""
+        has_hook = outcome == "gave_up" and self.policy.dead_letter is not None
+        with self._lock:
+            if call.state in (State.ENDING, State.DONE):
+                return False
+            call.state, call.outcome, call.error = State.ENDING, outcome, error
+            if self._closes_at_ns is not None and not has_hook:
+                self._to_return.append((call, self.now_ns(), reason))
+            return True
+
+    def _end(self, call: QueuedCall, outcome: str) -> None:
+        with self._lock:
+            self._remove(call, outcome)
+        self._notify_if_empty()
+
+    def _remove(self, call: QueuedCall, outcome: str) -> None:
+        """Take a call out of the queue and count it, under the lock; idempotent."""
+        if call.state is not State.DONE:
+            call.state = State.DONE
+            del self._calls[call]
+            self._counts[outcome] += 1
+
+    def _in_state(self, state: State) -> list[QueuedCall]:
+        return [call for call in self._calls if call.state is state]
+
+    # --- All calls ---
+
+    def begin_flush(self, timeout: Duration | None) -> float:
+        """Start an attempt of each waiting call; return how many seconds to wait for the end."""
+        self._refuse_inside("flush()")
+        seconds = math.inf if timeout is None else to_seconds(to_ns(timeout, what="timeout"))
+        self._start_waiting()
+        return seconds
+
+    def begin_close(self, drain_timeout: Duration) -> float | None:
+        """Queue no more calls; unless `drain_timeout` is 0, start an attempt of each waiting call.
+
+        Returns:
+            How many seconds to wait before `end_close`; None if the queue was closed before.
+        """
+        self._refuse_inside("close()")
+        drain_ns = max(0, to_ns(drain_timeout, what="drain_timeout"))
+        if not self._close(drain_ns):
+            return None
+        try:
+            if drain_ns:
+                self._start_waiting()
+        except BaseException:  # such as Ctrl-C: the calls must be reported
+            self.end_close()
+            raise
+        return to_seconds(drain_ns)
+
+    def _close(self, drain_ns: int) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+            self._closes_at_ns = self.now_ns() + drain_ns
+            return True
+
+    def end_close(self, reason: str = "closed") -> list[FailedCall]:
+        """End and report all calls that are left.
+
+        Returns:
+            Those, and the calls that ended since `begin_close` and that no hook got.
+        """
+        now_ns = self.now_ns()
+        with self._lock:
+            ended, self._to_return = self._to_return, []
+            waiting, running = self._in_state(State.WAITING), self._in_state(State.RUNNING)
+            for call in list(self._calls):
+                self._remove(call, call.outcome or "lost")
+            self._closes_at_ns = None
+        for call in waiting:
+            if call.timeout is not None:
+                call.timeout.cancel()
+        self._notify_if_empty()
+        return [
+            *(call.failed_call(ended_ns, why) for call, ended_ns, why in ended),
+            *self._report_lost(waiting, reason, now_ns),
+            *self._report_lost(running, reason + DURING_ATTEMPT, now_ns),
+        ]
+
+    def end_at_exit(self) -> None:
+        """Queue no more calls, and report those that are left when the process exits."""
+        self._close(0)
+        self.end_close("the program ended")
+
+    def _report_lost(self, calls: list[QueuedCall], reason: str, now_ns: int) -> list[FailedCall]:
+        failed = [call.failed_call(now_ns, reason) for call in calls]
+        if failed:
+            functions = tuple(dict.fromkeys(call.function for call in failed))
+            oldest_s = max(call.waited_s for call in failed)
+            emit(FailbackLost(self.name, functions, len(failed), oldest_s, reason))
+        return failed
+
+    def _start_waiting(self) -> None:
+        with self._lock:
+            waiting = self._in_state(State.WAITING)
+        for call in waiting:
+            self.start_attempt(call)
+
+    def _refuse_inside(self, what: str) -> None:
+        if _QUEUE.get() is self:
+            raise RuntimeError(
+                f"{self.name}: {what} inside an attempt of this queue would wait for itself"
+            )
+
+
+class _AttemptTask:
+    """The timer's task for the next attempt of a call."""
+
+    __slots__ = ("_call", "_queue")
+
+    def __init__(self, queue: RetryQueue, call: QueuedCall) -> None:
+        self._queue = queue
+        self._call = call
+
+    def run(self, _: Timeout) -> None:
+        self._queue.start_attempt(self._call)
+
+    def timer_stopped(self, _: Timeout) -> None:
+        self._queue.on_timer_stopped()
+
+    def __repr__(self) -> str:
+        return f"retry of {self._call.label}"
+
+
+class InvokerBase:
+    """A user's handle on a retry queue: what is the same for `grpc` and `grpc.aio`.
+
+    If it is dropped while calls are pending, it warns (`ResourceWarning`); they are still retried.
+    """
+
+    def __init__(self, policy: FailbackPolicy, *, timer: Timer | None = None) -> None:
+        """Make an empty queue.
+
+        Args:
+            policy: Which errors are retried, and how.
+            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
+
+        Raises:
+            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
+        """
+        self._queue = RetryQueue(policy, timer)
+
+    @property
+    def pending(self) -> int:
+        """How many calls are queued, those with a running attempt included."""
+        return self._queue.pending
+
+    def stats(self) -> FailbackStats:
+        """Get the counts of calls and attempts so far."""
+        return self._queue.stats()
+
+    def entries(self) -> list[QueueEntry]:
+        """List the queued calls, oldest first. Thread-safe.
+
+        Returns:
+            For each call the function's name or method path, its age, the attempts so far, the time
+            until the next attempt, and the last error. Arguments are not in it. The list does not
+            change afterwards.
+        """
+        return self._queue.entries()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} {self._queue.name!r}>"
+
+    def __del__(self) -> None:
+        queue = getattr(self, "_queue", None)
+        if queue is not None and queue.pending:
+            warnings.warn(
+                f"{self!r} was dropped with {queue.pending} calls pending: they are still retried, "
+                "but nothing can wait for them; call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+
+@contextlib.contextmanager
+def _attempt_ended(call: QueuedCall) -> Iterator[None]:
+    """End the background call of an attempt when the consequences of its result are complete."""
+    background, call.background = call.background, None  # the next attempt sets its own
+    try:
+        yield
+    finally:
+        BACKGROUND.end_call(background)
+
+
+def _why_not_retried(error: BaseException) -> Stop:
+    if is_channel_closed(error):
+        return CHANNEL_CLOSED
+    # By name, because `asyncio` and `concurrent.futures` have a class each.
+    return CANCELLED if type(error).__name__ == "CancelledError" else NOT_NAMED
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Free the frames of an error: it may be kept for long, and frames hold whole requests."""
+    error.__traceback__ = None
+
+
+def _at_exit() -> None:
+    for queue in list(_QUEUES):
+        queue.end_at_exit()
+
+
+def _in_child() -> None:
+    for queue in list(_QUEUES):
+        queue.reset_after_fork()
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,220 @@
+"""One queued call: what is kept to make it again, its state, and what users are told of it.
+
+A protobuf message among the arguments is kept as bytes and parsed again for every attempt: the
+caller may reuse it at once, and no attempt sees what an earlier one did to it. All other arguments
+are kept as they are; the caller must leave them unchanged.
+
+No `repr` here contains arguments: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from rpcwheel.durations import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.exiting import BackgroundCall
+    from rpcwheel.timer import Timeout
+
+__all__ = ["FailedCall", "QueueEntry", "QueuedCall", "SavedCall", "State", "label_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """A call that was not delivered, with all that is needed to make it by other means."""
+
+    function: str
+    """The method path, such as `/shop.Orders/Push`, or the function's name, such as
+    `shop.orders.push`."""
+    args: tuple[Any, ...] = field(repr=False)
+    """As the caller gave them; messages are copies, in the state they had when it was queued."""
+    kwargs: dict[str, Any] = field(repr=False)
+    attempts: int
+    """Attempts made, the first one included."""
+    waited_s: float
+    """Seconds since the first attempt began."""
+    error: BaseException
+    """How the last finished attempt failed."""
+    reason: str
+    """Why there is no further attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A queued call at the time when it was listed; see `FailbackInvoker.entries`."""
+
+    function: str
+    """The method path, such as `/shop.Orders/Push`, or the function's name, such as
+    `shop.orders.push`."""
+    age_s: float
+    """Seconds since the first attempt began."""
+    attempts: int
+    """Attempts begun, the first one included."""
+    next_attempt_s: float | None
+    """Seconds until the next attempt; None while an attempt or the `dead_letter` hook runs."""
+    error: BaseException
+    """How the last finished attempt failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedMessage:
+    """A protobuf message as bytes."""
+
+    message_class: Any
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCall:
+    """A function, its arguments and its caller's context, kept to be called later."""
+
+    function: Callable[..., Any]
+    _args: tuple[object, ...] = field(repr=False)
+    _kwargs: dict[str, object] = field(repr=False)
+    _context: Context = field(repr=False)
+    obstacle: str | None
+    """Why the call cannot be made a second time; None if it can."""
+
+    @classmethod
+    def save(
+        cls, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Self:
+        """Keep a call for later, with the context variables as they are now. Never raises."""
+        given = (*enumerate(args), *kwargs.items())
+        obstacle = next(filter(None, (_obstacle(place, arg) for place, arg in given)), None)
+        if obstacle is None:
+            try:
+                args = tuple(map(_saved, args))
+                kwargs = {name: _saved(arg) for name, arg in kwargs.items()}
+            except Exception as error:  # noqa: BLE001 - it is reported with the call's own error
+                obstacle = f"an argument cannot be serialized: {error}"
+        return cls(function, args, kwargs, copy_context(), obstacle)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments; messages are parsed again."""
+        return tuple(map(_restored, self._args))
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments; messages are parsed again."""
+        return {name: _restored(arg) for name, arg in self._kwargs.items()}
+
+    def copy_context(self) -> Context:
+        """A copy of the caller's context: no attempt sees what another one sets there."""
+        return self._context.copy()
+
+    def __call__(self) -> Any:
+        """Make the call."""
+        return self.function(*self.args, **self.kwargs)
+
+
+class State(enum.Enum):
+    """The state of a queued call; `queue.py` describes the transitions."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    ENDING = enum.auto()
+    DONE = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class QueuedCall:
+    """A call in a `RetryQueue`, which changes it under its lock only. Times are nanoseconds."""
+
+    saved: SavedCall
+    error: BaseException
+    """How the last finished attempt failed."""
+    started_ns: int
+    """When the first attempt began."""
+    start: Callable[[QueuedCall], None] = field(repr=False)
+    """Starts an attempt on a worker or loop, from any thread, and returns at once."""
+    waiting_since_ns: int
+    next_attempt_ns: int
+    """When the next attempt is due, while WAITING."""
+    attempts: int = 1
+    """Attempts begun, the first one included."""
+    idle_ns: int = 0
+    """How long the call has waited between attempts, in total."""
+    state: State = State.WAITING
+    outcome: str | None = None
+    """The counter of `FailbackStats` for how the call ends, once that is decided."""
+    timeout: Timeout | None = None
+    """Starts the next attempt; None if no timeout is pending."""
+    background: BackgroundCall | None = None
+    """The attempt that runs."""
+
+    @property
+    def label(self) -> str:
+        """The name in events and logs."""
+        return label_of(self.saved.function)
+
+    def entry(self, now_ns: int) -> QueueEntry:
+        """Describe the call for users."""
+        left_ns = max(0, self.next_attempt_ns - now_ns)
+        left_s = math.inf if self.next_attempt_ns >= NEVER else left_ns / 1e9
+        return QueueEntry(
+            self.label,
+            age_s=(now_ns - self.started_ns) / 1e9,
+            attempts=self.attempts,
+            next_attempt_s=left_s if self.state is State.WAITING else None,
+            error=self.error,
+        )
+
+    def failed_call(self, now_ns: int, reason: str) -> FailedCall:
+        """Describe the call for users when there is no further attempt."""
+        saved, waited_s = self.saved, (now_ns - self.started_ns) / 1e9
+        return FailedCall(
+            self.label, saved.args, saved.kwargs, self.attempts, waited_s, self.error, reason
+        )
+
+
+def label_of(function: Callable[..., Any]) -> str:
+    """Name a callable in events and logs.
+
+    It is the path of the gRPC method if `function` is a member of a stub, the `label` of an object
+    that has one, otherwise `module.qualname`.
+
+    A stub member's `_method` is private to grpcio (1.85); `test_queued_call.py` checks it.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    label = getattr(function, "label", None)
+    if isinstance(label, str):
+        return label
+    member = getattr(function, "__self__", function)  # of `stub.Push.future`: `stub.Push`
+    method = getattr(member, "_method", None)
+    if type(member).__module__.startswith("grpc.") and method is not None:
+        return method.decode(errors="replace") if isinstance(method, bytes) else str(method)
+    kind = type(function)
+    name = getattr(function, "__qualname__", None) or kind.__qualname__
+    return f"{getattr(function, '__module__', None) or kind.__module__}.{name}"
+
+
+def _obstacle(place: object, arg: object) -> str | None:
+    kind = type(arg)
+    if not hasattr(kind, "__next__") and not hasattr(kind, "__anext__"):
+        return None
+    return (
+        f"argument {place!r} is an iterator ({kind.__name__}), which the first attempt has used "
+        "up; give a list, or make the iterator inside the function"
+    )
+
+
+def _saved(arg: object) -> object:
+    kind = type(arg)
+    if hasattr(kind, "SerializeToString") and hasattr(kind, "FromString"):
+        return _SavedMessage(kind, arg.SerializeToString())  # type: ignore[attr-defined]
+    return arg
+
+
+def _restored(arg: object) -> object:
+    return arg.message_class.FromString(arg.data) if isinstance(arg, _SavedMessage) else arg

@@ -1,0 +1,649 @@
+"""The retry queue on a manual timer. Its attempts are recorded instead of being made."""
+
+import asyncio
+import gc
+import threading
+from functools import partial
+
+import hypothesis.strategies as st
+import pytest
+import tenacity
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fixtures.waiting import WAIT_S
+from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.events import (
+    DeadLetterFailed,
+    FailbackAttemptFailed,
+    FailbackDelivered,
+    FailbackDropped,
+    FailbackGaveUp,
+    FailbackLost,
+    FailbackQueued,
+)
+from rpcwheel.failback import FailbackPolicy, FailbackStats
+from rpcwheel.failback.queue import RetryQueue
+from rpcwheel.failback.queued_call import SavedCall, State
+from rpcwheel.timer import ManualTimer, WheelTimer
+
+GONE = ConnectionError("gone")
+REMEDY = "close the kit, or the queue, before the channel"
+
+
+def push(*args):
+    """The function whose calls are queued."""
+
+
+PUSH = f"{__name__}.push"
+
+
+class RecordingQueue(RetryQueue):
+    """A retry queue that keeps the attempts it starts, in `started`."""
+
+    def __init__(self, timer, **given):
+        super().__init__(
+            FailbackPolicy(**{"retry_on": ConnectionError, "name": "q"} | given), timer
+        )
+        self.started = []
+
+    def add(self, *args, error=GONE, started_ns=None):
+        """Queue a call of `push`."""
+        save = partial(SavedCall.save, push, args, {})
+        started_ns = self.now_ns() if started_ns is None else started_ns
+        return self.enqueue(error, save, started_ns, self.started.append)
+
+    def counts(self, **expected):
+        stats = self.stats()
+        return {name: getattr(stats, name) for name in expected} == expected
+
+
+@pytest.fixture
+def queue(timer):
+    return RecordingQueue(timer)
+
+
+def args_of(calls):
+    return [call.args for call in calls]
+
+
+# --- Whether and when a call is attempted again ---
+
+
+def test_an_attempt_starts_when_its_wait_is_over_and_each_attempt_has_a_wait(queue, timer):
+    queue.add()
+    for number in (1, 2, 3):
+        timer.advance(4.999)
+        assert len(queue.started) == number - 1
+        timer.advance(0.001)
+        assert len(queue.started) == number
+        assert (queue.started[-1].state, queue.started[-1].attempts) == (State.RUNNING, number + 1)
+        queue.failed(queue.started[-1], GONE)
+    timer.advance(60)
+    assert len(queue.started) == 3
+    assert queue.counts(attempts=3, gave_up=1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_a_call_gets_at_most_max_attempts(timer, limit):
+    queue = RecordingQueue(timer, max_attempts=limit, backoff=0)
+    assert queue.add() == (limit > 1)
+    for number in range(limit - 1):
+        timer.advance(0)
+        queue.failed(queue.started[number], GONE)
+    timer.advance(60)
+    assert len(queue.started) == limit - 1
+    assert queue.pending == 0
+
+
+def test_a_stop_object_alone_decides_and_measures_from_the_start_of_the_first_attempt(timer):
+    queue = RecordingQueue(timer, backoff=1, stop=tenacity.stop_after_delay(10))
+    timer.advance(20)
+    queue.add(started_ns=12_000_000_000)  # it took 8 s to fail
+    timer.advance(1)
+    queue.failed(queue.started[0], GONE)
+    assert queue.counts(gave_up=0)
+    timer.advance(1)
+    queue.failed(queue.started[1], GONE)
+    assert queue.counts(gave_up=1)
+
+
+def test_a_wait_object_gets_the_attempt_the_error_and_the_times(timer):
+    seen = []
+    queue = RecordingQueue(timer, backoff=lambda state: seen.append(state) or 2.0)
+    queue.add()
+    timer.advance(2)
+    timer.advance(3)  # the attempt takes 3 s
+    queue.failed(queue.started[0], GONE)
+    state = seen[-1]
+    assert (state.attempt_number, state.outcome.exception()) == (2, GONE)
+    assert (state.seconds_since_start, state.idle_for) == (5.0, 2.0)
+    timer.advance(2)
+    queue.failed(queue.started[1], GONE)
+    assert seen[-1].idle_for == 4.0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such shop"), "its error is not one that `retry_on` names"),
+        (ValueError("Cannot invoke RPC on closed channel!"), f"its channel was closed; {REMEDY}"),
+        (
+            asyncio.CancelledError(),
+            f"its attempt was cancelled, as by a channel that was closed; {REMEDY}",
+        ),
+    ],
+)
+def test_an_error_that_retry_on_does_not_name_ends_the_call_with_a_reason(
+    queue, timer, events, error, reason
+):
+    queue.add()
+    timer.advance(5)
+    queue.failed(queue.started[0], error)
+    assert events[-1] == FailbackGaveUp("q", PUSH, 2, 5.0, error, reason)
+    assert timer.pending == 0
+
+
+def test_a_named_error_is_retried_though_the_channel_was_closed(timer):
+    queue = RecordingQueue(timer, retry_on=ValueError)
+    assert queue.add(error=ValueError("Cannot invoke RPC on closed channel!"))
+
+
+def test_a_wait_object_that_raises_after_a_further_attempt_ends_the_call_with_a_reason(
+    timer, events
+):
+    queue = RecordingQueue(timer, backoff=lambda state: 5 if state.attempt_number == 1 else 1 / 0)
+    queue.add()
+    timer.advance(5)
+    queue.failed(queue.started[0], GONE)
+    assert events[-1].error is GONE
+    assert events[-1].reason.startswith(
+        "its policy's `retry_on`, `backoff` or `stop` raised ZeroDivision"
+    )
+
+
+# --- Which calls are queued ---
+
+
+def test_a_full_queue_refuses_or_drops_as_the_policy_says(timer, events):
+    refuses = RecordingQueue(timer, max_pending=1)
+    refuses.add()
+    refuses.start_attempt(next(iter(refuses._calls)))  # calls with a running attempt count
+    with pytest.raises(FailbackFull, match=r"push failed and was not queued, because max_pending"):
+        refuses.add()
+    drops = RecordingQueue(timer, max_pending=1, overflow="drop")
+    assert drops.add()
+    assert drops.add()
+    assert events[-1] == FailbackDropped("q", PUSH, GONE, 1)
+    assert refuses.stats() == FailbackStats(
+        calls=2, queued_total=1, rejected=1, attempts=1, pending=1
+    )
+    assert drops.stats() == FailbackStats(calls=2, queued_total=1, dropped=1, pending=1)
+
+
+def test_a_closed_queue_refuses_calls_even_if_a_full_one_drops_them(timer):
+    queue = RecordingQueue(timer, overflow="drop")
+    queue.begin_close(0)
+    with pytest.raises(FailbackClosed):
+        queue.add()
+
+
+def test_a_full_timer_makes_the_queue_full(events):
+    with WheelTimer(max_pending=1) as timer:
+        timer.new_timeout(print, 60)
+        queue = RecordingQueue(timer)
+        with pytest.raises(FailbackFull, match="the timer refused it") as caught:
+            queue.add()
+    assert caught.value.__cause__ is GONE
+    assert events == []
+    assert queue.stats() == FailbackStats(calls=1, rejected=1)
+
+
+def test_without_a_timer_the_shared_one_is_taken_when_the_first_call_is_queued(monkeypatch, timer):
+    asked = []
+    monkeypatch.setattr(
+        "rpcwheel.failback.queue.shared_timer", lambda: asked.append(timer) or timer
+    )
+    queue = RecordingQueue(None)
+    queue.add(error=ValueError())
+    assert not asked
+    queue.add()
+    assert timer.pending == 1
+
+
+def test_a_queued_error_keeps_no_frames(queue):
+    error = None
+    try:
+        raise ConnectionError("gone")  # noqa: TRY301
+    except ConnectionError as caught:
+        error = caught
+        queue.add(error=error)
+    assert error.__traceback__ is None
+
+
+# --- Events, entries and the log ---
+
+
+def test_each_step_of_a_call_is_an_event(timer, events):
+    queue = RecordingQueue(timer, max_attempts=3)
+    queue.add()
+    queue.add()
+    for _ in range(2):
+        timer.advance(5)
+        queue.failed(queue.started[0], GONE)
+    queue.succeeded(queue.started[1])
+    assert events == [
+        FailbackQueued("q", PUSH, GONE, delay_s=5.0, pending=1),
+        FailbackQueued("q", PUSH, GONE, delay_s=5.0, pending=2),
+        FailbackAttemptFailed("q", PUSH, 2, waited_s=5.0, error=GONE, delay_s=5.0),
+        FailbackGaveUp("q", PUSH, 3, waited_s=10.0, error=GONE, reason="no attempts left"),
+        FailbackDelivered("q", PUSH, 2, waited_s=10.0),
+    ]
+    assert queue.stats() == FailbackStats(
+        calls=2, queued_total=2, attempts=3, gave_up=1, redelivered=1
+    )
+    assert timer.pending == 0
+
+
+def test_entries_lists_the_queued_calls_oldest_first(queue, timer):
+    queue.add("secret", started_ns=-1_000_000_000)
+    timer.advance(5)
+    queue.add("secret")
+    timer.advance(1)
+    running, waiting = queue.entries()
+    assert (running.function, running.age_s, running.attempts) == (PUSH, 7.0, 2)
+    assert (running.next_attempt_s, running.error) == (None, GONE)
+    assert (waiting.age_s, waiting.attempts, waiting.next_attempt_s) == (1.0, 1, 4.0)
+    latest = ConnectionError("later")
+    queue.failed(queue.started[0], latest)
+    entry = queue.entries()[0]
+    assert (entry.error, entry.next_attempt_s) == (latest, 5.0)
+    assert "secret" not in repr(queue.entries())
+    queue.end_close()
+    assert queue.entries() == []
+
+
+def test_no_log_line_contains_arguments(timer, caplog):
+    caplog.set_level("DEBUG")
+    queue = RecordingQueue(timer, max_attempts=3)
+    queue.add("secret")
+    queue.add("secret")
+    for _ in range(2):
+        timer.advance(5)
+        queue.failed(queue.started[0], GONE)
+    queue.end_close()
+    assert [record.levelname for record in caplog.records] == [
+        *["WARNING"] * 2,
+        "INFO",
+        *["ERROR"] * 2,
+    ]
+    assert all(PUSH in line and "secret" not in line for line in caplog.messages)
+
+
+def test_the_timers_task_names_the_call(queue):
+    queue.add()
+    (call,) = queue._calls
+    assert repr(call.timeout.task) == f"retry of {PUSH}"
+
+
+# --- dead_letter ---
+
+
+def test_a_call_is_pending_until_its_dead_letter_hook_has_ended(timer):
+    received = []
+    queue = RecordingQueue(timer, max_attempts=2, dead_letter=received.append)
+    queue.add("order")
+    timer.advance(5)
+    (call,) = queue.started
+    hook = queue.failed(call, GONE)
+    assert queue.counts(pending=1, gave_up=0)
+    with queue.dead_letter(call):
+        hook()
+    assert queue.counts(pending=0, gave_up=1)
+    (failed,) = received
+    assert (failed.function, failed.args, failed.kwargs) == (PUSH, ("order",), {})
+    assert (failed.attempts, failed.waited_s, failed.error) == (2, 5.0, GONE)
+    assert failed.reason == "no attempts left"
+
+
+def test_a_dead_letter_hook_that_raises_ends_the_call_with_an_event(timer, events):
+    queue = RecordingQueue(timer, max_attempts=2, dead_letter=print)
+    queue.add()
+    timer.advance(5)
+    (call,) = queue.started
+    queue.failed(call, GONE)
+    error = ZeroDivisionError()
+    with queue.dead_letter(call):
+        raise error
+    assert events[-1] == DeadLetterFailed("q", PUSH, error)
+    assert queue.counts(pending=0, gave_up=1)
+
+
+def test_close_does_not_return_a_call_that_the_dead_letter_hook_has(timer):
+    queue = RecordingQueue(timer, max_attempts=2, dead_letter=print)
+    queue.add("hook")
+    timer.advance(5)
+    queue.failed(queue.started[0], GONE)
+    queue.add("waits")
+    assert args_of(queue.end_close()) == [("waits",)]
+    assert queue.counts(gave_up=1, lost=1, pending=0)
+
+
+# --- flush and close ---
+
+
+def test_flush_starts_every_waiting_call_once_oldest_first(queue, timer):
+    for order in "abc":
+        queue.add(order)
+    assert queue.begin_flush(None) == float("inf")
+    assert queue.begin_flush(2.5) == 2.5
+    assert [call.saved.args for call in queue.started] == [("a",), ("b",), ("c",)]
+    assert timer.pending == 0
+    queue.failed(queue.started[0], GONE)
+    timer.advance(4.999)
+    assert len(queue.started) == 3
+    timer.advance(0.001)
+    assert len(queue.started) == 4
+
+
+@pytest.mark.parametrize(
+    ("drain_s", "backoff_s", "wait_s"),
+    [(8, 5, 4), (20, 5, 5), (1, 5, 0.5), (0.01, 5, 0.05), (1, 0.001, 0.001)],
+)
+def test_during_close_no_wait_is_longer_than_half_of_the_time_left(
+    timer, events, drain_s, backoff_s, wait_s
+):
+    queue = RecordingQueue(timer, backoff=backoff_s)
+    queue.add()
+    assert queue.begin_close(drain_s) == drain_s
+    queue.failed(queue.started[0], GONE)
+    assert events[-1].delay_s == wait_s
+    timer.advance(wait_s)
+    assert len(queue.started) == 2
+
+
+def test_during_close_attempts_are_not_limited_and_50_ms_apart(timer, events):
+    queue = RecordingQueue(timer, max_attempts=2, backoff=0)
+    queue.add()
+    queue.begin_close(10)
+    for number in range(5):
+        queue.failed(queue.started[number], GONE)
+        assert events[-1].delay_s == 0.05
+        timer.advance(0.05)
+    assert queue.counts(attempts=6, pending=1)
+
+
+def test_close_without_time_starts_no_attempt(queue):
+    queue.add()
+    assert queue.begin_close(0) == 0.0
+    assert queue.started == []
+
+
+def test_only_the_first_close_has_an_effect(queue, events):
+    queue.add()
+    assert queue.begin_close(2) == 2.0
+    assert queue.begin_close(100) is None
+    queue.failed(queue.started[0], GONE)
+    assert events[-1].delay_s == 1.0
+
+
+@pytest.mark.parametrize("bad", [None, "5", float("nan"), True])
+def test_a_bad_drain_timeout_changes_nothing(queue, bad):
+    with pytest.raises((TypeError, ValueError), match="drain_timeout"):
+        queue.begin_close(bad)
+    assert queue.add()
+
+
+def test_close_returns_and_reports_the_calls_that_are_left_once(queue, timer, events):
+    queue.add("running")
+    timer.advance(5)
+    queue.add("waiting")
+    queue.begin_close(0)
+    during = "closed during an attempt, which may still succeed"
+    assert [(one.args, one.attempts, one.reason) for one in queue.end_close()] == [
+        (("waiting",), 1, "closed"),
+        (("running",), 2, during),
+    ]
+    assert events[-2:] == [
+        FailbackLost("q", (PUSH,), 1, 0.0, "closed"),
+        FailbackLost("q", (PUSH,), 1, 5.0, during),
+    ]
+    assert queue.counts(lost=2, pending=0)
+    assert timer.pending == 0
+    (call,) = queue.started
+    assert queue.failed(call, GONE) is queue.failed(call, ValueError()) is None
+    queue.lost(call, "its event loop is closed")
+    assert type(events[-1]) is FailbackLost
+    assert queue.counts(lost=2)
+    queue.succeeded(call)  # worth an event, though it is counted already
+    assert type(events[-1]) is FailbackDelivered
+    assert queue.counts(lost=2, redelivered=0)
+    assert queue.end_close() == []
+
+
+def test_close_returns_the_calls_that_ended_during_it(queue):
+    for order in "abc":
+        queue.add(order)
+    queue.begin_close(5)
+    queue.failed(queue.started[0], ValueError())
+    queue.lost(queue.started[1], "its event loop is closed")
+    assert [(one.args, one.reason) for one in queue.end_close()] == [
+        (("a",), "its error is not one that `retry_on` names"),
+        (("b",), "its event loop is closed"),
+        (("c",), "closed during an attempt, which may still succeed"),
+    ]
+    assert queue.counts(gave_up=1, lost=2)
+
+
+def test_a_call_whose_attempts_can_run_nowhere_is_lost(queue, timer, events):
+    queue.add()
+    timer.advance(5)
+    queue.lost(queue.started[0], "its event loop is closed")
+    assert events[-1] == FailbackLost("q", (PUSH,), 1, 5.0, "its event loop is closed")
+    assert queue.counts(lost=1, pending=0)
+
+
+def test_when_empty_is_done_as_soon_as_no_call_is_pending(queue):
+    assert queue.when_empty().done()
+    queue.add()
+    queue.add()
+    queue.begin_flush(None)
+    done, cancelled = queue.when_empty(), queue.when_empty()
+    cancelled.cancel()
+    queue.succeeded(queue.started[0])
+    assert not done.done()
+    queue.succeeded(queue.started[1])
+    assert done.done()
+    queue.add()
+    left = queue.when_empty()
+    queue.end_close()
+    assert left.done()
+
+
+# --- Threads and processes ---
+
+
+def test_many_threads_start_and_end_each_call_once(timer):
+    queue = RecordingQueue(timer, max_pending=50)
+    for _ in range(50):
+        queue.add()
+    calls = list(queue._calls)
+
+    def race(order):
+        for call in order:
+            queue.start_attempt(call)
+            queue.succeeded(call)
+
+    orders = [calls, calls[::-1], calls[::2] + calls[1::2], calls]
+    threads = [threading.Thread(target=race, args=(order,)) for order in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(queue.started) == len(set(queue.started))
+    assert queue.counts(redelivered=50, pending=0, attempts=len(queue.started))
+
+
+def test_a_finalizer_whose_call_fails_does_not_deadlock(queue):
+    class Late:
+        def __del__(self):
+            queue.add()
+
+    late = Late()
+    late.itself = late
+    with queue._lock:
+        del late
+        gc.collect()
+    assert queue.pending == 1
+
+
+def test_a_forked_child_has_an_empty_queue_though_another_thread_held_the_lock(queue, timer):
+    queue.add()
+    (call,) = queue._calls
+    waiter = queue.when_empty()
+    held, end = threading.Event(), threading.Event()
+
+    def hold():
+        with queue._lock:
+            held.set()
+            end.wait(WAIT_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(WAIT_S)
+    queue.reset_after_fork()
+    timer.advance(5)
+    assert queue.stats() == FailbackStats()
+    assert (call.state, queue.started, waiter.done()) == (State.DONE, [], False)
+    assert queue.add()
+    end.set()
+    holder.join()
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Any order of events, against a model of the states of calls."""
+
+    LIMIT = 4
+
+    def __init__(self):
+        super().__init__()
+        self.timer = ManualTimer()
+        self.queue = RecordingQueue(
+            self.timer, max_pending=self.LIMIT, max_attempts=3, dead_letter=print
+        )
+        self.model = {}  # the state of each call
+        self.refused = 0
+        self.is_closed = False
+
+    def teardown(self):
+        self.queue.end_close()
+        self.timer.stop()
+
+    def in_state(self, *states):
+        return [call for call, state in self.model.items() if state in states]
+
+    def one(self, data, *states):
+        calls = self.in_state(*states)
+        return data.draw(st.sampled_from(calls)) if calls else None
+
+    def note_started(self):
+        for call in self.queue.started:
+            self.model[call] = State.RUNNING
+        self.queue.started.clear()
+
+    @rule()
+    def a_first_attempt_fails(self):
+        full = len(self.in_state(State.WAITING, State.RUNNING, State.ENDING)) >= self.LIMIT
+        if self.is_closed or full:
+            with pytest.raises(FailbackClosed if self.is_closed else FailbackFull):
+                self.queue.add()
+            self.refused += 1
+        else:
+            self.queue.add()
+            self.model[list(self.queue._calls)[-1]] = State.WAITING
+
+    @rule(seconds=st.sampled_from([0.01, 2.5, 5.0]))
+    def time_passes(self, seconds):
+        self.timer.advance(seconds)
+        self.note_started()
+
+    @rule()
+    def all_are_flushed(self):
+        waiting = self.in_state(State.WAITING)
+        self.queue.begin_flush(0)
+        assert self.queue.started == waiting
+        self.note_started()
+
+    @rule(data=st.data(), named=st.booleans())
+    def an_attempt_fails(self, data, named):
+        call = self.one(data, State.RUNNING, State.ENDING, State.DONE)
+        if call is None:
+            return
+        hook = self.queue.failed(call, GONE if named else ValueError())
+        if self.model[call] is State.RUNNING:
+            self.model[call] = State.WAITING if hook is None else State.ENDING
+            assert (hook is None) == (named and (call.attempts < 3 or self.closing))
+        else:
+            assert hook is None
+
+    @rule(data=st.data())
+    def an_attempt_succeeds(self, data):
+        call = self.one(data, State.RUNNING, State.DONE)
+        if call is not None:
+            self.queue.succeeded(call)
+            self.model[call] = State.DONE
+
+    @rule(data=st.data())
+    def a_hook_ends(self, data):
+        call = self.one(data, State.ENDING)
+        if call is not None:
+            with self.queue.dead_letter(call):
+                pass
+            self.model[call] = State.DONE
+
+    @rule(data=st.data())
+    def a_loop_is_closed(self, data):
+        call = self.one(data, State.RUNNING)
+        if call is not None:
+            self.queue.lost(call, "its event loop is closed")
+            self.model[call] = State.DONE
+
+    @property
+    def closing(self):
+        return self.queue._closes_at_ns is not None
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(drain_s=st.sampled_from([0, 60]))
+    def it_is_closed(self, drain_s):
+        self.queue.begin_close(drain_s)
+        self.is_closed = True
+        self.note_started()
+
+    @precondition(lambda self: self.is_closed)
+    @rule()
+    def the_drain_ends(self):
+        left = self.in_state(State.WAITING, State.RUNNING)
+        lost = self.queue.stats().lost
+        self.queue.end_close()
+        assert self.queue.stats().lost == lost + len(left)
+        for call in self.model:
+            self.model[call] = State.DONE
+
+    @invariant()
+    def calls_are_in_the_states_of_the_model(self):
+        assert {call: call.state for call in self.model} == self.model
+        assert list(self.queue._calls) == self.in_state(State.WAITING, State.RUNNING, State.ENDING)
+        assert self.timer.pending == len(self.in_state(State.WAITING))
+
+    @invariant()
+    def the_counts_add_up(self):
+        stats = self.queue.stats()
+        assert stats.calls == stats.queued_total + stats.rejected
+        assert (stats.queued_total, stats.rejected) == (len(self.model), self.refused)
+        ended = stats.redelivered + stats.gave_up + stats.lost
+        assert stats.queued_total == ended + stats.pending
+        assert stats.pending == len(self.queue.entries()) <= self.LIMIT
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
