@@ -1,4 +1,4 @@
-"""Fixtures of all tests, and what holds for the whole run."""
+"""Fixtures and settings of all tests."""
 
 import gc
 import signal
@@ -10,7 +10,7 @@ from rpcwheel.timer.queue import FORM
 pytest_plugins = ["fixtures.happenings", "fixtures.leaks", "fixtures.properties"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # In the background of a shell. Tests interrupt themselves, and what they start.
+    # A shell ignores SIGINT in background jobs, but tests interrupt themselves and their processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -19,7 +19,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector away from what lasts for the whole run.
+    """Exclude objects that exist for the whole run from garbage collection.
 
     Many tests call `gc.collect()`, which would visit all modules and collected tests each time.
     """

@@ -1,7 +1,7 @@
-"""How calls end, as a table: what the server does, what is set, and what the caller must see.
+"""A table of calls: what the server does, which policies are set, and what the caller gets.
 
-Each twin plays every scenario with every kind of call in every style it has, first on a bare
-channel and then on one with the policies, and compares the two.
+The tests of `grpc` and `grpc.aio` run each scenario with each kind and style of call, on a plain
+channel and on a channel with the policies, and compare the results.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ KINDS = {
 """The multicallable's name (with `_` for `-`) and the method to call."""
 
 MESSAGES = (b"a", b"b")
-"""What a request stream sends; a unary request is all of it in one."""
+"""The messages of a request stream; a unary request has all of them."""
 
 DEFAULT = b"later"
-"""What failback answers; the messages of a response stream are its bytes."""
+"""The default of failback; a response stream has one message for each byte."""
 
 SOON = 0.05
-"""Seconds after which a call that hangs is to end."""
+"""The timeout of calls that the server does not answer."""
 
 
 def _nothing() -> tuple:
@@ -45,27 +45,27 @@ def _nothing() -> tuple:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way for a call to end."""
+    """One scenario."""
 
     name: str
     code: str
-    """Of the status that the caller sees in the end."""
+    """The code that the caller gets."""
     deeds: Callable[[], tuple] = _nothing
-    """What the server does with the call's attempts, in order; it echoes those that follow."""
+    """What the server does with the attempts of the call, in order; further ones are echoed."""
     bare: Callable[[], tuple] | None = None
-    """The same for the bare channel, if that is to be compared with something else."""
+    """The same for the plain channel, if it differs."""
     policy: dict = field(default_factory=dict)
-    """What is set beside `COMMON`."""
+    """Settings in addition to `COMMON`."""
     timeout: float | None = None
-    """What the caller gives."""
+    """The arguments of the caller."""
     bare_timeout: float | None = None
-    """The same for the bare channel, if it has to do what a policy does otherwise."""
+    """The same for the plain channel, if they replace a policy."""
     cancel: bool = False
     """Whether the caller cancels once the call has reached the server."""
     attempts: int = 1
-    """How many the server sees while the caller waits."""
+    """The number of attempts that the server gets while the caller waits."""
     default: bool = False
-    """Whether the answer is `DEFAULT`."""
+    """Whether the response is `DEFAULT`."""
 
     @property
     def min_attempts(self) -> int:
@@ -86,7 +86,7 @@ COMMON = {
         "idempotent": True,
     },
 }
-"""What is set in every scenario: once so little that calls are handed through, once all."""
+"""The settings of all scenarios: once so few that calls are gRPC's own, once all."""
 
 BROKEN = Fail("NOT_FOUND", "no such thing", (("why", "sold"), ("raw-bin", b"\x00\x01")))
 
@@ -140,12 +140,12 @@ def policy_of(scenario: Scenario, common: str) -> CallPolicy:
 
 
 def request_of(kind: str):
-    """What to call a multicallable of the kind with; a fresh iterator if the requests stream."""
+    """The request for a multicallable of the kind; a new iterator for a request stream."""
     return iter(MESSAGES) if kind.startswith("stream") else b"".join(MESSAGES)
 
 
 def answer_of(kind: str, *, default: bool = False):
-    """What the caller gets: bytes, or the list of a stream's messages."""
+    """The response: bytes, or the list of a stream's messages."""
     if default:
         return [DEFAULT] if kind.endswith("stream") else DEFAULT
     return list(MESSAGES) if kind.endswith("stream") else b"".join(MESSAGES)

@@ -1,4 +1,4 @@
-"""What the far side does with a call, and what must come of it: one table, for every runner."""
+"""A table of failback: what the server does with a call, and the expected results."""
 
 from dataclasses import dataclass, field
 
@@ -10,21 +10,21 @@ DEFAULT = "for the time being"
 
 @dataclass(frozen=True)
 class Scenario:
-    """One call, and its retries until nothing is pending. Waits are 5 s each."""
+    """One call and its retries until nothing is pending. Each wait is 5 s."""
 
     name: str
     far_side: tuple[str, ...]
-    """The status of each try in turn; once they are used up, the server answers well."""
+    """The status of each attempt in turn; further attempts succeed."""
     caller: str
-    """What the caller gets: "answer", "default", or the name of the code that is raised."""
+    """The result for the caller: "answer", "default", or the name of the raised code."""
     tries: int
-    """How many requests the server sees in all."""
+    """The number of requests that the server gets."""
     end: str | None = None
-    """Which of the later figures counts the call in the end; None if it was never queued."""
+    """The counter that finally counts the call; None if it was not queued."""
     settings: dict[str, object] = field(default_factory=dict)
 
     def check(self, answer: object, received: list[bytes], stats: FailbackStats) -> None:
-        """See that all came as it must: to the caller, to the server, in the figures."""
+        """Check the result of the caller, the requests of the server, and the counters."""
         expected = {"answer": ORDER, "default": DEFAULT}.get(self.caller, self.caller)
         assert (answer, received) == (expected, [ORDER] * self.tries), self.name
         assert (stats.calls, stats.queued_total) == (1, self.end is not None), self.name

@@ -1,4 +1,4 @@
-"""The four kinds of call as the tests of the servers make them, with one request each."""
+"""Calls of the four kinds for the tests of servers, with one request each."""
 
 import grpc
 
@@ -20,7 +20,7 @@ def handler(kind, behavior, **serializers):
 
 
 def answering(kind, look):
-    """A behavior that answers the request with what `look(context)` gives, as bytes."""
+    """A handler function that returns the result of `look(context)` as bytes."""
 
     def unary(request, context):
         return repr(look(context)).encode()
@@ -44,7 +44,7 @@ def aio_answering(kind, look):
 
 
 def begin(channel, kind, request=b"x", *, timeout=WAIT_S):
-    """Begin a call of grpc or grpc.aio; gives a future, or a stream of answers."""
+    """Begin a call of grpc or grpc.aio; return a future, or a stream of responses."""
     method = getattr(channel, kind)(METHOD)
     given = iter([request]) if kind.startswith("stream") else request
     if isinstance(channel, grpc.Channel) and kind in ONE_ANSWER:
@@ -53,14 +53,14 @@ def begin(channel, kind, request=b"x", *, timeout=WAIT_S):
 
 
 def ask(target, kind, request=b"x", *, timeout=WAIT_S):
-    """Make a call; gives its answers in a list."""
+    """Make a call; return its responses as a list."""
     with grpc.insecure_channel(target, options=IMPATIENT) as channel:
         call = begin(channel, kind, request, timeout=timeout)
         return [call.result()] if kind in ONE_ANSWER else list(call)
 
 
 async def aio_ask(target, kind, request=b"x", *, timeout=WAIT_S):  # noqa: ASYNC109 - the call's
-    """Make a call of grpc.aio; gives its answers in a list."""
+    """Make a call of grpc.aio; return its responses as a list."""
     async with grpc.aio.insecure_channel(target, options=IMPATIENT) as channel:
         call = begin(channel, kind, request, timeout=timeout)
         return [await call] if kind in ONE_ANSWER else [answer async for answer in call]
